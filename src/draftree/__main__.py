@@ -1,0 +1,2 @@
+from draftree.cli import main
+main()

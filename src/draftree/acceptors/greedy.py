@@ -1,0 +1,20 @@
+"""Greedy acceptance: the target's likeliest token is followed while it is a child (EDD + PCT, section 2, eq. 1)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from draftree.acceptors.base import Acceptor, walk
+from draftree.sampling import Chance, Distributions
+from draftree.tree import Draw, Tree, Verdict
+
+
+@final
+@dataclass(frozen=True)
+class Greedy(Acceptor):
+    """Token for token the output of greedy decoding, for any tree."""
+
+    exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
+    survives_pruning: ClassVar[bool] = True
+
+    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+        return walk(tree, p.argmax)

@@ -1,0 +1,136 @@
+"""A key-value cache whose slots are written, moved and forgotten from outside.
+
+Shapes: R rows, H key-value heads, S slots, L layers. Slots [0, length) of a row are committed; whatever lies behind is
+scratch of the step in hand and is hidden from every later step by the mask.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from draftree.tree import Ints
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer stores for a token: key-value heads, and the width of a key and of a value."""
+
+    heads: int
+    key: int
+    value: int
+
+
+class SlotCache:
+    """Preallocated keys and values of all layers.
+
+    Layers of one shape lie in one tensor, so that a commit moves them all at once.
+
+    Attributes:
+        lengths: [R] committed tokens of each row; their positions are 0 … length − 1.
+    """
+
+    def __init__(self, shapes: Sequence[LayerShape], rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.shapes, self.rows, self.dtype, self.device = tuple(shapes), rows, dtype, device
+        self.lengths: Ints = np.zeros(rows, np.int64)
+        kinds = list(dict.fromkeys(self.shapes))
+        self._place = [
+            (kinds.index(s), [i for i, t in enumerate(self.shapes) if t == s].index(layer))
+            for layer, s in enumerate(self.shapes)
+        ]
+        self._groups = [
+            (self._zeros(self.shapes.count(s), s.heads, 0, s.key), self._zeros(self.shapes.count(s), s.heads, 0, s.value))
+            for s in kinds
+        ]
+
+    def _zeros(self, layers: int, heads: int, slots: int, width: int) -> Tensor:
+        # Zeros, not empty memory: a masked slot still multiplies a weight of 0, and 0 · NaN is NaN.
+        return torch.zeros(layers, self.rows, heads, slots, width, dtype=self.dtype, device=self.device)
+
+    @property
+    def capacity(self) -> int:
+        """Slots of each row."""
+        return int(self._groups[0][0].shape[3]) if self._groups else 0
+
+    def reserve(self, slots: int) -> None:
+        """Makes room for `slots` slots a row, keeping what is there; grows by at least half, so seldom."""
+        if slots <= self.capacity:
+            return
+        grown = max(slots, self.capacity * 3 // 2)
+        for i, pair in enumerate(self._groups):
+            new = tuple(self._zeros(t.shape[0], t.shape[2], grown, t.shape[4]) for t in pair)
+            for old, fresh in zip(pair, new, strict=True):
+                fresh[:, :, :, : old.shape[3]] = old
+            self._groups[i] = (new[0], new[1])
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [R, H, S, width] of one layer, as views."""
+        group, place = self._place[index]
+        keys, values = self._groups[group]
+        return keys[place], values[place]
+
+    def writer(self, starts: Ints, n: int) -> "Writer":
+        """What a forward pass of n tokens a row is given as its cache; row r is written from slot `starts[r]` on."""
+        self.reserve(int(starts.max()) + n)
+        return Writer(self, starts, n)
+
+    def keep(self, row: int, slots: Ints) -> None:
+        """Commits what lies in `slots`, in that order, behind the committed tokens of a row."""
+        start = int(self.lengths[row])
+        target = np.arange(start, start + len(slots))
+        if not np.array_equal(slots, target):
+            source = torch.from_numpy(slots).to(self.device)
+            for pair in self._groups:
+                for t in pair:
+                    t[:, row, :, start : start + len(slots)] = t[:, row].index_select(2, source)
+        self.lengths[row] = start + len(slots)
+
+    def insert(self, layer: int, rows: Ints, slots: Ints, keys: Tensor, values: Tensor) -> None:
+        """Commits keys and values [H, T, width] computed elsewhere, token t into `slots[t]` of `rows[t]`.
+
+        Each row's slots go on where its committed tokens end.
+        """
+        self.reserve(int(slots.max()) + 1)
+        for stored, new in zip(self.layer(layer), (keys, values), strict=True):
+            if self.rows == 1:
+                stored[0, :, int(slots[0]) : int(slots[-1]) + 1] = new
+            else:
+                at = torch.from_numpy(rows).to(self.device), slice(None), torch.from_numpy(slots).to(self.device)
+                stored[at] = new.transpose(0, 1)
+        np.maximum.at(self.lengths, rows, slots + 1)
+
+    def truncate(self, lengths: Ints) -> None:
+        """Forgets all but the first `lengths[r]` committed tokens of each row."""
+        self.lengths = np.minimum(self.lengths, lengths)
+
+
+class Writer(Cache):
+    """A `SlotCache` as one forward pass of a transformers model sees it: writes its tokens, reads what lies before."""
+
+    def __init__(self, cache: SlotCache, starts: Ints, n: int) -> None:
+        super().__init__(layers=[])
+        self._cache, self._end = cache, int(starts.max()) + n
+        self._uniform = bool((starts == starts[0]).all())
+        self._start = int(starts[0])
+        if not self._uniform:
+            self._rows = torch.arange(cache.rows, device=cache.device)[:, None]
+            self._slots = torch.from_numpy(starts[:, None] + np.arange(n)).to(cache.device)
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Stores [R, H, n, width] and returns everything up to the last slot written."""
+        keys, values = self._cache.layer(layer_idx)
+        if self._uniform:
+            keys[:, :, self._start : self._end] = key_states
+            values[:, :, self._start : self._end] = value_states
+        else:
+            keys[self._rows, :, self._slots] = key_states.transpose(1, 2)
+            values[self._rows, :, self._slots] = value_states.transpose(1, 2)
+        return keys[:, :, : self._end], values[:, :, : self._end]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Slots before this pass; models ask only where positions are not given, and they are."""
+        return self._start

@@ -1,0 +1,144 @@
+"""The contract of a drafter: what proposes tokens.
+
+A method's file holds its knobs, a frozen dataclass derived from `Method`, and the `Drafter` they open. State is passed
+and returned, never stored on the drafter, so one drafter serves many sequences.
+
+Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size, V vocabulary, B batch.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftree.sampling import Drawing
+from draftree.target import Needs, Probes, Taps, Target
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+
+State = TypeVar("State")
+
+
+class Drafter(ABC, Generic[State]):
+    """What proposes tokens after the nodes of a tree."""
+
+    @property
+    def needs(self) -> Needs:
+        """Which of the target's internals it reads; none by default."""
+        return Needs()
+
+    @abstractmethod
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None) -> State:
+        """The state after the prompts.
+
+        Args:
+            prompts: each row's committed token ids.
+            roots: [R] each row's root.
+            taps: of the prompt tokens the target was fed: all, or those behind a reused prefix.
+            state: of an earlier text, truncated to that prefix.
+        """
+
+    @abstractmethod
+    def expand(self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, State]:
+        """Up to K candidates after each node of the frontier [F]; nothing found is −∞, never an invented token."""
+
+    @abstractmethod
+    def commit(self, state: State, tree: Tree, verdict: Verdict, taps: Taps) -> State:
+        """The state after a verdict.
+
+        Args:
+            tree: the verified tree.
+            verdict: what of it was accepted.
+            taps: of root and accepted nodes, row by row, after the target's cache was compacted.
+        """
+
+    @abstractmethod
+    def truncate(self, state: State, lengths: Ints) -> State:
+        """The state as it was when each row had `lengths[r]` committed tokens, to be gone on from with `start`."""
+
+    def probes(self, state: State) -> Probes | None:
+        """Rows that should ride along in the next verification; none by default."""
+        return None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Text to train on, with what the frozen target says of it.
+
+    Attributes:
+        tokens: [B, T] ids, padded at the end.
+        learn: [B, T] whether the token is one to be predicted (a response token, not padding, not the first).
+        hidden: for each layer needed, [B, T, D].
+        logits: [B, T, V] the target's.
+        generator: for whatever the objective draws.
+    """
+
+    tokens: Tensor
+    learn: Tensor
+    hidden: dict[int, Tensor]
+    logits: Tensor
+    generator: torch.Generator
+
+
+class Trainable(Drafter[State]):
+    """A drafter with weights.
+
+    Attributes:
+        model: its weights.
+    """
+
+    model: PreTrainedModel
+
+    @abstractmethod
+    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
+        """Draft logits [B, T, V] after each token, as decoding would give them in blocks of a length and phase."""
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> Tensor:
+        """The training objective of a batch, a scalar."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Writes config and weights."""
+
+
+class Method(ABC):
+    """A method's knobs: configuration, command-line spec and repr at once. Implementations are frozen dataclasses."""
+
+    @abstractmethod
+    def open(self, target: Target) -> Drafter[Any]:
+        """The drafter for a target.
+
+        Raises:
+            UserError: the checkpoint is missing or does not fit the target.
+        """
+
+    @abstractmethod
+    def example(self, target: Target) -> Drafter[Any]:
+        """A small drafter of random or no weights that fits the target, for the conformance suite."""
+
+
+class TrainableMethod(Method):
+    """The knobs of a method that is trained."""
+
+    @abstractmethod
+    def fresh(self, target: Target) -> Trainable[Any]:
+        """A drafter to be trained for a target.
+
+        Raises:
+            UserError: the target lacks something the method reads.
+        """
+
+    def example(self, target: Target) -> Drafter[Any]:
+        drafter = self.fresh(target)
+        drafter.model.to(target.decoder.dtype)
+        return drafter
+
+    @abstractmethod
+    def resume(self, folder: Path, target: Target) -> Self:
+        """These knobs with those a checkpoint folder fixes."""

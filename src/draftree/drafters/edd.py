@@ -1,0 +1,143 @@
+"""EDD, the effective draft decoder (EDD + PCT, section 3.1).
+
+One layer of the target's architecture reads the target's own hidden states as a soft prompt: the target encodes the
+committed text, EDD decodes on from there. In decoding, the soft prompt's keys and values are computed once for each
+committed token and cached; root and nodes are fed as tokens behind them, and their own keys and values live for one
+step. h_i and t_i both sit at position i (our choice: the paper is silent).
+
+Shapes: R rows, T tokens, B batch, D hidden size, V vocabulary, H key-value heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from draftree.decoder import Decoder, one_layer
+from draftree.drafters._checkpoint import about, copy_ends, load_model, save_model, shipped
+from draftree.drafters._decoding import SPARE, Decoding, propose, rewind
+from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.errors import UserError
+from draftree.sampling import Drawing
+from draftree.target import Needs, Taps, Target
+from draftree.training.losses import draft_loss
+from draftree.training.masks import additive, dual_block
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+
+@final
+@dataclass(frozen=True)
+class EDD(TrainableMethod):
+    """Effective draft decoder.
+
+    Attributes:
+        checkpoint: its folder; the shipped one by default, for the demo target.
+        hidden_layer: the soft prompt's entry of transformers' `hidden_states`; −4 is the output of layer L − 4, counted
+            from 0, the paper's fourth-to-last layer (section 4.3.1).
+        loss: `kl` (eq. 4) or `ce`, the ablation of Table 3.
+        min_block: shortest block of the dual-block mask.
+        max_block: longest block; a length is drawn for each training step.
+    """
+
+    checkpoint: str = ""
+    hidden_layer: int = -4
+    loss: Literal["kl", "ce"] = "kl"
+    min_block: int = 5
+    max_block: int = 10
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_block <= self.max_block:
+            raise UserError(f"edd: got min_block={self.min_block}, max_block={self.max_block}; allowed is 1 ≤ min ≤ max")
+
+    def open(self, target: Target) -> "EDDDrafter":
+        folder = shipped("edd", self.checkpoint, target)
+        return EDDDrafter(self.resume(folder, target), load_model(folder, "edd", target), target.name)
+
+    def fresh(self, target: Target) -> "EDDDrafter":
+        target.decoder.hidden_index(self.hidden_layer)
+        model = one_layer(target.decoder.config).to(target.decoder.device)
+        copy_ends(target.decoder.model, model)
+        return EDDDrafter(self, model, target.name)
+
+    def resume(self, folder: Path, target: Target) -> Self:
+        said = about(folder)
+        kept = {k: said[k] for k in ("hidden_layer", "loss", "min_block", "max_block") if k in said}
+        target.decoder.hidden_index(kept.get("hidden_layer", self.hidden_layer))
+        return replace(self, checkpoint=str(folder), **kept)
+
+
+@final
+class EDDDrafter(Trainable[Decoding]):
+    """The decoder; its cache holds the soft prompt for positions 0 … root − 1, and behind it the step's nodes."""
+
+    def __init__(self, knobs: EDD, model: PreTrainedModel, target: str) -> None:
+        self.knobs, self.model, self._target = knobs, model, target
+        self.decoder = Decoder(model)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(hidden=(self.knobs.hidden_layer,))
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None) -> Decoding:
+        state = state or Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
+        return self._encode(state, taps)
+
+    def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
+        return propose(self.decoder, state, tree, frontier, k, drawing)
+
+    def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
+        return self._encode(Decoding.empty(state.cache), taps)  # true encodings take the place of what was drafted
+
+    def truncate(self, state: Decoding, lengths: Ints) -> Decoding:
+        return rewind(state, lengths)
+
+    @torch.inference_mode()
+    def _encode(self, state: Decoding, taps: Taps) -> Decoding:
+        """Caches keys and values of the hidden states [T, D] of newly committed tokens."""
+        soft = taps.hidden[self.knobs.hidden_layer].to(self.decoder.dtype)
+        positions = torch.from_numpy(taps.positions).to(soft.device)
+        keys, values = self.decoder.keys_and_values(soft[None], positions[None])
+        state.cache.insert(0, taps.rows, taps.positions, keys[0], values[0])
+        return state
+
+    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
+        rows, count = batch.tokens.shape
+        positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
+        keys, values = self.decoder.keys_and_values(batch.hidden[self.knobs.hidden_layer].to(self.model.dtype), positions)
+        visible = dual_block(count, block, phase, self.decoder.window).to(batch.tokens.device)
+        logits: Tensor = self.model(
+            input_ids=batch.tokens,
+            position_ids=positions,
+            attention_mask=self.decoder.by_type(additive(visible, self.model.dtype)),
+            past_key_values=_SoftPrompt(keys, values),
+            use_cache=True,
+        ).logits
+        return logits
+
+    def loss(self, batch: Batch) -> Tensor:
+        draw = lambda low, high: int(torch.randint(low, high + 1, (), generator=batch.generator))
+        block = draw(self.knobs.min_block, self.knobs.max_block)
+        return draft_loss(self.knobs.loss, batch, self.forward(batch, block, draw(0, block - 1)))
+
+    def save(self, folder: Path) -> None:
+        kept = {k: v for k, v in asdict(self.knobs).items() if k != "checkpoint"}
+        save_model(folder, "edd", self.model, kept, self._target)
+
+
+class _SoftPrompt(Cache):
+    """Keys and values [B, H, T, width] in front of those of the text, with their gradient."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__(layers=[])
+        self._keys, self._values = keys, values
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return torch.cat((self._keys, key_states), dim=2), torch.cat((self._values, value_states), dim=2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return int(self._keys.shape[2])

@@ -1,0 +1,75 @@
+"""The vanilla draft model: one transformer layer of the target's shape, trained alone (EDD + PCT, section 4.1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Self, final
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from draftree.decoder import Decoder, one_layer
+from draftree.drafters._checkpoint import about, copy_ends, load_model, save_model, shipped
+from draftree.drafters._decoding import Decoding, keep_path, propose, read, rewind
+from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.sampling import Drawing
+from draftree.target import Taps, Target
+from draftree.training.losses import draft_loss
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+
+@final
+@dataclass(frozen=True)
+class VDM(TrainableMethod):
+    """Vanilla draft model.
+
+    Attributes:
+        checkpoint: its folder; the shipped one by default, for the demo target.
+        loss: `kl` against the target, or `ce` against the text.
+    """
+
+    checkpoint: str = ""
+    loss: Literal["kl", "ce"] = "kl"
+
+    def open(self, target: Target) -> "VDMDrafter":
+        folder = shipped("vdm", self.checkpoint, target)
+        return VDMDrafter(self, load_model(folder, "vdm", target), target.name)
+
+    def fresh(self, target: Target) -> "VDMDrafter":
+        model = one_layer(target.decoder.config).to(target.decoder.device)
+        copy_ends(target.decoder.model, model)
+        return VDMDrafter(self, model, target.name)
+
+    def resume(self, folder: Path, target: Target) -> Self:
+        return replace(self, checkpoint=str(folder), loss=about(folder)["loss"])
+
+
+@final
+class VDMDrafter(Trainable[Decoding]):
+    """Drafts with a small language model of its own, as `lm` does; reads nothing of the target."""
+
+    def __init__(self, knobs: VDM, model: PreTrainedModel, target: str) -> None:
+        self.knobs, self.model, self._target = knobs, model, target
+        self.small = Target(Decoder(model), "vdm")
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None) -> Decoding:
+        return read(self.small, prompts, state)
+
+    def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
+        return propose(self.small.decoder, state, tree, frontier, k, drawing)
+
+    def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
+        return keep_path(state, tree, verdict)
+
+    def truncate(self, state: Decoding, lengths: Ints) -> Decoding:
+        return rewind(state, lengths)
+
+    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
+        logits: Tensor = self.model(input_ids=batch.tokens, use_cache=False).logits  # every token sees all before it
+        return logits
+
+    def loss(self, batch: Batch) -> Tensor:
+        return draft_loss(self.knobs.loss, batch, self.forward(batch, 1, 0))
+
+    def save(self, folder: Path) -> None:
+        save_model(folder, "vdm", self.model, {"loss": self.knobs.loss}, self._target)

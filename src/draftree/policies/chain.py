@@ -1,0 +1,31 @@
+"""A chain of the likeliest tokens (Leviathan et al. 2022; the draft of EDD's Table 1)."""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from draftree.costs import Costs
+from draftree.policies.base import Layered, append
+from draftree.tree import Candidates, Ints, Tree
+
+
+@final
+@dataclass(frozen=True)
+class Chain(Layered):
+    """A fixed number of tokens in a row.
+
+    Attributes:
+        length: how many.
+    """
+
+    length: int = 5
+
+    @property
+    def candidates(self) -> int:
+        return 1
+
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
+        grown = append(tree, frontier, candidates)
+        new = np.arange(len(tree), len(grown))
+        return grown, new[grown.depth[new] < self.length]

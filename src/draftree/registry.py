@@ -1,0 +1,117 @@
+"""Specs and the parts they name: the file name is the part's name, its dataclass fields are the keys.
+
+    name                        the part with its defaults
+    name:key=value,key=value    some knobs set
+    FOLDER                      a trained drafter by its checkpoint
+"""
+
+import importlib
+import pkgutil
+import types
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import draftree.acceptors
+import draftree.drafters
+import draftree.policies
+from draftree.acceptors.base import Acceptor
+from draftree.drafters.base import Method
+from draftree.errors import UnknownName, UserError
+from draftree.policies.base import Policy
+
+KINDS: dict[str, tuple[types.ModuleType, type]] = {
+    "drafter": (draftree.drafters, Method),
+    "policy": (draftree.policies, Policy),
+    "acceptor": (draftree.acceptors, Acceptor),
+}
+
+
+@cache
+def names(kind: str) -> tuple[str, ...]:
+    """The parts of a kind (`drafter`, `policy`, `acceptor`): one for each file that is not shared or the contract."""
+    package = KINDS[kind][0]
+    found = (m.name for m in pkgutil.iter_modules(package.__path__))
+    return tuple(sorted(n for n in found if n != "base" and not n.startswith("_")))
+
+
+@cache
+def part(kind: str, name: str) -> type:
+    """The dataclass of knobs in the file of that name.
+
+    Raises:
+        UnknownName: there is no such file.
+    """
+    if name not in names(kind):
+        raise UnknownName(kind, name, names(kind))
+    package, base = KINDS[kind]
+    module = importlib.import_module(f"{package.__name__}.{name}")
+    own = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__]
+    assert len(own) == 1 and is_dataclass(own[0]), f"{module.__name__} must hold exactly one dataclass of a {kind}'s knobs"
+    return own[0]
+
+
+def build(kind: str, spec: str) -> Any:
+    """The part a spec names.
+
+    Raises:
+        UserError: the name, a key or a value is not one that is known.
+    """
+    name, _, rest = spec.partition(":")
+    if kind == "drafter" and (Path(spec) / "draftree.json").is_file():
+        from draftree.drafters._checkpoint import about
+
+        name, rest = str(about(Path(spec))["drafter"]), f"checkpoint={spec}"
+    elif kind == "drafter" and Path(spec).is_dir():
+        raise UserError(f"'{spec}' is not a drafter's folder: no draftree.json that names its method in it")
+    cls = part(kind, name)
+    hints = typing.get_type_hints(cls)
+    known = {f.name: hints[f.name] for f in fields(cls) if f.init}
+    values: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise UserError(f"'{item}' in spec '{spec}' is not key=value; keys of {kind} '{name}': {', '.join(known) or 'none'}")
+        if key not in known:
+            raise UnknownName(f"key of {kind} '{name}'", key, known)
+        values[key] = parse(text, known[key], f"{name}:{key}")
+    return cls(**values)
+
+
+def parse(text: str, hint: Any, where: str) -> Any:
+    """A knob's value from its text, by the field's type.
+
+    Raises:
+        UserError: the text is not of that type.
+    """
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        if text not in options:
+            raise UserError(f"{where} is '{text}', allowed are {', '.join(map(str, options))}")
+        return text
+    if type(None) in options:
+        if text.lower() == "none":
+            return None
+        return parse(text, next(o for o in options if o is not type(None)), where)
+    if hint is bool:
+        if text.lower() not in ("true", "false"):
+            raise UserError(f"{where} is '{text}', allowed are true and false")
+        return text.lower() == "true"
+    try:
+        return hint(text)
+    except ValueError:
+        wanted = {int: "a whole number", float: "a number"}.get(hint, hint.__name__)
+        raise UserError(f"{where} is '{text}', allowed is {wanted}") from None
+
+
+def knobs(kind: str, name: str) -> dict[str, Any]:
+    """A part's knobs and their defaults."""
+    cls = part(kind, name)
+    return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.init}
+
+
+def summary(kind: str, name: str) -> str:
+    """The first line of the part's file."""
+    return (importlib.import_module(part(kind, name).__module__).__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,88 @@
+"""What a run did: counted once, from token ids, the same way for plain and speculative decoding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Step:
+    """One verification of one row: accepted drafted nodes, drafted nodes and probes, and the depth of its tree."""
+
+    accepted: int
+    nodes: int
+    depth: int
+
+
+@dataclass
+class Stats:
+    """Figures of one or more generations.
+
+    Attributes:
+        new_tokens: tokens emitted, after every cut.
+        steps: one for each row and verification; the prefill is none.
+        draft_seconds: drafting, growing and the drafter's commit.
+        verify_seconds: the target's pass, the acceptance and the commit.
+        seconds: everything from the prompt's ids to the last token's.
+    """
+
+    new_tokens: int = 0
+    steps: list[Step] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """τ = Σ(accepted + 1) / steps, before any cut at the end; 1.00 is plain decoding."""
+        return _mean([s.accepted + 1 for s in self.steps], 1.0)
+
+    @property
+    def alpha(self) -> float | None:
+        """EDD's acceptance rate: τ of the step / depth of its tree, over the steps that drafted; it can exceed 1."""
+        rates = [(s.accepted + 1) / s.depth for s in self.steps if s.depth]
+        return _mean(rates, 0.0) if rates else None
+
+    @property
+    def nodes_per_step(self) -> float:
+        """Mean γ: drafted nodes and probes sent to the target, the root not counted."""
+        return _mean([s.nodes for s in self.steps], 0.0)
+
+    @property
+    def depth_per_step(self) -> float:
+        """Mean depth of the trees."""
+        return _mean([s.depth for s in self.steps], 0.0)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens over all seconds, the prefill's included."""
+        return self.new_tokens / self.seconds if self.seconds else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures by the names of the command line."""
+        names = ("new_tokens", "acceptance_length", "alpha", "nodes_per_step", "depth_per_step", "draft_seconds",
+                 "verify_seconds", "seconds", "tokens_per_second")  # fmt: skip
+        return {"steps": len(self.steps)} | {n: getattr(self, n) for n in names}
+
+
+def total(parts: Sequence[Stats]) -> Stats:
+    """The figures of several generations together."""
+    return Stats(
+        sum(p.new_tokens for p in parts),
+        [s for p in parts for s in p.steps],
+        sum(p.draft_seconds for p in parts),
+        sum(p.verify_seconds for p in parts),
+        sum(p.seconds for p in parts),
+    )
+
+
+def repeated_ngrams(tokens: Sequence[int], n: int = 8) -> float:
+    """The share of a text's n-grams that stand in it before: near 0 for prose, near 1 for a model caught in a loop."""
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def _mean(values: Sequence[float], empty: float) -> float:
+    return float(np.mean(values)) if values else empty

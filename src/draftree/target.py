@@ -1,0 +1,269 @@
+"""The target: prefill, verify a forest in one pass, commit what was accepted.
+
+Shapes: R rows, N nodes, P probe rows, D hidden size, V vocabulary, T tokens of all rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from draftree.cache import SlotCache
+from draftree.decoder import Decoder, Feed
+from draftree.errors import UserError
+from draftree.tree import Bools, Ints, Tree, Verdict
+
+CHUNK = 1024
+"""Prompt tokens in one pass: bounds the mask's memory at 1,024 × context."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which of the target's internals a drafter reads.
+
+    Attributes:
+        hidden: entries of transformers' `hidden_states`, negative ones counted from the end.
+        kv: layers whose keys and values are read from the target's cache.
+    """
+
+    hidden: tuple[int, ...] = ()
+    kv: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The target's internals for tokens it was fed, packed over rows.
+
+    Attributes:
+        hidden: for each layer needed, [T, D].
+        rows: [T] the sequence each token belongs to.
+        positions: [T] its position there.
+        tokens: [T] its id.
+        cache: the target's cache, for drafters that read its keys and values.
+        probe_logits: [P, V] after each probe row, where the drafter sent any.
+    """
+
+    hidden: dict[int, Tensor]
+    rows: Ints
+    positions: Ints
+    tokens: Ints
+    cache: SlotCache
+    probe_logits: Tensor | None = None
+
+    def take(self, index: Ints) -> Self:
+        """The taps of some of the tokens."""
+        at = torch.from_numpy(index).to(self.cache.device)
+        hidden = {layer: h.index_select(0, at) for layer, h in self.hidden.items()}
+        return type(self)(
+            hidden, self.rows[index], self.positions[index], self.tokens[index], self.cache, self.probe_logits
+        )
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Extra rows that ride along in a verification and leave nothing in the cache.
+
+    Attributes:
+        tokens: [P] ids.
+        row: [P] the sequence each belongs to.
+        positions: [P] its position.
+        visible: [P, P] which probes each one sees, itself included; all see their row's committed tokens and root.
+    """
+
+    tokens: Ints
+    row: Ints
+    positions: Ints
+    visible: Bools
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What one pass over a forest says: logits [N, V] after every node, and the taps of all nodes."""
+
+    logits: Tensor
+    taps: Taps
+
+
+class Target:
+    """The model whose output is wanted.
+
+    Args:
+        decoder: the stock model.
+        name: what to call it in results.
+    """
+
+    def __init__(self, decoder: Decoder, name: str = "target") -> None:
+        self.decoder, self.name = decoder, name
+
+    @classmethod
+    def load(cls, name: str, dtype: torch.dtype | None = None, device: str | None = None) -> Self:
+        """Loads a folder, a hub id, or `demo`.
+
+        Args:
+            name: what to load.
+            dtype: of the weights; the checkpoint's own by default, but float32 on a CPU for half-precision ones.
+            device: a torch device; a GPU where there is one by default.
+
+        Raises:
+            UserError: nothing can be loaded there, or the architecture is refused.
+        """
+        path = str(demo_folder()) if name == "demo" else name
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        try:
+            config = AutoConfig.from_pretrained(path)
+            stored = getattr(config, "dtype", None) or torch.float32
+            dtype = dtype or (torch.float32 if place.type == "cpu" and stored in (torch.float16, torch.bfloat16) else stored)
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(place)
+        except (OSError, ValueError, KeyError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise UserError(f"cannot load target '{name}' (allowed: demo, a Hugging Face folder, a hub id): {first}") from error
+        return cls(Decoder(model), name)
+
+    def new_cache(self, rows: int, slots: int) -> SlotCache:
+        """An empty cache for `rows` sequences."""
+        return self.decoder.new_cache(rows, slots)
+
+    def depth_room(self, position: int) -> int:
+        """How deep a tree below a root at `position` may be: it ends with the context and at a change of rope.
+
+        Where rotary frequencies change with the length of the text, a node beyond the change would be rotated
+        otherwise than plain decoding rotates it.
+        """
+        room = self.decoder.context - 1 - position
+        if (boundary := self.decoder.rope_boundary) is not None:
+            kind, length = boundary
+            if position < length:
+                room = min(room, length - 1 - position)
+            elif kind == "dynamic":  # every further token has frequencies of its own
+                room = 0
+        return max(room, 0)
+
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Whether keys computed for one text serve another with the same beginning."""
+        return self.decoder.rope_boundary is None
+
+    @torch.inference_mode()
+    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+        """Feeds what the cache does not hold of each prompt, and commits it.
+
+        Args:
+            cache: its committed tokens must be a proper beginning of each prompt.
+            prompts: token ids, at least one a row.
+            needs: what to tap.
+
+        Returns:
+            Logits [R, V] after each prompt, and the taps of the tokens fed, row by row.
+        """
+        rest = [p[n:] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
+        longest = max(len(r) for r in rest)
+        chunk = longest if self.decoder.rope_boundary else CHUNK
+        logits: list[Tensor | None] = [None] * len(rest)
+        taps: list[list[Taps]] = [[] for _ in rest]
+        for at in range(0, longest, chunk):
+            part = [r[at : at + chunk] for r in rest]
+            feed = Feed.chains(part, cache.lengths.copy(), self.decoder.device)
+            ends = [max(len(t) - 1, 0) for t in part]
+            columns = sorted(set(ends))
+            keep = torch.tensor(columns, device=self.decoder.device)
+            with self.decoder.tapped(needs.hidden) as caught:
+                out = self.decoder.forward(cache, feed, keep)
+            for r, ids in enumerate(part):
+                if len(ids):
+                    logits[r] = out[r, columns.index(ends[r])]
+                    place = cache.lengths[r] + np.arange(len(ids))
+                    hidden = {layer: h[r, : len(ids)] for layer, h in caught.items()}
+                    taps[r].append(Taps(hidden, np.full(len(ids), r), place, ids, cache))
+                    cache.keep(r, place)
+        parts = [t for row in taps for t in row]
+        hidden = {layer: torch.cat([t.hidden[layer] for t in parts]) for layer in needs.hidden}
+        rows, positions, tokens = (
+            np.concatenate([getattr(t, f) for t in parts]) for f in ("rows", "positions", "tokens")
+        )
+        stacked = torch.stack([row for row in logits if row is not None])
+        return Verified(stacked, Taps(hidden, rows, positions, tokens, cache))
+
+    @torch.inference_mode()
+    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
+        """One pass over root and nodes of every row, and over the probes.
+
+        Tokens lie in scratch slots behind each row's committed ones, in node order; `commit` needs them there.
+        """
+        rows = [tree.of_row(r) for r in range(cache.rows)]
+        tokens, depths = [tree.tokens[i] for i in rows], [tree.depth[i] for i in rows]
+        positions = [d + n for d, n in zip(depths, cache.lengths.tolist(), strict=True)]
+        seen = [tree.ancestors[np.ix_(i, i)] for i in rows] if cache.rows > 1 else [tree.ancestors]
+        if probes is not None:
+            tokens, positions, seen = _with_probes(probes, tokens, positions, seen)
+        feed = Feed.packed(tokens, positions, cache.lengths.copy(), seen, positions, self.decoder.device)
+        with self.decoder.tapped(needs.hidden) as caught:
+            out = self.decoder.forward(cache, feed)
+        nodes = _Packing(tree.row, rows, len(tree), out.device)
+        taps = Taps(
+            {layer: nodes(h) for layer, h in caught.items()},
+            tree.row,
+            cache.lengths[tree.row] + tree.depth,
+            tree.tokens,
+            cache,
+            None if probes is None else _probe_rows(out, probes, [len(i) for i in rows]),
+        )
+        return Verified(nodes(out), taps)
+
+    @torch.inference_mode()
+    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+        """Moves root and accepted nodes behind the committed tokens and forgets the rest."""
+        for root, path in enumerate(verdict.paths):
+            row = int(tree.row[root])
+            columns = np.searchsorted(tree.of_row(row), np.concatenate(([root], path)))
+            cache.keep(row, cache.lengths[row] + columns)
+
+
+class _Packing:
+    """Gathers [R, n, …] of a padded pass to [N, …] in node order."""
+
+    def __init__(self, row: Ints, rows: list[Ints], n: int, device: torch.device) -> None:
+        self._single, self._n = len(rows) == 1, n
+        if not self._single:
+            column = np.empty(n, np.int64)
+            for nodes in rows:
+                column[nodes] = np.arange(len(nodes))
+            self._row, self._column = torch.from_numpy(row).to(device), torch.from_numpy(column).to(device)
+
+    def __call__(self, padded: Tensor) -> Tensor:
+        return padded[0, : self._n] if self._single else padded[self._row, self._column]
+
+
+def _with_probes(
+    probes: Probes, tokens: list[Ints], positions: list[Ints], seen: list[Bools]
+) -> tuple[list[Ints], list[Ints], list[Bools]]:
+    """Each row's tokens, positions and visibility with its probes behind its nodes."""
+    for r in range(len(tokens)):
+        mine = np.flatnonzero(probes.row == r)
+        n, p = len(tokens[r]), len(mine)
+        grown = np.zeros((n + p, n + p), np.bool_)
+        grown[:n, :n] = seen[r]
+        grown[n:, :1] = True
+        grown[n:, n:] = probes.visible[np.ix_(mine, mine)]
+        tokens[r] = np.concatenate((tokens[r], probes.tokens[mine]))
+        positions[r] = np.concatenate((positions[r], probes.positions[mine]))
+        seen[r] = grown
+    return tokens, positions, seen
+
+
+def _probe_rows(out: Tensor, probes: Probes, nodes: list[int]) -> Tensor:
+    """Logits [P, V] of the probes, in the order they were given."""
+    column = np.empty(len(probes.tokens), np.int64)
+    for r, count in enumerate(nodes):
+        mine = np.flatnonzero(probes.row == r)
+        column[mine] = count + np.arange(len(mine))
+    return out[torch.from_numpy(probes.row).to(out.device), torch.from_numpy(column).to(out.device)]
+
+
+def demo_folder(name: str = "target") -> Path:
+    """Where a shipped part of the demo lies."""
+    return Path(__file__).parent / "demo" / name

@@ -1,0 +1,40 @@
+"""Attention masks of training forwards; each is the visibility that decoding has.
+
+Shapes: T tokens.
+"""
+
+import torch
+from torch import Tensor
+
+
+def block_starts(tokens: int, block: int, phase: int) -> Tensor:
+    """[T] the first position s of the block each token lies in, for blocks of one length; the first may be cut short.
+
+    Args:
+        tokens: T.
+        block: length of a block.
+        phase: how many tokens the first block lacks, 0 … block − 1.
+    """
+    place = torch.arange(tokens) + phase
+    return (place - place % block - phase).clamp(min=0)
+
+
+def dual_block(tokens: int, block: int, phase: int, window: int | None = None) -> Tensor:
+    """[T, 2T] what token i of a block [s, e) sees: of the soft prompt h_k for k < s, of the text t_k for s ≤ k ≤ i.
+
+    This is EDD's dual-block mask (EDD + PCT, section 3.1, eq. 3, figure 3a) as inference needs it: the root is the
+    block's first token, and its own h does not exist before the target has read it.
+    """
+    at = torch.arange(tokens)
+    start = block_starts(tokens, block, phase)
+    soft = at[None, :] < start[:, None]
+    text = (at[None, :] >= start[:, None]) & (at[None, :] <= at[:, None])
+    if window is not None:  # the drafter's layer has a sliding window
+        near = at[:, None] - at[None, :] < window
+        soft, text = soft & near, text & near
+    return torch.cat((soft, text), dim=1)
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """[1, 1, …] 0 where visible, the lowest finite number elsewhere."""
+    return torch.where(visible, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]

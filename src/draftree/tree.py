@@ -1,0 +1,197 @@
+"""The packed forest of candidate tokens, and what is said about it.
+
+Shapes: R rows (sequences), N nodes of all rows, F frontier nodes, K candidates, V vocabulary, E rows of full draft
+distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes, and every policy decides in Python
+which of them to expand, so the numbers have to be on the host anyway.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+ENTROPY_TOP = 1000
+"""How many of a distribution's likeliest tokens its entropy is taken over (C2T, section 4.1: M = 1,000)."""
+
+
+class Draw(Enum):
+    """How candidates come out of the draft distribution q."""
+
+    POINT = "point"
+    """A deterministic function of the prefix (top-k, retrieval)."""
+    WITH_REPLACEMENT = "with-replacement"
+    """Independent samples of q (SpecInfer)."""
+    WITHOUT_REPLACEMENT = "without-replacement"
+    """Samples of q that exclude the earlier siblings (EAGLE-1)."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a drafter proposes after each frontier node.
+
+    Attributes:
+        tokens: [F, K] token ids; their order is draw order.
+        log_q: [F, K] natural log of q(token | path); −∞ where there are fewer than K.
+        log_probs: [F, V] the whole log q, or None for a drafter without one (retrieval).
+        draw: how the tokens were drawn.
+        source: which drafter proposed them (0 unless drafters are fused).
+    """
+
+    tokens: Ints
+    log_q: Floats
+    log_probs: Tensor | None = None
+    draw: Draw = Draw.POINT
+    source: int = 0
+
+    @cached_property
+    def entropy(self) -> Floats:
+        """[F] entropy of q in nats over its likeliest 1,000 tokens (C2T, section 4.1); 0 without a distribution."""
+        if self.log_probs is None:
+            return np.zeros(len(self.tokens))
+        top = self.log_probs.topk(min(ENTROPY_TOP, self.log_probs.shape[-1]), dim=-1).values.double()
+        return np.asarray(-(top.exp() * top).nan_to_num(0.0).sum(-1).cpu().numpy())
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A forest of drafted tokens, one tree for each live row, topologically ordered and immutable.
+
+    The first nodes are the roots (one for each row that still writes); `parents[i] < i` everywhere else. While
+    drafting, a tree is only appended to, so that node numbers stay valid; `select` alone renumbers, and `number`
+    remembers what the nodes were called before.
+
+    Attributes:
+        tokens: [N] token ids.
+        parents: [N] the parent's node number, −1 for a root.
+        depth: [N] distance from the root.
+        row: [N] which sequence the node belongs to.
+        log_q: [N] log q(token | path), 0 for a root.
+        score: [N] what the policy ranks by; for most, the node's log value (the sum of log q along its path).
+        source: [N] which drafter proposed the node, −1 for a root.
+        number: [N] the node's number while it was drafted; drafters key their caches by it.
+        draw: how the nodes were drawn.
+        q: [E, V] draft distributions of sampled draws, else None.
+        q_row: [N] the row of `q` a node was drawn from, −1 where there is none.
+    """
+
+    tokens: Ints
+    parents: Ints
+    depth: Ints
+    row: Ints
+    log_q: Floats
+    score: Floats
+    source: Ints
+    number: Ints
+    draw: Draw = Draw.POINT
+    q: Tensor | None = None
+    q_row: Ints | None = None
+
+    @classmethod
+    def planted(cls, rows: Ints, tokens: Ints) -> "Tree":
+        """A forest of bare roots: `tokens[i]` is the last token the target chose in sequence `rows[i]`."""
+        n = len(rows)
+        minus, zero = np.full(n, -1), np.zeros(n, np.int64)
+        return cls(tokens, minus, zero, rows, np.zeros(n), np.zeros(n), minus, np.arange(n), q_row=minus)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def roots(self) -> int:
+        """How many roots there are; they are nodes 0 … roots − 1."""
+        return int((self.parents < 0).sum())
+
+    @property
+    def drafted(self) -> int:
+        """How many nodes are not roots (γ summed over rows)."""
+        return len(self) - self.roots
+
+    def append(self, parents: Ints, tokens: Ints, log_q: Floats, score: Floats, candidates: Candidates,
+               q_row: Ints | None = None, q: Tensor | None = None) -> "Tree":
+        """The tree with further nodes behind the present ones, in the order given.
+
+        Args:
+            parents: [M] node numbers of this tree.
+            tokens: [M] token ids.
+            log_q: [M] log q(token | path of the parent).
+            score: [M] the policy's rank of each.
+            candidates: where they come from (draw, source).
+            q_row: [M] for sampled draws, the row of `q` each was drawn from.
+            q: [E, V] all draft distributions so far, for sampled draws.
+        """
+        m = len(parents)
+        return replace(
+            self,
+            tokens=np.concatenate((self.tokens, tokens)),
+            parents=np.concatenate((self.parents, parents)),
+            depth=np.concatenate((self.depth, self.depth[parents] + 1)),
+            row=np.concatenate((self.row, self.row[parents])),
+            log_q=np.concatenate((self.log_q, log_q)),
+            score=np.concatenate((self.score, score)),
+            source=np.concatenate((self.source, np.full(m, candidates.source))),
+            number=np.concatenate((self.number, np.arange(len(self), len(self) + m))),
+            draw=candidates.draw,
+            q_row=np.concatenate((self._q_rows, np.full(m, -1) if q_row is None else q_row)),
+            q=q,
+        )
+
+    @property
+    def _q_rows(self) -> Ints:
+        return np.full(len(self), -1) if self.q_row is None else self.q_row
+
+    def select(self, keep: Bools) -> "Tree":
+        """The tree of the nodes kept [N]: every root, and the parent of every kept node, must be among them."""
+        new = np.where(keep, np.cumsum(keep) - 1, -1)
+        parents = self.parents[keep]
+        parents = np.where(parents < 0, -1, new[parents])
+        assert (parents[self.roots :] >= 0).all() and keep[: self.roots].all(), "a kept node lost its parent"
+        picked = {f: getattr(self, f)[keep] for f in ("tokens", "depth", "row", "log_q", "score", "source", "number")}
+        return replace(self, parents=parents, q_row=self._q_rows[keep], **picked)
+
+    @cached_property
+    def ancestors(self) -> Bools:
+        """[N, N]: whether node j is node i or lies on the path from the root to it."""
+        n = len(self)
+        mask = np.eye(n, dtype=np.bool_)
+        start = self.roots
+        while start < n:  # a run of nodes whose parents all lie before it is done at once
+            later = np.flatnonzero(self.parents[start:] >= start)
+            end = start + int(later[0]) if later.size else n
+            mask[start:end] |= mask[self.parents[start:end]]
+            start = end
+        return mask
+
+    def children(self, node: int) -> Ints:
+        """Node numbers of a node's children in sibling order, which is draw order."""
+        return np.flatnonzero(self.parents == node)
+
+    def path(self, node: int) -> Ints:
+        """Node numbers from the root to `node`, both included."""
+        return np.flatnonzero(self.ancestors[node])
+
+    def of_row(self, row: int) -> Ints:
+        """Node numbers of one sequence, the root first."""
+        return np.flatnonzero(self.row == row)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target accepted, for each root of a tree.
+
+    Attributes:
+        paths: for each root the accepted drafted nodes in order, the root not among them.
+        bonus: [roots] the token that the target chooses after each path.
+        lossy: whether the rule that made it may change the output distribution.
+    """
+
+    paths: tuple[Ints, ...]
+    bonus: Ints
+    lossy: bool = False
