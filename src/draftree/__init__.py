@@ -1,12 +1,16 @@
 """draftree: exactly what the model would have written anyway, in far fewer forward passes."""
 
-from draftree.costs import Costs
-from draftree.engine import Engine, Generation, load
-from draftree.errors import DraftreeError, UserError
-from draftree.sampling import Sampling
-from draftree.target import Target
-from draftree.text import Request
-from draftree.tree import Candidates, Tree, Verdict
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftree.costs import Costs
+    from draftree.engine import Engine, Generation, load
+    from draftree.errors import DraftreeError, UserError
+    from draftree.sampling import Sampling
+    from draftree.target import Target
+    from draftree.text import Request
+    from draftree.tree import Candidates, Tree, Verdict
 
 __version__ = "0.1.0"
 
@@ -24,3 +28,21 @@ __all__ = [
     "Verdict",
     "load",
 ]
+
+_MODULES = {
+    "costs": ("Costs",),
+    "engine": ("Engine", "Generation", "load"),
+    "errors": ("DraftreeError", "UserError"),
+    "sampling": ("Sampling",),
+    "target": ("Target",),
+    "text": ("Request",),
+    "tree": ("Candidates", "Tree", "Verdict"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name on first use: torch takes seconds, and the command line's help does not need it."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"draftree.{module}"), name)
+    raise AttributeError(f"module 'draftree' has no attribute '{name}'")

@@ -120,7 +120,9 @@ class Writer(Cache):
             self._rows = torch.arange(cache.rows, device=cache.device)[:, None]
             self._slots = torch.from_numpy(starts[:, None] + np.arange(n)).to(cache.device)
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Stores [R, H, n, width] and returns everything up to the last slot written."""
         keys, values = self._cache.layer(layer_idx)
         if self._uniform:

@@ -23,6 +23,10 @@ from draftree.tree import Bools, Ints
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+RECURRENT = ("linear", "conv", "mamba", "hybrid", "recurrent")
+"""How the names begin of layers that fold the text into a state."""
+BY_SLOT = ("gpt_neo",)
+"""Models whose windows are cut out by cache slot, inside the layer."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Feed:
         visible: for each row, [n_r, m_r] whether its token i sees scratch slot j, where scratch slot 0 is the first
             slot behind the row's committed ones and m_r = starts[r] + n_r − committed. Committed slots are seen by all.
         scratch_positions: for each row, [m_r] the positions of its scratch slots.
+        reach: [R] the length of each row's text, where rotary frequencies change with it; a prompt read in parts has
+            those of the whole from its first part on. By default a text ends with the last token fed.
     """
 
     tokens: Tensor
@@ -43,10 +49,18 @@ class Feed:
     starts: Ints
     visible: Sequence[Bools]
     scratch_positions: Sequence[Ints]
+    reach: Ints | None = None
 
     @classmethod
-    def packed(cls, rows: Sequence[Ints], positions: Sequence[Ints], starts: Ints, visible: Sequence[Bools],
-               scratch_positions: Sequence[Ints], device: torch.device) -> Self:
+    def packed(
+        cls,
+        rows: Sequence[Ints],
+        positions: Sequence[Ints],
+        starts: Ints,
+        visible: Sequence[Bools],
+        scratch_positions: Sequence[Ints],
+        device: torch.device,
+    ) -> Self:
         """The feed of ragged rows: `rows[r]` holds the token ids of row r."""
         n = max(1, max(len(t) for t in rows))
         tokens, places = np.zeros((len(rows), n), np.int64), np.zeros((len(rows), n), np.int64)
@@ -73,9 +87,10 @@ class Decoder:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model.eval()
+        refuse_unsupported(model.config, type(model))
+        self.model = model
+        model.train(False)
         self.config: PreTrainedConfig = model.config.get_text_config(decoder=True)
-        refuse_unsupported(model)
         self.layer_types: tuple[str, ...] = tuple(getattr(self.config, "layer_types", None) or ())
         self.window: int | None = self._window()
 
@@ -87,42 +102,66 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         """Where the model computes."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of its weights."""
-        return self.model.dtype
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     @property
     def vocab(self) -> int:
         """V, the width of its logits."""
-        return int(self.model.get_output_embeddings().weight.shape[0])
+        head: Any = self.model.get_output_embeddings  # untyped, as much of transformers is
+        return int(head().weight.shape[0])
 
     @property
     def hidden(self) -> int:
         """D, the width of its hidden states."""
         return int(self.config.hidden_size)
 
-    @property
+    @cached_property
     def context(self) -> int:
         """How many positions it knows."""
-        return int(getattr(self.config, "max_position_embeddings", None) or 2**31)
+        known = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
+        rope = self._changing_rope
+        if rope is None or rope["rope_type"] != "dynamic":
+            return known
+        return int(known * max(rope["factor"], 1.0))  # the config holds the length before any stretching
+
+    @cached_property
+    def stack(self) -> PreTrainedModel:
+        """The transformer without its LM head, and without the encoders of other media."""
+        base: Any = self.model.base_model
+        inner: PreTrainedModel = base.get_decoder()  # the outer model may call its LM head `decoder`
+        return inner
 
     @cached_property
     def layers(self) -> nn.ModuleList:
         """Its transformer layers."""
         count = self.config.num_hidden_layers
-        return next(m for m in self.model.base_model.modules() if isinstance(m, nn.ModuleList) and len(m) == count)
+        for module in self.stack.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == count:
+                return module
+        raise UserError(f"{type(self.model).__name__} is not supported: its {count} layers are not one stack")
+
+    @cached_property
+    def _changing_rope(self) -> dict[str, Any] | None:
+        parameters = getattr(self.config, "rope_parameters", None) or {}
+        kinds = (parameters, *(p for p in parameters.values() if isinstance(p, dict)))
+        return next((p for p in kinds if p.get("rope_type") in LENGTH_DEPENDENT_ROPE), None)
 
     @cached_property
     def rope_boundary(self) -> tuple[str, int] | None:
         """(kind, length) where the rotary frequencies change with the length of the text, else None."""
-        parameters = getattr(self.config, "rope_parameters", None) or {}
-        for each in (parameters, *(p for p in parameters.values() if isinstance(p, dict))):
-            if each.get("rope_type") in LENGTH_DEPENDENT_ROPE:
-                return each["rope_type"], int(each.get("original_max_position_embeddings") or self.context)
-        return None
+        rope = self._changing_rope
+        if rope is None:
+            return None
+        key = "original_max_position_embeddings"
+        known = self.config.max_position_embeddings  # where `dynamic` begins to stretch, whatever else is said
+        return rope["rope_type"], int(known if rope["rope_type"] == "dynamic" else rope.get(key) or known)
 
     @cached_property
     def shapes(self) -> tuple[LayerShape, ...]:
@@ -153,12 +192,13 @@ class Decoder:
         """Additive attention mask [R, 1, n, S] of a feed; S ends with its last token."""
         rows, n = feed.tokens.shape
         slots = int(feed.starts.max()) + n
-        lowest = torch.finfo(self.dtype).min  # finite: a padding row that sees nothing must not become NaN
+        lowest = torch.finfo(self.dtype).min
         full = torch.full((rows, 1, n, slots), lowest, dtype=self.dtype)
         for r, seen in enumerate(feed.visible):
             length, (wide, deep) = int(committed[r]), seen.shape
             full[r, 0, :, :length] = 0
             full[r, 0, :wide, length : length + deep].masked_fill_(torch.from_numpy(seen), 0)
+            full[r, 0, wide:] = 0  # padding sees something, lest it becomes NaN and, as a masked value, makes NaN of others
         if self.window is None:
             return self.by_type(full.to(self.device))
         sliding = full.clone()
@@ -179,15 +219,50 @@ class Decoder:
         Returns:
             Logits [R, n or len(keep), V].
         """
-        output = self.model(
-            input_ids=feed.tokens,
-            position_ids=torch.from_numpy(feed.positions).to(self.device),
-            attention_mask=self.mask(feed, cache.lengths),
-            past_key_values=cache.writer(feed.starts, feed.tokens.shape[1]),
-            use_cache=True,
-            logits_to_keep=keep,
-        )
-        return output.logits
+        with self._rows_apart(feed):
+            output = self.model(
+                input_ids=feed.tokens,
+                position_ids=torch.from_numpy(feed.positions).to(self.device),
+                attention_mask=self.mask(feed, cache.lengths),
+                past_key_values=cache.writer(feed.starts, feed.tokens.shape[1]),
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        logits: Tensor = output.logits
+        return logits
+
+    @contextmanager
+    def _rows_apart(self, feed: Feed) -> Iterator[None]:
+        """Inside, every row is rotated as if it were alone and the model had read nothing else before.
+
+        Where rotary frequencies change with the length of the text, transformers takes the longest row's for all, and
+        `dynamic` keeps those of the longest text until a short one comes.
+        """
+        if self.rope_boundary is None:
+            yield
+            return
+        reach = feed.positions.max(axis=1) + 1 if feed.reach is None else feed.reach
+
+        def apart(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> tuple[Tensor, ...]:
+            call = inspect.signature(module.forward).bind(*args, **kwargs)
+
+            def turn(positions: Sequence[int]) -> tuple[Tensor, ...]:
+                call.arguments["position_ids"] = torch.tensor([positions], device=self.device)
+                turned: tuple[Tensor, ...] = module.forward(*call.args, **call.kwargs)
+                return turned
+
+            rows = []
+            for places, length in zip(feed.positions.tolist(), reach.tolist(), strict=True):
+                turn([0])  # makes `dynamic` forget
+                rows.append([t[:, :-1] for t in turn([*places, length - 1])])
+            turn([0])
+            return tuple(torch.cat(each) for each in zip(*rows, strict=True))
+
+        with ExitStack() as stack:
+            for module in self.stack.modules():
+                if hasattr(module, "rope_type"):
+                    stack.callback(module.register_forward_hook(apart, with_kwargs=True).remove)
+            yield
 
     def hidden_index(self, layer: int) -> int:
         """A layer number in transformers' `hidden_states` numbering as 0 … L: 0 embeds, L is after the last norm.
@@ -195,7 +270,7 @@ class Decoder:
         Raises:
             UserError: there is no such entry.
         """
-        count = self.config.num_hidden_layers + 1
+        count = int(self.config.num_hidden_layers) + 1
         if not -count <= layer < count:
             raise UserError(f"hidden state {layer} does not exist: the target's are {-count} … {count - 1}")
         return layer % count
@@ -208,20 +283,15 @@ class Decoder:
             layers: entries of transformers' `hidden_states`, negative ones counted from the end.
         """
         caught: dict[int, Tensor] = {}
-
-        def catch(layer: int, value: Any) -> None:
-            caught[layer] = value if isinstance(value, Tensor) else value[0]
-
         with ExitStack() as stack:
             for layer in layers:
                 index = self.hidden_index(layer)
-                if index == 0:
-                    module = self.model.get_input_embeddings()
-                elif index == self.config.num_hidden_layers:
-                    module = self.model.base_model
-                else:
-                    module = self.layers[index - 1]
-                hook = module.register_forward_hook(lambda _m, _i, out, layer=layer: catch(layer, out))
+                if index == self.config.num_hidden_layers:
+                    after = lambda _m, _i, out, layer=layer: caught.update({layer: out[0]})
+                    hook = self.stack.register_forward_hook(after)
+                else:  # what goes into a layer, and not the embeddings themselves: some models scale them
+                    before = lambda _m, args, layer=layer: caught.update({layer: args[0]})
+                    hook = self.layers[index].register_forward_pre_hook(before)
                 stack.callback(hook.remove)
             yield caught
 
@@ -250,7 +320,9 @@ class _Recorder(Cache):
         super().__init__(layers=[])
         self.seen: dict[int, LayerShape] = {}
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         self.seen[layer_idx] = LayerShape(key_states.shape[1], key_states.shape[3], value_states.shape[3])
         return key_states, value_states
 
@@ -270,28 +342,54 @@ class _Cut(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         raise _Stored(key_states, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
 
-def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Raises a `UserError` that names the architecture and the reason, where a tree cannot be verified in it."""
-    name = f"{type(model).__name__} (model_type '{model.config.model_type}') is not supported: "
-    if model.config.is_encoder_decoder:
-        raise UserError(name + "it is an encoder-decoder, and draftree drives decoder-only models")
-    config = model.config.get_text_config(decoder=True)
+def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> None:
+    """Refuses an architecture in which a tree cannot be verified; asks no weights, so that none need be loaded first.
+
+    Args:
+        config: the model's.
+        kind: its class, None where transformers knows no causal language model for the config.
+
+    Raises:
+        UserError: it names the architecture and the reason.
+    """
+    if reason := _unfit(config, config.get_text_config(decoder=True), kind):
+        name = type(config).__name__ if kind is None else kind.__name__
+        raise UserError(f"{name} (model_type '{config.model_type}') is not supported: {reason}")
+
+
+def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> str | None:
+    """Why a tree cannot be verified in a model, of which `config` is the text part; None where it can."""
+    if whole.is_encoder_decoder:
+        return "it is an encoder-decoder, and draftree drives decoder-only models"
+    if hasattr(config, "is_decoder") and hasattr(config, "add_cross_attention"):  # BERT's family, decoder or not
+        return "it is an encoder by design, and draftree drives decoder-only models"
     strange = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING})
+    if recurrent := [kind for kind in strange if kind.startswith(RECURRENT)]:
+        return f"its {', '.join(recurrent)} layers keep a state that cannot take back a rejected token"
     if strange:
-        raise UserError(name + f"its {', '.join(strange)} layers keep a state that cannot take back a rejected token")
-    if getattr(model, "_is_stateful", False):
-        raise UserError(name + "its recurrent state cannot take back a rejected token")
-    parameters = inspect.signature(model.forward).parameters
-    missing = [p for p in ("position_ids", "past_key_values", "attention_mask") if p not in parameters]
-    if missing:
-        raise UserError(name + f"its forward takes no {', '.join(missing)}, so a tree cannot be laid out in it")
+        return f"its {', '.join(strange)} layers see by rules of their own; allowed are {FULL} and {SLIDING}"
+    if getattr(kind, "_is_stateful", False):
+        return "its recurrent state cannot take back a rejected token"
+    if getattr(config, "num_kv_shared_layers", None):
+        return "its last layers share the keys and values of earlier ones"
+    if getattr(config, "alibi", False) or config.model_type in BY_SLOT:
+        return "it measures distances in cache slots, where a tree's nodes do not lie in the order of their positions"
+    if kind is None:
+        return "transformers has no causal language model of this type"
+    parameters = inspect.signature(kind.forward).parameters
+    needed = ("position_ids", "past_key_values", "attention_mask", "logits_to_keep")
+    if missing := [p for p in needed if p not in parameters]:
+        return f"its forward takes no {', '.join(missing)}, so a tree cannot be laid out in it"
+    return None
 
 
 def one_layer(config: PreTrainedConfig, layers: int = 1) -> PreTrainedModel:
@@ -300,5 +398,6 @@ def one_layer(config: PreTrainedConfig, layers: int = 1) -> PreTrainedModel:
     if values.get("layer_types"):
         values["layer_types"] = [FULL] * layers
     small = type(config)(**{k: v for k, v in values.items() if k != "transformers_version"})
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(small, dtype=torch.float32)
+    auto: Any = AutoModelForCausalLM
+    model: PreTrainedModel = auto.from_config(small, dtype=torch.float32)
     return model

@@ -5,7 +5,7 @@ Shapes: R rows, N nodes.
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ class Drafting:
 
     drafter: Drafter[Any]
     state: Any
-    drawing: Drawing = Drawing()
+    drawing: Drawing = field(default_factory=Drawing)
 
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, self.drawing)
@@ -54,8 +54,8 @@ def speculate(
         texts: prompts, limits and caches of all rows; holds the output at the end.
     """
     roots, first, verified = prefill(target, acceptor, drafter.needs, texts)
-    state = drafter.start(texts.prompts, first.bonus, verified.taps, texts.drafter_state)
-    draft, memory = Drafting(drafter, state), policy.start()
+    texts.drafter_state = drafter.start(texts.prompts, first.bonus, verified.taps, texts.drafter_state)
+    draft, memory = Drafting(drafter, texts.drafter_state), policy.start()
     yield texts.emit(target, roots, first, step=False)
     while texts.live.size:
         start = time.perf_counter()
@@ -64,7 +64,7 @@ def speculate(
         drafted = time.perf_counter()
         probes = draft.probes()
         verified = target.verify(texts.cache, tree, drafter.needs, probes)
-        verdict = acceptor.accept(tree, texts.distributions(tree, verified.logits), texts.noise)
+        verdict = acceptor.accept(tree, texts.distributions(tree, verified.logits), texts.chance)
         target.commit(texts.cache, tree, verdict)
         checked = time.perf_counter()
         draft.commit(tree, verdict, verified)
@@ -82,7 +82,7 @@ def plain(target: Target, acceptor: Acceptor, texts: Texts) -> Iterator[list[Emi
         start = time.perf_counter()
         tree = Tree.planted(texts.live, texts.last[texts.live])
         verified = target.verify(texts.cache, tree, Needs())
-        verdict = acceptor.accept(tree, texts.distributions(tree, verified.logits), texts.noise)
+        verdict = acceptor.accept(tree, texts.distributions(tree, verified.logits), texts.chance)
         target.commit(texts.cache, tree, verdict)
         texts.clock(verify=time.perf_counter() - start)
         yield texts.emit(target, tree, verdict)
@@ -92,4 +92,4 @@ def prefill(target: Target, acceptor: Acceptor, needs: Needs, texts: Texts) -> t
     """Reads the prompts and chooses the token after each, as if its last token were a tree without drafts."""
     roots = Tree.planted(texts.rows, texts.last.copy())
     verified = target.prefill(texts.cache, texts.prompts, needs)
-    return roots, acceptor.accept(roots, texts.distributions(roots, verified.logits), texts.noise), verified
+    return roots, acceptor.accept(roots, texts.distributions(roots, verified.logits), texts.chance), verified

@@ -150,7 +150,8 @@ class Keyed(Chance):
     def uniform(self, row: int, depth: int, kind: int, n: int) -> Floats:
         """[n] numbers in [0, 1) for one place; `kind` tells apart the uses of a place."""
         place = int(self._positions[row]) + depth + 1
-        generator = np.random.Philox(key=[self._seed, int(self._requests[row])], counter=[0, 0, place, kind])
+        key = np.array([self._seed, int(self._requests[row])], np.uint64)  # a list of large seeds would be read as floats
+        generator = np.random.Philox(key=key, counter=[0, 0, place, kind])
         return np.random.Generator(generator).random(n)
 
     def categorical(self, p: Tensor, row: int, depth: int) -> int:

@@ -4,17 +4,17 @@ Shapes: R rows, N nodes, P probe rows, D hidden size, V vocabulary, T tokens of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from draftree.cache import SlotCache
-from draftree.decoder import Decoder, Feed
+from draftree.decoder import Decoder, Feed, refuse_unsupported
 from draftree.errors import UserError
 from draftree.tree import Bools, Ints, Tree, Verdict
 
@@ -59,9 +59,7 @@ class Taps:
         """The taps of some of the tokens."""
         at = torch.from_numpy(index).to(self.cache.device)
         hidden = {layer: h.index_select(0, at) for layer, h in self.hidden.items()}
-        return type(self)(
-            hidden, self.rows[index], self.positions[index], self.tokens[index], self.cache, self.probe_logits
-        )
+        return type(self)(hidden, self.rows[index], self.positions[index], self.tokens[index], self.cache, self.probe_logits)
 
 
 @dataclass(frozen=True)
@@ -116,13 +114,15 @@ class Target:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         try:
             config = AutoConfig.from_pretrained(path)
+            kinds: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+            refuse_unsupported(config, kinds.get(type(config), None))
             stored = getattr(config, "dtype", None) or torch.float32
             dtype = dtype or (torch.float32 if place.type == "cpu" and stored in (torch.float16, torch.bfloat16) else stored)
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(place)
+            model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
         except (OSError, ValueError, KeyError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UserError(f"cannot load target '{name}' (allowed: demo, a Hugging Face folder, a hub id): {first}") from error
-        return cls(Decoder(model), name)
+        return cls(Decoder(model.to(place)), name)
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
         """An empty cache for `rows` sequences."""
@@ -162,12 +162,12 @@ class Target:
         """
         rest = [p[n:] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
         longest = max(len(r) for r in rest)
-        chunk = longest if self.decoder.rope_boundary else CHUNK
+        reach = np.array([len(p) for p in prompts], np.int64)
         logits: list[Tensor | None] = [None] * len(rest)
         taps: list[list[Taps]] = [[] for _ in rest]
-        for at in range(0, longest, chunk):
-            part = [r[at : at + chunk] for r in rest]
-            feed = Feed.chains(part, cache.lengths.copy(), self.decoder.device)
+        for at in range(0, longest, CHUNK):
+            part = [r[at : at + CHUNK] for r in rest]
+            feed = replace(Feed.chains(part, cache.lengths.copy(), self.decoder.device), reach=reach)
             ends = [max(len(t) - 1, 0) for t in part]
             columns = sorted(set(ends))
             keep = torch.tensor(columns, device=self.decoder.device)
@@ -182,9 +182,7 @@ class Target:
                     cache.keep(r, place)
         parts = [t for row in taps for t in row]
         hidden = {layer: torch.cat([t.hidden[layer] for t in parts]) for layer in needs.hidden}
-        rows, positions, tokens = (
-            np.concatenate([getattr(t, f) for t in parts]) for f in ("rows", "positions", "tokens")
-        )
+        rows, positions, tokens = (np.concatenate([getattr(t, f) for t in parts]) for f in ("rows", "positions", "tokens"))
         stacked = torch.stack([row for row in logits if row is not None])
         return Verified(stacked, Taps(hidden, rows, positions, tokens, cache))
 
@@ -199,7 +197,10 @@ class Target:
         positions = [d + n for d, n in zip(depths, cache.lengths.tolist(), strict=True)]
         seen = [tree.ancestors[np.ix_(i, i)] for i in rows] if cache.rows > 1 else [tree.ancestors]
         if probes is not None:
-            tokens, positions, seen = _with_probes(probes, tokens, positions, seen)
+            last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
+            # Probes only guess: beyond a change of rope, or the context, they would disturb what must be exact.
+            kept = replace(probes, positions=np.minimum(probes.positions, last))
+            tokens, positions, seen = _with_probes(kept, tokens, positions, seen)
         feed = Feed.packed(tokens, positions, cache.lengths.copy(), seen, positions, self.decoder.device)
         with self.decoder.tapped(needs.hidden) as caught:
             out = self.decoder.forward(cache, feed)

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftree.cache import SlotCache
 from draftree.errors import UserError
 from draftree.policies.base import Room
-from draftree.sampling import Distributions, Drawing, Keyed, Sampling
+from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling
 from draftree.stats import Stats, Step
 from draftree.target import Probes, Target
 from draftree.tree import Draw, Ints, Tree, Verdict
@@ -59,6 +59,7 @@ class Texts:
         sampling: how tokens are chosen.
         cache: the target's; what it holds already must be a proper beginning of each prompt.
         drafter_state: the drafter's for the same beginning, if there is one.
+        branches: what the target's tokens are drawn from instead of the keyed noise; a test enumerates it.
         committed: each row's tokens in the target's cache, or to be there once the prefill is done.
         last: [R] each row's root, the newest token chosen.
         written: each row's output.
@@ -70,6 +71,7 @@ class Texts:
     sampling: Sampling
     cache: SlotCache
     drafter_state: Any = None
+    branches: Chance | None = None
     committed: list[Ints] = field(init=False)
     last: Ints = field(init=False)
     written: list[list[int]] = field(init=False)
@@ -99,6 +101,11 @@ class Texts:
         numbers = np.array([r.number for r in self.requests], np.int64)
         return Keyed(self.sampling.seed, numbers, np.array([len(c) for c in self.committed], np.int64))
 
+    @property
+    def chance(self) -> Chance:
+        """What the acceptor draws from."""
+        return self.noise if self.branches is None else self.branches
+
     def drawing(self, kind: Draw) -> Drawing:
         """How the drafter is to draw in this step."""
         return Drawing(kind, self.sampling.temperature, None if kind is Draw.POINT else self.noise)
@@ -119,7 +126,9 @@ class Texts:
         ]
         return Room(np.array(depth, np.int64), MAX_NODES)
 
-    def emit(self, target: Target, tree: Tree, verdict: Verdict, probes: Probes | None = None, step: bool = True) -> list[Emitted]:
+    def emit(
+        self, target: Target, tree: Tree, verdict: Verdict, probes: Probes | None = None, step: bool = True
+    ) -> list[Emitted]:
         """Writes down what was accepted, cut exactly where plain decoding stops.
 
         Args:
@@ -142,7 +151,8 @@ class Texts:
             self.last[row] = tokens[-1]
             ends = [i + 1 for i, t in enumerate(tokens) if t in request.eos]
             count = min([len(tokens), request.max_new_tokens - len(written), *ends])
-            origins: list[Origin] = ["drafted"] * len(path) + (["bonus"] if step else ["prefill"])
+            origins: list[Origin] = ["drafted" for _ in path]
+            origins.append("bonus" if step else "prefill")
             written.extend(tokens[:count])
             self.stats.new_tokens += count
             events.append(Emitted(row, tokens[:count], origins[:count]))

@@ -10,7 +10,6 @@ from enum import Enum
 from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -114,8 +113,16 @@ class Tree:
         """How many nodes are not roots (γ summed over rows)."""
         return len(self) - self.roots
 
-    def append(self, parents: Ints, tokens: Ints, log_q: Floats, score: Floats, candidates: Candidates,
-               q_row: Ints | None = None, q: Tensor | None = None) -> "Tree":
+    def append(
+        self,
+        parents: Ints,
+        tokens: Ints,
+        log_q: Floats,
+        score: Floats,
+        candidates: Candidates,
+        q_row: Ints | None = None,
+        q: Tensor | None = None,
+    ) -> "Tree":
         """The tree with further nodes behind the present ones, in the order given.
 
         Args:
@@ -152,7 +159,8 @@ class Tree:
         new = np.where(keep, np.cumsum(keep) - 1, -1)
         parents = self.parents[keep]
         parents = np.where(parents < 0, -1, new[parents])
-        assert (parents[self.roots :] >= 0).all() and keep[: self.roots].all(), "a kept node lost its parent"
+        connected = bool((parents[self.roots :] >= 0).all() and keep[: self.roots].all())
+        assert connected, "a kept node lost its parent"
         picked = {f: getattr(self, f)[keep] for f in ("tokens", "depth", "row", "log_q", "score", "source", "number")}
         return replace(self, parents=parents, q_row=self._q_rows[keep], **picked)
 

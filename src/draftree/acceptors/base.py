@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
+import numpy as np
+
 from draftree.errors import UserError
 from draftree.policies.base import Policy
 from draftree.sampling import Chance, Distributions
 from draftree.tree import Draw, Ints, Tree, Verdict
-
-import numpy as np
 
 
 class Acceptor(ABC):
@@ -43,20 +43,16 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
         tree: the verified tree.
         choose: the target's token after a node.
     """
-    child = {}
+    child: dict[tuple[int, int], int] = {}
     for node in range(len(tree) - 1, tree.roots - 1, -1):  # backwards: of equal siblings the first stays
         child[int(tree.parents[node]), int(tree.tokens[node])] = node
     paths: list[Ints] = []
-    bonus = []
+    bonus: list[int] = []
     for root in range(tree.roots):
-        path: list[int] = []
-        node: int | None = root
-        while node is not None:
-            token = choose(node)
-            node = child.get((node, token))
-            if node is not None:
-                path.append(node)
-        paths.append(np.array(path, np.int64))
+        path = [root]
+        while (found := child.get((path[-1], token := choose(path[-1])))) is not None:
+            path.append(found)
+        paths.append(np.array(path[1:], np.int64))
         bonus.append(token)
     return Verdict(tuple(paths), np.array(bonus, np.int64))
 

@@ -48,9 +48,9 @@ def feed(decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints) -> tuple
     rows = [frontier[tree.row[frontier] == r] for r in range(cache.rows)] if cache.rows > 1 else [frontier]
     tokens, positions, visible, scratch, starts = [], [], [], [], cache.lengths.copy()
     for r, nodes in enumerate(rows):
-        pending, before = state.pending[r], state.fed[r]
-        base = int(cache.lengths[r])
-        waiting = pending if not before.size and nodes.size else NOTHING  # the first pass of a step takes them along
+        before, base = state.fed[r], int(cache.lengths[r])
+        pending = state.pending[r] if before.size or nodes.size else NOTHING  # a row not drafted for takes no slots
+        waiting = NOTHING if before.size else pending  # the first pass of a step takes them along
         places = np.concatenate((before, nodes))
         depths = base + len(pending) + tree.depth[places]
         seen = np.ones((len(waiting) + len(nodes), len(pending) + len(places)), np.bool_)

@@ -81,12 +81,16 @@ class Layered(Policy):
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
         """Appends the nodes to keep of one layer's candidates; returns the tree and the next frontier."""
 
+    def first(self, tree: Tree, costs: Costs) -> Ints:
+        """The first frontier; by default all roots."""
+        return np.arange(tree.roots)
+
     def finish(self, tree: Tree, costs: Costs) -> Tree:
         """Selects the nodes to verify; by default all."""
         return tree
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        frontier = np.arange(tree.roots)
+        frontier = self.first(tree, costs)
         while (frontier := frontier[tree.depth[frontier] < room.depth[tree.row[frontier]]]).size:
             tree, frontier = self.grow(tree, frontier, expand(tree, frontier, self.candidates), costs)
             if tree.drafted >= room.nodes * tree.roots:

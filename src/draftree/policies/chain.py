@@ -6,6 +6,7 @@ from typing import final
 import numpy as np
 
 from draftree.costs import Costs
+from draftree.errors import UserError
 from draftree.policies.base import Layered, append
 from draftree.tree import Candidates, Ints, Tree
 
@@ -20,6 +21,10 @@ class Chain(Layered):
     """
 
     length: int = 5
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise UserError(f"chain: length is {self.length}, allowed is at least 1")
 
     @property
     def candidates(self) -> int:

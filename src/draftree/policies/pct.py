@@ -48,12 +48,21 @@ class PCT(Layered):
     def candidates(self) -> int:
         return self.width
 
+    def first(self, tree: Tree, costs: Costs) -> Ints:
+        return self._expandable(tree, np.arange(tree.roots), costs)
+
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
         # A value never exceeds its parent's, so a node below the leaf threshold has only such nodes below it: leaving
         # it out now is the same as removing its leaves, and theirs, at the end.
-        leaf = math.log(self.leaf_threshold) if self.leaf_threshold > 0 else -math.inf
+        leaf = _log(self.leaf_threshold)
         grown = append(tree, frontier, candidates, lambda score: score >= leaf)
-        new = np.arange(len(tree), len(grown))
+        return grown, self._expandable(grown, np.arange(len(tree), len(grown)), costs)
+
+    def _expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
+        """Those of the nodes whose value is at least sₐ/sₜ (eq. 5); a root's is 1."""
         ratio = costs.ratio if self.ratio is None else self.ratio
-        expandable = np.exp(grown.score[new]) >= ratio
-        return grown, new[expandable & (grown.depth[new] < self.max_depth)]
+        return nodes[(tree.score[nodes] >= _log(ratio)) & (tree.depth[nodes] < self.max_depth)]
+
+
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf

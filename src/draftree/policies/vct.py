@@ -6,6 +6,7 @@ from typing import final
 import numpy as np
 
 from draftree.costs import Costs
+from draftree.errors import UserError
 from draftree.policies.base import Layered, append
 from draftree.tree import Candidates, Ints, Tree
 
@@ -22,6 +23,10 @@ class VCT(Layered):
 
     width: int = 3
     depth: int = 5
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.depth < 1:
+            raise UserError(f"vct: got width={self.width}, depth={self.depth}; allowed are at least 1")
 
     @property
     def candidates(self) -> int:

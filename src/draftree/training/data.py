@@ -33,7 +33,7 @@ def rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """The rows of a JSONL file, or a plain text as one row, each with where it stands.
 
     Raises:
-        UserError: the file is missing, or a line is not JSON.
+        UserError: the file is missing or not text, or a line is not JSON.
     """
     if not path.exists():
         raise UserError(f"data '{path}' does not exist: a .jsonl file, a text file or a folder of them was expected")
@@ -44,7 +44,11 @@ def rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     if path.suffix not in (".jsonl", ".json"):
         yield {"text": path.read_text(errors="replace")}, str(path)
         return
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"'{path}' is not UTF-8 text: {error}") from None
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines would also cut at U+2028, which JSON strings may hold
         if line.strip():
             where = f"{path}:{number}"
             try:
@@ -74,12 +78,17 @@ def messages(row: dict[str, Any], where: str) -> Messages | None:
             return [{"role": "user", "content": row["question"].strip()}, {"role": "assistant", "content": answer}]
     except (KeyError, TypeError) as error:
         raise UserError(f"{where}: a message lacks or has an unknown {error}; roles are {', '.join(sorted(ROLES))}") from None
-    raise UserError(f"{where} has the keys {', '.join(sorted(row))}; allowed are text, messages, conversations, question + answer")
+    raise UserError(
+        f"{where} has the keys {', '.join(sorted(row))}; allowed are text, messages, conversations, question + answer"
+    )
 
 
 def chat_sample(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
     """A chat rendered by the tokenizer's template; learnt is what stands between each generation prompt and its end."""
-    render = lambda part, prompt: str(tokenizer.apply_chat_template(part, tokenize=False, add_generation_prompt=prompt))
+
+    def render(part: Messages, prompt: bool) -> str:
+        return str(tokenizer.apply_chat_template(part, tokenize=False, add_generation_prompt=prompt))
+
     text = render(chat, False)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     starts = np.array([a for a, _ in encoded["offset_mapping"]])
@@ -98,7 +107,7 @@ def read(paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, max_tokens: 
     Raises:
         UserError: there is nothing to learn, or a chat cannot be rendered.
     """
-    samples = []
+    samples: list[Sample] = []
     for path in paths:
         for row, where in rows(path):
             chat = messages(row, where)
@@ -119,7 +128,6 @@ def _samples(
     else:
         ids = np.array(tokenizer(row["text"], add_special_tokens=False)["input_ids"], np.int64)
         parts = [
-            Sample(ids[i : i + max_tokens], np.arange(len(ids[i : i + max_tokens])) > 0)
-            for i in range(0, len(ids), max_tokens)
+            Sample(ids[i : i + max_tokens], np.arange(len(ids[i : i + max_tokens])) > 0) for i in range(0, len(ids), max_tokens)
         ]
     yield from (p for p in parts if p.learn.any())

@@ -37,4 +37,5 @@ def dual_block(tokens: int, block: int, phase: int, window: int | None = None) -
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """[1, 1, …] 0 where visible, the lowest finite number elsewhere."""
-    return torch.where(visible, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]
+    nothing = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return nothing.masked_fill(~visible, torch.finfo(dtype).min)[None, None]

@@ -24,6 +24,7 @@ from draftree.drafters.base import Batch, Trainable
 from draftree.errors import UserError
 from draftree.target import Target
 from draftree.training.data import Sample
+from draftree.training.teacher import Teacher
 
 STATE, PLAN, LOG = "training.pt", "training.json", "training.jsonl"
 
@@ -44,6 +45,7 @@ class Plan:
         evaluate_every: steps between two measurements.
         save_every: steps between two saves of the state to resume from.
         bf16: whether forwards run in bfloat16 autocast.
+        keep_features: whether the target's hidden states are kept in memory, so that each text is read once.
         seed: of everything that is drawn.
     """
 
@@ -58,6 +60,7 @@ class Plan:
     evaluate_every: int = 250
     save_every: int = 250
     bf16: bool = False
+    keep_features: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -120,6 +123,7 @@ def train(
     accelerator = Accelerator(mixed_precision="bf16" if plan.bf16 else "no", cpu=target.decoder.device.type == "cpu")
     optimizer = torch.optim.AdamW(drafter.model.parameters(), lr=plan.lr)
     objective, optimizer = accelerator.prepare(Objective(drafter), optimizer)
+    teacher = Teacher(target, drafter.needs, plan.keep_features, plan.seed)
     first = _resume(out, plan, drafter, optimizer)
     progress = Progress(first, steps, math.nan)
     with _interruptible() as stopped, (out / LOG).open("a") as log:
@@ -127,7 +131,7 @@ def train(
             drafter.model.train()
             for group in optimizer.param_groups:
                 group["lr"] = plan.lr * scale(plan, step, steps)
-            loss = objective(batch_of(target, drafter, _chosen(learnt, plan, step), plan.seed, step))
+            loss = objective(teacher.batch(_chosen(learnt, plan, step), step))
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(drafter.model.parameters(), plan.clip)
             optimizer.step()
@@ -135,7 +139,7 @@ def train(
             done = step + 1
             progress = Progress(done, steps, float(loss.detach()))
             if done % plan.evaluate_every == 0 or done == steps:
-                progress = Progress(done, steps, progress.loss, *evaluate(target, drafter, measured, plan))
+                progress = Progress(done, steps, progress.loss, *evaluate(teacher, drafter, measured, plan))
                 log.write(json.dumps(asdict(progress)) + "\n")
                 log.flush()
             listen(progress)
@@ -173,29 +177,16 @@ def scale(plan: Plan, step: int, steps: int) -> float:
 
 
 @torch.no_grad()
-def batch_of(target: Target, drafter: Trainable[Any], samples: Sequence[Sample], seed: int, step: int) -> Batch:
-    """Samples padded at the end, and what the target says of them: later padding cannot change it."""
-    longest = max(len(s.tokens) for s in samples)
-    tokens, learn = np.zeros((len(samples), longest), np.int64), np.zeros((len(samples), longest), np.bool_)
-    for i, s in enumerate(samples):
-        tokens[i, : len(s.tokens)], learn[i, : len(s.learn)] = s.tokens, s.learn
-    device = target.decoder.device
-    ids = torch.from_numpy(tokens).to(device)
-    with target.decoder.tapped(drafter.needs.hidden) as hidden:
-        logits = target.decoder.model(input_ids=ids, use_cache=False).logits
-    generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, 2, step]).generate_state(1)[0]))
-    return Batch(ids, torch.from_numpy(learn).to(device), hidden, logits, generator)
-
-
-@torch.no_grad()
-def evaluate(target: Target, drafter: Trainable[Any], samples: Sequence[Sample], plan: Plan) -> tuple[float | None, float | None]:
+def evaluate(
+    teacher: Teacher, drafter: Trainable[Any], samples: Sequence[Sample], plan: Plan
+) -> tuple[float | None, float | None]:
     """Loss and acceptance length on held-out samples; None where there are none."""
     if not samples:
         return None, None
     drafter.model.eval()
     losses, matched, reached = [], np.zeros(DEPTHS), np.zeros(DEPTHS)
     for i in range(0, len(samples), plan.batch_size):
-        batch = batch_of(target, drafter, samples[i : i + plan.batch_size], plan.seed, -1 % 2**32)
+        batch = teacher.batch(samples[i : i + plan.batch_size], -1)
         losses.append(float(drafter.loss(batch)))
         for phase in range(0, DEPTHS, 3):
             hit, seen = acceptance_by_depth(batch, drafter.forward(batch, DEPTHS, phase), phase)

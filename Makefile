@@ -1,0 +1,38 @@
+# make demo    sets up and runs the main job        make test    sets up and runs the tests
+# make check   what CI runs: lint, types, tests     make clean   removes what these made
+
+PYTHON ?= python3
+# A torch of this exact version: where an index offers a CPU build of it (2.13.0+cpu), pip prefers that one.
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+PROMPT := Natalia sold clips to 48 of her friends in April. How many did she sell?
+
+.PHONY: demo test check conformance tables clean
+
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "draftree needs Python 3.11 or newer; say which: make PYTHON=python3.12"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: .venv/ready
+	$(BIN)/draftree generate "$(PROMPT)" --baseline
+
+test: .venv/ready
+	$(BIN)/pytest
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+conformance: .venv/ready
+	$(BIN)/python -m draftree.testing --full
+
+tables: .venv/ready
+	$(BIN)/python benchmarks/tables.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

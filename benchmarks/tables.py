@@ -1,0 +1,51 @@
+"""Writes the README's tables from the saved results beside this file.
+
+python benchmarks/tables.py            # between <!-- table:NAME --> and <!-- /table -->, from results/NAME.json
+python benchmarks/tables.py --check    # writes nothing; exit status 1 if the README differs
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from draftree.errors import UserError
+from draftree.evaluation.report import markdown, read
+
+HERE = Path(__file__).parent
+TABLE = re.compile(r"(<!-- table:(\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+
+
+def refreshed(text: str, results: Path) -> str:
+    """A document with its tables written anew; one that has no result yet stays as it is."""
+
+    def table(found: re.Match[str]) -> str:
+        saved = results / f"{found[2]}.json"
+        return f"{found[1]}{markdown(read(saved))}\n{found[3]}" if saved.is_file() else found[0]
+
+    return TABLE.sub(table, text)
+
+
+def main() -> int:
+    """Refreshes or checks; returns the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, tell whether the README is up to date")
+    parser.add_argument("--readme", type=Path, default=HERE.parent / "README.md")
+    parser.add_argument("--results", type=Path, default=HERE / "results")
+    args = parser.parse_args()
+    try:
+        before = args.readme.read_text()
+        after = refreshed(before, args.results)
+    except (OSError, UserError) as error:
+        print(f"tables: {error}", file=sys.stderr)
+        return 2
+    if args.check and before != after:
+        print(f"{args.readme} is not what the saved results say: run python benchmarks/tables.py", file=sys.stderr)
+        return 1
+    if before != after:
+        args.readme.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""The command line; other programs rely on its options, its JSON and its exit status.
+
+Exit status: 0 done; 2 a user's mistake, told in one line; 130 interrupted; 1 anything else. What needs torch is
+imported inside the commands, so that help and mistakes in options do not wait for it.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from draftree.errors import DraftreeError, UnknownName, UserError
+
+INTERRUPTED = 130
+"""The exit status a shell gives a program ended by Ctrl-C."""
+
+
+class Commands(TyperGroup):
+    """The commands; for one that does not exist, the nearest is named."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if not cmd_name.startswith("-") and cmd_name not in self.commands:
+            raise UnknownName("command", cmd_name, self.commands)
+        return super().get_command(ctx, cmd_name)
+
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    help="Exactly what a causal language model would have written anyway, in far fewer forward passes.",
+)
+
+EDD, PCT, GREEDY, ALL = ["edd"], ["pct"], [0.0], list[str]()
+
+TargetName = Annotated[str, typer.Option("--target", help="demo, a Hugging Face folder, or a hub id.")]
+DrafterSpec = Annotated[str, typer.Option("--drafter", help="A spec (name, or name:key=value,…) or a checkpoint's folder.")]
+Device = Annotated[str | None, typer.Option(help="A torch device; by default a GPU where there is one.")]
+DType = Annotated[
+    Literal["float64", "float32", "bfloat16", "float16"] | None,
+    typer.Option(help="Of the target's weights; by default the checkpoint's own, float32 for half precision on a CPU."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")]
+CostsFile = Annotated[
+    Path | None, typer.Option("--costs", help="A file that `draftree costs --out` wrote; by default they are measured here.")
+]
+MaxNew = Annotated[int, typer.Option("--max-new-tokens", help="How many tokens may be written.")]
+Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
+
+
+@app.callback(invoke_without_command=True)
+def top(ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from draftree import __version__
+
+        print(__version__)
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        known = ", ".join(sorted(c.name or "" for c in app.registered_commands))
+        raise UserError(f"no command was given, known are {known}; draftree --help explains them")
+
+
+@app.command(name="generate")
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to answer or to continue; - reads it from standard input.")],
+    target: TargetName = "demo",
+    drafter: DrafterSpec = "edd",
+    policy: Annotated[str, typer.Option(help="A spec.")] = "pct",
+    acceptor: Annotated[str | None, typer.Option(help="A spec; by default greedy at temperature 0, else match.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 for greedy decoding.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="The least mass of likeliest tokens that is kept.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="How many of the likeliest tokens are kept; 0 keeps all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="The least probability kept, relative to the likeliest token's.")] = 0.0,
+    seed: Seed = 0,
+    max_new_tokens: MaxNew = 128,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
+    baseline: Annotated[bool, typer.Option("--baseline", help="Run plain decoding too, and compare.")] = False,
+    costs: CostsFile = None,
+    device: Device = None,
+    dtype: DType = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write what the target would write, in fewer passes."""
+    from draftree import Request, Sampling, inputs, terminal
+    from draftree.evaluation.runner import Comparison, assemble, compare, warm
+    from draftree.prompts import encode, question
+
+    sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+    text, fixed = inputs.prompt_text(prompt), inputs.fixed_costs(costs)
+    inputs.quiet()
+    with terminal.busy("loading"):
+        loaded = assemble(lambda: inputs.load_target(target, device, dtype), [drafter], [policy], fixed, acceptor)
+        engine = loaded[drafter, policy]
+        request = Request(encode(engine.tokenizer, text if raw else question(text)), max_new_tokens, engine.eos)
+        warm(engine, request, sampling, baseline)
+    console = terminal.output()
+    stream = terminal.Stream(console, engine.tokenizer) if console.is_terminal and not as_json else None
+    first = engine.generate([request], sampling, stream, reuse=False)
+    written = terminal.decode(engine.tokenizer, first.tokens[0])
+    if stream is not None:
+        stream.end()
+    elif not as_json:
+        print(written, flush=True)
+    result = Comparison(first.tokens[0], first.stats)
+    if baseline:
+        with terminal.busy("running plain decoding, to compare"):
+            result = compare(engine, request, sampling, first)
+    if as_json:
+        emit({"text": written, "token_ids": result.tokens, **result.as_json()})
+    else:
+        terminal.show_summary(console, result, coloured=stream is not None)
+
+
+@app.command(name="list")
+def list_parts(as_json: AsJson = False) -> None:
+    """List drafters, policies, acceptors and suites, with their knobs and defaults."""
+    from draftree import registry, terminal
+    from draftree.evaluation import suites
+
+    found: dict[str, dict[str, dict[str, Any]]] = {
+        plural: {
+            name: {"summary": registry.summary(kind, name), "knobs": registry.knobs(kind, name)}
+            for name in registry.names(kind)
+        }
+        for kind, plural in {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}.items()
+    }
+    found["suites"] = {name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.names()}
+    if as_json:
+        emit(found)
+        return
+    console = terminal.output()
+    for kind, parts in found.items():
+        rows = [{"name": name, "about": p["summary"], "knobs": terminal.knobs_text(p["knobs"])} for name, p in parts.items()]
+        console.print(terminal.table(kind, rows))
+
+
+@app.command(name="bench")
+def bench(
+    suite: Annotated[str, typer.Option(help="A shipped suite, or a file of prompts.")],
+    out: Annotated[Path, typer.Option(help="Where the result is saved, as JSON.")],
+    drafter: Annotated[list[str], typer.Option(help="A spec or a checkpoint's folder; repeat it for several.")] = EDD,
+    policy: Annotated[list[str], typer.Option(help="A spec; repeat it for several.")] = PCT,
+    target: TargetName = "demo",
+    temperature: Annotated[list[float], typer.Option(help="0 for greedy decoding; repeat it for several.")] = GREEDY,
+    category: Annotated[list[str], typer.Option(help="Only prompts of this category; repeat it for several.")] = ALL,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    max_new_tokens: MaxNew = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each text is written; seconds are means.")] = 1,
+    seed: Seed = 0,
+    costs: CostsFile = None,
+    device: Device = None,
+    dtype: DType = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure drafters × policies on a file of prompts, with plain decoding interleaved."""
+    from draftree import inputs, terminal
+    from draftree.evaluation import report, suites
+    from draftree.evaluation.provenance import costs_used, provenance
+    from draftree.evaluation.runner import Bench, Journal, assemble, chosen, product
+
+    prompts, fixed, cells = suites.load(suite), inputs.fixed_costs(costs), product(drafter, policy, temperature)
+    selected = prompts.select(category)
+    inputs.writable(out)
+    inputs.quiet()
+    with terminal.busy("loading"):
+        engines = assemble(lambda: inputs.load_target(target, device, dtype), drafter, policy, fixed)
+        requests, too_long = chosen(selected, next(iter(engines.values())), max_new_tokens, limit)
+    if too_long:
+        terminal.errors().print(f"draftree: prompts left out, too long for the target's context: {too_long}")
+    picked = {"name": prompts.name, "sha256": prompts.sha256, "categories": category, "limit": limit,
+              "skipped_too_long": too_long, "turns": "of several, the first is asked"}  # fmt: skip
+    about = {
+        "suite": picked,
+        "repeats": repeats,
+        "max_new_tokens": max_new_tokens,
+    }
+    work = Bench(cells, engines, requests, seed, repeats)
+    said = about | provenance(work.target, seed)
+    key = {k: v for k, v in said.items() if k not in ("date", "command")} | {"cells": [asdict(c) for c in cells]}
+    journal = Journal(out.with_name(out.name + ".partial"), key)
+    with terminal.progress("bench", len(requests)) as tell, interruptible(f"the same command goes on from '{journal.path}'"):
+        done = work.run(journal, lambda n: tell(n))
+    rows = report.rows(done, seed)
+    result = {"provenance": said | {"costs": costs_used(engines)}, "rows": rows}
+    report.save(result, out)
+    journal.remove()
+    if as_json:
+        emit(result)
+        return
+    title = f"{len(requests)} prompts of suite {prompts.name}, at most {max_new_tokens} new tokens; saved in {out}"
+    console = terminal.output()
+    console.print(terminal.table(title, terminal.narrowed(report.shown(rows), console.width, least=6)))
+
+
+@app.command(name="costs")
+def show_costs(
+    target: TargetName = "demo",
+    drafter: DrafterSpec = "edd",
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write them to a file, for --costs.")] = None,
+    device: Device = None,
+    dtype: DType = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a draft step and a target pass cost on this machine, by how many tokens are fed."""
+    from draftree import inputs, terminal
+    from draftree.costs import measured
+    from draftree.registry import build
+
+    method = build("drafter", drafter)
+    if out is not None:
+        inputs.writable(out)
+    inputs.quiet()
+    with terminal.busy("loading and measuring"):
+        model = inputs.load_target(target, device, dtype)
+        found = measured(model, method.open(model), refresh)
+    if out is not None:
+        found.save(out)
+    if as_json:
+        emit(asdict(found) | {"ratio": found.ratio})
+    else:
+        terminal.show_costs(terminal.output(), f"{drafter} for {target}", found)
+
+
+@app.command(name="train")
+def train_drafter(
+    name: Annotated[str, typer.Argument(help="The method, or a spec of it with its knobs.")],
+    data: Annotated[list[Path], typer.Option(help="JSONL, a text file or a folder of them; repeat it for several.")],
+    out: Annotated[Path, typer.Option(help="The folder of the checkpoint.")],
+    target: TargetName = "demo",
+    knobs: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="A knob of the method; repeat it.")] = ALL,
+    epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 1.0,
+    batch_size: Annotated[int, typer.Option(help="Samples in a step.")] = 8,
+    lr: Annotated[float, typer.Option(help="Learning rate of AdamW.")] = 1e-4,
+    schedule: Annotated[Literal["constant", "cosine"], typer.Option(help="Of the learning rate.")] = "constant",
+    warmup: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 0,
+    clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="Longest sample.")] = 512,
+    held_out: Annotated[float, typer.Option(help="Share of the samples that is measured on, 64 at most.")] = 0.02,
+    evaluate_every: Annotated[int, typer.Option(help="Steps between two measurements.")] = 250,
+    save_every: Annotated[int, typer.Option(help="Steps between two saves of the state to go on from.")] = 250,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Forward passes in bfloat16.")] = False,
+    keep_features: Annotated[bool, typer.Option("--keep-features", help="Keep hidden states: faster epochs.")] = False,
+    seed: Seed = 0,
+    device: Device = None,
+    dtype: DType = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a drafter for a target; the same command goes on where it was interrupted."""
+    from draftree import inputs, terminal
+    from draftree.engine import Engine
+    from draftree.registry import build
+    from draftree.training.data import read
+
+    try:
+        from draftree.training.trainer import Plan, train
+    except ModuleNotFoundError as error:
+        raise UserError(f"training needs the package '{error.name}': pip install 'draftree[train]'") from error
+
+    plan = Plan(
+        epochs=epochs, batch_size=batch_size, lr=lr, schedule=schedule, warmup=warmup, clip=clip, max_tokens=max_tokens,
+        held_out=held_out, evaluate_every=evaluate_every, save_every=save_every, bf16=bf16, keep_features=keep_features,
+        seed=seed,
+    )  # fmt: skip
+    method = inputs.trainable(name, knobs)
+    inputs.writable(out, folder=True)
+    inputs.quiet()
+    with terminal.busy("loading"):
+        model = inputs.load_target(target, device, dtype)
+        fresh = method.fresh(model)
+        samples = read(data, Engine(model, fresh, build("policy", "chain")).tokenizer, max_tokens)
+    again = f"the same command goes on from what is kept in '{out}'"
+    with terminal.progress(f"train {name}", None) as tell, interruptible(again):
+        end = train(model, fresh, samples, plan, out, lambda p: tell(p.step, terminal.training_text(p), p.steps))
+    if as_json:
+        emit({"drafter": name, "out": str(out)} | {k: None if v != v else v for k, v in asdict(end).items()})  # no NaN in JSON
+    else:
+        terminal.output().print(f"{out}: {terminal.training_text(end)} after {end.steps} steps", soft_wrap=True)
+
+
+def emit(found: Mapping[str, Any]) -> None:
+    """Prints one JSON object."""
+    print(json.dumps(found, allow_nan=False))
+
+
+@contextmanager
+def interruptible(again: str) -> Iterator[None]:
+    """After Ctrl-C inside, says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"draftree: {again}", file=sys.stderr)
+        raise
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """Ends the program with one line."""
+    print(f"draftree: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(status)
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs one command and ends the program.
+
+    Args:
+        args: what stands behind the program's name; the process's own by default.
+    """
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of libraries; python -W shows them
+    command = typer.main.get_command(app)
+    try:
+        status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)
+    except typer.TyperException as error:
+        fail(f"{error.format_message().rstrip('.')}; what is allowed is told by --help", 2)
+    except DraftreeError as error:
+        fail(str(error), 2)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except OSError as error:  # a full disk, a folder of ours that cannot be written
+        fail(f"{error.strerror or error}: '{error.filename}'" if error.filename else str(error), 1)
+    if status == INTERRUPTED:
+        print("draftree: interrupted", file=sys.stderr)
+    sys.exit(status or 0)

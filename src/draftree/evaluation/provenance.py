@@ -1,0 +1,76 @@
+"""What a saved result has to say of where it comes from."""
+
+import hashlib
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import draftree
+from draftree.costs import machine
+from draftree.engine import Engine
+from draftree.target import Target
+
+
+def provenance(target: Target, seed: int) -> dict[str, Any]:
+    """Commit, versions, hardware, command, seed and date of this run, and its target."""
+    decoder = target.decoder
+    return {
+        "command": shlex.join(["draftree", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "transformers": str(transformers.__version__),
+            "draftree": draftree.__version__,
+        },
+        "hardware": {**machine(decoder.device), "kind": decoder.device.type, "platform": platform.platform()},
+        "seed": seed,
+        "target": {
+            "name": target.name,
+            "architecture": type(decoder.model).__name__,
+            "parameters": sum(p.numel() for p in decoder.model.parameters()),
+            "weights": fingerprint(decoder.model),
+            "dtype": str(decoder.dtype).removeprefix("torch."),
+            "context": decoder.context,
+        },
+    }
+
+
+def costs_used(engines: Mapping[tuple[str, str], Engine]) -> dict[str, Any]:
+    """By drafter, the cost model its policies read; none where no policy asked."""
+    return {d: asdict(e.costs) for (d, _), e in engines.items() if e.policy.reads_costs and e.costs is not None}
+
+
+def commit() -> dict[str, Any] | None:
+    """The commit the package is at and whether its files differ from it; None where it is not a checkout of its own."""
+    folder = Path(draftree.__file__).parent
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return {"id": _git(folder, "rev-parse", "HEAD"), "dirty": bool(_git(folder, "status", "--porcelain", "--", "."))}
+
+
+def _git(folder: Path, *command: str) -> str | None:
+    try:
+        run = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return run.stdout.strip() if run.returncode == 0 else None
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """A hash of the shapes and a sample of all weights, cheap for large models: another training gives another one."""
+    digest = hashlib.sha256()
+    for name, p in sorted(model.state_dict().items()):
+        sample = p.flatten()[:: max(1, p.numel() // 64)].float().cpu()
+        digest.update(f"{name}{tuple(p.shape)}{sample.tolist()}".encode())
+    return digest.hexdigest()[:16]

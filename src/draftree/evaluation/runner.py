@@ -1,0 +1,256 @@
+"""Runs to be compared: the plain baseline and every cell side by side, one text at a time.
+
+Nothing is reused between runs, whoever comes first changes from prompt to prompt, and all of it happens in one process.
+"""
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from draftree.costs import Costs
+from draftree.engine import Engine, Generation
+from draftree.errors import UserError
+from draftree.evaluation.suites import Prompt
+from draftree.prompts import encode
+from draftree.registry import build
+from draftree.sampling import Sampling
+from draftree.stats import Stats, Step
+from draftree.target import Target
+from draftree.text import Request, check
+
+WARM_PROMPT, WARM_TOKENS = 64, 16
+"""How much of the first prompt is read, and how much written behind it, before anything is timed."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination to be measured; plain decoding has neither drafter nor policy."""
+
+    drafter: str | None
+    policy: str | None
+    temperature: float
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the baseline."""
+        return self.drafter is None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one cell wrote for one prompt: the ids, and the figures of every repeat."""
+
+    tokens: list[int]
+    repeats: list[Stats]
+
+    @property
+    def stats(self) -> Stats:
+        """The counts of the first repeat, which are those of all, with the mean seconds of all."""
+        return replace(
+            self.repeats[0],
+            draft_seconds=statistics.fmean(s.draft_seconds for s in self.repeats),
+            verify_seconds=statistics.fmean(s.verify_seconds for s in self.repeats),
+            seconds=statistics.fmean(s.seconds for s in self.repeats),
+        )
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything to be run.
+
+    Attributes:
+        cells: the baseline of each temperature among them.
+        engines: by (drafter, policy).
+        requests: one for each prompt.
+        seed: of the draws.
+        repeats: how often each text is written.
+    """
+
+    cells: Sequence[Cell]
+    engines: Mapping[tuple[str, str], Engine]
+    requests: Sequence[Request]
+    seed: int = 0
+    repeats: int = 1
+
+    @property
+    def target(self) -> Target:
+        """The target of all of them."""
+        return next(iter(self.engines.values())).target
+
+    def write(self, cell: Cell, request: Request) -> Generation:
+        """One text by one cell."""
+        sampling = Sampling(temperature=cell.temperature, seed=self.seed)
+        if cell.drafter is None or cell.policy is None:
+            return next(iter(self.engines.values())).plain([request], sampling)
+        return self.engines[cell.drafter, cell.policy].generate([request], sampling, reuse=False)
+
+    def prompt(self, index: int) -> dict[Cell, Written]:
+        """All cells on one prompt; each repeat starts with another cell."""
+        request = self.requests[index]
+        done: dict[Cell, list[Generation]] = {cell: [] for cell in self.cells}
+        for repeat in range(self.repeats):
+            first = (index * self.repeats + repeat) % len(self.cells)
+            for cell in [*self.cells[first:], *self.cells[:first]]:
+                done[cell].append(self.write(cell, request))
+        return {cell: Written(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()}
+
+    def warm(self) -> None:
+        """Runs every cell for a moment, which also measures what policies ask the costs of."""
+        for cell in self.cells:
+            self.write(cell, short(self.requests[0]))
+
+    def run(self, journal: "Journal", advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, Written]]:
+        """All prompts, in order; those in the journal are not run again."""
+        self.warm()
+        done = journal.read(self.cells)[: len(self.requests)]
+        for index in range(len(self.requests)):
+            if index >= len(done):
+                done.append(self.prompt(index))
+                journal.add(done[-1])
+            advance(index + 1)
+        return done
+
+
+def short(request: Request) -> Request:
+    """A request to warm up with; it does not end early."""
+    tokens = min(WARM_TOKENS, request.max_new_tokens)
+    return replace(request, prompt=request.prompt[-WARM_PROMPT:], max_new_tokens=tokens, eos=frozenset())
+
+
+def product(drafters: Sequence[str], policies: Sequence[str], temperatures: Sequence[float]) -> list[Cell]:
+    """The baseline and every drafter under every policy, at each temperature."""
+    pairs = [(d, p) for d in dict.fromkeys(drafters) for p in dict.fromkeys(policies)]
+    return [Cell(d, p, t) for t in dict.fromkeys(temperatures) for d, p in [(None, None), *pairs]]
+
+
+def assemble(
+    load: Callable[[], Target],
+    drafters: Sequence[str],
+    policies: Sequence[str],
+    costs: Costs | None,
+    acceptor: str | None = None,
+) -> dict[tuple[str, str], Engine]:
+    """An engine for every drafter under every policy; specs are read before the target is loaded, so mistakes come at once."""
+    methods = {d: build("drafter", d) for d in drafters}
+    grown = {p: build("policy", p) for p in policies}
+    rule = build("acceptor", acceptor) if acceptor else None
+    target = load()
+    opened = {d: method.open(target) for d, method in methods.items()}
+    return {(d, p): Engine(target, opened[d], grown[p], rule, costs) for d in opened for p in grown}
+
+
+@dataclass
+class Journal:
+    """What a run has done so far, beside its output, so that an interrupted one can go on.
+
+    Attributes:
+        path: removed when the result was saved.
+        key: what the run is; a journal of another run is started anew.
+    """
+
+    path: Path
+    key: Mapping[str, Any]
+    _begun: bool = field(default=False, init=False)
+
+    def read(self, cells: Sequence[Cell]) -> list[dict[Cell, Written]]:
+        """The prompts done, if the journal is of this run; a last line that was broken off is not counted."""
+        lines = list(self._lines())
+        if not lines or lines[0] != json.loads(json.dumps(self.key)):
+            return []
+        self._begun = True
+        self._write("w", lines)
+        return [dict(zip(cells, map(_written, line), strict=True)) for line in lines[1:]]
+
+    def add(self, done: Mapping[Cell, Written]) -> None:
+        """Notes one prompt."""
+        line = [[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]
+        self._write("a" if self._begun else "w", [line] if self._begun else [self.key, line])
+        self._begun = True
+
+    def remove(self) -> None:
+        """Forgets it: the result is saved."""
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, mode: str, lines: Sequence[Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open(mode) as file:
+            file.writelines(json.dumps(line) + os.linesep for line in lines)
+
+    def _lines(self) -> Iterator[Any]:
+        if self.path.is_file():
+            for text in self.path.read_text().splitlines():
+                try:
+                    yield json.loads(text)
+                except ValueError:
+                    return
+
+
+def _written(line: Any) -> Written:
+    tokens, repeats = line
+    return Written(tokens, [Stats(s[0], [Step(*step) for step in s[1]], *s[2:]) for s in repeats])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One text, and where it was asked for, the baseline's seconds for it and whether it wrote the same."""
+
+    tokens: list[int]
+    stats: Stats
+    plain: Stats | None = None
+    same_output: bool = True
+
+    @property
+    def speedup(self) -> float | None:
+        """The ratio of tokens per second."""
+        if self.plain is None or not self.plain.tokens_per_second:
+            return None
+        return self.stats.tokens_per_second / self.plain.tokens_per_second
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures by the names of the command line."""
+        if self.plain is None:
+            return {"stats": self.stats.as_json()}
+        seconds, speed = self.plain.seconds, self.plain.tokens_per_second
+        baseline = {"seconds": seconds, "tokens_per_second": speed, "same_output": self.same_output}
+        return {"stats": self.stats.as_json(), "baseline": baseline, "speedup": self.speedup}
+
+
+def warm(engine: Engine, request: Request, sampling: Sampling, baseline: bool) -> None:
+    """Runs for a moment what is timed later, which also measures what the policy asks the costs of."""
+    engine.generate([short(request)], sampling, reuse=False)
+    if baseline:
+        engine.plain([short(request)], sampling)
+
+
+def compare(engine: Engine, request: Request, sampling: Sampling, first: Generation) -> Comparison:
+    """A finished run beside the baseline: after it come plain, plain and another of ours; seconds are means.
+
+    In that order a machine that slowly becomes faster or slower favours neither.
+    """
+    plain = [engine.plain([request], sampling) for _ in range(2)]
+    runs = [first, engine.generate([request], sampling, reuse=False)]
+    written, base = (Written(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
+    same = all(g.tokens == plain[0].tokens for g in runs)
+    return Comparison(written.tokens, written.stats, base.stats, same)
+
+
+def chosen(prompts: Sequence[Prompt], engine: Engine, max_new_tokens: int, limit: int | None) -> tuple[list[Request], int]:
+    """The requests to run, and how many prompts were left out because their text would not fit the context.
+
+    Raises:
+        UserError: none fits.
+    """
+    context = engine.target.decoder.context
+    all_of_them = [Request(encode(engine.tokenizer, p.content), max_new_tokens, engine.eos, p.number) for p in prompts]
+    fit = [r for r in all_of_them if len(r.prompt) + max_new_tokens <= context]
+    if not fit:
+        raise UserError(
+            f"all {len(prompts)} prompts are too long: with {max_new_tokens} new tokens the shortest has "
+            f"{min(len(r.prompt) for r in all_of_them) + max_new_tokens}, allowed is the target's context of {context}"
+        )
+    check(fit, engine.target)
+    return fit[:limit], len(prompts) - len(fit)

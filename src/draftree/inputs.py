@@ -1,0 +1,93 @@
+"""What the command line was given, read and checked before any work begins."""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers.utils.logging import disable_progress_bar
+
+from draftree.costs import Costs
+from draftree.drafters.base import TrainableMethod
+from draftree.errors import UnknownName, UserError
+from draftree.registry import build, names, part
+from draftree.target import Target
+
+
+def quiet() -> None:
+    """Keeps what transformers would say off the standard streams; what matters of it is checked and told as an error."""
+    for library in ("transformers", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def prompt_text(prompt: str) -> str:
+    """The prompt, or standard input without its last line end where it is `-`.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError as error:
+        raise UserError(f"the prompt is not valid UTF-8: {error}") from error
+    if not text:
+        raise UserError("the prompt is empty: it has 0 characters, at least 1 is needed")
+    return text
+
+
+def fixed_costs(path: Path | None) -> Costs | None:
+    """The costs in a file, if one was named."""
+    return None if path is None else Costs.load(path)
+
+
+def load_target(name: str, device: str | None, dtype: str | None) -> Target:
+    """The target on a device, in a dtype.
+
+    Raises:
+        UserError: the device cannot be used, or there is no such target.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"device is '{device}', allowed is one that torch can use here (cpu, cuda, …): {reason}") from error
+    try:
+        return Target.load(name, None if dtype is None else getattr(torch, dtype), device)
+    except (SafetensorError, RuntimeError) as error:
+        raise UserError(f"cannot load target '{name}': {str(error).strip().splitlines()[0]}") from error
+
+
+def writable(path: Path, folder: bool = False) -> None:
+    """Refuses, before the work, an output that could not be written after it.
+
+    Raises:
+        UserError: it is of the other kind, or its place cannot be written to.
+    """
+    if path.exists() and path.is_dir() is not folder:
+        raise UserError(f"'{path}' is a {'file' if folder else 'folder'}, allowed is a {'folder' if folder else 'file'}")
+    home = path if folder else path.parent
+    existing = next(p for p in (home, *home.absolute().parents) if p.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"'{path}' cannot be written: '{existing}' is not a folder with the right to write")
+
+
+def trainable(spec: str, knobs: Sequence[str]) -> TrainableMethod:
+    """The method to train, its knobs from the spec and from further key=value items.
+
+    Raises:
+        UserError: there is no such method or knob, or it has nothing to train.
+    """
+    name, _, given = spec.partition(":")
+    known = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
+    if name not in known:
+        raise UnknownName("drafter that can be trained", name, known)
+    items = [*filter(None, given.split(",")), *knobs]
+    if any(item.partition("=")[0] == "checkpoint" for item in items):
+        raise UserError(f"'{name}' was given a checkpoint, but training starts from the target's own weights")
+    method: TrainableMethod = build("drafter", f"{name}:{','.join(items)}")
+    return method

@@ -1,0 +1,186 @@
+"""What the command line shows: text as it is written, tables, and how far a run is."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from transformers import PreTrainedTokenizerBase
+
+from draftree.costs import WIDTHS, Costs
+from draftree.evaluation.runner import Comparison
+from draftree.text import Emitted, Origin
+
+if TYPE_CHECKING:  # the trainer needs an optional package
+    from draftree.training.trainer import Progress
+
+
+STYLES: dict[Origin, str] = {"drafted": "green", "bonus": "default", "prefill": "default"}
+LEGEND = "[green]■[/green] drafted and accepted  ■ chosen by the target"
+
+WIDTH = 150
+"""Of tables that do not go to a terminal."""
+
+
+def output() -> Console:
+    """Standard output."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def errors() -> Console:
+    """Standard error, for progress and remarks."""
+    return Console(stderr=True, highlight=False)
+
+
+FIGURE = re.compile(r"[\d.]+( \[[\d., ]+\])?")
+"""A number, with or without its interval."""
+
+
+class Tell(Protocol):
+    """Moves a progress bar."""
+
+    def __call__(self, done: int, remark: str = "", of: int | None = None) -> None: ...
+
+
+class Stream:
+    """Prints new tokens as text, coloured by how they came, as soon as no later token can change it.
+
+    Args:
+        console: to print on.
+        tokenizer: the target's.
+    """
+
+    def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._console, self._tokenizer = console, tokenizer
+        self._ids: list[int] = []
+        self._shown = ""
+
+    def __call__(self, events: list[Emitted]) -> None:
+        for event in events:
+            for origin, run in groupby(zip(event.tokens, event.origins, strict=True), key=itemgetter(1)):
+                self._ids += [token for token, _ in run]
+                self._show(STYLES[origin])
+
+    def end(self) -> None:
+        """Prints what was held back, and ends the line."""
+        self._show(STYLES["bonus"], held=True)
+        self._console.print()
+
+    def _show(self, style: str, held: bool = False) -> None:
+        # The whole is decoded each time: what a token adds depends on those before it, and a character may be spread
+        # over several tokens, whose beginning decodes to U+FFFD.
+        text = decode(self._tokenizer, self._ids)
+        if held or not text.endswith("\ufffd"):
+            self._console.out(text[len(self._shown) :], style=style, end="", highlight=False)
+            self._shown = text
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """The text of some tokens, without special ones."""
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
+    """Rows of text under their keys; figures stand right."""
+    found = Table(title=title, title_justify="left", header_style="bold")
+    for i, name in enumerate(rows[0]):
+        figures = i > 0 and all(FIGURE.fullmatch(r[name]) for r in rows)
+        found.add_column(heading(name), justify="right" if figures else "left", overflow="fold")
+    for row in rows:
+        found.add_row(*row.values())
+    return found
+
+
+def narrowed(rows: Sequence[Mapping[str, str]], width: int, least: int) -> list[dict[str, str]]:
+    """Rows without their last columns where a table would be wider than the terminal; the first `least` stay."""
+    names = list(rows[0])
+    widths = {n: max(len(part) for r in rows for part in (r[n], *heading(n).splitlines())) for n in names}
+    while len(names) > least and sum(widths[n] + 3 for n in names) + 1 > width:
+        names.pop()
+    return [{n: r[n] for n in names} for r in rows]
+
+
+def heading(name: str) -> str:
+    """A column's head, what it is a rate of on a line of its own."""
+    return name.replace("/", "\n/").replace(" [", "\n[")
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Says on a terminal what is being waited for."""
+    console = errors()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+@contextmanager
+def progress(what: str, total: int | None) -> Iterator[Tell]:
+    """A bar on standard error, where that is a terminal; it is told how much is done."""
+    console = errors()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+               TextColumn("{task.fields[remark]}"))  # fmt: skip
+    with Bar(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total, remark="")
+
+        def tell(done: int, remark: str = "", of: int | None = total) -> None:
+            bar.update(task, completed=done, total=of, remark=remark)
+
+        yield tell
+
+
+def show_summary(console: Console, result: Comparison, coloured: bool) -> None:
+    """What one text took, under it."""
+    stats, plain = result.stats, result.plain
+    lines = [f"{LEGEND}"] if coloured else []
+    lines.append(
+        f"τ {stats.acceptance_length:.2f} · {stats.new_tokens} tokens in {len(stats.steps) + 1} forwards (the prompt's and "
+        f"{len(stats.steps)} steps) · {stats.nodes_per_step:.1f} nodes, depth {stats.depth_per_step:.1f} a step"
+    )
+    speed = f"{stats.tokens_per_second:.1f} tokens/s"
+    if plain is None:
+        lines.append(f"{speed} (drafting {stats.draft_seconds:.2f} s, verifying {stats.verify_seconds:.2f} s)")
+    else:
+        lines.append(
+            f"{speed}, plain decoding {plain.tokens_per_second:.1f} tokens/s · speed-up {result.speedup or 1:.2f} · "
+            f"{'the same output' if result.same_output else 'ANOTHER output'}"
+        )
+        lines.append("[dim]after a warm-up both ran twice (drafted, plain, plain, drafted); speeds are means[/dim]")
+    for line in ("", *lines):
+        console.print(line, soft_wrap=True)
+
+
+def show_costs(console: Console, title: str, costs: Costs) -> None:
+    """The measured curves."""
+    rows = []
+    for n in WIDTHS:
+        draft, target = costs.draft_seconds(n), costs.target_seconds(n)
+        figures = {
+            "draft ms": f"{1e3 * draft:.2f}",
+            "target ms": f"{1e3 * target:.2f}",
+            "ratio": f"{draft / target:.3f}",
+        }
+        rows.append({"tokens": str(n)} | figures)
+    console.print(table(title, rows))
+    where = ", ".join(f"{k} {costs.about[k]}" for k in ("device", "threads", "dtype") if k in costs.about)
+    console.print(f"sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms · {where}", soft_wrap=True)
+
+
+def knobs_text(knobs: Mapping[str, Any]) -> str:
+    """Knobs and their defaults as a spec writes them."""
+    return ",".join(f"{k}={v if v != '' else chr(39) * 2}" for k, v in knobs.items())
+
+
+def training_text(progress: "Progress") -> str:
+    """Where a training run stands."""
+    measured = {"held-out loss": progress.held_out_loss, "acceptance length": progress.acceptance_length}
+    return ", ".join([f"loss {progress.loss:.3f}", *(f"{k} {v:.3f}" for k, v in measured.items() if v is not None)])

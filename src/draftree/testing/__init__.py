@@ -1,0 +1,33 @@
+"""Public fakes, enumerable randomness, and the conformance suite: `python -m draftree.testing [--full]`."""
+
+from draftree.testing.branching import Branching, outcomes
+from draftree.testing.conformance import Case, Coverage, Suite, cases
+from draftree.testing.fakes import (
+    Always,
+    Never,
+    Scripted,
+    Sometimes,
+    TableDrafter,
+    TableModel,
+    random_table,
+    table_target,
+    tiny_target,
+)
+
+__all__ = [
+    "Always",
+    "Branching",
+    "Case",
+    "Coverage",
+    "Never",
+    "Scripted",
+    "Sometimes",
+    "Suite",
+    "TableDrafter",
+    "TableModel",
+    "cases",
+    "outcomes",
+    "random_table",
+    "table_target",
+    "tiny_target",
+]

@@ -1,0 +1,375 @@
+"""What must hold for every drafter with every policy and acceptor; the parts are found, none is listed here.
+
+A `Case` is one drafter, policy and acceptor under one check. `Suite.run` raises AssertionError where something does not
+hold; `Coverage` says what the cases came across, because a suite in which no draft is ever accepted shows nothing.
+
+Shapes: R rows, V vocabulary.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from draftree.acceptors.base import Acceptor, check_exact
+from draftree.costs import Costs
+from draftree.drafters.base import Drafter
+from draftree.engine import Engine
+from draftree.errors import UserError
+from draftree.loop import plain, speculate
+from draftree.policies.base import Policy, Room
+from draftree.registry import names, part
+from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling, gumbel
+from draftree.target import Needs, Target
+from draftree.testing.fakes import Always, Never, Scripted, Sometimes, tiny_target
+from draftree.text import Request, Texts
+from draftree.tree import Draw, Ints, Tree, Verdict
+
+NOISE = 1e-6
+"""The numerical noise between forwards of different width: float64 models still carry float32 norms and softmax."""
+SCRIPTED: dict[str, type[Scripted]] = {"always": Always, "never": Never, "sometimes": Sometimes}
+COSTS = Costs({1: 0.1}, {1: 1.0})
+LONG = 14
+"""Tokens that the reference writes behind every prompt; requests ask for fewer."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One drafter, policy and acceptor under one check, all by name."""
+
+    check: str
+    drafter: str
+    policy: str
+    acceptor: str
+
+    def __str__(self) -> str:
+        return f"{self.check}-{self.drafter}-{self.policy}-{self.acceptor}"
+
+
+@dataclass
+class Coverage:
+    """What the cases came across.
+
+    Attributes:
+        cases: passed, by check.
+        parts: the drafters, policies and acceptors that ran.
+        refused: pairings of policy and acceptor that are not exact, and are refused.
+        accepted: steps by how many drafted nodes were accepted.
+        siblings: accepted nodes by their place among their siblings.
+        inside: texts that ended in the middle of an accepted path.
+        ties: differences from plain decoding, each at logits closer than the numerical noise.
+    """
+
+    cases: Counter[str] = field(default_factory=Counter)
+    parts: dict[str, set[str]] = field(default_factory=lambda: {"drafter": set(), "policy": set(), "acceptor": set()})
+    refused: set[str] = field(default_factory=set)
+    accepted: Counter[int] = field(default_factory=Counter)
+    siblings: Counter[int] = field(default_factory=Counter)
+    inside: int = 0
+    ties: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        def counts(of: Counter[Any]) -> str:
+            return ", ".join(f"{k}: {n}" for k, n in sorted(of.items())) or "none"
+
+        lines = [f"{kind:10}{', '.join(sorted(ran))}" for kind, ran in self.parts.items()]
+        return "\n".join([
+            *lines,
+            f"cases     {self.cases.total()} passed ({counts(self.cases)})",
+            f"refused   {', '.join(sorted(self.refused)) or 'none'}",
+            f"accepted  drafted nodes in a step: {counts(self.accepted)}",
+            f"siblings  accepted nodes by their place: {counts(self.siblings)}",
+            f"inside    texts that ended in the middle of an accepted path: {self.inside}",
+            f"ties      {', '.join(self.ties) or 'none'}",
+        ])  # fmt: skip
+
+
+class Watched(Acceptor):
+    """An acceptor that is looked over the shoulder: trees must be sound, and what was accepted is counted."""
+
+    exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
+    survives_pruning: ClassVar[bool] = True
+
+    def __init__(self, rule: Acceptor, room: Callable[[], Room], coverage: Coverage) -> None:
+        self._rule, self._room, self._coverage = rule, room, coverage
+
+    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+        room = self._room()
+        assert (tree.parents < np.arange(len(tree))).all(), "a node comes before its parent"
+        if tree.drafted:  # the tree of the prefill is bare, and comes before there is any room
+            assert (tree.depth <= room.depth[tree.row]).all(), "a node lies deeper than the room"
+            assert np.bincount(tree.row).max() - 1 <= room.nodes, "a row has more nodes than the room"
+        verdict = self._rule.accept(tree, p, chance)
+        for root, path in enumerate(verdict.paths):
+            self._coverage.accepted[len(path)] += 1
+            for parent, node in itertools.pairwise([root, *path.tolist()]):
+                siblings = tree.children(parent).tolist()
+                assert node in siblings, "an accepted node is no child of the one before"
+                self._coverage.siblings[siblings.index(node)] += 1
+        return verdict
+
+
+class Suite:
+    """Runs cases on one tiny target.
+
+    Args:
+        target: float64 by default, so that numerical noise is far below the distance of its logits.
+    """
+
+    def __init__(self, target: Target | None = None) -> None:
+        self.target = tiny_target() if target is None else target
+        self.coverage = Coverage()
+        self._references: dict[tuple[Any, ...], list[int]] = {}
+        self._examples: dict[str, Drafter[Any]] = {}
+
+    def run(self, case: Case) -> None:
+        """Raises AssertionError where the case does not hold."""
+        policy: Policy = part("policy", case.policy)()
+        acceptor: Acceptor = part("acceptor", case.acceptor)()
+        try:
+            check_exact(policy, acceptor)
+        except UserError:
+            self.coverage.refused.add(f"{case.policy} with {case.acceptor}")
+            return
+        CHECKS[case.check](self, case, policy, acceptor)
+        self.coverage.cases[case.check] += 1
+        for kind, ran in self.coverage.parts.items():
+            ran.add(getattr(case, kind))
+
+    def prompt(self, length: int) -> list[int]:
+        """A prompt that repeats itself after five tokens, so that retrieval finds something."""
+        return [(7 + 11 * (i % 5)) % self.target.decoder.vocab for i in range(length)]
+
+    def drafter(self, name: str, requests: Sequence[Request], sampling: Sampling) -> Drafter[Any]:
+        """A scripted drafter that knows these requests' plain output, or a method's example."""
+        if name in SCRIPTED:
+            plans = [[*r.prompt, *self.reference(r, sampling)] for r in requests]
+            return SCRIPTED[name](plans, self.target.decoder.vocab)
+        if name not in self._examples:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(3)
+                self._examples[name] = part("drafter", name)().example(self.target)
+        return self._examples[name]
+
+    def reference(self, request: Request, sampling: Sampling) -> list[int]:
+        """What plain decoding writes for a request alone, to the end of the context or far beyond any limit asked for."""
+        key = (tuple(request.prompt), request.number, sampling)
+        if key not in self._references:
+            alone = Texts([replace(request, max_new_tokens=LONG, eos=frozenset())], sampling, self.target.new_cache(1, 8))
+            rule: Acceptor = part("acceptor", "greedy" if sampling.greedy else "match")()
+            for _ in plain(self.target, rule, alone):
+                pass
+            self._references[key] = alone.written[0]
+        return self._references[key]
+
+    def baseline(self, acceptor: str) -> None:
+        """Plain decoding of three rows at once is each row's alone, cut where it is asked for."""
+        rule, sampling = part("acceptor", acceptor)(), sampling_for(acceptor)
+        requests = [Request(self.prompt(n), m, number=n) for n, m in ((1, 6), (11, 3), (5, 9))]
+        requests[2] = replace(requests[2], eos=frozenset({self.reference(requests[2], sampling)[4]}))
+        texts = Texts(requests, sampling, self.target.new_cache(3, 8))
+        for _ in plain(self.target, rule, texts):
+            pass
+        for request, got in zip(requests, texts.written, strict=True):
+            self.judge(rule, request, sampling, got, f"plain decoding with {acceptor}")
+        self.coverage.cases["plain"] += 1
+
+    def wanted(self, request: Request, sampling: Sampling) -> list[int]:
+        """The reference, cut at the request's limit and after its first EOS."""
+        tokens = self.reference(request, sampling)[: request.max_new_tokens]
+        ends = [i + 1 for i, t in enumerate(tokens) if t in request.eos]
+        return tokens[: min(ends, default=len(tokens))]
+
+    def write(
+        self,
+        case: Case,
+        policy: Policy,
+        acceptor: Acceptor,
+        requests: Sequence[Request],
+        each_step: Callable[[Texts, Drafter[Any]], None] | None = None,
+    ) -> None:
+        """Writes the requests and compares them with the reference.
+
+        Args:
+            each_step: looked at after the prefill and after every step.
+        """
+        sampling = sampling_for(case.acceptor)
+        drafter = self.drafter(case.drafter, requests, sampling)
+        texts = Texts(requests, sampling, self.target.new_cache(len(requests), 8))
+        watched = Watched(acceptor, lambda: texts.room(self.target), self.coverage)
+        told: list[list[int]] = [[] for _ in requests]
+        for events in speculate(self.target, drafter, policy, watched, COSTS, texts):
+            for event in events:
+                assert len(event.origins) == len(event.tokens) > 0
+                told[event.row] += event.tokens
+            if each_step is not None:
+                each_step(texts, drafter)
+        assert told == texts.written
+        assert texts.stats.new_tokens == sum(map(len, told))
+
+        for request, got, committed in zip(requests, texts.written, texts.committed, strict=True):
+            self.judge(acceptor, request, sampling, got, str(case))
+            self.coverage.inside += len(committed) > len(request.prompt) + len(got) - 1  # more accepted than written
+
+    def judge(self, acceptor: Acceptor, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
+        """The reference where the rule must write it; of one exact in distribution only, a text that ends where it must."""
+        if keeps_text(acceptor):
+            return self.same(request, sampling, got, where)
+        limit = min(request.max_new_tokens, self.target.decoder.context - len(request.prompt) + 1)
+        ends = [i for i, t in enumerate(got) if t in request.eos]
+        assert ends == [len(got) - 1] or (not ends and len(got) == limit), f"{where}: {got}"
+
+    def same(self, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
+        """Token for token the reference, unless the two best tokens are closer than the numerical noise."""
+        want = self.wanted(request, sampling)
+        if got == want:
+            return
+        at = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), None)
+        assert at is not None, f"{where}: {len(got)} tokens {got}, plain decoding writes {len(want)}: {want}"
+        distance = self.margin(request, sampling, want[:at])
+        assert distance < NOISE, f"{where}: {got} differs from plain {want} at token {at}, two best {distance:.2e} apart"
+        self.coverage.ties.append(where)
+
+    def margin(self, request: Request, sampling: Sampling, before: Sequence[int]) -> float:
+        """How far apart the two best tokens are after a text: logits, or log p plus the request's noise."""
+        text = [*request.prompt, *before]
+        verified = self.target.prefill(self.target.new_cache(1, len(text)), [np.array(text)], Needs())
+        p = Distributions(verified.logits, sampling.processors, lambda _: text)
+        if sampling.greedy:
+            scores = p.processed(0).double().numpy()
+        else:
+            keyed = Keyed(sampling.seed, np.array([request.number]), np.array([len(text) - 1]))
+            with np.errstate(divide="ignore"):
+                scores = np.log(p(0).numpy()) + gumbel(keyed.uniform(0, 0, 0, len(p(0))))
+        second, best = np.sort(scores)[-2:]
+        return float(best - second)
+
+
+def sampling_for(acceptor: str) -> Sampling:
+    """Temperature 0 for `greedy`; for all others a temperature and a cut that leave the target some choice."""
+    return Sampling() if acceptor == "greedy" else Sampling(temperature=1.5, top_p=0.95, seed=11)
+
+
+def keeps_text(acceptor: Acceptor) -> bool:
+    """Whether a rule must write plain decoding's text: what is exact for any tree cannot have looked at the tree."""
+    return acceptor.survives_pruning and acceptor.exact_for == frozenset(Draw)
+
+
+def _one(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+    """One row."""
+    suite.write(case, policy, acceptor, [Request(suite.prompt(7), 9)])
+
+
+def _ragged(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+    """Three rows of different lengths that end at different steps; one prompt is a single token."""
+    asked = ((1, 6), (11, 3), (6, 9))
+    suite.write(case, policy, acceptor, [Request(suite.prompt(n), m, number=i) for i, (n, m) in enumerate(asked)])
+
+
+def _limit(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+    """Exactly max_new_tokens come."""
+    for limits in ((1,), (2, 1, 5)):
+        suite.write(case, policy, acceptor, [Request(suite.prompt(4 + n), n, number=n) for n in limits])
+
+
+def _eos(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+    """The text ends with the first EOS: at once, after the first step, or in the middle of an accepted path."""
+    sampling, requests = sampling_for(case.acceptor), []
+    for number, at in enumerate((0, 2, 4)):
+        request = Request(suite.prompt(5 + number), 9, number=number)
+        token = suite.reference(request, sampling)[at]
+        requests.append(replace(request, eos=frozenset({token, suite.target.decoder.vocab + number})))
+    suite.write(case, policy, acceptor, requests)
+
+
+def _context(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+    """With C tokens in the prompt one token comes, with C − 1 two, with C − 4 five."""
+    context = suite.target.decoder.context
+    for missing in ((0,), (4, 0, 1)):
+        requests = [Request(suite.prompt(context - m), 9, number=m) for m in missing]
+        if keeps_text(acceptor):
+            assert [len(suite.wanted(r, sampling_for(case.acceptor))) for r in requests] == [m + 1 for m in missing]
+        suite.write(case, policy, acceptor, requests)
+
+
+def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+    """After every step the target's cache is that of a fresh prefill, and the drafter's state that of a fresh start."""
+
+    def look(texts: Texts, drafter: Drafter[Any]) -> None:
+        fresh = suite.target.new_cache(len(requests), 8)
+        verified = suite.target.prefill(fresh, texts.committed, drafter.needs)
+        assert texts.cache.lengths.tolist() == fresh.lengths.tolist() == [len(c) for c in texts.committed]
+        for layer in range(len(fresh.shapes)):
+            for ours, theirs in zip(texts.cache.layer(layer), fresh.layer(layer), strict=True):
+                for row, n in enumerate(fresh.lengths.tolist()):
+                    far = float((ours[row, :, :n] - theirs[row, :, :n]).abs().max())
+                    assert far < NOISE, f"{case}: layer {layer} of the cache is {far:.2e} from a fresh prefill"
+        if texts.live.size:
+            state = drafter.start(texts.committed, texts.last, verified.taps)
+            _same_drafts(drafter, texts.drafter_state, state, Tree.planted(texts.live, texts.last[texts.live]), str(case))
+
+    requests = [Request(suite.prompt(n), 6, number=n) for n in (3, 8)]
+    suite.write(case, policy, acceptor, requests, look)
+
+
+def _same_drafts(drafter: Drafter[Any], state: Any, fresh: Any, roots: Tree, where: str) -> None:
+    """Two states of one text draft alike. Where there is no whole q, the drafter may know more than the text."""
+    frontier: Ints = np.arange(roots.roots)
+    ours, theirs = (drafter.expand(s, roots, frontier, 3, Drawing())[0] for s in (state, fresh))
+    if ours.log_probs is None or theirs.log_probs is None:
+        return
+    far = float((ours.log_probs.exp() - theirs.log_probs.exp()).abs().max())
+    assert far < 10 * NOISE, f"{where}: the drafter's state drafts {far:.2e} away from a fresh start"
+
+
+def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+    """A prompt that goes on from the last text, or leaves it early, is written as if nothing had been there before."""
+    sampling = sampling_for(case.acceptor)
+    first = Request(suite.prompt(6), 5)
+    on = [*first.prompt, *suite.reference(first, sampling)[:4], 1, 2]
+    requests = [first, Request(on, 4), Request(on[:8], 1), Request([*on[:4], 9, 9], 5)]
+    engine = Engine(suite.target, suite.drafter(case.drafter, requests[:1], sampling), policy, acceptor, COSTS)
+    for request in requests:
+        engine.drafter = suite.drafter(case.drafter, [request], sampling)  # a scripted one has to know the new text
+        suite.judge(acceptor, request, sampling, engine.generate([request], sampling).tokens[0], str(case))
+
+
+Check = Callable[[Suite, Case, Policy, Acceptor], None]
+EVERYWHERE: dict[str, Check] = {"one": _one, "ragged": _ragged}
+"""Checks that every pairing goes through."""
+PAIRWISE: dict[str, Check] = {"limit": _limit, "eos": _eos, "context": _context, "caches": _caches, "reuse": _reuse}
+"""Checks covered pairwise: every two of check, drafter, policy and acceptor meet in some case."""
+CHECKS = EVERYWHERE | PAIRWISE
+
+
+def cases(full: bool = False) -> list[Case]:
+    """Every drafter × policy × acceptor under the checks that all go through, and the other checks pairwise, or in full."""
+    parts = [(*SCRIPTED, *names("drafter")), names("policy"), names("acceptor")]
+    rest = [tuple(PAIRWISE), *parts]
+    chosen = itertools.product(*rest) if full else pairwise(rest)
+    return [Case(*c) for c in (*itertools.product(EVERYWHERE, *parts), *chosen)]
+
+
+def pairwise(factors: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Few rows of one value a factor, such that any two values of different factors meet in one of them."""
+    places = [[(i, value) for value in values] for i, values in enumerate(factors)]
+    missing = dict.fromkeys(frozenset(p) for u, v in itertools.combinations(places, 2) for p in itertools.product(u, v))
+    rows = []
+    while missing:
+        row = dict(next(iter(missing)))
+        for choices in places:
+            if choices[0][0] not in row:
+                row.update([max(choices, key=partial(_new_pairs, missing, tuple(row.items())))])
+        for pair in itertools.combinations(row.items(), 2):
+            missing.pop(frozenset(pair), None)
+        rows.append(tuple(row[i] for i in range(len(factors))))
+    return rows
+
+
+def _new_pairs(missing: Container[object], row: Sequence[tuple[int, str]], choice: tuple[int, str]) -> int:
+    return sum(frozenset((choice, other)) in missing for other in row)

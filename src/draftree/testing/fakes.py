@@ -1,0 +1,217 @@
+"""Targets and drafters whose behaviour is known beforehand.
+
+Shapes: R rows, N nodes, F frontier nodes, K candidates, V vocabulary, C context, S slots, n tokens a row in one pass.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from draftree.decoder import Decoder
+from draftree.drafters.base import Drafter
+from draftree.sampling import Chance, Drawing, drawn
+from draftree.target import Taps, Target
+from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
+
+Texts = tuple[Ints, ...]
+
+
+def tiny_target(context: int = 40, seed: int = 1) -> Target:
+    """A Llama of random float64 weights: 4 layers, 61 tokens, its logits far enough apart that ties do not occur."""
+    config = LlamaConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.4,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Target(Decoder(LlamaForCausalLM(config).double()), "tiny")
+
+
+@final
+class TableModel(PreTrainedModel):  # type: ignore[no-untyped-call]
+    """p(next | last two tokens) from a table, in the form of a transformers model with a cache.
+
+    Its one layer stores each token's id and position, and reads through the mask which token stands before. A token that
+    does not see exactly one token at each position up to its own gets NaN for logits, so that a wrong mask, a wrong
+    position or a wrong slot of the cache cannot go unnoticed.
+
+    Args:
+        table: [V + 1, V, V] probability of each token after the last two; row V is for a last token with none before it.
+        context: C, how many positions there are.
+    """
+
+    config_class = LlamaConfig
+
+    def __init__(self, table: Tensor, context: int) -> None:
+        vocab = table.shape[-1]
+        super().__init__(LlamaConfig(vocab_size=vocab, num_hidden_layers=1, max_position_embeddings=context))
+        self.lm_head = nn.Linear(table[..., 0].numel(), vocab, bias=False, dtype=torch.float64)
+        self.lm_head.weight.data = table.double().reshape(-1, vocab).log().T.contiguous()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        head: nn.Linear = self.lm_head
+        return head
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor,
+        past_key_values: Cache,
+        use_cache: bool = True,
+        logits_to_keep: int | Tensor = 0,
+    ) -> CausalLMOutputWithPast:
+        """Logits [R, n, V], or [R, kept, V]."""
+        vocab, context = self.config.vocab_size, self.config.max_position_embeddings
+        stored = torch.stack((input_ids, position_ids), dim=-1)[:, None].to(self.dtype)
+        keys, _ = past_key_values.update(stored, stored, 0)
+        tokens, places = keys[:, 0, :, 0], keys[:, 0, :, 1]
+        sees = (attention_mask[:, 0] == 0).to(self.dtype)  # [R, n, S]
+        count = sees @ nn.functional.one_hot(places.long().clamp(max=context), context + 1).to(self.dtype)  # [R, n, C + 1]
+        path = torch.arange(context + 1) <= position_ids[..., None]
+        before = ((sees * (places[:, None] == position_ids[..., None] - 1)) @ tokens[..., None])[..., 0].long()
+        before = torch.where(position_ids == 0, vocab, before.clamp(0, vocab - 1))
+        logits = self.lm_head.weight.T[before * vocab + input_ids]
+        logits = torch.where((count == path).all(-1, keepdim=True), logits, torch.nan)
+        return CausalLMOutputWithPast(logits=logits[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else logits)
+
+
+def table_target(table: Tensor, context: int = 16) -> Target:
+    """A target whose every distribution is known.
+
+    Args:
+        table: [V + 1, V, V] probability of each token after the last two; row V is for a last token with none before it.
+        context: how many positions it has.
+    """
+    return Target(Decoder(TableModel(table, context)), "table")
+
+
+def random_table(vocab: int, seed: int) -> Tensor:
+    """[V + 1, V, V] a table of random distributions, one of them with a token that cannot come."""
+    logits = torch.from_numpy(np.random.default_rng(seed).normal(size=(vocab + 1, vocab, vocab)))
+    logits[0, 0, -1] = -torch.inf
+    return torch.softmax(1.5 * logits, dim=-1)
+
+
+@final
+class TableDrafter(Drafter[None]):
+    """Drafts from a table of its own.
+
+    Args:
+        q: [V, V] probability of each token after the last.
+        chance: what sampled draws come from, so that a test can branch over them; the request's noise by default.
+    """
+
+    def __init__(self, q: Tensor, chance: Chance | None = None) -> None:
+        self._log_q, self._chance = q.double().log(), chance
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None) -> None:
+        return None
+
+    def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
+        log_q = self._log_q[torch.from_numpy(tree.tokens[frontier])]
+        if self._chance is None or drawing.kind is Draw.POINT:
+            return drawn(log_q, k, drawing, tree.row[frontier], tree.depth[frontier]), None
+        return self._branched(self._chance, log_q, min(k, log_q.shape[1]), drawing.kind, tree, frontier), None
+
+    def _branched(self, chance: Chance, log_q: Tensor, k: int, kind: Draw, tree: Tree, frontier: Ints) -> Candidates:
+        tokens = np.empty((len(frontier), k), np.int64)
+        for i, node in enumerate(frontier):
+            left = log_q[i].exp()
+            for j in range(k):
+                tokens[i, j] = chance.categorical(left / left.sum(), int(tree.row[node]), int(tree.depth[node]))
+                if kind is Draw.WITHOUT_REPLACEMENT:
+                    left[tokens[i, j]] = 0
+        return Candidates(tokens, np.take_along_axis(log_q.numpy(), tokens, axis=1), log_q, kind)
+
+    def commit(self, state: None, tree: Tree, verdict: Verdict, taps: Taps) -> None:
+        return None
+
+    def truncate(self, state: None, lengths: Ints) -> None:
+        return None
+
+
+class Scripted(Drafter[Texts]):
+    """Knows what the target will write, and decides where among the siblings it says so; the others are wrong.
+
+    Args:
+        plans: each row's prompt and what plain decoding writes after it.
+        vocab: V.
+    """
+
+    def __init__(self, plans: Sequence[Sequence[int]], vocab: int) -> None:
+        self._plans, self._vocab = [np.array(p, np.int64) for p in plans], vocab
+
+    @abstractmethod
+    def place(self, row: int, position: int) -> int | None:
+        """Which sibling the right token for a position is to be, counted from 0; None leaves it out."""
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None) -> Texts:
+        return tuple(prompts)
+
+    def expand(self, state: Texts, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Texts]:
+        logits = torch.full((len(frontier), self._vocab), -torch.inf, dtype=torch.float64)
+        for i, node in enumerate(frontier):
+            row = int(tree.row[node])
+            order = torch.from_numpy(self._order(row, np.append(state[row], tree.tokens[tree.path(int(node))])))
+            logits[i, order] = -torch.arange(len(order), dtype=torch.float64)
+        return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state
+
+    def _order(self, row: int, text: Ints) -> Ints:
+        """Tokens to propose after a text, the likeliest first."""
+        plan, n = self._plans[row], len(text)
+        others: Ints = (text[-1] + 1 + np.arange(self._vocab)) % self._vocab
+        if n >= len(plan) or not np.array_equal(plan[:n], text):
+            return others
+        others, place = others[others != plan[n]], self.place(row, n)
+        return others if place is None else np.concatenate((others[:place], plan[n : n + 1], others[place:]))
+
+    def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
+        texts = list(state)
+        for root, path in enumerate(verdict.paths):
+            row = int(tree.row[root])
+            texts[row] = np.concatenate((texts[row], tree.tokens[[root, *path]]))
+        return tuple(texts)
+
+    def truncate(self, state: Texts, lengths: Ints) -> Texts:
+        return tuple(t[:n] for t, n in zip(state, lengths.tolist(), strict=True))
+
+
+@final
+class Always(Scripted):
+    """The right token comes first."""
+
+    def place(self, row: int, position: int) -> int | None:
+        return 0
+
+
+@final
+class Never(Scripted):
+    """The right token is never among the siblings."""
+
+    def place(self, row: int, position: int) -> int | None:
+        return None
+
+
+@final
+class Sometimes(Scripted):
+    """The right token comes first, second, third or not at all, by a seeded draw for each position."""
+
+    def place(self, row: int, position: int) -> int | None:
+        places: tuple[int | None, ...] = (0, 0, 1, 2, None)
+        return places[np.random.default_rng([8, row, position]).integers(len(places))]

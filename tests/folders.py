@@ -1,0 +1,40 @@
+"""A target as a folder on disk: random weights, a byte-level tokenizer and a chat template."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<pad>", "<eos>", "<|user|>", "<|assistant|>"]
+
+
+def byte_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    """One token for each byte: characters outside ASCII take several."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {t: i for i, t in enumerate([*SPECIAL, *alphabet])}
+    raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(SPECIAL)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", pad_token="<pad>")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def target_folder(folder: Path, template: str | None = TEMPLATE) -> Path:
+    """Saves a target with a context of 160 tokens, and returns its folder."""
+    config = LlamaConfig(
+        vocab_size=260, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=160, initializer_range=0.3, bos_token_id=None, eos_token_id=1,
+        pad_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer(template).save_pretrained(folder)
+    return folder

@@ -1,0 +1,260 @@
+"""The command line: its JSON, its one-line errors, its exit status, and what it shows."""
+
+import inspect
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from draftree import Request, Sampling, inputs, load
+from draftree.cli import main, train_drafter
+from draftree.prompts import encode, question
+from draftree.target import demo_folder
+from draftree.terminal import Stream, decode
+from draftree.text import Emitted
+from folders import byte_tokenizer, target_folder
+
+STATS = {"new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step", "depth_per_step", "draft_seconds",
+         "verify_seconds", "seconds", "tokens_per_second"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(target_folder(tmp_path_factory.mktemp("target")))
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured costs stay inside the test."""
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def draftree(capfd: pytest.CaptureFixture[str]):
+    """Runs a command: (exit status, standard output, standard error)."""
+
+    def run(*args: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(args)
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def test_generate_prints_one_json_object(draftree, folder: str) -> None:
+    status, out, err = draftree("generate", "abcabcab", "--target", folder, "--drafter", "pld", "--policy", "chain:length=3",
+                                "--max-new-tokens", "40", "--baseline", "--json")  # fmt: skip
+    found = json.loads(out)
+    assert (status, err) == (0, "")
+    assert set(found) == {"text", "token_ids", "stats", "baseline", "speedup"}
+    assert set(found["stats"]) == STATS
+    assert set(found["baseline"]) == {"seconds", "tokens_per_second", "same_output"}
+    assert found["baseline"]["same_output"] is True
+    assert found["stats"]["new_tokens"] == len(found["token_ids"])
+    assert found["speedup"] == pytest.approx(found["stats"]["tokens_per_second"] / found["baseline"]["tokens_per_second"])
+
+
+@pytest.mark.parametrize(("raw", "content"), [((), question("héllo")), (("--raw",), "héllo")])
+def test_the_chat_template_is_applied_unless_raw(draftree, folder: str, raw, content) -> None:
+    engine = load(folder, "pld", "chain")
+    request = Request(encode(engine.tokenizer, content), 24, engine.eos)
+    sampling = Sampling(0.8, top_k=20, top_p=0.9, min_p=0.01, seed=5)
+    expected = engine.plain([request], sampling).tokens[0]
+    _, out, _ = draftree("generate", "héllo", *raw, "--target", folder, "--drafter", "pld", "--policy", "vct:width=2",
+                         "--temperature", "0.8", "--top-k", "20", "--top-p", "0.9", "--min-p", "0.01", "--seed", "5",
+                         "--max-new-tokens", "24", "--json")  # fmt: skip
+    found = json.loads(out)
+    assert set(found) == {"text", "token_ids", "stats"}
+    assert found["token_ids"] == expected
+    assert found["text"] == decode(engine.tokenizer, expected)
+
+
+def test_plain_text_goes_with_a_summary(draftree, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    status, out, err = draftree("generate", "-", "--target", folder, "--drafter", "pld", "--policy", "pct", "--baseline",
+                                "--max-new-tokens", "12")  # fmt: skip
+    assert (status, err) == (0, "")
+    for word in ("τ 1.", "12 tokens in", "speed-up", "the same output"):
+        assert word in out
+
+
+MISTAKES = {
+    "no command": ([], "known are bench, costs, generate, list, train"),
+    "unknown command": (["generat", "x"], "did you mean 'generate'"),
+    "unknown option": (["generate", "x", "--polcy", "pct"], "--policy"),
+    "no prompt": (["generate"], "prompt"),
+    "empty prompt": (["generate", "", "--drafter", "pld"], "empty"),
+    "not a number": (["generate", "x", "--seed", "one"], "--seed"),
+    "negative temperature": (["generate", "x", "--temperature", "-1", "--drafter", "pld"], "temperature is -1.0"),
+    "no new tokens": (["generate", "x", "--max-new-tokens", "0", "--drafter", "pld"], "max_new_tokens is 0"),
+    "unknown drafter": (["generate", "x", "--drafter", "pdl"], "did you mean 'pld'"),
+    "unknown knob": (["generate", "x", "--drafter", "pld", "--policy", "pct:widht=3"], "did you mean 'width'"),
+    "inexact": (["generate", "x", "--drafter", "pld", "--acceptor", "greedy", "--temperature", "1"], "greedy"),
+    "no target": (["generate", "x", "--drafter", "pld", "--target", "./nowhere"], "nowhere"),
+    "no device": (["generate", "x", "--drafter", "pld", "--device", "gpu"], "device is 'gpu'"),
+    "no costs": (["generate", "x", "--drafter", "pld", "--costs", "none.json"], "none.json"),
+    "no suite": (["bench", "--suite", "dmeo", "--out", "x.json", "--drafter", "pld"], "did you mean 'demo'"),
+    "no category": (["bench", "--suite", "demo", "--category", "maths", "--out", "x.json"], "did you mean 'math'"),
+    "no out": (["bench", "--suite", "demo"], "--out"),
+    "out is a folder": (["bench", "--suite", "demo", "--out", ".", "--drafter", "pld", "--policy", "chain"], "folder"),
+    "out in a file": (["costs", "--drafter", "pld", "--out", "file/x.json"], "cannot be written"),
+    "nothing to train": (["train", "pld", "--data", "file", "--out", "o"], "known are edd, vdm"),
+    "no text": (["train", "edd", "--data", "binary.jsonl", "--out", "o"], "not UTF-8"),
+    "no data": (["train", "edd", "--data", "none.jsonl", "--out", "o"], "none.jsonl"),
+    "a checkpoint to train": (["train", "edd:checkpoint=o", "--data", "file", "--out", "o"], "checkpoint"),
+    "out of range": (["train", "edd", "--data", "file", "--out", "o", "--lr", "0"], "lr is 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_told_in_one_line(draftree, folder: str, tmp_path: Path, monkeypatch, case: str) -> None:
+    args, told = MISTAKES[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("some text")
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
+    if args and args[0] in ("generate", "bench", "costs", "train") and "--target" not in args:
+        args = [*args, "--target", folder]
+    status, out, err = draftree(*args)
+    assert (status, out) == (2, "")
+    assert err.startswith("draftree: ")
+    assert err.count("\n") == 1
+    assert told in err
+    assert {p.name for p in tmp_path.iterdir()} == {"file", "binary.jsonl"}
+
+
+def test_a_broken_target_is_told_in_one_line(draftree, tmp_path: Path) -> None:
+    (target_folder(tmp_path) / "model.safetensors").write_bytes(b"broken")
+    status, out, err = draftree("generate", "x", "--target", str(tmp_path), "--drafter", "pld")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "cannot load target" in err
+
+
+def test_list_names_every_part_with_its_knobs(draftree) -> None:
+    status, out, _ = draftree("list", "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert set(found) == {"drafters", "policies", "acceptors", "suites"}
+    assert found["policies"]["pct"]["knobs"] == {"width": 5, "max_depth": 10, "leaf_threshold": 0.01, "ratio": None}
+    assert {"edd", "vdm", "lm", "pld"} <= set(found["drafters"])
+    status, out, _ = draftree("list")
+    assert "leaf_threshold=0.01" in out
+
+
+def test_costs_are_measured_once_and_can_be_frozen(draftree, folder: str, tmp_path: Path) -> None:
+    frozen = tmp_path / "new" / "costs.json"
+    ask = ("costs", "--target", folder, "--drafter", "pld")
+    status, out, _ = draftree(*ask, "--json", "--out", str(frozen))
+    found = json.loads(out)
+    assert status == 0
+    assert found["ratio"] == found["draft"]["1"] / found["target"]["1"]
+    assert json.loads(frozen.read_text())["draft"] == found["draft"]
+    _, out, _ = draftree(*ask)
+    assert "target ms" in out
+    _, out, _ = draftree(*ask, "--json")
+    assert json.loads(out) == found
+    status, out, _ = draftree(
+        "generate", "x", "--target", folder, "--drafter", "pld", "--policy", "pct", "--costs", str(frozen)
+    )
+    assert status == 0
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """Something to learn."""
+    rows = [
+        {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "yes " * 4}]} for i in range(6)
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_train_writes_a_drafter(draftree, folder: str, chats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "drafter"
+    ask = ("train", "edd", "--target", folder, "--data", str(chats), "--out", str(out), "--batch-size", "2", "--set", "loss=ce")
+    status, said, _ = draftree(*ask, "--held-out", "0.2", "--json")
+    found = json.loads(said)
+    assert status == 0
+    assert (found["step"], found["steps"]) == (2, 2)
+    assert found["acceptance_length"] >= 1
+    assert json.loads((out / "draftree.json").read_text())["loss"] == "ce"
+    status, said, _ = draftree("generate", "1?", "--target", folder, "--drafter", str(out), "--baseline", "--json",
+                               "--max-new-tokens", "12")  # fmt: skip
+    assert json.loads(said)["baseline"]["same_output"] is True
+    status, said, err = draftree(*ask)
+    assert (status, said) == (2, "")
+    assert "finished" in err
+
+
+def test_an_interrupted_training_says_how_to_go_on(draftree, folder: str, chats: Path, tmp_path: Path, monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("draftree.training.trainer.train", interrupted)
+    status, out, err = draftree("train", "vdm", "--target", folder, "--data", str(chats), "--out", str(tmp_path / "o"))
+    assert (status, out) == (130, "")
+    assert "the same command goes on" in err
+
+
+def test_training_without_its_extra_says_what_to_install(draftree, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.delitem(sys.modules, "draftree.training.trainer", raising=False)
+    status, _, err = draftree("train", "edd", "--data", "x", "--out", "o")
+    assert status == 2
+    assert "pip install 'draftree[train]'" in err
+
+
+def test_training_options_have_the_defaults_of_the_plan() -> None:
+    from draftree.training.trainer import Plan
+
+    options = inspect.signature(train_drafter).parameters
+    assert {name: options[name].default for name in Plan.__dataclass_fields__} == vars(Plan())
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    asked = "import draftree.cli, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
+
+
+def test_a_stream_shows_whole_characters_in_the_colour_of_their_origin() -> None:
+    tokenizer, shown = byte_tokenizer(), io.StringIO()
+    stream = Stream(Console(file=shown, force_terminal=True, color_system="standard", width=20), tokenizer)
+    text = "a long line with wörds, 😀\n  and  spaces "
+    ids = encode(tokenizer, text)
+    for i in range(0, len(ids), 3):
+        part = ids[i : i + 3]
+        stream([Emitted(0, part, ["drafted"] * (len(part) - 1) + ["bonus"])])
+        assert "\ufffd" not in shown.getvalue()
+    assert "\x1b[32ma \x1b[0m\x1b[39ml\x1b[0m" in shown.getvalue()
+    stream([Emitted(0, encode(tokenizer, "é")[:1], ["prefill"])])
+    stream.end()
+    plain = "".join(part.split("m", 1)[-1] for part in shown.getvalue().split("\x1b["))
+    assert plain == text + "\ufffd\n"
+
+
+def test_a_prompt_is_rendered_by_the_template_or_taken_as_it_is() -> None:
+    tokenizer = byte_tokenizer()
+    assert tokenizer.decode(encode(tokenizer, question("hi"))) == "<|user|>hi<|assistant|>"
+    assert tokenizer.decode(encode(tokenizer, "hi")) == "hi"
+    assert tokenizer.decode(encode(byte_tokenizer(None), question("hi"))) == "hi"
+
+
+def test_standard_input_must_be_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    with pytest.raises(inputs.UserError, match="UTF-8"):
+        inputs.prompt_text("-")
+
+
+@pytest.mark.skipif(not demo_folder("edd").is_dir(), reason="no drafter is shipped for the demo target")
+def test_the_demo_is_exact(draftree) -> None:
+    status, out, _ = draftree("generate", "Tom has 3 apples and buys 5. How many has he?", "--max-new-tokens", "32",
+                              "--baseline", "--json")  # fmt: skip
+    found = json.loads(out)
+    assert status == 0
+    assert found["baseline"]["same_output"] is True
+    assert found["stats"]["acceptance_length"] > 1.2

@@ -1,0 +1,302 @@
+"""Every registered drafter, policy and acceptor under the public suite, and proof that the suite can fail."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from draftree.acceptors.base import Acceptor
+from draftree.acceptors.greedy import Greedy
+from draftree.acceptors.match import Match
+from draftree.drafters.base import Drafter
+from draftree.engine import Engine
+from draftree.errors import NotANumber
+from draftree.loop import speculate
+from draftree.policies.base import Policy
+from draftree.policies.chain import Chain
+from draftree.policies.vct import VCT
+from draftree.registry import names
+from draftree.sampling import Chance, Distributions, Drawing, Sampling
+from draftree.target import Needs, Probes, Taps, Target
+from draftree.testing import Always, Case, Suite, TableDrafter, cases, random_table, table_target
+from draftree.testing.conformance import COSTS, EVERYWHERE, PAIRWISE, SCRIPTED, pairwise
+from draftree.text import Request, Texts
+from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
+
+
+@pytest.fixture(scope="module")
+def suite() -> Suite:
+    return Suite()
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_case(suite: Suite, case: Case) -> None:
+    suite.run(case)
+
+
+@pytest.mark.parametrize("acceptor", names("acceptor"))
+def test_plain_rows_are_independent(suite: Suite, acceptor: str) -> None:
+    suite.baseline(acceptor)
+
+
+def test_plain_is_what_transformers_writes(suite: Suite) -> None:
+    for length in (1, 6, 11):
+        request = Request(suite.prompt(length), 9)
+        ids = torch.tensor([request.prompt])
+        theirs = suite.target.decoder.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False, pad_token_id=0
+        )
+        suite.same(request, Sampling(), theirs[0, length:].tolist(), "transformers")
+
+
+def test_scripts_meet_accepted_paths_of_all_lengths_and_later_siblings() -> None:
+    fresh = Suite()
+    for case in cases(full=True):
+        if case.drafter in SCRIPTED and case.check in ("one", "ragged", "eos"):
+            fresh.run(case)
+    seen = fresh.coverage
+    assert set(seen.accepted) >= set(range(7))
+    assert set(seen.siblings) >= {0, 1, 2}
+    assert seen.inside >= 6, "no text ended in the middle of an accepted path"
+    assert not seen.ties
+    assert all(word in str(seen) for word in ("always", "pct", "match", "ragged", "accepted"))
+
+
+def test_always_is_accepted_and_never_is_not(suite: Suite) -> None:
+    sampling, request = Sampling(), Request(suite.prompt(7), 13)
+    lengths = {}
+    for name in SCRIPTED:
+        engine = Engine(suite.target, suite.drafter(name, [request], sampling), Chain(4), costs=COSTS)
+        lengths[name] = engine.generate([request]).stats.acceptance_length
+    assert lengths["always"] == 4.0, "12 tokens in three steps: 5, 5 and the last 2"
+    assert lengths["never"] == 1.0 < lengths["sometimes"] < 4.0
+
+
+def test_every_case_is_there() -> None:
+    chosen = cases()
+    assert len(set(chosen)) == len(chosen)
+    parts = {"drafter": (*SCRIPTED, *names("drafter")), "policy": names("policy"), "acceptor": names("acceptor")}
+    everywhere = {(c.drafter, c.policy, c.acceptor) for c in chosen if c.check == "ragged"}
+    assert len(everywhere) == len(parts["drafter"]) * len(parts["policy"]) * len(parts["acceptor"])
+    rest = [c for c in chosen if c.check in PAIRWISE]
+    for check in PAIRWISE:
+        for kind, known in parts.items():
+            assert {getattr(c, kind) for c in rest if c.check == check} == set(known)
+    assert len(cases(full=True)) == len(everywhere) * (len(EVERYWHERE) + len(PAIRWISE))
+
+
+def test_pairwise_meets_every_pair_in_few_rows() -> None:
+    rows = pairwise(["abc", "de", "fgh", "i"])
+    assert {(r[0], r[2]) for r in rows} == {(a, b) for a in "abc" for b in "fgh"}
+    assert {(r[1], r[2]) for r in rows} == {(a, b) for a in "de" for b in "fgh"}
+    assert {(r[0], r[1]) for r in rows} == {(a, b) for a in "abc" for b in "de"}
+    assert len(rows) == 9
+
+
+# What must make the suite fail.
+
+
+@dataclass(frozen=True)
+class Credulous(Acceptor):
+    """Takes the first child whatever the target says."""
+
+    exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
+    survives_pruning: ClassVar[bool] = True
+
+    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+        paths, bonus = [], []
+        for root in range(tree.roots):
+            child = tree.children(root)[:1]
+            paths.append(child)
+            bonus.append(p.argmax(int(child[0]) if child.size else root))
+        return Verdict(tuple(paths), np.array(bonus))
+
+
+@dataclass(frozen=True)
+class Hasty(Acceptor):
+    """Stops one node too late: the bonus is drawn after a node that was not accepted."""
+
+    exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
+    survives_pruning: ClassVar[bool] = True
+
+    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+        right = Greedy().accept(tree, p, chance)
+        return replace(right, bonus=np.array([p.argmax(int(max(tree.of_row(int(tree.row[r]))))) for r in range(tree.roots)]))
+
+
+@pytest.mark.parametrize("wrong", [Credulous(), Hasty()], ids=lambda w: type(w).__name__)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_wrong_acceptor_fails(suite: Suite, wrong: Acceptor, rows: int) -> None:
+    requests = [Request(suite.prompt(4 + n), 6, number=n) for n in range(rows)]
+    with pytest.raises(AssertionError, match=r"differs from plain|plain decoding writes"):
+        suite.write(Case("mutant", "never", "vct", "greedy"), VCT(2, 3), wrong, requests)
+
+
+def test_a_policy_beyond_the_room_fails(suite: Suite) -> None:
+    class Deep(Policy):
+        def draft(self, expand, tree, costs, room, memory):  # type: ignore[no-untyped-def]
+            return VCT(1, 3).draft(expand, tree, costs, replace(room, depth=room.depth + 1), memory)
+
+    with pytest.raises(AssertionError, match="deeper than the room"):
+        suite.write(Case("mutant", "always", "deep", "greedy"), Deep(), Greedy(), [Request(suite.prompt(4), 3)])
+
+
+def test_a_drafter_that_forgets_a_token_fails(suite: Suite) -> None:
+    class Forgetful(Drafter):  # type: ignore[type-arg]
+        def __init__(self, inner: Drafter) -> None:  # type: ignore[type-arg]
+            self.inner = inner
+
+        def start(self, prompts, roots, taps, state=None):  # type: ignore[no-untyped-def]
+            return self.inner.start(prompts, roots, taps, state)
+
+        def expand(self, state, tree, frontier, k, drawing):  # type: ignore[no-untyped-def]
+            return self.inner.expand(state, tree, frontier, k, drawing)
+
+        def commit(self, state, tree, verdict, taps):  # type: ignore[no-untyped-def]
+            after = self.inner.commit(state, tree, verdict, taps)
+            return self.inner.truncate(after, after.cache.lengths - 1)
+
+        def truncate(self, state, lengths):  # type: ignore[no-untyped-def]
+            return self.inner.truncate(state, lengths)
+
+    forgetful = Suite()
+    forgetful._examples["vdm"] = Forgetful(forgetful.drafter("vdm", [], Sampling()))
+    with pytest.raises(AssertionError, match="away from a fresh start"):
+        forgetful.run(Case("caches", "vdm", "chain", "greedy"))
+
+
+def test_a_cache_that_keeps_the_wrong_slots_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_order(self: Target, cache, tree, verdict):  # type: ignore[no-untyped-def]
+        for root, path in enumerate(verdict.paths):
+            row = int(tree.row[root])
+            cache.keep(row, cache.lengths[row] + np.arange(len(path) + 1))
+
+    monkeypatch.setattr(Target, "commit", in_order)
+    with pytest.raises(AssertionError):
+        Suite().run(Case("caches", "sometimes", "vct", "greedy"))
+
+
+def test_a_tie_is_told_from_an_error(suite: Suite) -> None:
+    request, sampling = Request(suite.prompt(7), 5), Sampling()
+    want = suite.wanted(request, sampling)
+    assert suite.margin(request, sampling, want[:2]) > 1e-6
+    assert suite.margin(request, Sampling(temperature=1.0), want[:2]) > 1e-6
+    with pytest.raises(AssertionError, match="differs from plain"):
+        suite.same(request, sampling, [*want[:2], (want[2] + 1) % 61, *want[3:]], "here")
+    with pytest.raises(AssertionError, match="plain decoding writes 5"):
+        suite.same(request, sampling, want[:4], "here")
+    level = Suite(table_target(torch.full((4, 3, 3), 1 / 3)))
+    level.same(Request([0], 3), sampling, [1, 0, 0], "a tie")
+    assert level.coverage.ties == ["a tie"]
+
+
+# The table model itself.
+
+
+def test_the_table_model_notices_a_wrong_mask_position_or_slot() -> None:
+    target = table_target(random_table(4, 0))
+    prompt, roots = [np.array([1, 2, 3])], Tree.planted(np.array([0]), np.array([0]))
+    both = Candidates(np.array([[1, 2]]), np.zeros((1, 2)))
+    tree = roots.append(np.array([0, 0]), np.array([1, 2]), np.zeros(2), np.zeros(2), both)
+
+    def logits(spoil=lambda cache: None, tree=tree):  # type: ignore[no-untyped-def]
+        cache = target.new_cache(1, 8)
+        target.prefill(cache, prompt, Needs())
+        spoil(cache)
+        return target.verify(cache, tree, Needs()).logits
+
+    table = target.decoder.model.lm_head.weight.T.reshape(5, 4, 4)
+    assert torch.equal(logits(), torch.stack([table[3, 0], table[0, 1], table[0, 2]]))
+    assert logits(lambda cache: cache.truncate(np.array([2])))[0].allclose(table[2, 0])
+    assert logits(lambda cache: cache.keep(0, np.array([0]))).isnan().all(), "position 3 is missing, 0 is there twice"
+    seen_by_all = replace(tree)
+    seen_by_all.__dict__["ancestors"] = np.tri(3, dtype=np.bool_)
+    spoilt = logits(tree=seen_by_all)
+    assert spoilt[2].isnan().all(), "node 2 sees its sibling"
+    assert not spoilt[:2].isnan().any()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.3, seed=2)], ids=["greedy", "match"])
+def test_the_table_model_under_ragged_batches(sampling: Sampling) -> None:
+    target, q = table_target(random_table(4, 1)), random_table(4, 2)[0]
+    requests = [Request([0], 9), Request([3, 1, 2, 2], 4, number=1), Request([2] * 12, 9, number=2)]
+    engine = Engine(target, TableDrafter(q), VCT(2, 3))
+    apart = [engine.plain([r], sampling).tokens[0] for r in requests]
+    together = engine.generate(requests, sampling)
+    assert together.tokens == apart
+    assert [len(t) for t in apart] == [9, 4, 5]
+    assert together.stats.acceptance_length > 1.3
+
+
+# Rows that ride along.
+
+Committed = tuple[Ints, ...]
+
+
+class Window(Drafter[Committed]):
+    """Sends two probes a row behind the root, and keeps what came back."""
+
+    def __init__(self, inner: Always, vocab: int) -> None:
+        self.inner, self.vocab, self.back = inner, vocab, list[tuple[list[int], list[int], torch.Tensor]]()
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Committed | None = None) -> Committed:
+        return self.inner.start(prompts, roots, taps, state)
+
+    def expand(self, state: Committed, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Committed]:
+        return self.inner.expand(state, tree, frontier, k, drawing)
+
+    def truncate(self, state: Committed, lengths: Ints) -> Committed:
+        return self.inner.truncate(state, lengths)
+
+    def probes(self, state: Committed) -> Probes:
+        rows = np.repeat(np.arange(len(state)), 2)
+        positions = np.array([len(t) + i for t in state for i in (1, 2)])
+        visible = np.tri(2 * len(state), dtype=np.bool_) & (rows[:, None] == rows)
+        return Probes(np.tile([5, 6], len(state)), rows, positions, visible)
+
+    def commit(self, state: Committed, tree: Tree, verdict: Verdict, taps: Taps) -> Committed:
+        assert taps.probe_logits is not None
+        for root in range(tree.roots):
+            row = int(tree.row[root])
+            text = [*state[row].tolist(), int(tree.tokens[root])]
+            self.back.append((text, [5, 6], taps.probe_logits[2 * row : 2 * row + 2]))
+        return self.inner.commit(state, tree, verdict, taps)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_probes_ride_along_and_change_nothing(suite: Suite, rows: int) -> None:
+    requests = [Request(suite.prompt(5 + 2 * n), 4 + 3 * n, number=n) for n in range(rows)]
+    plans = [[*r.prompt, *suite.reference(r, Sampling())] for r in requests]
+    window = Window(Always(plans, 61), 61)
+    texts = Texts(requests, Sampling(), suite.target.new_cache(rows, 8))
+    for _ in speculate(suite.target, window, VCT(2, 2), Greedy(), COSTS, texts):
+        pass
+    assert texts.written == [suite.wanted(r, Sampling()) for r in requests]
+    assert len(window.back) == len(texts.stats.steps)
+    for text, probes, logits in window.back:
+        with torch.inference_mode():
+            alone = suite.target.decoder.model(input_ids=torch.tensor([text + probes]), use_cache=False).logits[0, -2:]
+        assert (logits - alone).abs().max() < 1e-5
+    deepest = max(s.nodes for s in texts.stats.steps)
+    assert deepest == 2 + 4 + 2, "probes count as nodes"
+
+
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    target = table_target(random_table(3, 0))
+    target.decoder.model.lm_head.weight.data[:] = torch.nan
+    with pytest.raises(NotANumber, match="not finite"):
+        Engine(target, TableDrafter(torch.eye(3)), Chain()).plain([Request([0], 2)])
+
+
+def test_text_does_not_depend_on_neighbours_or_their_order(suite: Suite) -> None:
+    sampling = Sampling(temperature=1.2, seed=5)
+    requests = [Request(suite.prompt(3 + 2 * n), 6, number=n) for n in range(3)]
+    engine = Engine(suite.target, suite.drafter("vdm", [], sampling), VCT(2, 3), Match(), COSTS)
+    forwards = engine.generate(requests, sampling).tokens
+    backwards = engine.generate(requests[::-1], sampling).tokens[::-1]
+    assert forwards == backwards == [engine.plain([r], sampling).tokens[0] for r in requests]
+    assert engine.generate([replace(requests[0], number=7)], sampling).tokens != forwards[:1]
+    assert engine.generate(requests[:1], replace(sampling, seed=6)).tokens != forwards[:1]

@@ -1,0 +1,225 @@
+"""Policies on candidates made by hand.
+
+Shapes: F frontier nodes, K candidates.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftree.costs import Costs
+from draftree.errors import UserError
+from draftree.policies.base import Expand, Layered, Policy, Room, append, fit
+from draftree.policies.chain import Chain
+from draftree.policies.pct import PCT
+from draftree.policies.vct import VCT
+from draftree.tree import Candidates, Ints, Tree
+
+COSTS = Costs({1: 0.25}, {1: 1.0})
+WIDE = 10**6
+
+
+def always(*q: float, asked: list[list[int]] | None = None) -> Expand:
+    """A drafter that proposes tokens 0, 1, … with the same q after every node."""
+
+    def expand(tree: Tree, frontier: Ints, k: int) -> Candidates:
+        if asked is not None:
+            asked.append(frontier.tolist())
+        found = np.log(np.array((*q, *[0.0] * k)[:k]), where=np.arange(k) < len(q), out=np.full(k, -np.inf))
+        return Candidates(np.tile(np.arange(k), (len(frontier), 1)), np.tile(found, (len(frontier), 1)))
+
+    return expand
+
+
+def grown(policy: Policy, expand: Expand, depth: Sequence[int] = (99,), nodes: int = WIDE, costs: Costs = COSTS) -> Tree:
+    rows = np.arange(len(depth))
+    return policy.draft(expand, Tree.planted(rows, rows), costs, Room(np.array(depth), nodes), policy.start())
+
+
+def paths(tree: Tree, row: int = 0) -> list[tuple[int, ...]]:
+    """The tokens from each node's root to it, in node order."""
+    return [tuple(tree.tokens[tree.path(int(n))[1:]].tolist()) for n in tree.of_row(row)[1:]]
+
+
+# chain and vct.
+
+
+def test_chain_is_a_chain() -> None:
+    tree = grown(Chain(4), always(0.5, 0.4))
+    assert tree.tokens.tolist() == [0] * 5
+    assert tree.parents.tolist() == [-1, 0, 1, 2, 3]
+    assert np.exp(tree.score) == pytest.approx([1, 0.5, 0.25, 0.125, 0.0625])
+    assert np.exp(tree.log_q[1:]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("width", "depth"), [(3, 1), (3, 4), (2, 5), (1, 3)])
+def test_vct_is_full(width: int, depth: int) -> None:
+    tree = grown(VCT(width, depth), always(*[0.3] * width))
+    assert np.bincount(tree.depth).tolist() == [width**d for d in range(depth + 1)]
+    inner = np.flatnonzero(tree.depth < depth)
+    assert all(tree.tokens[tree.children(int(n))].tolist() == list(range(width)) for n in inner)
+
+
+def test_what_is_missing_becomes_no_node() -> None:
+    assert paths(grown(VCT(3, 2), always(0.6, 0.2))) == [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
+    assert grown(VCT(3, 2), always()).drafted == 0
+    assert grown(Chain(3), always()).drafted == 0
+    assert grown(PCT(ratio=0.1), always()).drafted == 0
+
+
+# pct.
+
+
+def test_pct_expands_what_is_worth_a_step() -> None:
+    # Values after .7 and .3: .49 .21 | .21 .09, then .343 .147. At sₐ/sₜ = .4 the nodes .7 and .49 are expanded.
+    tree = grown(PCT(width=2, leaf_threshold=0.0, ratio=0.4), always(0.7, 0.3))
+    assert paths(tree) == [(0,), (1,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1)]
+    assert np.exp(tree.score[1:]) == pytest.approx([0.7, 0.3, 0.49, 0.21, 0.343, 0.147])
+
+
+def test_pct_expands_at_exactly_the_ratio_and_not_below() -> None:
+    at = lambda ratio: np.bincount(grown(PCT(width=2, leaf_threshold=0, ratio=ratio), always(0.5, 0.5)).depth).tolist()
+    assert at(0.25) == [1, 2, 4, 8], "nodes of value .25 are expanded (eq. 5)"
+    assert at(np.nextafter(0.25, 1)) == [1, 2, 4]
+    assert at(0.5) == [1, 2, 4]
+    assert at(np.nextafter(0.5, 1)) == [1, 2]
+
+
+def test_pct_drafts_nothing_where_a_draft_step_costs_more_than_a_pass() -> None:
+    asked: list[list[int]] = []
+    assert grown(PCT(ratio=1.01), always(1.0, asked=asked)).drafted == 0
+    assert asked == []
+    assert grown(PCT(width=1, max_depth=3, ratio=1.0), always(1.0)).drafted == 3
+
+
+def test_pct_leaves_out_leaves_below_the_threshold() -> None:
+    tree = grown(PCT(width=3, leaf_threshold=0.125, ratio=0.25), always(0.5, 0.25, 0.0625))
+    assert paths(tree) == [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)], "a leaf of exactly .125 stays"
+    assert np.exp(tree.score[1:]) == pytest.approx([0.5, 0.25, 0.25, 0.125, 0.125, 0.125])
+
+
+def test_pct_ends_at_its_depth() -> None:
+    assert grown(PCT(width=1, max_depth=4, ratio=0.0), always(0.9)).depth.max() == 4
+    assert grown(PCT(width=1, max_depth=0, ratio=0.0), always(0.9)).drafted == 0
+
+
+def test_pct_reads_the_ratio_from_the_costs() -> None:
+    assert PCT().reads_costs
+    assert not PCT(ratio=0.1).reads_costs
+    measured = [grown(PCT(width=2, leaf_threshold=0), always(0.5, 0.5), costs=Costs({1: a}, {1: 2.0})) for a in (0.5, 0.51)]
+    assert [int(t.depth.max()) for t in measured] == [3, 2]
+    asked = grown(PCT(width=2, leaf_threshold=0, ratio=0.5), always(0.5, 0.5), costs=Costs({1: 0.001}, {1: 1.0}))
+    assert asked.depth.max() == 2
+
+
+def test_pct_asks_for_each_layer_at_once() -> None:
+    asked: list[list[int]] = []
+    grown(PCT(width=2, leaf_threshold=0, ratio=0.25), always(0.5, 0.5, asked=asked), depth=(99, 99))
+    assert asked == [[0, 1], [2, 3, 4, 5], [6, 7, 8, 9, 10, 11, 12, 13]]
+
+
+# Room.
+
+
+@pytest.mark.parametrize("policy", [Chain(4), VCT(2, 4), PCT(width=2, ratio=0.0, max_depth=4)], ids=lambda p: type(p).__name__)
+def test_every_row_has_its_own_depth(policy: Policy) -> None:
+    asked: list[list[int]] = []
+    tree = grown(policy, always(0.5, 0.4, asked=asked), depth=(2, 0, 9))
+    deepest = [int(tree.depth[tree.of_row(r)].max()) for r in range(3)]
+    assert deepest == [2, 0, 4]
+    assert asked[0] == [0, 2], "a row without room is not drafted for"
+    assert grown(policy, always(0.5), depth=(0, 0)).drafted == 0
+    assert grown(policy, always(0.5), depth=(-3,)).drafted == 0
+
+
+def test_room_for_nodes_keeps_the_best_of_each_row() -> None:
+    tree = grown(VCT(2, 3), always(0.6, 0.4), depth=(99, 1), nodes=3)
+    assert paths(tree, 0) == [(0,), (1,), (0, 0)]
+    assert paths(tree, 1) == [(0,), (1,)]
+    assert tree.number.tolist() == [0, 1, 2, 3, 4, 5, 6], "numbers of a layer run over all rows"
+
+
+def test_a_node_that_is_cut_takes_its_children_along_and_the_lower_number_wins() -> None:
+    tree = grown(VCT(2, 2), always(0.5, 0.5))
+    assert paths(fit(tree, 1)) == [(0,)]
+    assert paths(fit(tree, 2)) == [(0,), (1,)]
+    assert paths(fit(tree, 3)) == [(0,), (1,), (0, 0)]
+    assert fit(tree, 6) is tree
+    assert fit(tree, 0).drafted == 0
+    sure = grown(Chain(3), always(1.0))
+    assert paths(fit(sure, 2)) == [(0,), (0, 0)], "a child as good as its parent comes after it"
+
+
+def test_nothing_is_drafted_beyond_the_room() -> None:
+    asked: list[list[int]] = []
+    tree = grown(VCT(2, 30), always(0.6, 0.4, asked=asked), nodes=10)
+    assert tree.drafted == 10
+    assert len(asked) == 3, "2, 4 and 8 nodes are more than there is room for"
+
+
+trees = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=25)
+
+
+@given(trees, st.integers(0, 12))
+def test_fit_is_connected_and_best(steps: list[tuple[int, int]], nodes: int) -> None:
+    tree = Tree.planted(np.arange(2), np.zeros(2, np.int64))
+    for parent, log_q in steps:
+        tree = append(tree, np.array([parent % len(tree)]), Candidates(np.array([[1]]), np.array([[-float(log_q)]])))
+    kept = fit(tree, nodes)  # `select` asserts that no kept node lost its parent
+    for row in range(2):
+        before, after = tree.of_row(row)[1:], kept.number[kept.of_row(row)[1:]]
+        best = sorted(before.tolist(), key=lambda n: (-tree.score[n], n))[:nodes]
+        assert sorted(best) == after.tolist()
+
+
+# append.
+
+
+def test_append_keeps_draw_order_and_scores_by_path() -> None:
+    tree = append(
+        Tree.planted(np.array([0]), np.array([9])), np.array([0]), Candidates(np.array([[4, 2, 7]]), np.log([[0.2, 0.5, 0.3]]))
+    )
+    assert tree.tokens[tree.children(0)].tolist() == [4, 2, 7]
+    tree = append(tree, np.array([3, 1]), Candidates(np.array([[1], [1]]), np.log([[0.5], [0.1]])))
+    assert tree.parents.tolist() == [-1, 0, 0, 0, 3, 1]
+    assert np.exp(tree.score[4:]) == pytest.approx([0.15, 0.02])
+    assert tree.row.tolist() == [0] * 6
+
+
+def test_a_layered_policy_may_select_at_the_end() -> None:
+    class Pruned(Layered):
+        candidates = 2
+
+        def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
+            wider = append(tree, frontier, candidates)
+            new = np.arange(len(tree), len(wider))
+            return wider, new[wider.depth[new] < 2]
+
+        def finish(self, tree: Tree, costs: Costs) -> Tree:
+            return tree.select(np.arange(len(tree)) != 4)
+
+    assert paths(grown(Pruned(), always(0.6, 0.4))) == [(0,), (1,), (0, 0), (1, 0), (1, 1)]
+
+
+# Knobs.
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Chain(0),
+        lambda: VCT(0, 1),
+        lambda: VCT(1, 0),
+        lambda: PCT(width=0),
+        lambda: PCT(max_depth=-1),
+        lambda: PCT(ratio=-0.1),
+        lambda: PCT(ratio=float("nan")),
+    ],
+)
+def test_knobs_out_of_range_are_refused(wrong: Callable[[], Any]) -> None:
+    with pytest.raises(UserError, match="allowed"):
+        wrong()

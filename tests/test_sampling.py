@@ -1,0 +1,229 @@
+"""Distributions, the keyed noise, draws of the drafters, and the ranges of a request's knobs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LogitsProcessor, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from draftree.errors import NotANumber, UserError
+from draftree.sampling import Distributions, Drawing, Keyed, Sampling, drawn, gumbel, top_k
+from draftree.tree import Draw, Ints
+
+ZERO = np.zeros(1, np.int64)
+
+
+def keyed(seed: int = 0, request: int = 0, position: int = 0) -> Keyed:
+    return Keyed(seed, np.array([request]), np.array([position]))
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+# Knobs.
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"seed": -1},
+        {"seed": 2**64},
+    ],
+    ids=str,
+)
+def test_a_knob_out_of_its_range_is_told_with_what_is_allowed(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(UserError, match=rf"^{name} is {value}, allowed is "):
+        Sampling(**wrong)
+
+
+def test_knobs_at_their_bounds_are_allowed() -> None:
+    Sampling(temperature=0.0, top_k=0, top_p=1e-9, min_p=1.0, seed=2**64 - 1)
+    assert Sampling().greedy
+    assert not Sampling(temperature=0.1).greedy
+
+
+def test_processors_are_those_of_transformers_in_its_order() -> None:
+    assert Sampling(top_k=3, top_p=0.5).processors == (), "greedy decoding reads the raw logits"
+    assert Sampling(temperature=1.0).processors == ()
+    kinds = [type(p) for p in Sampling(temperature=0.7, top_k=3, top_p=0.5, min_p=0.1).processors]
+    assert kinds == [TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper]
+
+
+# p.
+
+
+def test_p_is_processed_lazily_with_the_nodes_own_text() -> None:
+    class Banning(LogitsProcessor):
+        """Forbids every token of the text."""
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            asked.append(input_ids[0].tolist())
+            return scores.index_fill(1, input_ids[0], -torch.inf)
+
+    asked: list[list[int]] = []
+    texts = {0: [3], 1: [3, 1]}
+    p = Distributions(torch.tensor([[0.0, 0, 0, 9], [5.0, 9, 0, 0]]), (Banning(),), texts.__getitem__)
+    assert asked == []
+    assert p(1).tolist() == pytest.approx([1 / (1 + np.exp(-5)), 0, 1 / (1 + np.exp(5)), 0])
+    assert p(1).dtype == torch.float64
+    assert p.argmax(0) == 0
+    assert asked == [[3, 1], [3, 1], [3]]
+
+
+def test_the_lower_token_wins_a_tie() -> None:
+    p = Distributions(torch.tensor([[0.0, 2, 2, 1]]), (), lambda _: [])
+    assert p.argmax(0) == 1
+    assert Distributions(torch.zeros(1, 4), (TemperatureLogitsWarper(0.5),), lambda _: [0]).argmax(0) == 0
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_are_refused(bad: float) -> None:
+    logits = torch.zeros(3, 4)
+    logits[1, 2] = bad
+    with pytest.raises(NotANumber, match="not finite"):
+        Distributions(logits, (), lambda _: [])
+
+
+def test_a_row_without_any_finite_logit_is_refused_and_some_forbidden_tokens_are_not() -> None:
+    with pytest.raises(NotANumber):
+        Distributions(torch.full((1, 3), -torch.inf), (), lambda _: [])
+    assert Distributions(torch.tensor([[-torch.inf, 0.0]]), (), lambda _: [])(0).tolist() == [0, 1]
+
+
+# Keyed noise.
+
+
+def test_noise_depends_on_seed_request_position_and_use_alone() -> None:
+    base = keyed(5, 2, 10).uniform(0, 0, 0, 6)
+    assert keyed(5, 2, 7).uniform(0, 3, 0, 6).tolist() == base.tolist(), "the same place, seen from an earlier root"
+    together = Keyed(5, np.array([9, 2, 4]), np.array([1, 10, 3]))
+    assert together.uniform(1, 0, 0, 6).tolist() == base.tolist(), "whatever stands beside it"
+    assert keyed(5, 2, 10).uniform(0, 0, 0, 3).tolist() == base[:3].tolist()
+    others = [k.uniform(0, 0, 0, 6) for k in (keyed(6, 2, 10), keyed(5, 3, 10), keyed(5, 2, 11))]
+    other_use = keyed(5, 2, 10).uniform(0, 0, 1, 6)
+    assert len({tuple(d.tolist()) for d in (base, other_use, *others)}) == 5
+
+
+@pytest.mark.parametrize("seed", [1, 2**53 + 1, 2**63 + 1, 2**64 - 1])
+def test_every_seed_gives_its_own_noise(seed: int) -> None:
+    assert keyed(seed, 3).uniform(0, 0, 0, 4).tolist() != keyed(seed - 1, 3).uniform(0, 0, 0, 4).tolist()
+
+
+def test_categorical_draws_from_p() -> None:
+    p = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05], dtype=torch.float64)
+    draws = [keyed(1, 0, at).categorical(p, 0, 0) for at in range(4000)]
+    counts = np.bincount(draws, minlength=5)
+    assert counts[1] == 0
+    assert chi_square(counts[p > 0], 4000 * p[p > 0].numpy()) < 16.3, "chance of more: one in a thousand"
+
+
+def test_bernoulli_is_true_with_probability_p() -> None:
+    draws = [keyed(1, 0, at).bernoulli(0.3, 0, 0) for at in range(4000)]
+    assert abs(sum(draws) - 1200) < 3.3 * (4000 * 0.3 * 0.7) ** 0.5
+    assert not keyed().bernoulli(0.0, 0, 0)
+    assert keyed().bernoulli(1.0, 0, 0)
+
+
+def test_gumbel_at_the_ends() -> None:
+    assert gumbel(np.array([0.0]))[0] == -np.inf
+    assert np.isfinite(gumbel(np.array([np.nextafter(0, 1), 0.5, np.nextafter(1, 0)]))).all()
+
+
+# The drafters' draws.
+
+
+def test_top_k_gives_the_lower_index_first() -> None:
+    values = torch.tensor([[1.0, 3, 3, 2, 3], [5.0, 1, 1, 1, 1]])
+    index, found = top_k(values, 4)
+    assert index.tolist() == [[1, 2, 4, 3], [0, 1, 2, 3]]
+    assert found.tolist() == [[3, 3, 3, 2], [5, 1, 1, 1]]
+
+
+def test_top_k_breaks_a_tie_at_its_boundary() -> None:
+    values = torch.zeros(1, 300)
+    values[0, 200] = 1.0
+    for k in (1, 2, 5, 299, 300):
+        assert top_k(values, k)[0][0].tolist() == [200, *range(300)][:k] if k < 202 else True
+    assert top_k(torch.zeros(2, 300), 3)[0].tolist() == [[0, 1, 2]] * 2
+
+
+@given(st.lists(st.lists(st.integers(-2, 2), min_size=6, max_size=6), min_size=1, max_size=3), st.integers(1, 6))
+def test_top_k_is_a_stable_sort(rows: list[list[int]], k: int) -> None:
+    index, found = top_k(torch.tensor(rows, dtype=torch.float32), k)
+    order = np.argsort(-np.array(rows), axis=1, kind="stable")[:, :k]
+    assert index.tolist() == order.tolist()
+    assert found.tolist() == np.take_along_axis(np.array(rows), order, axis=1).tolist()
+
+
+def test_point_draws_are_the_likeliest_with_their_log_q() -> None:
+    q = torch.tensor([[0.1, 0.6, 0.3], [0.4, 0.2, 0.4]])
+    found = drawn(q.log(), 2, Drawing(), np.array([0, 1]), np.array([0, 0]))
+    assert found.tokens.tolist() == [[1, 2], [0, 2]]
+    assert np.exp(found.log_q) == pytest.approx(np.array([[0.6, 0.3], [0.4, 0.4]]), abs=1e-6)
+    assert found.draw is Draw.POINT
+    assert drawn(q.log(), 9, Drawing(), np.array([0, 1]), np.array([0, 0])).tokens.shape == (2, 3)
+
+
+def sampled(kind: Draw, k: int, temperature: float, logits: Tensor, places: int) -> Ints:
+    """[places, k] draws, each for a request of its own."""
+    noise = Keyed(4, np.arange(places), np.full(places, 7))
+    found = drawn(
+        logits.expand(places, -1), k, Drawing(kind, temperature, noise), np.arange(places), np.zeros(places, np.int64)
+    )
+    log_q = torch.log_softmax(logits.double() / temperature, -1).numpy()
+    assert found.draw is kind
+    assert np.allclose(found.log_q, log_q[found.tokens])
+    return found.tokens
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("kind", [Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT], ids=lambda k: k.value)
+def test_sampled_draws_have_the_frequencies_of_q(kind: Draw, temperature: float) -> None:
+    logits, n = torch.tensor([0.5, 0.05, 0.3, 0.15]).log(), 4000
+    q = torch.softmax(logits / temperature, -1).double().numpy()
+    tokens = sampled(kind, 2, temperature, logits, n)
+    assert chi_square(np.bincount(tokens[:, 0], minlength=4), n * q) < 16.3
+    if kind is Draw.WITH_REPLACEMENT:
+        pairs = np.outer(q, q)
+    else:
+        assert (tokens[:, 0] != tokens[:, 1]).all()
+        pairs = q[:, None] * q / (1 - q[:, None])
+        np.fill_diagonal(pairs, 0.0)
+    counts = np.zeros((4, 4))
+    np.add.at(counts, (tokens[:, 0], tokens[:, 1]), 1)
+    likely = pairs > 1e-3
+    assert counts[pairs == 0].sum() == 0
+    assert chi_square(counts[likely], n * pairs[likely]) < 37.7, "chance of more with 15 degrees: one in a thousand"
+
+
+def test_all_tokens_without_replacement_are_a_permutation() -> None:
+    tokens = sampled(Draw.WITHOUT_REPLACEMENT, 6, 1.0, torch.randn(6, generator=torch.Generator().manual_seed(0)), 50)
+    assert (np.sort(tokens, axis=1) == np.arange(6)).all()
+
+
+def test_sampled_draws_are_keyed_by_place_and_not_the_targets_own() -> None:
+    logits = torch.zeros(1, 50)
+    drawing: Callable[[Keyed], Drawing] = lambda noise: Drawing(Draw.WITHOUT_REPLACEMENT, 1.0, noise)
+    one = drawn(logits, 4, drawing(keyed(1, 2, 9)), ZERO, ZERO).tokens
+    assert one.tolist() == drawn(logits, 4, drawing(keyed(1, 2, 6)), ZERO, ZERO + 3).tokens.tolist()
+    assert one.tolist() != drawn(logits, 4, drawing(keyed(1, 2, 6)), ZERO, ZERO).tokens.tolist()
+    p = torch.full((50,), 0.02, dtype=torch.float64)
+    draft = lambda noise: drawn(logits, 1, drawing(noise), ZERO, ZERO).tokens[0, 0]
+    same = [noise.categorical(p, 0, 0) == draft(noise) for noise in (keyed(1, n, 9) for n in range(200))]
+    assert sum(same) < 20, "draft and target draw independently: one in fifty agrees"
