@@ -40,11 +40,11 @@ def main() -> None:
     request = [Request(prompt, args.tokens)]
     ids = torch.tensor([prompt], device=target.decoder.device)
     model: Any = target.decoder.model
-    theirs = lambda: model.generate(  # noqa: E731
+    theirs = lambda: model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=args.tokens, min_new_tokens=args.tokens, do_sample=False,
         eos_token_id=None,
     )[0, len(prompt):].tolist()  # fmt: skip
-    ours = lambda: engine.plain(request).tokens[0]  # noqa: E731
+    ours = lambda: engine.plain(request).tokens[0]
     same = theirs() == ours()
     times: dict[str, list[float]] = {"generate": [], "plain": []}
     for i in range(args.rounds):

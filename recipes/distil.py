@@ -10,8 +10,8 @@ import json
 import pathlib
 
 from draftree import Request, Target
-from draftree.engine import Engine
 from draftree.drafters.pld import PLD
+from draftree.engine import Engine
 from draftree.policies.chain import Chain
 
 
@@ -25,17 +25,17 @@ def main() -> None:
     args = ap.parse_args()
     target = Target.load(args.target)
     engine = Engine(target, PLD().open(target), Chain())
-    questions = [json.loads(line)["question"].strip() for line in open(args.questions)]
+    questions = [json.loads(line)["question"].strip() for line in pathlib.Path(args.questions).read_text().splitlines()]
     questions.sort(key=len)  # rows of one batch end at about the same time
     out = pathlib.Path(args.out)
-    done = sum(1 for _ in out.open()) if out.exists() else 0
+    done = len(out.read_text().splitlines()) if out.exists() else 0
     with out.open("a") as file:
         for at in range(done, len(questions), args.batch):
             asked = questions[at : at + args.batch]
             chats = [[{"role": "user", "content": q}] for q in asked]
             prompts = [engine.tokenizer.apply_chat_template(c, add_generation_prompt=True)["input_ids"] for c in chats]
             answers = engine.plain([Request(p, args.max_new_tokens, engine.eos) for p in prompts]).tokens
-            for chat, ids in zip(chats, answers):
+            for chat, ids in zip(chats, answers, strict=True):
                 reply = engine.tokenizer.decode([t for t in ids if t not in engine.eos])
                 file.write(json.dumps({"messages": [*chat, {"role": "assistant", "content": reply}]}) + "\n")
             file.flush()

@@ -36,7 +36,7 @@ CHAT = (
 
 
 def gsm8k_texts(path):
-    for line in open(path):
+    for line in pathlib.Path(path).read_text().splitlines():
         row = json.loads(line)
         answer = re.sub(r"<<[^>]*>>", "", row["answer"])
         yield f"<|bos|><|user|>{row['question'].strip()}<|assistant|>{answer.strip()}<|eos|>"
@@ -65,8 +65,12 @@ def train_tokenizer(texts, vocab_size):
         ),
     )
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tok, pad_token="<|pad|>", bos_token="<|bos|>", eos_token="<|eos|>",
-        additional_special_tokens=["<|user|>", "<|assistant|>"], model_max_length=1024,
+        tokenizer_object=tok,
+        pad_token="<|pad|>",
+        bos_token="<|bos|>",
+        eos_token="<|eos|>",
+        additional_special_tokens=["<|user|>", "<|assistant|>"],
+        model_max_length=1024,
     )
     fast.chat_template = CHAT
     return fast
@@ -78,7 +82,7 @@ def grown(model, layers):
     new = LlamaForCausalLM(config)
     new.load_state_dict({k: v for k, v in model.state_dict().items() if ".layers." not in k}, strict=False)
     places = [i * layers // len(old) for i in range(len(old))]
-    for place, layer in zip(places, old):
+    for place, layer in zip(places, old, strict=True):
         new.model.layers[place].load_state_dict(layer.state_dict())
     for place in set(range(layers)) - set(places):
         torch.nn.init.zeros_(new.model.layers[place].self_attn.o_proj.weight)
@@ -122,21 +126,31 @@ def main():
     print(f"math {len(math_ids):,} tokens, code {len(code_ids):,} tokens", flush=True)
 
     config = LlamaConfig(
-        vocab_size=args.vocab, hidden_size=args.hidden, num_hidden_layers=args.layers,
-        intermediate_size=int(args.hidden * 2.75) // 32 * 32, num_attention_heads=args.hidden // args.head_dim,
-        num_key_value_heads=max(1, args.hidden // args.head_dim // 2), max_position_embeddings=1024, tie_word_embeddings=True,
+        vocab_size=args.vocab,
+        hidden_size=args.hidden,
+        num_hidden_layers=args.layers,
+        intermediate_size=int(args.hidden * 2.75) // 32 * 32,
+        num_attention_heads=args.hidden // args.head_dim,
+        num_key_value_heads=max(1, args.hidden // args.head_dim // 2),
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
         initializer_range=0.04,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
     )
-    model = LlamaForCausalLM.from_pretrained(args.init_from, dtype=torch.float32) if args.init_from else LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    if args.init_from:
+        model = LlamaForCausalLM.from_pretrained(args.init_from, dtype=torch.float32)
     if args.init_from and args.layers > model.config.num_hidden_layers:
         model = grown(model, args.layers)
     model.train()
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     decay = [p for p in model.parameters() if p.dim() > 1]
     other = [p for p in model.parameters() if p.dim() <= 1]
-    opt = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": other, "weight_decay": 0.0}],
-                            lr=args.lr, betas=(0.9, 0.95))
+    opt = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.1}, {"params": other, "weight_decay": 0.0}], lr=args.lr, betas=(0.9, 0.95)
+    )
 
     def batch(size):
         rows = []

@@ -55,9 +55,13 @@ CONFIGS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "gpt_neox": ("gpt_neox", {"hidden_act": "gelu", "use_parallel_residual": True}),
     "mixtral-sliding": ("mixtral", {**EXPERTS, "sliding_window": WINDOW, "num_local_experts": 3}),
+    "granite": ("granite", {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
     "qwen3_moe": ("qwen3_moe", {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 16, "head_dim": 8}),
 }  # fmt: skip
 """Name of the variant: `model_type`, and what differs from `SIZES`."""
+
+SCALED = "granite"
+"""A model that scales its embeddings outside the embedding module."""
 
 SOME = ("llama", "mistral-sliding", "gemma2", "qwen3", "gpt_neox")
 """Enough of them for what does not depend much on the architecture."""

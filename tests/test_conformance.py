@@ -7,22 +7,26 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
+from draftree.costs import Costs
+from draftree.decoder import Decoder
 from draftree.drafters.base import Drafter
+from draftree.drafters.lm import LMDrafter
 from draftree.engine import Engine
 from draftree.errors import NotANumber
 from draftree.loop import speculate
-from draftree.policies.base import Policy
+from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.registry import names
 from draftree.sampling import Chance, Distributions, Drawing, Sampling
 from draftree.target import Needs, Probes, Taps, Target
-from draftree.testing import Always, Case, Suite, TableDrafter, cases, random_table, table_target
-from draftree.testing.conformance import COSTS, EVERYWHERE, PAIRWISE, SCRIPTED, pairwise
+from draftree.testing import Always, Case, Coached, Suite, TableDrafter, cases, random_table, table_target
+from draftree.testing.conformance import CHECKS, COSTS, EVERYWHERE, PAIRWISE, SCRIPTED, pairwise
 from draftree.text import Request, Texts
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
@@ -163,7 +167,8 @@ def test_a_drafter_that_forgets_a_token_fails(suite: Suite) -> None:
             return self.inner.truncate(state, lengths)
 
     forgetful = Suite()
-    forgetful._examples["vdm"] = Forgetful(forgetful.drafter("vdm", [], Sampling()))
+    forgetful.drafter("vdm", [], Sampling())
+    forgetful._examples["vdm"] = Forgetful(forgetful._examples["vdm"])
     with pytest.raises(AssertionError, match="away from a fresh start"):
         forgetful.run(Case("caches", "vdm", "chain", "greedy"))
 
@@ -231,6 +236,44 @@ def test_the_table_model_under_ragged_batches(sampling: Sampling) -> None:
     assert together.stats.acceptance_length > 1.3
 
 
+# What the default policies and examples do not come across.
+
+
+@dataclass(frozen=True)
+class Renumbering(Layered):
+    """Drops the second child of each root at the end, so that the nodes verified are not numbered as they were drafted."""
+
+    candidates: ClassVar[int] = 2
+
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
+        grown = append(tree, frontier, candidates)
+        new = np.arange(len(tree), len(grown))
+        return grown, new[grown.depth[new] < 3]
+
+    def finish(self, tree: Tree, costs: Costs) -> Tree:
+        second = [tree.children(root)[1:] for root in range(tree.roots)]
+        return tree.select(~tree.ancestors[:, np.concatenate(second)].any(axis=1))
+
+
+@pytest.mark.parametrize("drafter", [*SCRIPTED, *names("drafter")])
+@pytest.mark.parametrize("check", ["ragged", "caches"])
+def test_drafters_follow_a_tree_that_was_renumbered(suite: Suite, drafter: str, check: str) -> None:
+    CHECKS[check](suite, Case(check, drafter, "renumbering", "greedy"), Renumbering(), Greedy())
+
+
+def test_a_drafter_drafts_nothing_beyond_its_own_context(suite: Suite) -> None:
+    config = GPT2Config(vocab_size=61, n_positions=12, n_embd=16, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        short = LMDrafter(Target(Decoder(GPT2LMHeadModel(config).double()), "short"))
+    for lengths in ((6,), (11,), (12,), (20,), (4, 12, 8)):
+        requests = [Request(suite.prompt(n), 9, number=n) for n in lengths]
+        plans = [[*r.prompt, *suite.reference(r, Sampling())] for r in requests]
+        engine = Engine(suite.target, Coached(short, Always(plans, 61)), Chain(3), costs=COSTS)
+        written = engine.generate(requests)
+        assert written.tokens == [suite.wanted(r, Sampling()) for r in requests]
+
+
 # Rows that ride along.
 
 Committed = tuple[Ints, ...]
@@ -294,7 +337,7 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
 def test_text_does_not_depend_on_neighbours_or_their_order(suite: Suite) -> None:
     sampling = Sampling(temperature=1.2, seed=5)
     requests = [Request(suite.prompt(3 + 2 * n), 6, number=n) for n in range(3)]
-    engine = Engine(suite.target, suite.drafter("vdm", [], sampling), VCT(2, 3), Match(), COSTS)
+    engine = Engine(suite.target, suite.drafter("vdm", requests, sampling), VCT(2, 3), Match(), COSTS)
     forwards = engine.generate(requests, sampling).tokens
     backwards = engine.generate(requests[::-1], sampling).tokens[::-1]
     assert forwards == backwards == [engine.plain([r], sampling).tokens[0] for r in requests]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from architectures import CONFIGS, MIXED, SIZES, SOME, VOCAB, WINDOW, fresh, model, target
+from architectures import CONFIGS, MIXED, SCALED, SIZES, SOME, VOCAB, WINDOW, fresh, model, target
 from draftree.decoder import Decoder, Feed, one_layer
 from draftree.errors import UserError
 from draftree.target import Target
@@ -119,7 +119,7 @@ def test_hidden_states_are_numbered_as_transformers_does() -> None:
 
 
 @pytest.mark.parametrize("layers", [(0, 1, -4, -1), ()], ids=str)
-@pytest.mark.parametrize("name", [*SOME, "gemma3"])
+@pytest.mark.parametrize("name", [*SOME, "gemma3", SCALED])
 @torch.inference_mode()
 def test_taps_see_a_stock_forward_and_leave_no_hook(name: str, layers: tuple[int, ...]) -> None:
     decoder = Decoder(fresh(name))

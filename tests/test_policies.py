@@ -180,9 +180,8 @@ def test_fit_is_connected_and_best(steps: list[tuple[int, int]], nodes: int) -> 
 
 
 def test_append_keeps_draw_order_and_scores_by_path() -> None:
-    tree = append(
-        Tree.planted(np.array([0]), np.array([9])), np.array([0]), Candidates(np.array([[4, 2, 7]]), np.log([[0.2, 0.5, 0.3]]))
-    )
+    layer = Candidates(np.array([[4, 2, 7]]), np.log([[0.2, 0.5, 0.3]]))
+    tree = append(Tree.planted(np.array([0]), np.array([9])), np.array([0]), layer)
     assert tree.tokens[tree.children(0)].tolist() == [4, 2, 7]
     tree = append(tree, np.array([3, 1]), Candidates(np.array([[1], [1]]), np.log([[0.5], [0.1]])))
     assert tree.parents.tolist() == [-1, 0, 0, 0, 3, 1]

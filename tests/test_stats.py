@@ -15,7 +15,7 @@ from draftree.stats import Stats, Step, repeated_ngrams, total
 from draftree.target import Probes, Target
 from draftree.testing import Always, Never, tiny_target
 from draftree.text import Request, Texts
-from draftree.tree import Tree, Verdict
+from draftree.tree import Candidates, Tree, Verdict
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 
@@ -127,8 +127,6 @@ def test_tokens_beyond_the_limit_are_not_emitted_but_count_for_tau(target: Targe
     tree = Tree.planted(np.array([0]), np.array([3]))
     for node, token in enumerate((4, 5, 6)):
         zero = np.zeros(1)
-        from draftree.tree import Candidates
-
         tree = tree.append(np.array([node]), np.array([token]), zero, zero, Candidates(np.array([[token]]), zero[None]))
     probes = Probes(np.array([1, 2]), np.array([0, 0]), np.array([3, 4]), np.eye(2, dtype=np.bool_))
     (event,) = texts.emit(target, tree, Verdict((np.array([1, 2, 3]),), np.array([7])), probes)

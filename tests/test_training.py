@@ -64,9 +64,11 @@ def test_the_loss_falls_and_the_folder_is_a_drafter(name, target, samples, tmp_p
     measured = [p.held_out_loss for p in seen if p.held_out_loss is not None]
     assert np.mean([p.loss for p in seen[-5:]]) < 0.8 * np.mean([p.loss for p in seen[:5]])
     assert len(measured) == len(seen) // 4 + (len(seen) % 4 > 0)
-    assert seen[-1].acceptance_length is not None and 1 <= seen[-1].acceptance_length <= 1 + DEPTHS
+    assert seen[-1].acceptance_length is not None
+    assert 1 <= seen[-1].acceptance_length <= 1 + DEPTHS
     again = METHODS[name](checkpoint=str(tmp_path)).open(target)
-    assert again.knobs.loss == "kl" and not (tmp_path / STATE).exists()
+    assert again.knobs.loss == "kl"
+    assert not (tmp_path / STATE).exists()
     assert len((tmp_path / "training.jsonl").read_text().splitlines()) == len(measured)
 
 
@@ -158,10 +160,13 @@ def test_simulated_acceptance_follows_the_text_only_while_the_target_agrees() ->
     choice = [3, 4, 5, 6, 7, 8]  # the target's greedy token after each position
     one = torch.nn.functional.one_hot
     tokens = [[0, 3, 4, 9, 6, 7]]  # the text leaves the target's choice at position 3
-    b = Batch(torch.tensor(tokens), torch.ones(1, 6, dtype=torch.bool), {}, one(torch.tensor([choice]), 10).float(), torch.Generator())
+    b = Batch(
+        torch.tensor(tokens), torch.ones(1, 6, dtype=torch.bool), {}, one(torch.tensor([choice]), 10).float(), torch.Generator()
+    )
     guess = one(torch.tensor([[3, 4, 5, 0, 0, 0]]), 10).float()  # right at depths 1, 2 and 3
     matched, reached = acceptance_by_depth(b, guess, 0)
-    assert matched.tolist()[:4] == [1, 1, 1, 0] and reached.tolist()[:4] == [1, 1, 1, 0]
+    assert matched.tolist()[:4] == [1, 1, 1, 0]
+    assert reached.tolist()[:4] == [1, 1, 1, 0]
 
 
 def test_a_perfect_drafter_has_the_longest_acceptance(target, samples) -> None:
@@ -173,7 +178,11 @@ def test_a_perfect_drafter_has_the_longest_acceptance(target, samples) -> None:
     greedy = []
     for s in samples[:4]:
         ids = target.decoder.model.generate(
-            torch.tensor(s.tokens[None, :4]), attention_mask=torch.ones(1, 4), max_new_tokens=30, do_sample=False, pad_token_id=0
+            torch.tensor(s.tokens[None, :4]),
+            attention_mask=torch.ones(1, 4),
+            max_new_tokens=30,
+            do_sample=False,
+            pad_token_id=0,
         )[0].numpy()
         greedy.append(Sample(ids, np.arange(len(ids)) >= 4))
     _, length = evaluate(Teacher(target, Needs()), Oracle(), greedy, plan())
@@ -185,7 +194,8 @@ def test_schedule_and_split(samples) -> None:
     assert [scale(p, s, 100) for s in (0, 1)] == pytest.approx([0.25, 0.5], rel=1e-2)
     assert scale(p, 99, 100) == pytest.approx(0.05, rel=0.1)
     learnt, held = split(samples, p)
-    assert len(learnt) + len(held) == len(samples) and not {id(s) for s in learnt} & {id(s) for s in held}
+    assert len(learnt) + len(held) == len(samples)
+    assert not {id(s) for s in learnt} & {id(s) for s in held}
 
 
 def test_checkpoint_errors(target, samples, tmp_path) -> None:

@@ -1,2 +1,3 @@
 from draftree.cli import main
+
 main()

@@ -253,9 +253,9 @@ def train_drafter(
     as_json: AsJson = False,
 ) -> None:
     """Train a drafter for a target; the same command goes on where it was interrupted."""
+    import torch
+
     from draftree import inputs, terminal
-    from draftree.engine import Engine
-    from draftree.registry import build
     from draftree.training.data import read
 
     try:
@@ -273,8 +273,9 @@ def train_drafter(
     inputs.quiet()
     with terminal.busy("loading"):
         model = inputs.load_target(target, device, dtype)
+        torch.manual_seed(seed)  # of the weights it begins with
         fresh = method.fresh(model)
-        samples = read(data, Engine(model, fresh, build("policy", "chain")).tokenizer, max_tokens)
+        samples = read(data, model.tokenizer, max_tokens)
     again = f"the same command goes on from what is kept in '{out}'"
     with terminal.progress(f"train {name}", None) as tell, interruptible(again):
         end = train(model, fresh, samples, plan, out, lambda p: tell(p.step, terminal.training_text(p), p.steps))

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +27,8 @@ from draftree.tree import Candidates, Tree, Verdict
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of tokens fed at which a pass is timed."""
+CANDIDATES = 5
+"""How many a timed draft step proposes after each node."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Costs:
     def save(self, path: Path) -> None:
         """Writes the curves as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
+        partial = path.with_name(path.name + ".partial")
         partial.write_text(json.dumps(asdict(self), indent=1) + "\n")
         partial.replace(path)
 
@@ -96,7 +98,11 @@ def _between(curve: Mapping[int, float], tokens: float) -> float:
 
 def median_seconds(work: Callable[[], Any], device: torch.device, at_least: int = 7, budget: float = 0.3) -> float:
     """The median wall time of some work, after a warm-up; as many runs as the budget of seconds holds."""
-    synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+    def synchronise() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
     for _ in range(2):
         work()
     synchronise()
@@ -137,7 +143,7 @@ def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
     attention = str(decoder.config._attn_implementation)
     return {
         **machine(decoder.device), **shape, "dtype": str(decoder.dtype), "attention": attention,
-        "target": target.name, "drafter": type(drafter).__name__,
+        "target": target.name, "drafter": drafter.described,
     }  # fmt: skip
 
 
@@ -154,31 +160,30 @@ def measured(target: Target, drafter: Drafter[Any], refresh: bool = False) -> Co
 
 def measure(target: Target, drafter: Drafter[Any], context: int = 128) -> Costs:
     """Times draft step, target pass and commit behind a text of `context` tokens."""
-    device = target.decoder.device
+    device, vocab = target.decoder.device, target.decoder.vocab
     context = min(context, max(1, target.decoder.context - max(WIDTHS) - 1))
-    prompt = np.arange(context, dtype=np.int64) % target.decoder.vocab
+    prompt, one = np.arange(context) % vocab, np.zeros(1, np.int64)
     cache = target.new_cache(1, context + 2 * max(WIDTHS))
-    one = np.zeros(1, np.int64)
     verified = target.prefill(cache, [prompt], drafter.needs)
-    state = drafter.start([prompt], one, verified.taps)
-    planted = Tree.planted(one, one)
-    passes = {n: median_seconds(lambda n=n: target.verify(cache, _star(planted, n), drafter.needs), device) for n in WIDTHS}
-    steps = {}
-    _, state = drafter.expand(state, planted, one, 5, Drawing())
-    for f in WIDTHS:
-        tree = _star(planted, f + 1)
-        steps[f] = median_seconds(lambda: drafter.expand(state, tree, np.arange(1, f + 1), 5, Drawing()), device)  # noqa: B023
+    planted, nothing = Tree.planted(one, one), Verdict((one[:0],), one)
+    _, state = drafter.expand(drafter.start([prompt], one, verified.taps), planted, one, CANDIDATES, Drawing())
+    trees = {n: _star(planted, n, vocab) for n in (*WIDTHS, *(f + 1 for f in WIDTHS))}
+
+    def timed(work: Callable[..., Any], *arguments: Any) -> float:
+        return median_seconds(partial(work, *arguments), device)
+
+    passes = {n: timed(target.verify, cache, trees[n], drafter.needs) for n in WIDTHS}
+    steps = {f: timed(drafter.expand, state, trees[f + 1], np.arange(1, f + 1), CANDIDATES, Drawing()) for f in WIDTHS}
     taps = target.verify(cache, planted, drafter.needs).taps
-    target.commit(cache, planted, Verdict((one[:0],), one))
+    target.commit(cache, planted, nothing)
 
     def commit() -> None:
-        drafter.truncate(drafter.commit(state, planted, Verdict((one[:0],), one), taps), np.array([context]))
+        drafter.truncate(drafter.commit(state, planted, nothing, taps), np.array([context]))
 
-    return Costs(steps, passes, median_seconds(commit, device), identity(target, drafter))
+    return Costs(steps, passes, timed(commit), identity(target, drafter))
 
 
-def _star(planted: Tree, nodes: int) -> Tree:
+def _star(planted: Tree, nodes: int, vocab: int) -> Tree:
     """A root with nodes − 1 children."""
-    m = nodes - 1
-    zero = np.zeros(m)
-    return planted.append(np.zeros(m, np.int64), np.arange(m), zero, zero, Candidates(np.arange(m)[None], zero[None]))
+    tokens, zero = np.arange(nodes - 1) % vocab, np.zeros(nodes - 1)
+    return planted.append(np.zeros(nodes - 1, np.int64), tokens, zero, zero, Candidates(tokens[None], zero[None]))

@@ -99,13 +99,13 @@ class Decoder:
             return None
         return getattr(self.config, "sliding_window", None)
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """Where the model computes; like the dtype it is asked for often and looked up once."""
         device: torch.device = self.model.device
         return device
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The dtype of its weights."""
         dtype: torch.dtype = self.model.dtype
@@ -373,7 +373,7 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
     if hasattr(config, "is_decoder") and hasattr(config, "add_cross_attention"):  # BERT's family, decoder or not
         return "it is an encoder by design, and draftree drives decoder-only models"
     strange = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING})
-    if recurrent := [kind for kind in strange if kind.startswith(RECURRENT)]:
+    if recurrent := [t for t in strange if t.startswith(RECURRENT)]:
         return f"its {', '.join(recurrent)} layers keep a state that cannot take back a rejected token"
     if strange:
         return f"its {', '.join(strange)} layers see by rules of their own; allowed are {FULL} and {SLIDING}"

@@ -3,12 +3,11 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from draftree.acceptors.base import Acceptor, check_exact
 from draftree.cache import SlotCache
@@ -20,7 +19,7 @@ from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.sampling import Sampling
 from draftree.stats import Stats
-from draftree.target import Target, demo_folder
+from draftree.target import Target
 from draftree.text import Emitted, Request, Texts, check
 from draftree.tree import Ints
 
@@ -55,6 +54,7 @@ class Engine:
         policy: grows them into trees.
         acceptor: keeps what the target would have produced; by default `greedy` at temperature 0, else `match`.
         costs: seconds on this machine; measured on first use where the policy asks.
+        held: what the last call left in the caches, for the next one with the same beginning.
     """
 
     target: Target
@@ -62,28 +62,17 @@ class Engine:
     policy: Policy
     acceptor: Acceptor | None = None
     costs: Costs | None = None
-    _held: Held | None = field(default=None, repr=False)
+    held: Held | None = field(default=None, init=False, repr=False)
 
-    @cached_property
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's tokenizer.
-
-        Raises:
-            UserError: the target's folder has none.
-        """
-        name = str(demo_folder()) if self.target.name == "demo" else self.target.name
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"target '{self.target.name}' has no tokenizer: {str(error).splitlines()[0]}") from error
-        return tokenizer
+        """The target's tokenizer."""
+        return self.target.tokenizer
 
     @property
     def eos(self) -> frozenset[int]:
         """The ids that end a text, by the target's generation config."""
-        said = self.target.decoder.model.generation_config
-        ids = None if said is None else said.eos_token_id
-        return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
+        return self.target.eos
 
     def generate(
         self,
@@ -111,13 +100,16 @@ class Engine:
         if self.costs is None:
             self.costs = measured(self.target, self.drafter) if self.policy.reads_costs else UNIT
         texts = self._texts(requests, sampling, reuse)
-        self._held = None
+        self.held = None
         run(speculate(self.target, self.drafter, self.policy, acceptor, self.costs, texts), texts, on_tokens)
-        self._held = Held(texts.committed, texts.cache, texts.drafter_state)
+        self.held = Held(texts.committed, texts.cache, texts.drafter_state)
         return Generation(texts.written, texts.stats)
 
     def plain(
-        self, requests: Sequence[Request], sampling: Sampling = Sampling(), on_tokens: Callable[[list[Emitted]], None] | None = None
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling = Sampling(),
+        on_tokens: Callable[[list[Emitted]], None] | None = None,
     ) -> Generation:
         """Writes one token a pass: the baseline, and what `generate` must equal."""
         check(requests, self.target)
@@ -130,7 +122,7 @@ class Engine:
         return self.target.new_cache(len(requests), min(longest, self.target.decoder.context) + 64)
 
     def _texts(self, requests: Sequence[Request], sampling: Sampling, reuse: bool) -> Texts:
-        held = self._held
+        held = self.held
         if not reuse or held is None or len(held.texts) != len(requests) or not self.target.reuses_prefixes:
             return Texts(requests, sampling, self._cache(requests))
         shared = np.array([common(t, r.prompt) for t, r in zip(held.texts, requests, strict=True)], np.int64)

@@ -1,10 +1,10 @@
 """What draftree raises.
 
-    Exception
-    └── DraftreeError           something draftree can put into one line
-        ├── UserError           a mistake in what was given: exit status 2
-        │   └── UnknownName     a name or key that does not exist, with the nearest that does
-        └── NotANumber          the target produced NaN or infinite logits: exit status 2
+Exception
+└── DraftreeError           something draftree can put into one line
+    ├── UserError           a mistake in what was given: exit status 2
+    │   └── UnknownName     a name or key that does not exist, with the nearest that does
+    └── NotANumber          the target produced NaN or infinite logits: exit status 2
 """
 
 import difflib

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from draftree.costs import Costs
@@ -21,7 +20,7 @@ def quiet() -> None:
     """Keeps what transformers would say off the standard streams; what matters of it is checked and told as an error."""
     for library in ("transformers", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.ERROR)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
 
 
 def prompt_text(prompt: str) -> str:
@@ -56,10 +55,7 @@ def load_target(name: str, device: str | None, dtype: str | None) -> Target:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"device is '{device}', allowed is one that torch can use here (cpu, cuda, …): {reason}") from error
-    try:
-        return Target.load(name, None if dtype is None else getattr(torch, dtype), device)
-    except (SafetensorError, RuntimeError) as error:
-        raise UserError(f"cannot load target '{name}': {str(error).strip().splitlines()[0]}") from error
+    return Target.load(name, None if dtype is None else getattr(torch, dtype), device)
 
 
 def writable(path: Path, folder: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Specs and the parts they name: the file name is the part's name, its dataclass fields are the keys.
 
-    name                        the part with its defaults
-    name:key=value,key=value    some knobs set
-    FOLDER                      a trained drafter by its checkpoint
+name                        the part with its defaults
+name:key=value,key=value    some knobs set
+FOLDER                      a trained drafter by its checkpoint
 """
 
 import importlib
@@ -49,7 +49,7 @@ def part(kind: str, name: str) -> type:
     package, base = KINDS[kind]
     module = importlib.import_module(f"{package.__name__}.{name}")
     own = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__]
-    assert len(own) == 1 and is_dataclass(own[0]), f"{module.__name__} must hold exactly one dataclass of a {kind}'s knobs"
+    assert [is_dataclass(c) for c in own] == [True], f"{module.__name__} must hold one dataclass of a {kind}'s knobs"
     return own[0]
 
 
@@ -73,7 +73,9 @@ def build(kind: str, spec: str) -> Any:
     for item in filter(None, rest.split(",")):
         key, equals, text = item.partition("=")
         if not equals:
-            raise UserError(f"'{item}' in spec '{spec}' is not key=value; keys of {kind} '{name}': {', '.join(known) or 'none'}")
+            raise UserError(
+                f"'{item}' in spec '{spec}' is not key=value; keys of {kind} '{name}': {', '.join(known) or 'none'}"
+            )
         if key not in known:
             raise UnknownName(f"key of {kind} '{name}'", key, known)
         values[key] = parse(text, known[key], f"{name}:{key}")

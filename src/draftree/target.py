@@ -5,13 +5,21 @@ Shapes: R rows, N nodes, P probe rows, D hidden size, V vocabulary, T tokens of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
 
 from draftree.cache import SlotCache
 from draftree.decoder import Decoder, Feed, refuse_unsupported
@@ -118,11 +126,35 @@ class Target:
             refuse_unsupported(config, kinds.get(type(config), None))
             stored = getattr(config, "dtype", None) or torch.float32
             dtype = dtype or (torch.float32 if place.type == "cpu" and stored in (torch.float16, torch.bfloat16) else stored)
-            model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-        except (OSError, ValueError, KeyError) as error:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UserError(f"cannot load target '{name}' (allowed: demo, a Hugging Face folder, a hub id): {first}") from error
+        model, info = loaded
+        if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
+            raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
         return cls(Decoder(model.to(place)), name)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer.
+
+        Raises:
+            UserError: its folder has none.
+        """
+        try:
+            path = str(demo_folder()) if self.name == "demo" else self.name
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"target '{self.name}' has no tokenizer: {str(error).splitlines()[0]}") from error
+        return tokenizer
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """The ids that end a text, by its generation config."""
+        said = self.decoder.model.generation_config
+        ids = None if said is None else said.eos_token_id
+        return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
         """An empty cache for `rows` sequences."""

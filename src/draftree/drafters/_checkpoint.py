@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from draftree.decoder import one_layer
 from draftree.errors import UserError
 from draftree.target import Target, demo_folder
 
@@ -32,13 +33,20 @@ def shipped(method: str, checkpoint: str, target: Target) -> Path:
     return demo_folder(method)
 
 
-def copy_ends(target: PreTrainedModel, model: PreTrainedModel) -> None:
-    """Starts a drafter from the target's embedding and LM head (EDD + PCT, section 3.1), in float32."""
+def beginning(target: Target) -> PreTrainedModel:
+    """One float32 layer of the target's architecture, to be trained, between the target's embedding and LM head.
+
+    Embedding and head are copies (EDD + PCT, section 3.1), and tied where the target's are.
+    """
+    model, whole = one_layer(target.decoder.config), target.decoder.model
     for ours, theirs in (
-        (model.get_input_embeddings(), target.get_input_embeddings()),
-        (model.get_output_embeddings(), target.get_output_embeddings()),
+        (model.get_input_embeddings(), whole.get_input_embeddings()),
+        (model.get_output_embeddings(), whole.get_output_embeddings()),
     ):
         ours.load_state_dict({k: v.float() for k, v in theirs.state_dict().items()})
+    placed: Any = model
+    placed.to(target.decoder.device)
+    return model
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -70,11 +78,12 @@ def load_model(folder: Path, method: str, target: Target) -> PreTrainedModel:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # what transformers would warn of is checked below, and refused
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=target.decoder.dtype, output_loading_info=True)
+        read: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=target.decoder.dtype, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise UserError(f"cannot load drafter '{folder}': {str(error).strip().splitlines()[0]}") from error
     finally:
         logging.set_verbosity(level)
+    model, info = read
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := sorted(map(str, info[kind])):
             raise UserError(f"'{folder}' does not hold exactly a '{method}': {kind.replace('_', ' ')}: {', '.join(names[:4])}")

@@ -8,7 +8,7 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -20,7 +20,6 @@ from draftree.sampling import Drawing
 from draftree.target import Needs, Probes, Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
-
 State = TypeVar("State")
 
 
@@ -31,6 +30,11 @@ class Drafter(ABC, Generic[State]):
     def needs(self) -> Needs:
         """Which of the target's internals it reads; none by default."""
         return Needs()
+
+    @property
+    def described(self) -> str:
+        """What it is, in a line: tells apart drafters that cost or learn differently."""
+        return type(self).__name__
 
     @abstractmethod
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None) -> State:
@@ -66,6 +70,22 @@ class Drafter(ABC, Generic[State]):
         return None
 
 
+class Method(ABC):
+    """A method's knobs: configuration, command-line spec and repr at once. Implementations are frozen dataclasses."""
+
+    @abstractmethod
+    def open(self, target: Target) -> Drafter[Any]:
+        """The drafter for a target.
+
+        Raises:
+            UserError: the checkpoint is missing or does not fit the target.
+        """
+
+    @abstractmethod
+    def example(self, target: Target) -> Drafter[Any]:
+        """A small drafter of random or no weights that fits the target, for the conformance suite."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Text to train on, with what the frozen target says of it.
@@ -89,10 +109,17 @@ class Trainable(Drafter[State]):
     """A drafter with weights.
 
     Attributes:
+        knobs: of its method.
         model: its weights.
     """
 
+    knobs: "TrainableMethod"
     model: PreTrainedModel
+
+    @property
+    def described(self) -> str:
+        size = sum(p.numel() for p in self.model.parameters())
+        return f"{replace(self.knobs, checkpoint='')}, {size} parameters"  # where its folder lies does not matter
 
     @abstractmethod
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
@@ -107,24 +134,15 @@ class Trainable(Drafter[State]):
         """Writes config and weights."""
 
 
-class Method(ABC):
-    """A method's knobs: configuration, command-line spec and repr at once. Implementations are frozen dataclasses."""
-
-    @abstractmethod
-    def open(self, target: Target) -> Drafter[Any]:
-        """The drafter for a target.
-
-        Raises:
-            UserError: the checkpoint is missing or does not fit the target.
-        """
-
-    @abstractmethod
-    def example(self, target: Target) -> Drafter[Any]:
-        """A small drafter of random or no weights that fits the target, for the conformance suite."""
-
-
+@dataclass(frozen=True)
 class TrainableMethod(Method):
-    """The knobs of a method that is trained."""
+    """The knobs of a method that is trained.
+
+    Attributes:
+        checkpoint: its folder; the shipped one by default, for the demo target.
+    """
+
+    checkpoint: str = ""
 
     @abstractmethod
     def fresh(self, target: Target) -> Trainable[Any]:
@@ -136,7 +154,8 @@ class TrainableMethod(Method):
 
     def example(self, target: Target) -> Drafter[Any]:
         drafter = self.fresh(target)
-        drafter.model.to(target.decoder.dtype)
+        model: Any = drafter.model
+        model.to(target.decoder.dtype)
         return drafter
 
     @abstractmethod

@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, final
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from draftree.decoder import Decoder, one_layer
-from draftree.drafters._checkpoint import about, copy_ends, load_model, save_model, shipped
+from draftree.decoder import Decoder
+from draftree.drafters._checkpoint import about, beginning, load_model, save_model, shipped
 from draftree.drafters._decoding import SPARE, Decoding, propose, rewind
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
 from draftree.errors import UserError
@@ -36,7 +35,6 @@ class EDD(TrainableMethod):
     """Effective draft decoder.
 
     Attributes:
-        checkpoint: its folder; the shipped one by default, for the demo target.
         hidden_layer: the soft prompt's entry of transformers' `hidden_states`; −4 is the output of layer L − 4, counted
             from 0, the paper's fourth-to-last layer (section 4.3.1).
         loss: `kl` (eq. 4) or `ce`, the ablation of Table 3.
@@ -44,7 +42,6 @@ class EDD(TrainableMethod):
         max_block: longest block; a length is drawn for each training step.
     """
 
-    checkpoint: str = ""
     hidden_layer: int = -4
     loss: Literal["kl", "ce"] = "kl"
     min_block: int = 5
@@ -60,8 +57,7 @@ class EDD(TrainableMethod):
 
     def fresh(self, target: Target) -> "EDDDrafter":
         target.decoder.hidden_index(self.hidden_layer)
-        model = one_layer(target.decoder.config).to(target.decoder.device)
-        copy_ends(target.decoder.model, model)
+        model = beginning(target)
         return EDDDrafter(self, model, target.name)
 
     def resume(self, folder: Path, target: Target) -> Self:
@@ -74,6 +70,8 @@ class EDD(TrainableMethod):
 @final
 class EDDDrafter(Trainable[Decoding]):
     """The decoder; its cache holds the soft prompt for positions 0 … root − 1, and behind it the step's nodes."""
+
+    knobs: EDD
 
     def __init__(self, knobs: EDD, model: PreTrainedModel, target: str) -> None:
         self.knobs, self.model, self._target = knobs, model, target
@@ -120,9 +118,9 @@ class EDDDrafter(Trainable[Decoding]):
         return logits
 
     def loss(self, batch: Batch) -> Tensor:
-        draw = lambda low, high: int(torch.randint(low, high + 1, (), generator=batch.generator))
-        block = draw(self.knobs.min_block, self.knobs.max_block)
-        return draft_loss(self.knobs.loss, batch, self.forward(batch, block, draw(0, block - 1)))
+        block = _between(self.knobs.min_block, self.knobs.max_block, batch.generator)
+        phase = _between(0, block - 1, batch.generator)  # in decoding, too, blocks begin anywhere
+        return draft_loss(self.knobs.loss, batch, self.forward(batch, block, phase))
 
     def save(self, folder: Path) -> None:
         kept = {k: v for k, v in asdict(self.knobs).items() if k != "checkpoint"}
@@ -136,8 +134,14 @@ class _SoftPrompt(Cache):
         super().__init__(layers=[])
         self._keys, self._values = keys, values
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         return torch.cat((self._keys, key_states), dim=2), torch.cat((self._values, value_states), dim=2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return int(self._keys.shape[2])
+
+
+def _between(low: int, high: int, generator: torch.Generator) -> int:
+    return int(torch.randint(low, high + 1, (), generator=generator))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from draftree.decoder import one_layer
 from draftree.drafters._decoding import Decoding, keep_path, propose, read, rewind
@@ -36,7 +36,8 @@ class LM(Method):
         return LMDrafter(small)
 
     def example(self, target: Target) -> "LMDrafter":
-        model = one_layer(target.decoder.config).to(target.decoder.dtype)
+        model: Any = one_layer(target.decoder.config)
+        model.to(target.decoder.dtype)
         return LMDrafter(Target(type(target.decoder)(model), "example"))
 
 
@@ -50,6 +51,10 @@ class LMDrafter(Drafter[Decoding]):
 
     def __init__(self, model: Target) -> None:
         self.small = model
+
+    @property
+    def described(self) -> str:
+        return f"lm {self.small.name}"
 
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None) -> Decoding:
         return read(self.small, prompts, state)

@@ -8,8 +8,8 @@ from typing import Literal, Self, final
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftree.decoder import Decoder, one_layer
-from draftree.drafters._checkpoint import about, copy_ends, load_model, save_model, shipped
+from draftree.decoder import Decoder
+from draftree.drafters._checkpoint import about, beginning, load_model, save_model, shipped
 from draftree.drafters._decoding import Decoding, keep_path, propose, read, rewind
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
 from draftree.sampling import Drawing
@@ -24,11 +24,9 @@ class VDM(TrainableMethod):
     """Vanilla draft model.
 
     Attributes:
-        checkpoint: its folder; the shipped one by default, for the demo target.
         loss: `kl` against the target, or `ce` against the text.
     """
 
-    checkpoint: str = ""
     loss: Literal["kl", "ce"] = "kl"
 
     def open(self, target: Target) -> "VDMDrafter":
@@ -36,8 +34,7 @@ class VDM(TrainableMethod):
         return VDMDrafter(self, load_model(folder, "vdm", target), target.name)
 
     def fresh(self, target: Target) -> "VDMDrafter":
-        model = one_layer(target.decoder.config).to(target.decoder.device)
-        copy_ends(target.decoder.model, model)
+        model = beginning(target)
         return VDMDrafter(self, model, target.name)
 
     def resume(self, folder: Path, target: Target) -> Self:
@@ -47,6 +44,8 @@ class VDM(TrainableMethod):
 @final
 class VDMDrafter(Trainable[Decoding]):
     """Drafts with a small language model of its own, as `lm` does; reads nothing of the target."""
+
+    knobs: VDM
 
     def __init__(self, knobs: VDM, model: PreTrainedModel, target: str) -> None:
         self.knobs, self.model, self._target = knobs, model, target

@@ -4,6 +4,7 @@ from draftree.testing.branching import Branching, outcomes
 from draftree.testing.conformance import Case, Coverage, Suite, cases
 from draftree.testing.fakes import (
     Always,
+    Coached,
     Never,
     Scripted,
     Sometimes,
@@ -18,6 +19,7 @@ __all__ = [
     "Always",
     "Branching",
     "Case",
+    "Coached",
     "Coverage",
     "Never",
     "Scripted",

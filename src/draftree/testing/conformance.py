@@ -1,5 +1,6 @@
 """What must hold for every drafter with every policy and acceptor; the parts are found, none is listed here.
 
+A method's drafter is its `example`, of random weights, coached so that paths of it are accepted (`fakes.Coached`).
 A `Case` is one drafter, policy and acceptor under one check. `Suite.run` raises AssertionError where something does not
 hold; `Coverage` says what the cases came across, because a suite in which no draft is ever accepted shows nothing.
 
@@ -15,20 +16,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from draftree.acceptors.base import Acceptor, check_exact
 from draftree.costs import Costs
 from draftree.drafters.base import Drafter
-from draftree.engine import Engine
+from draftree.engine import Engine, Held
 from draftree.errors import UserError
 from draftree.loop import plain, speculate
-from draftree.policies.base import Policy, Room
+from draftree.policies.base import Policy, Room, append
 from draftree.registry import names, part
 from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling, gumbel
 from draftree.target import Needs, Target
-from draftree.testing.fakes import Always, Never, Scripted, Sometimes, tiny_target
+from draftree.testing.fakes import Always, Coached, Never, Scripted, Sometimes, tiny_target
 from draftree.text import Request, Texts
-from draftree.tree import Draw, Ints, Tree, Verdict
+from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 NOISE = 1e-6
 """The numerical noise between forwards of different width: float64 models still carry float32 norms and softmax."""
@@ -145,16 +147,18 @@ class Suite:
         """A prompt that repeats itself after five tokens, so that retrieval finds something."""
         return [(7 + 11 * (i % 5)) % self.target.decoder.vocab for i in range(length)]
 
-    def drafter(self, name: str, requests: Sequence[Request], sampling: Sampling) -> Drafter[Any]:
-        """A scripted drafter that knows these requests' plain output, or a method's example."""
+    def drafter(
+        self, name: str, requests: Sequence[Request], sampling: Sampling, coach: type[Scripted] = Sometimes
+    ) -> Drafter[Any]:
+        """A scripted drafter that knows these requests' plain output, or a method's example coached by one."""
+        plans = [[*r.prompt, *self.reference(r, sampling)] for r in requests]
         if name in SCRIPTED:
-            plans = [[*r.prompt, *self.reference(r, sampling)] for r in requests]
             return SCRIPTED[name](plans, self.target.decoder.vocab)
         if name not in self._examples:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(3)
                 self._examples[name] = part("drafter", name)().example(self.target)
-        return self._examples[name]
+        return Coached(self._examples[name], coach(plans, self.target.decoder.vocab))
 
     def reference(self, request: Request, sampling: Sampling) -> list[int]:
         """What plain decoding writes for a request alone, to the end of the context or far beyond any limit asked for."""
@@ -192,14 +196,16 @@ class Suite:
         acceptor: Acceptor,
         requests: Sequence[Request],
         each_step: Callable[[Texts, Drafter[Any]], None] | None = None,
+        coach: type[Scripted] = Sometimes,
     ) -> None:
         """Writes the requests and compares them with the reference.
 
         Args:
-            each_step: looked at after the prefill and after every step.
+            each_step: called after the prefill and after every step.
+            coach: of a method's drafter.
         """
         sampling = sampling_for(case.acceptor)
-        drafter = self.drafter(case.drafter, requests, sampling)
+        drafter = self.drafter(case.drafter, requests, sampling, coach)
         texts = Texts(requests, sampling, self.target.new_cache(len(requests), 8))
         watched = Watched(acceptor, lambda: texts.room(self.target), self.coverage)
         told: list[list[int]] = [[] for _ in requests]
@@ -268,7 +274,8 @@ def _one(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
 def _ragged(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     """Three rows of different lengths that end at different steps; one prompt is a single token."""
     asked = ((1, 6), (11, 3), (6, 9))
-    suite.write(case, policy, acceptor, [Request(suite.prompt(n), m, number=i) for i, (n, m) in enumerate(asked)])
+    requests = [Request(suite.prompt(n), m, number=i) for i, (n, m) in enumerate(asked)]
+    suite.write(case, policy, acceptor, requests, coach=Always)
 
 
 def _limit(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
@@ -284,7 +291,7 @@ def _eos(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
         request = Request(suite.prompt(5 + number), 9, number=number)
         token = suite.reference(request, sampling)[at]
         requests.append(replace(request, eos=frozenset({token, suite.target.decoder.vocab + number})))
-    suite.write(case, policy, acceptor, requests)
+    suite.write(case, policy, acceptor, requests, coach=Always)
 
 
 def _context(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
@@ -301,30 +308,53 @@ def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> Non
     """After every step the target's cache is that of a fresh prefill, and the drafter's state that of a fresh start."""
 
     def look(texts: Texts, drafter: Drafter[Any]) -> None:
-        fresh = suite.target.new_cache(len(requests), 8)
-        verified = suite.target.prefill(fresh, texts.committed, drafter.needs)
-        assert texts.cache.lengths.tolist() == fresh.lengths.tolist() == [len(c) for c in texts.committed]
-        for layer in range(len(fresh.shapes)):
-            for ours, theirs in zip(texts.cache.layer(layer), fresh.layer(layer), strict=True):
-                for row, n in enumerate(fresh.lengths.tolist()):
-                    far = float((ours[row, :, :n] - theirs[row, :, :n]).abs().max())
-                    assert far < NOISE, f"{case}: layer {layer} of the cache is {far:.2e} from a fresh prefill"
-        if texts.live.size:
-            state = drafter.start(texts.committed, texts.last, verified.taps)
-            _same_drafts(drafter, texts.drafter_state, state, Tree.planted(texts.live, texts.last[texts.live]), str(case))
+        rows = texts.live
+        _as_if_fresh(
+            suite.target, drafter, Held(texts.committed, texts.cache, texts.drafter_state), texts.last, rows, str(case)
+        )
 
-    requests = [Request(suite.prompt(n), 6, number=n) for n in (3, 8)]
-    suite.write(case, policy, acceptor, requests, look)
+    for coach in (Always, Sometimes):
+        suite.write(case, policy, acceptor, [Request(suite.prompt(n), 10, number=n) for n in (3, 8)], look, coach)
 
 
-def _same_drafts(drafter: Drafter[Any], state: Any, fresh: Any, roots: Tree, where: str) -> None:
-    """Two states of one text draft alike. Where there is no whole q, the drafter may know more than the text."""
-    frontier: Ints = np.arange(roots.roots)
-    ours, theirs = (drafter.expand(s, roots, frontier, 3, Drawing())[0] for s in (state, fresh))
-    if ours.log_probs is None or theirs.log_probs is None:
+def _as_if_fresh(target: Target, drafter: Drafter[Any], held: Held, last: Ints, live: Ints, where: str) -> None:
+    """The target's cache is that of a fresh prefill, and the drafter drafts for live rows as if it had just read them.
+
+    That is, q after root and children is what a drafter says that has read this row alone, and drafted this child alone.
+    Drafters without a whole q are left out: one that retrieves may know more than the text.
+    """
+    fresh = target.new_cache(len(held.texts), 8)
+    target.prefill(fresh, held.texts, Needs())
+    assert held.cache.lengths.tolist() == fresh.lengths.tolist() == [len(t) for t in held.texts]
+    for layer in range(len(fresh.shapes)):
+        for ours, theirs in zip(held.cache.layer(layer), fresh.layer(layer), strict=True):
+            for row, n in enumerate(fresh.lengths.tolist()):
+                far = float((ours[row, :, :n] - theirs[row, :, :n]).abs().max())
+                assert far < NOISE, f"{where}: layer {layer} of the cache is {far:.2e} from a fresh prefill"
+    if not live.size or isinstance(drafter, Scripted):  # a script goes by the row's number
         return
-    far = float((ours.log_probs.exp() - theirs.log_probs.exp()).abs().max())
-    assert far < 10 * NOISE, f"{where}: the drafter's state drafts {far:.2e} away from a fresh start"
+    bush, q = _two_layers(drafter, held.drafter_state, Tree.planted(live, last[live]), None)
+    for child in range(bush.roots, len(bush)):
+        row, root = int(bush.row[child]), int(bush.parents[child])
+        verified = target.prefill(target.new_cache(1, 8), [held.texts[row]], drafter.needs)
+        state = drafter.start([held.texts[row]], last[[row]], verified.taps)
+        alone = Tree.planted(np.zeros(1, np.int64), last[[row]])
+        _, wanted = _two_layers(drafter, state, alone, int(bush.tokens[child]))
+        for mine, theirs in zip((q[root], q[child]) if q else (), wanted, strict=True):
+            far = float((mine - theirs).abs().max())
+            assert far < 10 * NOISE, f"{where}: the drafter's state drafts {far:.2e} away from a fresh start"
+
+
+def _two_layers(drafter: Drafter[Any], state: Any, roots: Tree, token: int | None) -> tuple[Tree, list[Tensor]]:
+    """Roots with a given child, or with two that the drafter proposes; and q [V] after every node, where there is one."""
+    first, state = drafter.expand(state, roots, np.arange(roots.roots), 2, Drawing())
+    children = first if token is None else Candidates(np.array([[token]]), np.zeros((1, 1)))
+    tree = append(roots, np.arange(roots.roots), children)
+    if first.log_probs is None or not tree.drafted:
+        return tree, []
+    second, _ = drafter.expand(state, tree, np.arange(roots.roots, len(tree)), 2, Drawing())
+    assert second.log_probs is not None, "a whole q after the roots, and none after their children"
+    return tree, [*first.log_probs.exp(), *second.log_probs.exp()]
 
 
 def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
@@ -336,7 +366,10 @@ def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
     engine = Engine(suite.target, suite.drafter(case.drafter, requests[:1], sampling), policy, acceptor, COSTS)
     for request in requests:
         engine.drafter = suite.drafter(case.drafter, [request], sampling)  # a scripted one has to know the new text
-        suite.judge(acceptor, request, sampling, engine.generate([request], sampling).tokens[0], str(case))
+        written = engine.generate([request], sampling).tokens[0]
+        suite.judge(acceptor, request, sampling, written, str(case))
+        assert engine.held is not None
+        _as_if_fresh(suite.target, engine.drafter, engine.held, np.array(written[-1:]), np.arange(1), str(case))
 
 
 Check = Callable[[Suite, Case, Policy, Acceptor], None]

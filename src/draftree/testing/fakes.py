@@ -5,7 +5,8 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, V vocabulary, C context
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import final
+from dataclasses import replace
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from draftree.decoder import Decoder
 from draftree.drafters.base import Drafter
 from draftree.sampling import Chance, Drawing, drawn
-from draftree.target import Taps, Target
+from draftree.target import Needs, Probes, Taps, Target
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 Texts = tuple[Ints, ...]
@@ -43,7 +44,7 @@ def tiny_target(context: int = 40, seed: int = 1) -> Target:
 
 
 @final
-class TableModel(PreTrainedModel):  # type: ignore[no-untyped-call]
+class TableModel(PreTrainedModel):
     """p(next | last two tokens) from a table, in the form of a transformers model with a cache.
 
     Its one layer stores each token's id and position, and reads through the mask which token stands before. A token that
@@ -172,14 +173,19 @@ class Scripted(Drafter[Texts]):
             logits[i, order] = -torch.arange(len(order), dtype=torch.float64)
         return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state
 
+    def right(self, row: int, text: Ints) -> int | None:
+        """What plain decoding writes after a text; None where the text has left the plan or the plan has ended."""
+        plan, n = self._plans[row], len(text)
+        return int(plan[n]) if n < len(plan) and np.array_equal(plan[:n], text) else None
+
     def _order(self, row: int, text: Ints) -> Ints:
         """Tokens to propose after a text, the likeliest first."""
-        plan, n = self._plans[row], len(text)
         others: Ints = (text[-1] + 1 + np.arange(self._vocab)) % self._vocab
-        if n >= len(plan) or not np.array_equal(plan[:n], text):
+        right = self.right(row, text)
+        if right is None:
             return others
-        others, place = others[others != plan[n]], self.place(row, n)
-        return others if place is None else np.concatenate((others[:place], plan[n : n + 1], others[place:]))
+        others, place = others[others != right], self.place(row, len(text))
+        return others if place is None else np.concatenate((others[:place], [right], others[place:]))
 
     def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
         texts = list(state)
@@ -215,3 +221,56 @@ class Sometimes(Scripted):
     def place(self, row: int, position: int) -> int | None:
         places: tuple[int | None, ...] = (0, 0, 1, 2, None)
         return places[np.random.default_rng([8, row, position]).integers(len(places))]
+
+
+@final
+class Coached(Drafter[tuple[Any, Texts]]):
+    """A drafter among whose candidates a script puts the right token.
+
+    With random weights a drafter is almost never right, and the code that follows an accepted path would hardly run. As
+    in a fusion of drafters, the tree then holds nodes that the drafter did not propose.
+
+    Args:
+        drafter: whose state is carried through everything that is accepted.
+        script: knows the right token, and its place.
+    """
+
+    def __init__(self, drafter: Drafter[Any], script: Scripted) -> None:
+        self._drafter, self._script = drafter, script
+
+    @property
+    def needs(self) -> Needs:
+        return self._drafter.needs
+
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: tuple[Any, Texts] | None = None
+    ) -> tuple[Any, Texts]:
+        inner = None if state is None else state[0]
+        return self._drafter.start(prompts, roots, taps, inner), self._script.start(prompts, roots, taps)
+
+    def expand(
+        self, state: tuple[Any, Texts], tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, tuple[Any, Texts]]:
+        candidates, inner = self._drafter.expand(state[0], tree, frontier, k, drawing)
+        if candidates.draw is Draw.POINT:  # a sampled draw must stay what was sampled
+            candidates = self._coach(candidates, state[1], tree, frontier)
+        return candidates, (inner, state[1])
+
+    def _coach(self, candidates: Candidates, texts: Texts, tree: Tree, frontier: Ints) -> Candidates:
+        tokens, log_q = candidates.tokens.copy(), candidates.log_q.copy()
+        for i, node in enumerate(frontier):
+            row = int(tree.row[node])
+            text = np.append(texts[row], tree.tokens[tree.path(int(node))])
+            right, place = self._script.right(row, text), self._script.place(row, len(text))
+            if right is not None and place is not None and place < tokens.shape[1] and right not in tokens[i]:
+                tokens[i, place], log_q[i, place] = right, max(log_q[i, place], np.log(0.3))
+        return replace(candidates, tokens=tokens, log_q=log_q)
+
+    def commit(self, state: tuple[Any, Texts], tree: Tree, verdict: Verdict, taps: Taps) -> tuple[Any, Texts]:
+        return self._drafter.commit(state[0], tree, verdict, taps), self._script.commit(state[1], tree, verdict, taps)
+
+    def truncate(self, state: tuple[Any, Texts], lengths: Ints) -> tuple[Any, Texts]:
+        return self._drafter.truncate(state[0], lengths), self._script.truncate(state[1], lengths)
+
+    def probes(self, state: tuple[Any, Texts]) -> Probes | None:
+        return self._drafter.probes(state[0])

@@ -124,7 +124,8 @@ def train(
     optimizer = torch.optim.AdamW(drafter.model.parameters(), lr=plan.lr)
     objective, optimizer = accelerator.prepare(Objective(drafter), optimizer)
     teacher = Teacher(target, drafter.needs, plan.keep_features, plan.seed)
-    first = _resume(out, plan, drafter, optimizer)
+    said = asdict(plan) | {"drafter": drafter.described, "samples": len(samples), "tokens": sum(len(s.tokens) for s in samples)}
+    first = _resume(out, said, drafter, optimizer)
     progress = Progress(first, steps, math.nan)
     with _interruptible() as stopped, (out / LOG).open("a") as log:
         for step in range(first, steps):
@@ -223,9 +224,8 @@ def acceptance_by_depth(batch: Batch, draft: Tensor, phase: int) -> tuple[np.nda
     return matched, reached
 
 
-def _resume(out: Path, plan: Plan, drafter: Trainable[Any], optimizer: torch.optim.Optimizer) -> int:
+def _resume(out: Path, said: dict[str, Any], drafter: Trainable[Any], optimizer: torch.optim.Optimizer) -> int:
     """Loads the state of an interrupted run, if there is one; returns the step to go on with."""
-    said = json.loads(json.dumps(asdict(plan)))
     if (out / STATE).is_file():
         before = json.loads((out / PLAN).read_text())
         if different := [k for k in said if said[k] != before.get(k)]:
