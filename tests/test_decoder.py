@@ -15,7 +15,7 @@ from draftree.decoder import Decoder, Feed, one_layer
 from draftree.errors import UserError
 from draftree.target import Target
 
-STATE = "keep a state that cannot take back a rejected token"
+STATE = "cannot take back a rejected token"
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "attn_layer_indices": [1]}
 LAUREL = {"laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.0] * 4}
 PER_LAYER = {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8, "head_dim": 8, "layer_types": MIXED}
