@@ -104,6 +104,9 @@ def _check_sizes(folder: Path, method: str, target: Target) -> None:
 def save_model(folder: Path, method: str, model: PreTrainedModel, knobs: dict[str, Any], target: str) -> None:
     """Writes weights in float16 beside the config and what draftree has to know."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {k: v.detach().to("cpu", torch.float16) for k, v in model.state_dict().items()}
-    model.save_pretrained(folder, state_dict=state)
+    halves: dict[int, torch.Tensor] = {}  # tied tensors stay one, and are written once
+    state = model.state_dict()
+    for value in state.values():
+        halves.setdefault(value.data_ptr(), value.detach().to("cpu", torch.float16))
+    model.save_pretrained(folder, state_dict={k: halves[v.data_ptr()] for k, v in state.items()})
     (folder / ABOUT).write_text(json.dumps({"drafter": method, "target": target, **knobs}, indent=1) + "\n")
