@@ -40,8 +40,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     code(args.out / "code.jsonl")
     for name in ("edd", "vdm"):
-        knobs = "--epochs 6 --lr 2e-3 --schedule cosine --warmup 50 --max-tokens 256 --keep-features".split()
-        data = ["--data", args.data, "--data", str(args.out / "code.jsonl")]
+        data = ["--data", args.data, "--data", str(args.out / "code.jsonl"), "--max-tokens", "256"]
+        knobs = ["--epochs", "6", "--lr", "2e-3", "--schedule", "cosine", "--warmup", "50", "--keep-features"]
         command = [sys.executable, "-m", "draftree", "train", name, *data, "--out", str(args.out / name), *knobs]
         subprocess.run(command, check=True)
 
