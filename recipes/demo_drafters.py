@@ -21,9 +21,7 @@ SKIP = {"test", "tests", "site-packages", "idlelib", "lib2to3", "turtledemo", "e
 def code(path: pathlib.Path, size: int = 1_500_000) -> None:
     """Writes some of the standard library's files, drawn with a fixed seed, as rows of text."""
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        p for p in sorted(root.rglob("*.py")) if not SKIP & set(p.relative_to(root).parts) and p.stat().st_size < 150_000
-    ]
+    files = [p for p in sorted(root.rglob("*.py")) if not SKIP & set(p.relative_to(root).parts) and p.stat().st_size < 150_000]
     random.Random(0).shuffle(files)
     with path.open("w") as out:
         while size > 0:
