@@ -260,7 +260,7 @@ class Decoder:
 
         with ExitStack() as stack:
             for module in self.stack.modules():
-                if hasattr(module, "rope_type"):
+                if "rope_type" in vars(module):  # a rotary embedding
                     stack.callback(module.register_forward_hook(apart, with_kwargs=True).remove)
             yield
 
@@ -370,7 +370,7 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
     """Why a tree cannot be verified in a model, of which `config` is the text part; None where it can."""
     if whole.is_encoder_decoder:
         return "it is an encoder-decoder, and draftree drives decoder-only models"
-    if hasattr(config, "is_decoder") and hasattr(config, "add_cross_attention"):  # BERT's family, decoder or not
+    if {"is_decoder", "add_cross_attention"} <= vars(config).keys():  # BERT's family, decoder or not
         return "it is an encoder by design, and draftree drives decoder-only models"
     strange = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING})
     if recurrent := [t for t in strange if t.startswith(RECURRENT)]:

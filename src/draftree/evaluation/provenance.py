@@ -33,7 +33,7 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
             "transformers": str(transformers.__version__),
             "draftree": draftree.__version__,
         },
-        "hardware": {**machine(decoder.device), "kind": decoder.device.type, "platform": platform.platform()},
+        "hardware": {**machine(decoder.device), "kind": decoder.device.type, "platform": f"{platform.system()} {platform.machine()}"},
         "seed": seed,
         "target": {
             "name": target.name,
