@@ -33,7 +33,11 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
             "transformers": str(transformers.__version__),
             "draftree": draftree.__version__,
         },
-        "hardware": {**machine(decoder.device), "kind": decoder.device.type, "platform": f"{platform.system()} {platform.machine()}"},
+        "hardware": {
+            **machine(decoder.device),
+            "kind": decoder.device.type,
+            "platform": f"{platform.system()} {platform.machine()}",
+        },
         "seed": seed,
         "target": {
             "name": target.name,
