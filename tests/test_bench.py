@@ -7,13 +7,19 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 from draftree.cli import main
+from draftree.drafters.pld import PLD
+from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import report, suites
-from draftree.evaluation.runner import Cell, Journal, Written, product
+from draftree.evaluation.runner import Cell, Journal, Written, difference, product
+from draftree.policies.chain import Chain
 from draftree.stats import Stats, Step
 from draftree.terminal import narrowed
+from draftree.testing.fakes import tiny_target
+from draftree.text import Request
 from folders import target_folder
 
 ROOT = Path(__file__).parent.parent
@@ -215,3 +221,15 @@ def test_the_readme_says_what_the_saved_results_say(tables: ModuleType) -> None:
         pytest.skip("no results are saved yet")
     text = (ROOT / "README.md").read_text()
     assert tables.refreshed(text, ROOT / "benchmarks" / "results") == text
+
+
+def test_a_difference_is_told_with_its_place_and_margin() -> None:
+    target = tiny_target()
+    request = Request([3, 1, 4], 6)
+    plain = Engine(target, PLD().open(target), Chain()).plain([request]).tokens[0]
+    wrong = [*plain[:2], (plain[2] + 1) % target.decoder.vocab, *plain[3:]]
+    found = difference(target, request, wrong, plain)
+    logits = target.decoder.model(torch.tensor([[3, 1, 4, *plain[:2]]])).logits[0, -1]
+    second, best = logits.sort().values[-2:].tolist()
+    assert found.token == 2
+    assert found.margin == pytest.approx(best - second, abs=1e-5)

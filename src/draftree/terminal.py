@@ -154,6 +154,8 @@ def show_summary(console: Console, result: Comparison, coloured: bool) -> None:
             f"{speed}, plain decoding {plain.tokens_per_second:.1f} tokens/s · speed-up {result.speedup or 1:.2f} · "
             f"{'the same output' if result.same_output else 'ANOTHER output'}"
         )
+        if (parted := result.difference) is not None:
+            lines.append(f"the outputs part at token {parted.token}, where the two best logits are {parted.margin:.2g} apart")
         lines.append("[dim]after a warm-up both ran twice (drafted, plain, plain, drafted); speeds are means[/dim]")
     for line in ("", *lines):
         console.print(line, soft_wrap=True)

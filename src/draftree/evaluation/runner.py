@@ -7,9 +7,11 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from draftree.costs import Costs
 from draftree.engine import Engine, Generation
@@ -19,7 +21,7 @@ from draftree.prompts import encode
 from draftree.registry import build
 from draftree.sampling import Sampling
 from draftree.stats import Stats, Step
-from draftree.target import Target
+from draftree.target import Needs, Target
 from draftree.text import Request, check
 
 WARM_PROMPT, WARM_TOKENS = 64, 16
@@ -195,6 +197,17 @@ def _written(line: Any) -> Written:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """Where two greedy outputs part, and how far apart the target's two best logits are there, as plain decoding sees them.
+
+    In half precision a pass over many tokens rounds otherwise than a pass over one; a margin above that noise is a bug.
+    """
+
+    token: int
+    margin: float
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One text, and where it was asked for, the baseline's seconds for it and whether it wrote the same."""
 
@@ -202,6 +215,7 @@ class Comparison:
     stats: Stats
     plain: Stats | None = None
     same_output: bool = True
+    difference: Difference | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -215,7 +229,9 @@ class Comparison:
         if self.plain is None:
             return {"stats": self.stats.as_json()}
         seconds, speed = self.plain.seconds, self.plain.tokens_per_second
-        baseline = {"seconds": seconds, "tokens_per_second": speed, "same_output": self.same_output}
+        baseline: dict[str, Any] = {"seconds": seconds, "tokens_per_second": speed, "same_output": self.same_output}
+        if self.difference is not None:
+            baseline["difference"] = asdict(self.difference)
         return {"stats": self.stats.as_json(), "baseline": baseline, "speedup": self.speedup}
 
 
@@ -234,8 +250,17 @@ def compare(engine: Engine, request: Request, sampling: Sampling, first: Generat
     plain = [engine.plain([request], sampling) for _ in range(2)]
     runs = [first, engine.generate([request], sampling, reuse=False)]
     written, base = (Written(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
-    same = all(g.tokens == plain[0].tokens for g in runs)
-    return Comparison(written.tokens, written.stats, base.stats, same)
+    other = next((g.tokens[0] for g in (*runs, *plain) if g.tokens != plain[0].tokens), None)
+    parted = None if other is None or not sampling.greedy else difference(engine.target, request, other, base.tokens)
+    return Comparison(written.tokens, written.stats, base.stats, other is None, parted)
+
+
+def difference(target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]) -> Difference:
+    """Where another greedy output leaves plain decoding's, and by what margin of its logits."""
+    at = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain)))
+    text = np.array([*request.prompt, *plain[:at]], np.int64)
+    best = target.prefill(target.new_cache(1, len(text)), [text], Needs()).logits[0].float().topk(2).values
+    return Difference(at, float(best[0] - best[1]))
 
 
 def chosen(prompts: Sequence[Prompt], engine: Engine, max_new_tokens: int, limit: int | None) -> tuple[list[Request], int]:
