@@ -52,7 +52,7 @@ def held(cache: SlotCache, row: int) -> list[int]:
     return found[0]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_passes_and_commits_against_lists(data: st.DataObject) -> None:
     """Any passes, commits of any scratch slots in any order, and truncations, beside plain lists that do the same."""

@@ -107,7 +107,7 @@ def test_the_training_forward_is_the_decoding_forward(name: str, rows: int, bloc
     assert worst(steps, trained) < NOISE
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     name=st.sampled_from(DECODED),
     rows=st.sampled_from([1, 3]),
@@ -134,7 +134,7 @@ def leaked(tokens: int, block: int, phase: int, window: int | None = None) -> Te
     return mask
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tokens=st.integers(1, 24),
     cut=st.integers(1, 9).flatmap(lambda block: st.tuples(st.just(block), st.integers(0, block - 1))),

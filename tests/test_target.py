@@ -60,7 +60,7 @@ def test_every_node_equals_its_path(name: str, lengths: tuple[int, ...]) -> None
         assert cache.lengths.tolist() == list(lengths)  # nothing is committed by looking
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32 - 1),
     name=st.sampled_from(SOME),

@@ -27,7 +27,7 @@ def path_of(tree: Tree, node: int) -> list[int]:
     return [*before, node]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tree=forests())
 def test_everything_follows_from_the_parents(tree: Tree) -> None:
     for node in range(len(tree)):
@@ -42,7 +42,7 @@ def test_everything_follows_from_the_parents(tree: Tree) -> None:
     assert tree.number.tolist() == list(range(len(tree)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tree=forests(), data=st.data())
 def test_a_selection_keeps_paths_and_remembers_numbers(tree: Tree, data: st.DataObject) -> None:
     keep = np.zeros(len(tree), np.bool_)
