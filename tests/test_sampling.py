@@ -227,3 +227,9 @@ def test_sampled_draws_are_keyed_by_place_and_not_the_targets_own() -> None:
     draft = lambda noise: drawn(logits, 1, drawing(noise), ZERO, ZERO).tokens[0, 0]
     same = [noise.categorical(p, 0, 0) == draft(noise) for noise in (keyed(1, n, 9) for n in range(200))]
     assert sum(same) < 20, "draft and target draw independently: one in fifty agrees"
+
+
+def test_a_temperature_too_small_for_the_dtype_is_told() -> None:
+    p = Distributions(torch.tensor([[3.0, 1.0, -2.0]]), Sampling(temperature=1e-44).processors, lambda _: [0])
+    with pytest.raises(NotANumber, match="temperature is too small"):
+        p(0)

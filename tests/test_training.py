@@ -229,3 +229,41 @@ def change_tensors(path: Path, change) -> None:
     from safetensors.torch import load_file, save_file
 
     save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"),
+    [
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**64}, "seed is 18446744073709551616"),
+        ({"epochs": math.inf}, "epochs is inf"),
+        ({"lr": math.nan}, "lr is nan"),
+        ({"warmup": -1}, "warmup is -1"),
+        ({"held_out": 1.0}, "held_out is 1.0"),
+        ({"max_tokens": 1}, "max_tokens is 1"),
+    ],
+)
+def test_plans_out_of_range_are_refused(knobs, told) -> None:
+    with pytest.raises(UserError, match=told):
+        plan(**knobs)
+
+
+def test_a_diverged_run_is_no_drafter(target, samples, tmp_path) -> None:
+    drafter = fresh("vdm", target)
+    with torch.no_grad():
+        drafter.model.get_output_embeddings().weight.fill_(math.nan)
+    with pytest.raises(UserError, match="training diverged: the loss is nan at step 1"):
+        train(target, drafter, samples, plan(), tmp_path)
+    assert not (tmp_path / "draftree.json").exists()
+    assert not (tmp_path / STATE).exists()
+
+
+def test_other_data_do_not_resume(target, samples, tmp_path) -> None:
+    def interrupt(progress: Progress) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(target, fresh("vdm", target), samples, plan(), tmp_path, interrupt)
+    other = [Sample(s.tokens[::-1].copy(), s.learn) for s in samples]
+    with pytest.raises(UserError, match="interrupted run with data="):
+        train(target, fresh("vdm", target), other, plan(), tmp_path)

@@ -115,8 +115,15 @@ class Distributions:
         return int(self.processed(node).argmax())
 
     def __call__(self, node: int) -> Tensor:
-        """[V] p(· | path of the node), float64 on the host."""
-        return torch.softmax(self.processed(node).double().cpu(), dim=-1)
+        """[V] p(· | path of the node), float64 on the host.
+
+        Raises:
+            NotANumber: a processor made infinities of the logits (a tiny temperature in half precision, say).
+        """
+        p = torch.softmax(self.processed(node).double().cpu(), dim=-1)
+        if not bool(torch.isfinite(p).all()):
+            raise NotANumber("the processed logits are not finite numbers: the temperature is too small for the dtype")
+        return p
 
 
 class Chance(ABC):

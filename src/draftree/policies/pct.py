@@ -37,6 +37,8 @@ class PCT(Layered):
     def __post_init__(self) -> None:
         if self.width < 1 or self.max_depth < 0:
             raise UserError(f"pct: got width={self.width}, max_depth={self.max_depth}; allowed are at least 1 and 0")
+        if not 0 <= self.leaf_threshold <= 1:
+            raise UserError(f"pct: leaf_threshold is {self.leaf_threshold}, allowed is a number in [0, 1]")
         if self.ratio is not None and not self.ratio >= 0:
             raise UserError(f"pct: ratio is {self.ratio}, allowed is a number of at least 0")
 

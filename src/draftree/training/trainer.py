@@ -5,6 +5,7 @@ Everything a step needs follows from (seed, step): which samples, in which order
 Shapes: B batch, T tokens, V vocabulary.
 """
 
+import hashlib
 import json
 import math
 import signal
@@ -65,10 +66,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "lr", "clip", "evaluate_every", "save_every"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name} is {getattr(self, name)}, allowed is a number above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"{name} is {getattr(self, name)}, allowed is a finite number above 0")
         if not 0 <= self.held_out < 1:
             raise UserError(f"held_out is {self.held_out}, allowed is a number in [0, 1)")
+        if not 0 <= self.seed < 2**64:
+            raise UserError(f"seed is {self.seed}, allowed is a whole number in 0 … 2⁶⁴ − 1")
+        if self.warmup < 0:
+            raise UserError(f"warmup is {self.warmup}, allowed is a whole number of at least 0")
         if self.max_tokens < 2:
             raise UserError(f"max_tokens is {self.max_tokens}, allowed is a whole number of at least 2")
 
@@ -124,7 +129,7 @@ def train(
     optimizer = torch.optim.AdamW(drafter.model.parameters(), lr=plan.lr)
     objective, optimizer = accelerator.prepare(Objective(drafter), optimizer)
     teacher = Teacher(target, drafter.needs, plan.keep_features, plan.seed)
-    said = asdict(plan) | {"drafter": drafter.described, "samples": len(samples), "tokens": sum(len(s.tokens) for s in samples)}
+    said = asdict(plan) | {"target": target.name, "drafter": drafter.described, "data": digest(samples)}
     first = _resume(out, said, drafter, optimizer)
     progress = Progress(first, steps, math.nan)
     with _interruptible() as stopped, (out / LOG).open("a") as log:
@@ -139,6 +144,8 @@ def train(
             optimizer.zero_grad()
             done = step + 1
             progress = Progress(done, steps, float(loss.detach()))
+            if not math.isfinite(progress.loss):
+                raise UserError(f"training diverged: the loss is {progress.loss} at step {done}; try a smaller lr")
             if done % plan.evaluate_every == 0 or done == steps:
                 progress = Progress(done, steps, progress.loss, *evaluate(teacher, drafter, measured, plan))
                 log.write(json.dumps(asdict(progress)) + "\n")
@@ -152,6 +159,14 @@ def train(
     drafter.save(out)
     (out / STATE).unlink(missing_ok=True)
     return progress
+
+
+def digest(samples: Sequence[Sample]) -> str:
+    """A hash of what is learnt, so that a run does not go on with other data."""
+    hashed = hashlib.sha256()
+    for sample in samples:
+        hashed.update(sample.tokens.tobytes() + sample.learn.tobytes())
+    return hashed.hexdigest()[:16]
 
 
 def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[Sample], list[Sample]]:
