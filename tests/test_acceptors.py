@@ -14,6 +14,8 @@ from draftree.acceptors.base import Acceptor, check_exact, walk
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.costs import Costs
+from draftree.drafters.pld import PLD
+from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.loop import plain, speculate
 from draftree.policies.base import Layered, Policy, append
@@ -22,6 +24,7 @@ from draftree.policies.pct import PCT
 from draftree.policies.vct import VCT
 from draftree.sampling import Chance, Distributions, Keyed, Sampling
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
+from draftree.testing.fakes import tiny_target
 from draftree.text import Request, Texts
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
@@ -302,3 +305,9 @@ def test_outcomes_are_all_there_with_their_probabilities() -> None:
 
     assert outcomes(run) == pytest.approx({(0,): 0.5, (2, True): 0.075, (2, False): 0.225, (3,): 0.2})
     assert outcomes(lambda chance: chance.bernoulli(1.0, 0, 0)) == {True: 1.0}
+
+
+def test_match_at_temperature_0_is_greedy() -> None:
+    target, requests = tiny_target(), [Request([3, 1, 4], 9), Request([2], 7, number=1)]
+    engine = Engine(target, PLD().open(target), Chain(), Match())
+    assert engine.generate(requests).tokens == engine.plain(requests).tokens

@@ -87,13 +87,20 @@ class Distributions:
         logits: [N, V] the target's raw logits.
         processors: what turns raw logits into the request's, given the node's whole text.
         text: the token ids of a node's sequence up to and including it, asked only when there are processors.
+        greedy: whether the temperature is 0, so that p is certain of the likeliest token.
 
     Raises:
         NotANumber: the logits hold NaN, or no finite number at some node.
     """
 
-    def __init__(self, logits: Tensor, processors: Sequence[LogitsProcessor], text: Callable[[int], Sequence[int]]) -> None:
-        self._logits, self._processors, self._text = logits, processors, text
+    def __init__(
+        self,
+        logits: Tensor,
+        processors: Sequence[LogitsProcessor],
+        text: Callable[[int], Sequence[int]],
+        greedy: bool = False,
+    ) -> None:
+        self._logits, self._processors, self._text, self._greedy = logits, processors, text, greedy
         best, index = logits.max(dim=-1)  # NaN wins a maximum, so the check costs no pass of its own
         if not bool(torch.isfinite(best).all()):
             raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
@@ -120,6 +127,10 @@ class Distributions:
         Raises:
             NotANumber: a processor made infinities of the logits (a tiny temperature in half precision, say).
         """
+        if self._greedy:
+            certain = torch.zeros(self._logits.shape[-1], dtype=torch.float64)
+            certain[self.argmax(node)] = 1
+            return certain
         p = torch.softmax(self.processed(node).double().cpu(), dim=-1)
         if not bool(torch.isfinite(p).all()):
             raise NotANumber("the processed logits are not finite numbers: the temperature is too small for the dtype")

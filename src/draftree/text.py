@@ -116,7 +116,7 @@ class Texts:
         def text(node: int) -> list[int]:
             return [*self.committed[int(tree.row[node])].tolist(), *tree.tokens[tree.path(node)].tolist()]
 
-        return Distributions(logits, self.sampling.processors, text)
+        return Distributions(logits, self.sampling.processors, text, self.sampling.greedy)
 
     def room(self, target: Target) -> Room:
         """How deep each row's tree may be: no deeper than the tokens it still may write before the bonus."""
