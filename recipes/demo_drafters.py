@@ -13,15 +13,13 @@ import pathlib
 import random
 import subprocess
 import sys
-import sysconfig
 
-SKIP = {"test", "tests", "site-packages", "idlelib", "lib2to3", "turtledemo", "encodings", "__pycache__"}
+from train_target import stdlib_files
 
 
 def code(path: pathlib.Path, size: int = 1_500_000) -> None:
     """Writes some of the standard library's files, drawn with a fixed seed, as rows of text."""
-    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    files = [p for p in sorted(root.rglob("*.py")) if not SKIP & set(p.relative_to(root).parts) and p.stat().st_size < 150_000]
+    files = list(stdlib_files())
     random.Random(0).shuffle(files)
     with path.open("w") as out:
         while size > 0:

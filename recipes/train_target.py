@@ -42,12 +42,16 @@ def gsm8k_texts(path):
         yield f"<|bos|><|user|>{row['question'].strip()}<|assistant|>{answer.strip()}<|eos|>"
 
 
-def stdlib_texts():
+def stdlib_files():
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     skip = {"test", "tests", "site-packages", "idlelib", "lib2to3", "turtledemo", "encodings", "__pycache__"}
     for path in sorted(root.rglob("*.py")):
-        if skip & set(path.relative_to(root).parts) or path.stat().st_size > 150_000:
-            continue
+        if not skip & set(path.relative_to(root).parts) and path.stat().st_size <= 150_000:
+            yield path
+
+
+def stdlib_texts():
+    for path in stdlib_files():
         yield f"<|bos|>{path.read_text(errors='ignore')}<|eos|>"
 
 

@@ -68,9 +68,9 @@ class Costs:
     def save(self, path: Path) -> None:
         """Writes the curves as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        partial.replace(path)
+        unfinished = path.with_name(path.name + ".partial")
+        unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        unfinished.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Self:

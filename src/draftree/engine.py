@@ -10,6 +10,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from draftree.acceptors.base import Acceptor, check_exact
+from draftree.acceptors.greedy import Greedy
+from draftree.acceptors.match import Match
 from draftree.cache import SlotCache
 from draftree.costs import Costs, measured
 from draftree.drafters.base import Drafter, Method
@@ -93,8 +95,8 @@ class Engine:
             UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
         """
         check(requests, self.target)
-        acceptor = self.acceptor or build("acceptor", "greedy" if sampling.greedy else "match")
-        if not sampling.greedy and type(acceptor).__name__ == "Greedy":
+        acceptor = self.acceptor or usual(sampling)
+        if not sampling.greedy and isinstance(acceptor, Greedy):
             raise UserError(f"acceptor 'greedy' at temperature {sampling.temperature} would ignore it; allowed: match")
         check_exact(self.policy, acceptor)
         if self.costs is None:
@@ -114,7 +116,7 @@ class Engine:
         """Writes one token a pass: the baseline, and what `generate` must equal."""
         check(requests, self.target)
         texts = Texts(requests, sampling, self._cache(requests))
-        run(plain(self.target, build("acceptor", "greedy" if sampling.greedy else "match"), texts), texts, on_tokens)
+        run(plain(self.target, usual(sampling), texts), texts, on_tokens)
         return Generation(texts.written, texts.stats)
 
     def _cache(self, requests: Sequence[Request]) -> SlotCache:
@@ -128,6 +130,11 @@ class Engine:
         shared = np.array([common(t, r.prompt) for t, r in zip(held.texts, requests, strict=True)], np.int64)
         held.cache.truncate(shared)
         return Texts(requests, sampling, held.cache, self.drafter.truncate(held.drafter_state, shared))
+
+
+def usual(sampling: Sampling) -> Acceptor:
+    """The acceptor where none is named, and that of plain decoding."""
+    return Greedy() if sampling.greedy else Match()
 
 
 def common(text: Ints, prompt: Sequence[int]) -> int:

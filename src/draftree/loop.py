@@ -33,7 +33,7 @@ class Drafting:
         return candidates
 
     def commit(self, tree: Tree, verdict: Verdict, verified: Verified) -> None:
-        kept = np.concatenate([np.append(root, path) for root, path in enumerate(verdict.paths)])
+        kept = np.concatenate([verdict.kept(root) for root in range(tree.roots)])
         self.state = self.drafter.commit(self.state, tree, verdict, verified.taps.take(kept))
 
     def probes(self) -> Probes | None:

@@ -118,7 +118,7 @@ class Target:
         Raises:
             UserError: nothing can be loaded there, or the architecture is refused.
         """
-        path = str(demo_folder()) if name == "demo" else name
+        path = _place(name)
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         try:
             config = AutoConfig.from_pretrained(path)
@@ -143,8 +143,7 @@ class Target:
             UserError: its folder has none.
         """
         try:
-            path = str(demo_folder()) if self.name == "demo" else self.name
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_place(self.name))
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"target '{self.name}' has no tokenizer: {str(error).splitlines()[0]}") from error
         return tokenizer
@@ -250,9 +249,9 @@ class Target:
     @torch.inference_mode()
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
         """Moves root and accepted nodes behind the committed tokens and forgets the rest."""
-        for root, path in enumerate(verdict.paths):
+        for root in range(tree.roots):
             row = int(tree.row[root])
-            columns = np.searchsorted(tree.of_row(row), np.concatenate(([root], path)))
+            columns = np.searchsorted(tree.of_row(row), verdict.kept(root))
             cache.keep(row, cache.lengths[row] + columns)
 
 
@@ -300,3 +299,8 @@ def _probe_rows(out: Tensor, probes: Probes, nodes: list[int]) -> Tensor:
 def demo_folder(name: str = "target") -> Path:
     """Where a shipped part of the demo lies."""
     return Path(__file__).parent / "demo" / name
+
+
+def _place(name: str) -> str:
+    """The folder or hub id a target's name stands for."""
+    return str(demo_folder()) if name == "demo" else name

@@ -147,7 +147,7 @@ class Texts:
                 mine = tree.of_row(row)
                 extra = 0 if probes is None else int((probes.row == row).sum())
                 self.stats.steps.append(Step(len(path), len(mine) - 1 + extra, int(tree.depth[mine].max())))
-            self.committed[row] = np.concatenate((self.committed[row], tree.tokens[[root, *path]]))
+            self.committed[row] = np.concatenate((self.committed[row], tree.tokens[verdict.kept(root)]))
             self.last[row] = tokens[-1]
             ends = [i + 1 for i, t in enumerate(tokens) if t in request.eos]
             count = min([len(tokens), request.max_new_tokens - len(written), *ends])

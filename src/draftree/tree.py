@@ -203,3 +203,7 @@ class Verdict:
     paths: tuple[Ints, ...]
     bonus: Ints
     lossy: bool = False
+
+    def kept(self, root: int) -> Ints:
+        """The root and the nodes accepted below it: what is committed."""
+        return np.append(root, self.paths[root])

@@ -78,9 +78,9 @@ def feed(decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints) -> tuple
 def keep_path(state: Decoding, tree: Tree, verdict: Verdict) -> Decoding:
     """Commits what was fed of each accepted path; the rest of the path waits for the next step."""
     cache, pending = state.cache, list(state.pending)
-    for root, path in enumerate(verdict.paths):
+    for root in range(tree.roots):
         row = int(tree.row[root])
-        nodes, before = np.concatenate(([root], path)), state.fed[row]
+        nodes, before = verdict.kept(root), state.fed[row]
         slot = {int(node): i for i, node in enumerate(before)}
         done = [slot[int(n)] for n in tree.number[nodes] if int(n) in slot]
         if before.size:

@@ -6,13 +6,12 @@ from typing import final
 
 import numpy as np
 
+from draftree.drafters._texts import Texts, cut, extended
 from draftree.drafters.base import Drafter, Method
 from draftree.errors import UserError
 from draftree.sampling import Drawing
 from draftree.target import Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
-
-Texts = tuple[Ints, ...]
 
 
 @final
@@ -66,14 +65,10 @@ class PLDDrafter(Drafter[Texts]):
         return Candidates(tokens, log_q), state
 
     def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
-        texts = list(state)
-        for root, path in enumerate(verdict.paths):
-            row = int(tree.row[root])
-            texts[row] = np.concatenate((texts[row], tree.tokens[[root, *path]]))
-        return tuple(texts)
+        return extended(state, tree, verdict)
 
     def truncate(self, state: Texts, lengths: Ints) -> Texts:
-        return tuple(t[:n] for t, n in zip(state, lengths.tolist(), strict=True))
+        return cut(state, lengths)
 
 
 def continuation(text: Ints, knobs: PLD) -> Ints:

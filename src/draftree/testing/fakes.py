@@ -15,12 +15,11 @@ from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from draftree.decoder import Decoder
+from draftree.drafters._texts import Texts, cut, extended
 from draftree.drafters.base import Drafter
 from draftree.sampling import Chance, Drawing, drawn
 from draftree.target import Needs, Probes, Taps, Target
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
-
-Texts = tuple[Ints, ...]
 
 
 def tiny_target(context: int = 40, seed: int = 1) -> Target:
@@ -188,14 +187,10 @@ class Scripted(Drafter[Texts]):
         return others if place is None else np.concatenate((others[:place], [right], others[place:]))
 
     def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
-        texts = list(state)
-        for root, path in enumerate(verdict.paths):
-            row = int(tree.row[root])
-            texts[row] = np.concatenate((texts[row], tree.tokens[[root, *path]]))
-        return tuple(texts)
+        return extended(state, tree, verdict)
 
     def truncate(self, state: Texts, lengths: Ints) -> Texts:
-        return tuple(t[:n] for t, n in zip(state, lengths.tolist(), strict=True))
+        return cut(state, lengths)
 
 
 @final
