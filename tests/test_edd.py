@@ -9,16 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import draftree.drafters._decoding as decoding
 import draftree.drafters.edd
-from architectures import VOCAB, model, target
-from draftree.drafters.base import Batch
+from architectures import target
+from drafting import prefix_difference
 from draftree.drafters.edd import EDD, EDDDrafter
-from draftree.sampling import Drawing
 from draftree.target import Target
+from draftree.testing import forwards
 from draftree.training.masks import additive, block_starts, dual_block
-from draftree.tree import Ints, Tree, Verdict
-from forests import NOISE, attach, texts, worst
+from forests import NOISE, texts, worst
 
 NAMES = ("llama", "qwen3", "gemma2", "gpt_neox", "mistral-sliding")
 DECODED = ("llama", "qwen3", "gemma2", "gpt_neox")
@@ -35,68 +33,11 @@ def drafter_of(t: Target) -> EDDDrafter:
     return drafter
 
 
-@torch.no_grad()
-def batch_of(t: Target, drafter: EDDDrafter, tokens: Ints) -> Batch:
-    """Texts [B, T] and what the stock target says of them."""
-    ids = torch.from_numpy(tokens)
-    out = model(t.name)(input_ids=ids, output_hidden_states=True, use_cache=False)
-    hidden = {layer: out.hidden_states[layer] for layer in drafter.needs.hidden}
-    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), hidden, out.logits, torch.Generator())
-
-
-@torch.inference_mode()
-def decoded(t: Target, drafter: EDDDrafter, tokens: Ints, block: int, phase: int) -> Tensor:
-    """[B, T', V] draft logits along texts [B, T], block by block: the root is a block's first token, the rest is drafted.
-
-    The first block's root is the token behind a prompt, which therefore starts at the first block that does not begin
-    the text.
-    """
-    rows, count = tokens.shape
-    edges = [*sorted({int(s) for s in block_starts(count, block, phase)} - {0}), count]
-    cache = t.new_cache(rows, count + block)
-    verified = t.prefill(cache, [row[: edges[0]] for row in tokens], drafter.needs)
-    state = drafter.start([row[: edges[0]] for row in tokens], tokens[:, edges[0]], verified.taps)
-    found: list[Tensor] = []
-    for start, end in pairwise(edges):
-        tree = Tree.planted(np.arange(rows), tokens[:, start])
-        frontier = np.arange(rows)
-        for position in range(start, end):
-            candidates, state = drafter.expand(state, tree, frontier, 1, Drawing())
-            assert candidates.log_probs is not None
-            found.append(candidates.log_probs)
-            if position + 1 < end:
-                tree = attach(tree, frontier.tolist(), tokens[:, position + 1].tolist())
-                frontier = np.arange(len(tree) - rows, len(tree))
-        verified = t.verify(cache, tree, drafter.needs)
-        paths = [tree.of_row(row)[1:] for row in range(rows)]
-        verdict = Verdict(tuple(paths), np.zeros(rows, np.int64))
-        t.commit(cache, tree, verdict)
-        kept = np.concatenate([np.append(row, path) for row, path in enumerate(paths)])
-        state = drafter.commit(state, tree, verdict, verified.taps.take(kept))
-    return torch.stack(found, dim=1)
-
-
 def both(name: str, rows: int, count: int, block: int, phase: int, seed: int) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the training forward and of decoding, from the first block behind the text's first token on."""
     t = target(name)
-    drafter = drafter_of(t)
     tokens = np.stack(texts([count] * rows, np.random.default_rng(seed)))
-    trained = torch.log_softmax(drafter.forward(batch_of(t, drafter, tokens), block, phase).double(), dim=-1)
-    steps = decoded(t, drafter, tokens, block, phase)
-    return trained[:, count - steps.shape[1] :].detach(), steps
-
-
-@pytest.fixture(autouse=True)
-def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft log-probabilities are float32 by design; here they are compared closer than that."""
-    stock = decoding.drawn
-
-    def exact(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> object:
-        found = stock(logits, k, drawing, rows, depths)
-        object.__setattr__(found, "log_probs", torch.log_softmax(logits.double(), dim=-1))
-        return found
-
-    monkeypatch.setattr(decoding, "drawn", exact)
+    return forwards.both(t, drafter_of(t), tokens, block, phase)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -161,30 +102,10 @@ def test_the_dual_block_mask_is_its_rule(tokens: int, cut: tuple[int, int], wind
 
 
 def test_an_additive_mask_is_zero_where_visible() -> None:
-    mask = additive(torch.tensor([[True, False]]), torch.float32)
+    mask = additive(torch.tensor([[[[True, False]]]]), torch.float32)
     assert mask.shape == (1, 1, 1, 2)
     assert mask.flatten().tolist() == [0.0, torch.finfo(torch.float32).min]
 
 
 def test_a_prefix_is_kept_and_the_rest_read_anew() -> None:
-    """The drafter's state after truncation and a further prompt equals that of a drafter that read it all."""
-    rng = np.random.default_rng(0)
-    t = target("llama")
-    drafter = drafter_of(t)
-    first = texts([12, 7], rng)
-    shared = np.array([5, 3])
-    second = [np.concatenate((text[:n], rng.integers(3, VOCAB, 6 + n))) for text, n in zip(first, shared, strict=True)]
-    roots = np.array([4, 5])
-    cache = t.new_cache(2, 16)
-    state = drafter.start(first, roots, t.prefill(cache, first, drafter.needs).taps)
-    _, state = drafter.expand(state, Tree.planted(np.arange(2), roots), np.arange(2), 2, Drawing())
-    cache.truncate(shared)
-    state = drafter.truncate(state, shared)
-    reused = drafter.start(second, roots, t.prefill(cache, second, drafter.needs).taps, state)
-    fresh = drafter.start(second, roots, t.prefill(t.new_cache(2, 16), second, drafter.needs).taps)
-    tree = Tree.planted(np.arange(2), roots)
-    one, _ = drafter.expand(reused, tree, np.arange(2), 2, Drawing())
-    other, _ = drafter.expand(fresh, tree, np.arange(2), 2, Drawing())
-    assert one.log_probs is not None
-    assert other.log_probs is not None
-    assert worst(one.log_probs, other.log_probs) < NOISE
+    assert prefix_difference(target("llama"), drafter_of(target("llama"))) < NOISE

@@ -246,7 +246,6 @@ def train_drafter(
     evaluate_every: Annotated[int, typer.Option(help="Steps between two measurements.")] = 250,
     save_every: Annotated[int, typer.Option(help="Steps between two saves of the state to go on from.")] = 250,
     bf16: Annotated[bool, typer.Option("--bf16", help="Forward passes in bfloat16.")] = False,
-    keep_features: Annotated[bool, typer.Option("--keep-features", help="Keep hidden states: faster epochs.")] = False,
     seed: Seed = 0,
     device: Device = None,
     dtype: DType = None,
@@ -265,7 +264,7 @@ def train_drafter(
 
     plan = Plan(
         epochs=epochs, batch_size=batch_size, lr=lr, schedule=schedule, warmup=warmup, clip=clip, max_tokens=max_tokens,
-        held_out=held_out, evaluate_every=evaluate_every, save_every=save_every, bf16=bf16, keep_features=keep_features,
+        held_out=held_out, evaluate_every=evaluate_every, save_every=save_every, bf16=bf16,
         seed=seed,
     )  # fmt: skip
     method = inputs.trainable(name, knobs)

@@ -208,6 +208,16 @@ class Decoder:
             sliding[r, 0, :, : len(keys)].masked_fill_(torch.from_numpy(far), lowest)
         return self.by_type(full.to(self.device), sliding.to(self.device))
 
+    def causal(self, ids: Tensor) -> dict[str, Any]:
+        """Positions and mask of whole texts [B, T] without a cache, as arguments of the model's forward."""
+        rows, count = ids.shape
+        at = torch.arange(count, device=ids.device)
+        lowest = torch.finfo(self.dtype).min
+        full = torch.zeros(count, count, dtype=self.dtype, device=ids.device).masked_fill(at[None, :] > at[:, None], lowest)
+        sliding = full if self.window is None else full.masked_fill(at[:, None] - at[None, :] >= self.window, lowest)
+        mask = self.by_type(full[None, None], sliding[None, None])
+        return {"position_ids": at.expand(rows, count), "attention_mask": mask}
+
     def forward(self, cache: SlotCache, feed: Feed, keep: int | Tensor = 0) -> Tensor:
         """One pass over a feed, written into scratch slots of the cache.
 
@@ -294,6 +304,35 @@ class Decoder:
                     hook = self.layers[index].register_forward_pre_hook(before)
                 stack.callback(hook.remove)
             yield caught
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits [M, V] of what the last layer's norm gave, [M, D], by the stock head and whatever the model does behind it."""
+        if self._plain_head:
+            logits: Tensor = self._head(states)
+            return logits
+        return self._through_model(states)
+
+    @property
+    def _head(self) -> nn.Module:
+        outer: Any = self.model
+        head: nn.Module = outer.get_output_embeddings()
+        return head
+
+    @cached_property
+    def _plain_head(self) -> bool:
+        """Whether logits are the head's output as it is; some models scale or cap them."""
+        with torch.no_grad():
+            probe = torch.linspace(-3, 3, self.hidden, device=self.device, dtype=self.dtype)[None]
+            return bool(torch.allclose(self._head(probe), self._through_model(probe), rtol=1e-4, atol=1e-5))
+
+    def _through_model(self, states: Tensor) -> Tensor:
+        """A pass over one token in which the head is given other states."""
+        hook = self._head.register_forward_pre_hook(lambda _, args: (states[None],))
+        try:
+            logits: Tensor = self.model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False).logits
+        finally:
+            hook.remove()
+        return logits[0]
 
     def keys_and_values(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """What the first layer would cache for given inputs [R, n, D] at positions [R, n]: [R, H, n, width] each.

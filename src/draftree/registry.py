@@ -18,7 +18,7 @@ import draftree.acceptors
 import draftree.drafters
 import draftree.policies
 from draftree.acceptors.base import Acceptor
-from draftree.drafters.base import Method
+from draftree.drafters.base import Method, TrainableMethod
 from draftree.errors import UnknownName, UserError
 from draftree.policies.base import Policy
 
@@ -60,12 +60,8 @@ def build(kind: str, spec: str) -> Any:
         UserError: the name, a key or a value is not one that is known.
     """
     name, _, rest = spec.partition(":")
-    if kind == "drafter" and (Path(spec) / "draftree.json").is_file():
-        from draftree.drafters._checkpoint import about
-
-        name, rest = str(about(Path(spec))["drafter"]), f"checkpoint={spec}"
-    elif kind == "drafter" and Path(spec).is_dir():
-        raise UserError(f"'{spec}' is not a drafter's folder: no draftree.json that names its method in it")
+    if kind == "drafter" and Path(spec).is_dir():
+        name, rest = method_of(Path(spec)), f"checkpoint={spec}"
     cls = part(kind, name)
     hints = typing.get_type_hints(cls)
     known = {f.name: hints[f.name] for f in fields(cls) if f.init}
@@ -80,6 +76,25 @@ def build(kind: str, spec: str) -> Any:
             raise UnknownName(f"key of {kind} '{name}'", key, known)
         values[key] = parse(text, known[key], f"{name}:{key}")
     return cls(**values)
+
+
+def method_of(folder: Path) -> str:
+    """The drafter whose checkpoint a folder holds: by what its config says, or by what a published one consists of.
+
+    Raises:
+        UserError: no method, or no single one, recognises it.
+    """
+    from draftree.drafters._checkpoint import about, read_config, tensor_names
+
+    if said := about(folder):
+        return str(said.get("drafter"))
+    config, keys = read_config(folder), tensor_names(folder)
+    methods: dict[str, type[Method]] = {n: part("drafter", n) for n in names("drafter")}
+    found = [n for n, method in methods.items() if method.recognises(config, keys)]
+    if len(found) != 1:
+        known = ", ".join(n for n, method in methods.items() if issubclass(method, TrainableMethod))
+        raise UserError(f"'{folder}' is not a drafter's folder: none of {known} recognises what is in it")
+    return found[0]
 
 
 def parse(text: str, hint: Any, where: str) -> Any:

@@ -214,7 +214,7 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) ->
     """
     k = min(k, logits.shape[-1])
     if drawing.kind is Draw.POINT or drawing.noise is None:
-        log_probs = torch.log_softmax(logits.float(), dim=-1)
+        log_probs = torch.log_softmax(logits if logits.dtype is torch.float64 else logits.float(), dim=-1)
         tokens, log_q = top_k(log_probs, k)
         return Candidates(tokens, log_q, log_probs)
     log_probs = torch.log_softmax(logits.double() / (drawing.temperature or 1.0), dim=-1)

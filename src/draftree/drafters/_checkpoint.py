@@ -1,20 +1,34 @@
-"""A trained drafter on disk: an ordinary Hugging Face folder, and `draftree.json` with the method and its knobs."""
+"""A trained drafter on disk: weights in the layout their kind is published in, and a `config.json`.
 
+What draftree has to know stands in that config under `draftree`: the method, its knobs, the target's name and a hash of
+the target's config. A published checkpoint has no such entry; each method recognises its own.
+
+Shapes: V vocabulary, D hidden size.
+"""
+
+import hashlib
 import json
+import pickle
+import warnings
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from draftree.decoder import one_layer
+from draftree.drafters.base import TrainableMethod
 from draftree.errors import UserError
 from draftree.target import Target, demo_folder
 
-ABOUT = "draftree.json"
-WEIGHTS = "model.safetensors"
+ABOUT = "draftree"
+"""The entry of `config.json` that is ours."""
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def shipped(method: str, checkpoint: str, target: Target) -> Path:
@@ -33,6 +47,174 @@ def shipped(method: str, checkpoint: str, target: Target) -> Path:
     return demo_folder(method)
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """What `config.json` says.
+
+    Raises:
+        UserError: there is none, or it is not an object.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"'{folder}' is not a drafter's folder: it has no readable {CONFIG}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"'{folder}' is not a drafter's folder: its {CONFIG} is no object")
+    return config
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """What the config says to draftree; nothing for a published checkpoint.
+
+    Raises:
+        UserError: the folder has no config.
+    """
+    said = read_config(folder).get(ABOUT, {})
+    return said if isinstance(said, dict) else {}
+
+
+def kept(folder: Path, method: type[TrainableMethod]) -> dict[str, Any]:
+    """The knobs that a checkpoint fixes; none for a published one."""
+    said = about(folder)
+    return {f.name: said[f.name] for f in fields(method) if f.name in said and f.name != "checkpoint"}
+
+
+def fingerprint(config: PreTrainedConfig) -> str:
+    """A hash of what in a target's config decides whether a drafter fits; it does not change with transformers' version."""
+    keys = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "head_dim", "tie_word_embeddings")  # fmt: skip
+    values = {k: getattr(config, k, None) for k in keys}
+    rope = getattr(config, "rope_parameters", None) or {}
+    values["rope_theta"] = rope.get("rope_theta")
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def note(method: str, knobs: TrainableMethod, target: Target) -> dict[str, Any]:
+    """The entry of the config that is ours."""
+    own = {k: v for k, v in asdict(knobs).items() if k != "checkpoint"}
+    return {"drafter": method, "target": target.name, "target_hash": fingerprint(target.decoder.config), **own}
+
+
+def check_method(folder: Path, method: str, target: Target) -> None:
+    """Refuses another method's checkpoint; warns of one that was trained for another target.
+
+    Raises:
+        UserError: it holds another method.
+    """
+    said = about(folder)
+    if said.get("drafter", method) != method:
+        raise UserError(f"'{folder}' holds a drafter '{said['drafter']}', asked for was '{method}'")
+    if said.get("target_hash", fingerprint(target.decoder.config)) != fingerprint(target.decoder.config):
+        warnings.warn(f"'{folder}' was trained for target '{said.get('target')}', whose config is another", stacklevel=2)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint as it lay on disk, so that it can be written back bit for bit.
+
+    Attributes:
+        file: the name of its weights' file.
+        config: its config.
+        tensors: all of them, in the dtypes they were stored in; empty for a drafter that was never stored.
+    """
+
+    file: str = WEIGHTS
+    config: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+def read_tensors(folder: Path, files: tuple[str, ...] = (WEIGHTS, "pytorch_model.bin")) -> Stored:
+    """The config and tensors of a checkpoint; pickled files are read as weights only.
+
+    Args:
+        folder: where it lies.
+        files: names of weights' files, the first found is read; an index of shards beside it is followed.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    config = read_config(folder)
+    for name in files:
+        index = folder / f"{name}.index.json"
+        parts = [folder / name] if (folder / name).is_file() else []
+        if index.is_file():
+            parts = [folder / part for part in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        if parts:
+            tensors = {key: value for part in parts for key, value in _tensors(part).items()}
+            return Stored(name, config, tensors)
+    raise UserError(f"'{folder}' has no weights: a file {' or '.join(files)} was expected")
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, SafetensorError, pickle.UnpicklingError, EOFError) as error:
+        raise UserError(f"cannot read '{path}': {str(error).strip().splitlines()[0]}") from error
+    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise UserError(f"'{path}' does not hold named tensors alone")
+    return found
+
+
+FILES = (WEIGHTS, "pytorch_model.bin", "medusa_lm_head.pt", "medusa_lm_head.safetensors", "hydra_lm_head.pt")
+"""What the weights of published drafters are called."""
+
+
+def tensor_names(folder: Path) -> frozenset[str]:
+    """The names of a checkpoint's tensors; none where there are no weights that can be read."""
+    try:
+        return frozenset(read_tensors(folder, FILES).tensors)
+    except UserError:
+        return frozenset()
+
+
+def fill(module: nn.Module, stored: Stored, where: Path, optional: frozenset[str] = frozenset()) -> None:
+    """Copies a checkpoint's tensors into a module.
+
+    Args:
+        module: its parameters and buffers are named as the tensors are.
+        stored: what was read.
+        where: for errors.
+        optional: names that may be missing, or be there without a place in the module.
+
+    Raises:
+        UserError: it names missing, foreign and mis-shaped tensors.
+    """
+    wanted = module.state_dict()
+    missing = sorted(set(wanted) - set(stored.tensors) - optional)
+    foreign = sorted(set(stored.tensors) - set(wanted) - optional)
+    shared = {k: v for k, v in stored.tensors.items() if k in wanted}
+    bent = [f"{k} {list(v.shape)} (allowed {list(wanted[k].shape)})" for k, v in shared.items() if v.shape != wanted[k].shape]
+    for kind, names in (("missing", missing), ("foreign", foreign), ("mis-shaped", bent)):
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            raise UserError(f"'{where}' has {kind} tensors: {', '.join(names[:4])}{more}")
+    module.load_state_dict(shared, strict=False)
+
+
+def write(folder: Path, stored: Stored, state: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """Writes a checkpoint, each tensor in the dtype it was stored in (float16 for new ones).
+
+    Args:
+        folder: is made.
+        stored: what was read; its tensors that have no place in `state` are written back as they were.
+        state: the module's tensors.
+        config: the whole `config.json`.
+    """
+    tensors = dict(stored.tensors)
+    for key, value in state.items():
+        default = torch.float16 if value.is_floating_point() else value.dtype
+        dtype = stored.tensors[key].dtype if key in stored.tensors else default
+        tensors[key] = value.detach().to("cpu", dtype).contiguous().clone()
+    folder.mkdir(parents=True, exist_ok=True)
+    if stored.file.endswith(".safetensors"):
+        save_file(tensors, folder / stored.file, metadata={"format": "pt"})
+    else:
+        torch.save(tensors, folder / stored.file)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
 def beginning(target: Target) -> PreTrainedModel:
     """One float32 layer of the target's architecture, to be trained, between the target's embedding and LM head.
 
@@ -49,32 +231,16 @@ def beginning(target: Target) -> PreTrainedModel:
     return model
 
 
-def about(folder: Path) -> dict[str, Any]:
-    """What `draftree.json` says.
-
-    Raises:
-        UserError: the folder is not a drafter's.
-    """
-    try:
-        found: dict[str, Any] = json.loads((folder / ABOUT).read_text())
-        found["drafter"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"'{folder}' is not a drafter's folder: no readable {ABOUT} that names its method in it") from error
-    return found
-
-
 def load_model(folder: Path, method: str, target: Target) -> PreTrainedModel:
-    """The model of a checkpoint, complete and fitting the target, on its device and in its dtype.
+    """The Hugging Face model of a checkpoint, complete and fitting the target, on its device and in its dtype.
 
     Raises:
         UserError: weights are missing, tensors are missing or foreign, or vocabulary or hidden size do not fit.
     """
-    said = about(folder)
-    if said["drafter"] != method:
-        raise UserError(f"'{folder}' holds a drafter '{said['drafter']}', asked for was '{method}'")
+    check_method(folder, method, target)
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"'{folder}' has no weights: a file {WEIGHTS} was expected")
-    _check_sizes(folder, method, target)
+    check_sizes(read_config(folder), folder, method, target)
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # what transformers would warn of is checked below, and refused
     try:
@@ -91,22 +257,24 @@ def load_model(folder: Path, method: str, target: Target) -> PreTrainedModel:
     return loaded
 
 
-def _check_sizes(folder: Path, method: str, target: Target) -> None:
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{folder}' has no readable config.json") from error
+def check_sizes(config: dict[str, Any], folder: Path, method: str, target: Target) -> None:
+    """Refuses a checkpoint whose vocabulary or hidden size is not the target's.
+
+    Raises:
+        UserError: it names what was got and what is allowed.
+    """
     for key, wanted in (("vocab_size", target.decoder.vocab), ("hidden_size", target.decoder.hidden)):
         if config.get(key) != wanted:
             raise UserError(f"'{method}' in '{folder}' has {key} {config.get(key)}, allowed is the target's: {wanted}")
 
 
-def save_model(folder: Path, method: str, model: PreTrainedModel, knobs: dict[str, Any], target: str) -> None:
-    """Writes weights in float16 beside the config and what draftree has to know."""
+def save_model(folder: Path, method: str, model: PreTrainedModel, knobs: TrainableMethod, target: Target) -> None:
+    """Writes a Hugging Face model in float16 beside its config and what draftree has to know."""
     folder.mkdir(parents=True, exist_ok=True)
-    halves: dict[int, torch.Tensor] = {}  # tied tensors stay one, and are written once
+    halves: dict[int, Tensor] = {}  # tied tensors stay one, and are written once
     state = model.state_dict()
     for value in state.values():
         halves.setdefault(value.data_ptr(), value.detach().to("cpu", torch.float16))
     model.save_pretrained(folder, state_dict={k: halves[v.data_ptr()] for k, v in state.items()})
-    (folder / ABOUT).write_text(json.dumps({"drafter": method, "target": target, **knobs}, indent=1) + "\n")
+    config = read_config(folder) | {"dtype": "float16", ABOUT: note(method, knobs, target)}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")

@@ -7,14 +7,13 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from draftree.sampling import Drawing
 from draftree.target import Needs, Probes, Taps, Target
@@ -85,6 +84,16 @@ class Method(ABC):
     def example(self, target: Target) -> Drafter[Any]:
         """A small drafter of random or no weights that fits the target, for the conformance suite."""
 
+    @classmethod
+    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        """Whether a folder that does not name its method holds a published checkpoint of this one.
+
+        Args:
+            config: what its `config.json` says.
+            keys: the names of its tensors.
+        """
+        return False
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -94,15 +103,27 @@ class Batch:
         tokens: [B, T] ids, padded at the end.
         learn: [B, T] whether the token is one to be predicted (a response token, not padding, not the first).
         hidden: for each layer needed, [B, T, D].
-        logits: [B, T, V] the target's.
-        generator: for whatever the objective draws.
+        kv: for each layer needed, the keys and values the target caches, [B, H, T, width] each.
+        target: the target's logits [M, V] after the tokens marked in a mask [B, T]; only those are computed.
+        generators: one for each sample, for whatever the objective draws; it follows from the seed, the step and the
+            sample alone, so that a batch may be cut among processes.
+        count: learnt tokens that the loss is divided by: those of the whole global batch, for each process. A process's
+            own sum over this count, averaged over processes, is the mean over all tokens.
     """
 
     tokens: Tensor
     learn: Tensor
     hidden: dict[int, Tensor]
-    logits: Tensor
-    generator: torch.Generator
+    kv: dict[int, tuple[Tensor, Tensor]]
+    target: Callable[[Tensor], Tensor]
+    generators: tuple[torch.Generator, ...]
+    count: float
+
+    @property
+    def logits(self) -> Tensor:
+        """[B, T, V] the target's after every token."""
+        whole: Tensor = self.target(torch.ones_like(self.learn))
+        return whole.view(*self.tokens.shape, -1)
 
 
 class Trainable(Drafter[State]):
@@ -114,7 +135,7 @@ class Trainable(Drafter[State]):
     """
 
     knobs: "TrainableMethod"
-    model: PreTrainedModel
+    model: nn.Module
 
     @property
     def described(self) -> str:
@@ -127,11 +148,11 @@ class Trainable(Drafter[State]):
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
-        """The training objective of a batch, a scalar."""
+        """The training objective of a batch: a sum over its learnt tokens, divided by `batch.count`."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Writes config and weights."""
+        """Writes a checkpoint: `config.json` and weights, in the layout its kind of weights is published in."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +175,7 @@ class TrainableMethod(Method):
 
     def example(self, target: Target) -> Drafter[Any]:
         drafter = self.fresh(target)
-        model: Any = drafter.model
-        model.to(target.decoder.dtype)
+        drafter.model.to(target.decoder.dtype)
         return drafter
 
     @abstractmethod

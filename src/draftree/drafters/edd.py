@@ -9,7 +9,7 @@ Shapes: R rows, T tokens, B batch, D hidden size, V vocabulary, H key-value head
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, final
 
@@ -18,13 +18,13 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from draftree.decoder import Decoder
-from draftree.drafters._checkpoint import about, beginning, load_model, save_model, shipped
+from draftree.drafters._checkpoint import beginning, kept, load_model, save_model, shipped
 from draftree.drafters._decoding import SPARE, Decoding, propose, rewind
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
 from draftree.errors import UserError
 from draftree.sampling import Drawing
 from draftree.target import Needs, Taps, Target
-from draftree.training.losses import draft_loss
+from draftree.training.losses import before, draft_loss
 from draftree.training.masks import additive, dual_block
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
@@ -53,18 +53,16 @@ class EDD(TrainableMethod):
 
     def open(self, target: Target) -> "EDDDrafter":
         folder = shipped("edd", self.checkpoint, target)
-        return EDDDrafter(self.resume(folder, target), load_model(folder, "edd", target), target.name)
+        return EDDDrafter(self.resume(folder, target), load_model(folder, "edd", target), target)
 
     def fresh(self, target: Target) -> "EDDDrafter":
         target.decoder.hidden_index(self.hidden_layer)
-        model = beginning(target)
-        return EDDDrafter(self, model, target.name)
+        return EDDDrafter(self, beginning(target), target)
 
     def resume(self, folder: Path, target: Target) -> Self:
-        said = about(folder)
-        kept = {k: said[k] for k in ("hidden_layer", "loss", "min_block", "max_block") if k in said}
-        target.decoder.hidden_index(kept.get("hidden_layer", self.hidden_layer))
-        return replace(self, checkpoint=str(folder), **kept)
+        knobs = replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+        target.decoder.hidden_index(knobs.hidden_layer)
+        return knobs
 
 
 @final
@@ -72,8 +70,9 @@ class EDDDrafter(Trainable[Decoding]):
     """The decoder; its cache holds the soft prompt for positions 0 … root − 1, and behind it the step's nodes."""
 
     knobs: EDD
+    model: PreTrainedModel
 
-    def __init__(self, knobs: EDD, model: PreTrainedModel, target: str) -> None:
+    def __init__(self, knobs: EDD, model: PreTrainedModel, target: Target) -> None:
         self.knobs, self.model, self._target = knobs, model, target
         self.decoder = Decoder(model)
 
@@ -104,27 +103,34 @@ class EDDDrafter(Trainable[Decoding]):
         return state
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
+        rows = len(batch.tokens)
+        states = self._states(batch, [block] * rows, [phase] * rows)
+        return self.decoder.head(states.flatten(0, 1)).view(*batch.tokens.shape, -1)
+
+    def _states(self, batch: Batch, blocks: Sequence[int], phases: Sequence[int]) -> Tensor:
+        """What the head reads after each token [B, T, D], for blocks of a length and phase of each sample."""
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
-        keys, values = self.decoder.keys_and_values(batch.hidden[self.knobs.hidden_layer].to(self.model.dtype), positions)
-        visible = dual_block(count, block, phase, self.decoder.window).to(batch.tokens.device)
-        logits: Tensor = self.model(
+        keys, values = self.decoder.keys_and_values(batch.hidden[self.knobs.hidden_layer].to(self.decoder.dtype), positions)
+        visible = [dual_block(count, b, p, self.decoder.window) for b, p in zip(blocks, phases, strict=True)]
+        mask = additive(torch.stack(visible)[:, None].to(batch.tokens.device), self.decoder.dtype)
+        states: Tensor = self.decoder.stack(
             input_ids=batch.tokens,
             position_ids=positions,
-            attention_mask=self.decoder.by_type(additive(visible, self.model.dtype)),
+            attention_mask=self.decoder.by_type(mask),
             past_key_values=_SoftPrompt(keys, values),
             use_cache=True,
-        ).logits
-        return logits
+        ).last_hidden_state
+        return states
 
     def loss(self, batch: Batch) -> Tensor:
-        block = _between(self.knobs.min_block, self.knobs.max_block, batch.generator)
-        phase = _between(0, block - 1, batch.generator)  # in decoding, too, blocks begin anywhere
-        return draft_loss(self.knobs.loss, batch, self.forward(batch, block, phase))
+        blocks = [_between(self.knobs.min_block, self.knobs.max_block, g) for g in batch.generators]
+        phases = [_between(0, b - 1, g) for b, g in zip(blocks, batch.generators, strict=True)]  # as in decoding: anywhere
+        states = self._states(batch, blocks, phases)[before(batch.learn)]
+        return draft_loss(self.knobs.loss, batch, self.decoder.head(states))
 
     def save(self, folder: Path) -> None:
-        kept = {k: v for k, v in asdict(self.knobs).items() if k != "checkpoint"}
-        save_model(folder, "edd", self.model, kept, self._target)
+        save_model(folder, "edd", self.model, self.knobs, self._target)
 
 
 class _SoftPrompt(Cache):

@@ -9,12 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftree.decoder import Decoder
-from draftree.drafters._checkpoint import about, beginning, load_model, save_model, shipped
+from draftree.drafters._checkpoint import beginning, kept, load_model, save_model, shipped
 from draftree.drafters._decoding import Decoding, keep_path, propose, read, rewind
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
 from draftree.sampling import Drawing
 from draftree.target import Taps, Target
-from draftree.training.losses import draft_loss
+from draftree.training.losses import before, draft_loss
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 
@@ -31,14 +31,13 @@ class VDM(TrainableMethod):
 
     def open(self, target: Target) -> "VDMDrafter":
         folder = shipped("vdm", self.checkpoint, target)
-        return VDMDrafter(self, load_model(folder, "vdm", target), target.name)
+        return VDMDrafter(self.resume(folder, target), load_model(folder, "vdm", target), target)
 
     def fresh(self, target: Target) -> "VDMDrafter":
-        model = beginning(target)
-        return VDMDrafter(self, model, target.name)
+        return VDMDrafter(self, beginning(target), target)
 
     def resume(self, folder: Path, target: Target) -> Self:
-        return replace(self, checkpoint=str(folder), loss=about(folder)["loss"])
+        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
 
 
 @final
@@ -46,8 +45,9 @@ class VDMDrafter(Trainable[Decoding]):
     """Drafts with a small language model of its own, as `lm` does; reads nothing of the target."""
 
     knobs: VDM
+    model: PreTrainedModel
 
-    def __init__(self, knobs: VDM, model: PreTrainedModel, target: str) -> None:
+    def __init__(self, knobs: VDM, model: PreTrainedModel, target: Target) -> None:
         self.knobs, self.model, self._target = knobs, model, target
         self.small = Target(Decoder(model), "vdm")
 
@@ -64,11 +64,15 @@ class VDMDrafter(Trainable[Decoding]):
         return rewind(state, lengths)
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        logits: Tensor = self.model(input_ids=batch.tokens, use_cache=False).logits  # every token sees all before it
-        return logits
+        states = self._states(batch)  # every token sees all before it, wherever a block begins
+        return self.small.decoder.head(states.flatten(0, 1)).view(*batch.tokens.shape, -1)
+
+    def _states(self, batch: Batch) -> Tensor:
+        states: Tensor = self.small.decoder.stack(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        return states
 
     def loss(self, batch: Batch) -> Tensor:
-        return draft_loss(self.knobs.loss, batch, self.forward(batch, 1, 0))
+        return draft_loss(self.knobs.loss, batch, self.small.decoder.head(self._states(batch)[before(batch.learn)]))
 
     def save(self, folder: Path) -> None:
-        save_model(folder, "vdm", self.model, {"loss": self.knobs.loss}, self._target)
+        save_model(folder, "vdm", self.model, self.knobs, self._target)

@@ -4,6 +4,7 @@ A JSONL row may be `{"text"}`, `{"messages": [{"role", "content"}]}`, ShareGPT's
 or GSM8K's `{"question", "answer"}`; any other file is plain text. Chats learn their responses only.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,14 @@ class Sample:
 
     tokens: Ints
     learn: Bools
+
+
+def digest(samples: Sequence[Sample]) -> str:
+    """A hash of what is learnt, so that a run does not go on with other data."""
+    hashed = hashlib.sha256()
+    for sample in samples:
+        hashed.update(sample.tokens.tobytes() + sample.learn.tobytes())
+    return hashed.hexdigest()[:16]
 
 
 def rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:

@@ -1,42 +1,40 @@
-"""Training losses over learnt positions.
+"""Training losses: sums over learnt positions, divided by the batch's count of learnt tokens.
 
-Shapes: B batch, T tokens, V vocabulary.
+Shapes: B batch, T tokens, M learnt positions, V vocabulary.
 """
 
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div
 
 from draftree.drafters.base import Batch
 
 
-def kl(target_logits: Tensor, draft_logits: Tensor, learn: Tensor) -> Tensor:
-    """KL(p‖q) of the target's and the draft's next-token distributions (EDD + PCT, eq. 4).
+def before(learn: Tensor, distance: int = 1) -> Tensor:
+    """[B, T] the positions from which the learnt tokens are predicted, each `distance` tokens ahead."""
+    return torch.nn.functional.pad(learn[:, distance:], (0, distance))
 
-    Args:
-        target_logits: [B, T, V]; its gradient is not taken.
-        draft_logits: [B, T, V].
-        learn: [B, T] whether token t is learnt; it is predicted from position t − 1.
 
-    Returns:
-        The mean over learnt tokens, in nats.
+def kl(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
+    """KL(p‖q) of next-token distributions [M, V] (EDD + PCT, eq. 4): the sum over positions, in nats.
+
+    The gradient of the target's logits is not taken.
     """
-    at = learn[:, 1:]
-    log_p = torch.log_softmax(target_logits[:, :-1][at].detach().float(), dim=-1)
-    log_q = torch.log_softmax(draft_logits[:, :-1][at].float(), dim=-1)
-    return torch.nn.functional.kl_div(log_q, log_p, reduction="sum", log_target=True) / at.sum().clamp(min=1)
-
-
-def cross_entropy(tokens: Tensor, draft_logits: Tensor, learn: Tensor) -> Tensor:
-    """−log q of the text itself (the ablation of EDD + PCT, Table 3), the mean over learnt tokens in nats."""
-    at = learn[:, 1:]
-    loss = torch.nn.functional.cross_entropy(draft_logits[:, :-1][at].float(), tokens[:, 1:][at], reduction="sum")
-    return loss / at.sum().clamp(min=1)
+    log_p = torch.log_softmax(target_logits.detach().float(), dim=-1)
+    return kl_div(torch.log_softmax(draft_logits.float(), dim=-1), log_p, reduction="sum", log_target=True)
 
 
 def draft_loss(kind: Literal["kl", "ce"], batch: Batch, draft_logits: Tensor) -> Tensor:
-    """The loss of a draft model that predicts the next token: `kl` against the target, or `ce` against the text."""
+    """The loss of a draft model that predicts the next token: `kl` against the target, or `ce` against the text.
+
+    Args:
+        kind: `kl` (EDD + PCT, eq. 4) or `ce` (the ablation of its Table 3).
+        batch: what is learnt.
+        draft_logits: [M, V] at the positions `before(batch.learn)`.
+    """
+    at = before(batch.learn)
     if kind == "kl":
-        return kl(batch.logits, draft_logits, batch.learn)
-    return cross_entropy(batch.tokens, draft_logits, batch.learn)
+        return kl(batch.target(at), draft_logits) / batch.count
+    return cross_entropy(draft_logits.float(), batch.tokens.roll(-1, 1)[at], reduction="sum") / batch.count

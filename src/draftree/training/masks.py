@@ -36,6 +36,6 @@ def dual_block(tokens: int, block: int, phase: int, window: int | None = None) -
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """[1, 1, …] 0 where visible, the lowest finite number elsewhere."""
+    """0 where visible [B, 1, T, keys], the lowest finite number elsewhere."""
     nothing = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return nothing.masked_fill(~visible, torch.finfo(dtype).min)[None, None]
+    return nothing.masked_fill(~visible, torch.finfo(dtype).min)

@@ -1,17 +1,18 @@
-"""What the frozen target says of the texts a drafter learns from, computed as it is needed or kept in memory.
+"""What the frozen target says of the texts a drafter learns from.
 
-Shapes: B batch, T tokens, D hidden size, V vocabulary.
+Shapes: B batch, T tokens, M positions asked for, D hidden size, V vocabulary, H key-value heads.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import Cache
 
 from draftree.drafters.base import Batch
-from draftree.errors import UserError
 from draftree.target import Needs, Target
 from draftree.training.data import Sample
 
@@ -19,65 +20,102 @@ LAST = -1
 """`hidden_states[-1]`, which the LM head reads."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Features:
+    """What the target says of a batch of texts: hidden states [B, T, D] (the last one among them), keys and values."""
+
+    hidden: dict[int, Tensor]
+    kv: dict[int, tuple[Tensor, Tensor]]
+
+
+class Kept(Protocol):
+    """Features that need not be computed again."""
+
+    def batch(self, chosen: Sequence[int]) -> Features:
+        """Those of some samples, padded at the end."""
+
+
+@dataclass(frozen=True)
 class Teacher:
-    """Batches of samples with the target's hidden states and logits.
+    """Batches of samples with the target's internals and logits.
 
     Attributes:
         target: frozen.
         needs: what the drafter reads of it.
-        keep: whether hidden states are kept in memory, so that later epochs cost the LM head alone. That takes
-            4 · D bytes for each token and layer, the last one included.
+        samples: all of them; batches name them by number.
         seed: of the generators handed to the objective.
+        shards: features kept on disk; without them the target reads every batch anew.
     """
 
     target: Target
     needs: Needs
-    keep: bool = False
+    samples: Sequence[Sample]
     seed: int = 0
-    _kept: dict[int, dict[int, Tensor]] = field(default_factory=dict, repr=False)
+    shards: "Kept | None" = None
 
-    @torch.no_grad()
-    def batch(self, samples: Sequence[Sample], step: int) -> Batch:
-        """The samples of a step, padded at the end; later padding cannot change what the target says before it."""
-        longest = max(len(s.tokens) for s in samples)
-        tokens, learn = np.zeros((len(samples), longest), np.int64), np.zeros((len(samples), longest), np.bool_)
-        for i, s in enumerate(samples):
-            tokens[i, : len(s.tokens)], learn[i, : len(s.learn)] = s.tokens, s.learn
+    def batch(self, chosen: Sequence[int], step: int, count: float | None = None) -> Batch:
+        """The chosen samples, padded at the end; later padding cannot change what the target says before it.
+
+        Args:
+            chosen: [B] sample numbers.
+            step: of the run; with seed and sample number it decides what the objective draws.
+            count: learnt tokens the loss is divided by; those of this batch by default.
+        """
+        parts = [self.samples[i] for i in chosen]
+        tokens, learn = padded([s.tokens for s in parts]), padded([s.learn for s in parts])
         device = self.target.decoder.device
         ids, learnt = torch.from_numpy(tokens).to(device), torch.from_numpy(learn).to(device)
-        hidden, logits = self._recall(samples, longest) if self.keep else self._read(ids, self.needs.hidden)
-        wanted = {layer: hidden[layer] for layer in self.needs.hidden}
-        return Batch(ids, learnt, wanted, logits, self._generator(step))
+        features = read(self.target, ids, self.needs) if self.shards is None else self.shards.batch(chosen)
+        hidden = {layer: features.hidden[layer] for layer in self.needs.hidden}
 
-    def _generator(self, step: int) -> torch.Generator:
-        seed = np.random.SeedSequence([self.seed, 2, step % 2**32]).generate_state(1)[0]
+        @torch.no_grad()
+        def logits(at: Tensor) -> Tensor:
+            return self.target.decoder.head(features.hidden[LAST][at])
+
+        generators = tuple(self._generator(step, i) for i in chosen)
+        return Batch(
+            ids, learnt, hidden, features.kv, logits, generators, float(max(learn.sum(), 1) if count is None else count)
+        )
+
+    def _generator(self, step: int, sample: int) -> torch.Generator:
+        seed = np.random.SeedSequence([self.seed, 2, step % 2**32, sample]).generate_state(1)[0]
         return torch.Generator().manual_seed(int(seed))
 
-    def _read(self, ids: Tensor, layers: Sequence[int]) -> tuple[dict[int, Tensor], Tensor]:
-        """Hidden states [B, T, D] and logits [B, T, V] of a pass."""
-        with self.target.decoder.tapped(layers) as hidden:
-            logits = self.target.decoder.model(input_ids=ids, use_cache=False).logits
-        return hidden, logits
 
-    def _recall(self, samples: Sequence[Sample], longest: int) -> tuple[dict[int, Tensor], Tensor]:
-        """The same from memory, where it is filled first for samples seen for the first time."""
-        layers = tuple(dict.fromkeys((*self.needs.hidden, LAST)))
-        for s in samples:
-            if id(s) not in self._kept:
-                ids = torch.from_numpy(s.tokens)[None].to(self.target.decoder.device)
-                hidden, logits = self._read(ids, layers)
-                if not self._kept:
-                    self._check_head(hidden[LAST], logits)
-                self._kept[id(s)] = {layer: h[0] for layer, h in hidden.items()}
-        padded = {
-            layer: torch.nn.utils.rnn.pad_sequence([self._kept[id(s)][layer] for s in samples], batch_first=True)
-            for layer in layers
-        }
-        assert padded[LAST].shape[1] == longest
-        return padded, self.target.decoder.model.get_output_embeddings()(padded[LAST])
+@torch.no_grad()
+def read(target: Target, ids: Tensor, needs: Needs) -> Features:
+    """The internals of a pass over texts [B, T]."""
+    layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
+    catcher = _Catcher(frozenset(layer % target.decoder.config.num_hidden_layers for layer in needs.kv))
+    stack: Any = target.decoder.stack
+    with target.decoder.tapped(layers) as hidden:
+        stack(input_ids=ids, past_key_values=catcher, use_cache=True, **target.decoder.causal(ids))
+    count = int(target.decoder.config.num_hidden_layers)
+    return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
 
-    def _check_head(self, last: Tensor, logits: Tensor) -> None:
-        again = self.target.decoder.model.get_output_embeddings()(last)
-        if not torch.allclose(again, logits, rtol=1e-3, atol=1e-3):
-            raise UserError("this target scales or caps its logits, so they cannot be made again from kept hidden states")
+
+def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """[B, T] rows padded with zeros at the end."""
+    out = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return out
+
+
+class _Catcher(Cache):
+    """Catches the keys and values of some layers of one pass."""
+
+    def __init__(self, layers: frozenset[int]) -> None:
+        super().__init__(layers=[])
+        self._layers = layers
+        self.caught: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if layer_idx in self._layers:
+            self.caught[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0

@@ -5,7 +5,6 @@ Everything a step needs follows from (seed, step): which samples, in which order
 Shapes: B batch, T tokens, V vocabulary.
 """
 
-import hashlib
 import json
 import math
 import signal
@@ -24,7 +23,8 @@ from torch import Tensor, nn
 from draftree.drafters.base import Batch, Trainable
 from draftree.errors import UserError
 from draftree.target import Target
-from draftree.training.data import Sample
+from draftree.training.data import Sample, digest
+from draftree.training.features import Shards
 from draftree.training.teacher import Teacher
 
 STATE, PLAN, LOG = "training.pt", "training.json", "training.jsonl"
@@ -46,7 +46,8 @@ class Plan:
         evaluate_every: steps between two measurements.
         save_every: steps between two saves of the state to resume from.
         bf16: whether forwards run in bfloat16 autocast.
-        keep_features: whether the target's hidden states are kept in memory, so that each text is read once.
+        cache_features: whether the target's internals are computed once and kept in `features`.
+        features: the folder of the kept ones; `features` in the checkpoint's folder by default.
         seed: of everything that is drawn.
     """
 
@@ -61,7 +62,8 @@ class Plan:
     evaluate_every: int = 250
     save_every: int = 250
     bf16: bool = False
-    keep_features: bool = False
+    cache_features: bool = False
+    features: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -128,9 +130,12 @@ def train(
     accelerator = Accelerator(mixed_precision="bf16" if plan.bf16 else "no", cpu=target.decoder.device.type == "cpu")
     optimizer = torch.optim.AdamW(drafter.model.parameters(), lr=plan.lr)
     objective, optimizer = accelerator.prepare(Objective(drafter), optimizer)
-    teacher = Teacher(target, drafter.needs, plan.keep_features, plan.seed)
+    shards = Shards.at(Path(plan.features) if plan.features else out / "features", target, samples, drafter.needs)
+    if plan.cache_features:
+        shards.fill()
+    teacher = Teacher(target, drafter.needs, samples, plan.seed, shards if plan.cache_features else None)
     said = asdict(plan) | {"target": target.name, "drafter": drafter.described, "data": digest(samples)}
-    first = _resume(out, said, drafter, optimizer)
+    first = _resume(out, said, target, drafter, optimizer)
     progress = Progress(first, steps, math.nan)
     with _interruptible() as stopped, (out / LOG).open("a") as log:
         for step in range(first, steps):
@@ -161,24 +166,16 @@ def train(
     return progress
 
 
-def digest(samples: Sequence[Sample]) -> str:
-    """A hash of what is learnt, so that a run does not go on with other data."""
-    hashed = hashlib.sha256()
-    for sample in samples:
-        hashed.update(sample.tokens.tobytes() + sample.learn.tobytes())
-    return hashed.hexdigest()[:16]
-
-
-def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[Sample], list[Sample]]:
-    """The samples to learn, and those held out."""
+def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
+    """The numbers of the samples to learn, and of those held out."""
     order = np.random.default_rng([plan.seed, 0]).permutation(len(samples))
     held = min(64, math.ceil(plan.held_out * len(samples))) if plan.held_out else 0
     if len(samples) - held < 1:
         raise UserError(f"the data have {len(samples)} samples, of which {held} are held out; at least 1 must be left")
-    return [samples[i] for i in order[held:]], [samples[i] for i in order[:held]]
+    return order[held:].tolist(), order[:held].tolist()
 
 
-def _chosen(samples: Sequence[Sample], plan: Plan, step: int) -> list[Sample]:
+def _chosen(samples: Sequence[int], plan: Plan, step: int) -> list[int]:
     """The samples of a step: consecutive ones of an order drawn anew each epoch."""
     at = step * plan.batch_size + np.arange(plan.batch_size)
     orders = {e: np.random.default_rng([plan.seed, 1, e]).permutation(len(samples)) for e in set((at // len(samples)).tolist())}
@@ -194,7 +191,7 @@ def scale(plan: Plan, step: int, steps: int) -> float:
 
 @torch.no_grad()
 def evaluate(
-    teacher: Teacher, drafter: Trainable[Any], samples: Sequence[Sample], plan: Plan
+    teacher: Teacher, drafter: Trainable[Any], samples: Sequence[int], plan: Plan
 ) -> tuple[float | None, float | None]:
     """Loss and acceptance length on held-out samples; None where there are none."""
     if not samples:
@@ -239,18 +236,18 @@ def acceptance_by_depth(batch: Batch, draft: Tensor, phase: int) -> tuple[np.nda
     return matched, reached
 
 
-def _resume(out: Path, said: dict[str, Any], drafter: Trainable[Any], optimizer: torch.optim.Optimizer) -> int:
+def _resume(out: Path, said: dict[str, Any], target: Target, drafter: Trainable[Any], optimizer: torch.optim.Optimizer) -> int:
     """Loads the state of an interrupted run, if there is one; returns the step to go on with."""
     if (out / STATE).is_file():
         before = json.loads((out / PLAN).read_text())
         if different := [k for k in said if said[k] != before.get(k)]:
             was = ", ".join(f"{k}={before.get(k)}" for k in different)
             raise UserError(f"'{out}' holds an interrupted run with {was}: go on with the same, or use another folder")
-        state = torch.load(out / STATE, map_location=drafter.model.device, weights_only=True)
+        state = torch.load(out / STATE, map_location=target.decoder.device, weights_only=True)
         drafter.model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         return int(state["step"])
-    if (out / "draftree.json").is_file():
+    if (out / "config.json").is_file():
         raise UserError(f"'{out}' holds a finished drafter: name another folder to train into")
     out.mkdir(parents=True, exist_ok=True)
     (out / PLAN).write_text(json.dumps(said, indent=1) + "\n")

@@ -1,0 +1,121 @@
+"""A tree of fixed shape, given by the ranks along its paths (EAGLE-1, Medusa, Hydra, Token Recycling).
+
+The path [0, 2] is the third candidate after the first candidate after the root. Rank is the place in draw order.
+
+Shapes: T paths, F frontier nodes, K candidates.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, TypeGuard, final
+
+import numpy as np
+
+from draftree.costs import Costs
+from draftree.errors import UnknownName, UserError
+from draftree.policies.base import Expand, Policy, Room, append
+from draftree.tree import Candidates, Ints, Tree
+
+SHIPPED = Path(__file__).with_name("trees.json")
+"""The trees of the official codes, by name."""
+
+
+@final
+@dataclass(frozen=True)
+class Static(Policy):
+    """The same tree in every step, less what the drafter has no candidate for.
+
+    Its shape does not depend on what was drawn. It is not layered, because a node's rank decides what lies below it, and
+    a tree does not tell ranks where an earlier candidate is missing.
+
+    Attributes:
+        paths: a shipped tree, or a JSON file with a list of paths, each a list of ranks.
+    """
+
+    prunes_on_draws: ClassVar[bool] = False
+
+    paths: str = "eagle1/mc_sim_7b_63"
+
+    def __post_init__(self) -> None:
+        _ = self.children  # a mistake in a file is told at once
+
+    @cached_property
+    def children(self) -> Ints:
+        """[T + 1, K] the number of each path's child of each rank, 0 where there is none; see `_table`."""
+        return _table(self.paths)
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        # Where not all have room, the first paths stay: to choose by score would be to prune on draws.
+        children = np.where(self.children <= room.nodes, self.children, 0)
+        frontier, place = np.arange(tree.roots), np.zeros(tree.roots, np.int64)
+        while True:
+            inner = children[place].any(axis=1) & (tree.depth[frontier] < room.depth[tree.row[frontier]])
+            if not inner.any():
+                return tree
+            frontier, below = frontier[inner], children[place[inner]]
+            tree, frontier, place = _grow(tree, frontier, below, expand(tree, frontier, below.shape[1]))
+
+
+def _grow(tree: Tree, frontier: Ints, below: Ints, candidates: Candidates) -> tuple[Tree, Ints, Ints]:
+    """Appends the wanted candidates.
+
+    Args:
+        tree: what was drafted so far.
+        frontier: [F] the candidates' parents.
+        below: [F, K] the path that each candidate is, 0 for none.
+        candidates: of each; fewer where the vocabulary is smaller.
+
+    Returns:
+        The tree, its new nodes, and the path that each is.
+    """
+    wanted = below[:, : candidates.tokens.shape[1]]
+    grown = append(tree, frontier, candidates, lambda _: wanted > 0)
+    return grown, np.arange(len(tree), len(grown)), wanted[(wanted > 0) & (candidates.log_q > -np.inf)]
+
+
+def _table(name: str) -> Ints:
+    """The children of each path of a tree.
+
+    Paths are numbered from 1, the shorter ones first, then by ranks; 0 is the root.
+
+    Raises:
+        UserError: a path's beginning is not among the paths, or there is no such tree.
+    """
+    number = {p: i for i, p in enumerate(sorted(_load(name), key=lambda p: (len(p), p)))}
+    table = np.zeros((len(number), 1 + max(p[-1] for p in number if p)), np.int64)
+    for path, i in list(number.items())[1:]:
+        if (beginning := path[:-1]) not in number:
+            told = f"path {list(path)} without its beginning {list(beginning)}"
+            raise UserError(f"static: tree '{name}' has {told}; allowed are paths whose beginnings are paths too")
+        table[number[beginning], path[-1]] = i
+    return table
+
+
+def _load(name: str) -> set[tuple[int, ...]]:
+    """The paths of a shipped tree or of a file, the root's empty one among them.
+
+    Raises:
+        UnknownName: there is no such tree or file.
+        UserError: the file holds no list of paths.
+    """
+    shipped: dict[str, list[list[int]]] = json.loads(SHIPPED.read_text())
+    if name in shipped:
+        return {(), *map(tuple, shipped[name])}
+    if not Path(name).is_file():
+        raise UnknownName("tree (a JSON file, or the name of a shipped one)", name, shipped)
+    try:
+        found = json.loads(Path(name).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"static: cannot read tree '{name}': {error}; allowed is a JSON list of lists of ranks") from error
+    if not isinstance(found, list) or not found:
+        raise UserError(f"static: tree '{name}' holds {json.dumps(found):.40}, allowed is a JSON list of lists of ranks")
+    for path in found:
+        if not _is_path(path):
+            raise UserError(f"static: tree '{name}' has path {json.dumps(path):.40}, allowed are lists of ranks from 0")
+    return {(), *map(tuple, found)}
+
+
+def _is_path(path: object) -> TypeGuard[list[int]]:
+    return isinstance(path, list) and bool(path) and all(type(rank) is int and rank >= 0 for rank in path)

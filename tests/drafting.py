@@ -1,0 +1,34 @@
+"""What the tests of drafters share."""
+
+from typing import Any
+
+import numpy as np
+
+from architectures import VOCAB
+from draftree.drafters.base import Drafter
+from draftree.sampling import Drawing
+from draftree.target import Target
+from draftree.tree import Tree
+from forests import texts, worst
+
+
+def prefix_difference(t: Target, drafter: Drafter[Any]) -> float:
+    """How far a drafter's state after truncation and a further prompt is from that of one that read it all."""
+    rng = np.random.default_rng(0)
+    first = texts([12, 7], rng)
+    shared = np.array([5, 3])
+    second = [np.concatenate((text[:n], rng.integers(3, VOCAB, 6 + n))) for text, n in zip(first, shared, strict=True)]
+    roots = np.array([4, 5])
+    cache = t.new_cache(2, 16)
+    state = drafter.start(first, roots, t.prefill(cache, first, drafter.needs).taps)
+    _, state = drafter.expand(state, Tree.planted(np.arange(2), roots), np.arange(2), 2, Drawing())
+    cache.truncate(shared)
+    state = drafter.truncate(state, shared)
+    reused = drafter.start(second, roots, t.prefill(cache, second, drafter.needs).taps, state)
+    fresh = drafter.start(second, roots, t.prefill(t.new_cache(2, 16), second, drafter.needs).taps)
+    tree = Tree.planted(np.arange(2), roots)
+    one, _ = drafter.expand(reused, tree, np.arange(2), 2, Drawing())
+    other, _ = drafter.expand(fresh, tree, np.arange(2), 2, Drawing())
+    assert one.log_probs is not None
+    assert other.log_probs is not None
+    return worst(one.log_probs, other.log_probs)
