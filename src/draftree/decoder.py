@@ -76,6 +76,18 @@ class Feed:
         return cls.packed(rows, positions, starts, visible, positions, device)
 
 
+def additive_mask(feed: Feed, committed: Ints, dtype: torch.dtype) -> Tensor:
+    """Additive attention mask [R, 1, n, S] of a feed on the host, for layers that see the whole text; S ends with its last token."""
+    rows, n = feed.tokens.shape
+    full = torch.full((rows, 1, n, int(feed.starts.max()) + n), torch.finfo(dtype).min, dtype=dtype)
+    for r, seen in enumerate(feed.visible):
+        length, (wide, deep) = int(committed[r]), seen.shape
+        full[r, 0, :, :length] = 0
+        full[r, 0, :wide, length : length + deep].masked_fill_(torch.from_numpy(seen), 0)
+        full[r, 0, wide:] = 0  # padding sees something, lest it becomes NaN and, as a masked value, makes NaN of others
+    return full
+
+
 class Decoder:
     """A model with the little that trees need to know about it.
 
@@ -190,22 +202,14 @@ class Decoder:
 
     def mask(self, feed: Feed, committed: Ints) -> Tensor | dict[str, Tensor]:
         """Additive attention mask [R, 1, n, S] of a feed; S ends with its last token."""
-        rows, n = feed.tokens.shape
-        slots = int(feed.starts.max()) + n
-        lowest = torch.finfo(self.dtype).min
-        full = torch.full((rows, 1, n, slots), lowest, dtype=self.dtype)
-        for r, seen in enumerate(feed.visible):
-            length, (wide, deep) = int(committed[r]), seen.shape
-            full[r, 0, :, :length] = 0
-            full[r, 0, :wide, length : length + deep].masked_fill_(torch.from_numpy(seen), 0)
-            full[r, 0, wide:] = 0  # padding sees something, lest it becomes NaN and, as a masked value, makes NaN of others
+        full = additive_mask(feed, committed, self.dtype)
         if self.window is None:
             return self.by_type(full.to(self.device))
         sliding = full.clone()
         for r, scratch in enumerate(feed.scratch_positions):
             keys = np.concatenate((np.arange(committed[r]), scratch))
             far = feed.positions[r][:, None] - keys[None, :] >= self.window
-            sliding[r, 0, :, : len(keys)].masked_fill_(torch.from_numpy(far), lowest)
+            sliding[r, 0, :, : len(keys)].masked_fill_(torch.from_numpy(far), torch.finfo(self.dtype).min)
         return self.by_type(full.to(self.device), sliding.to(self.device))
 
     def causal(self, ids: Tensor) -> dict[str, Any]:
@@ -304,6 +308,12 @@ class Decoder:
                     hook = self.layers[index].register_forward_pre_hook(before)
                 stack.callback(hook.remove)
             yield caught
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [R, n, D] of tokens, as the model's embedding module gives them."""
+        outer: Any = self.model
+        embedded: Tensor = outer.get_input_embeddings()(tokens)
+        return embedded
 
     def head(self, states: Tensor) -> Tensor:
         """Logits [M, V] of what the last layer's norm gave, [M, D], by the stock head and whatever the model does behind it."""
@@ -431,9 +441,9 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
     return None
 
 
-def one_layer(config: PreTrainedConfig, layers: int = 1) -> PreTrainedModel:
+def one_layer(config: PreTrainedConfig, layers: int = 1, **changes: Any) -> PreTrainedModel:
     """A fresh float32 model of the same architecture with few layers, all with full attention where types are mixed."""
-    values = config.to_dict() | {"num_hidden_layers": layers, "dtype": "float32"}
+    values = config.to_dict() | {"num_hidden_layers": layers, "dtype": "float32"} | changes
     if values.get("layer_types"):
         values["layer_types"] = [FULL] * layers
     small = type(config)(**{k: v for k, v in values.items() if k != "transformers_version"})

@@ -133,7 +133,7 @@ class Target:
         model, info = loaded
         if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
             raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
-        return cls(Decoder(model.to(place)), name)
+        return cls(Decoder(model.to(place).requires_grad_(False)), name)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

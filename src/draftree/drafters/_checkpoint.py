@@ -10,6 +10,7 @@ import hashlib
 import json
 import pickle
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -122,12 +123,15 @@ class Stored:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-def read_tensors(folder: Path, files: tuple[str, ...] = (WEIGHTS, "pytorch_model.bin")) -> Stored:
+def read_tensors(
+    folder: Path, files: tuple[str, ...] = (WEIGHTS, "pytorch_model.bin"), wanted: Callable[[str], bool] = lambda _: True
+) -> Stored:
     """The config and tensors of a checkpoint; pickled files are read as weights only.
 
     Args:
         folder: where it lies.
         files: names of weights' files, the first found is read; an index of shards beside it is followed.
+        wanted: which names are read; a whole target's checkpoint may hold a drafter's among its own.
 
     Raises:
         UserError: there is none, or it cannot be read.
@@ -135,26 +139,25 @@ def read_tensors(folder: Path, files: tuple[str, ...] = (WEIGHTS, "pytorch_model
     config = read_config(folder)
     for name in files:
         index = folder / f"{name}.index.json"
-        parts = [folder / name] if (folder / name).is_file() else []
+        parts = {folder / name} if (folder / name).is_file() else set()
         if index.is_file():
-            parts = [folder / part for part in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+            parts = {folder / part for key, part in json.loads(index.read_text())["weight_map"].items() if wanted(key)}
         if parts:
-            tensors = {key: value for part in parts for key, value in _tensors(part).items()}
-            return Stored(name, config, tensors)
+            return Stored(name, config, {k: v for part in sorted(parts) for k, v in _tensors(part, wanted).items()})
     raise UserError(f"'{folder}' has no weights: a file {' or '.join(files)} was expected")
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+                return {key: file.get_tensor(key) for key in file.keys() if wanted(key)}  # noqa: SIM118 - not a mapping
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, SafetensorError, pickle.UnpicklingError, EOFError) as error:
         raise UserError(f"cannot read '{path}': {str(error).strip().splitlines()[0]}") from error
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
         raise UserError(f"'{path}' does not hold named tensors alone")
-    return found
+    return {key: value for key, value in found.items() if wanted(key)}
 
 
 FILES = (WEIGHTS, "pytorch_model.bin", "medusa_lm_head.pt", "medusa_lm_head.safetensors", "hydra_lm_head.pt")
@@ -169,28 +172,35 @@ def tensor_names(folder: Path) -> frozenset[str]:
         return frozenset()
 
 
-def fill(module: nn.Module, stored: Stored, where: Path, optional: frozenset[str] = frozenset()) -> None:
+def fill(
+    module: nn.Module,
+    stored: Stored,
+    where: Path,
+    optional: frozenset[str] = frozenset(),
+    name: Callable[[str], str] = lambda key: key,
+) -> None:
     """Copies a checkpoint's tensors into a module.
 
     Args:
-        module: its parameters and buffers are named as the tensors are.
+        module: what is filled.
         stored: what was read.
         where: for errors.
-        optional: names that may be missing, or be there without a place in the module.
+        optional: published names that may be missing, or be there without a place in the module.
+        name: the published name of a parameter or buffer of the module; its own by default.
 
     Raises:
         UserError: it names missing, foreign and mis-shaped tensors.
     """
-    wanted = module.state_dict()
-    missing = sorted(set(wanted) - set(stored.tensors) - optional)
-    foreign = sorted(set(stored.tensors) - set(wanted) - optional)
-    shared = {k: v for k, v in stored.tensors.items() if k in wanted}
-    bent = [f"{k} {list(v.shape)} (allowed {list(wanted[k].shape)})" for k, v in shared.items() if v.shape != wanted[k].shape]
+    own = {name(key): (key, value) for key, value in module.state_dict().items()}
+    missing = sorted(set(own) - set(stored.tensors) - optional)
+    foreign = sorted(set(stored.tensors) - set(own) - optional)
+    shared = {k: v for k, v in stored.tensors.items() if k in own}
+    bent = [f"{k} {list(v.shape)} (allowed {list(own[k][1].shape)})" for k, v in shared.items() if v.shape != own[k][1].shape]
     for kind, names in (("missing", missing), ("foreign", foreign), ("mis-shaped", bent)):
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             raise UserError(f"'{where}' has {kind} tensors: {', '.join(names[:4])}{more}")
-    module.load_state_dict(shared, strict=False)
+    module.load_state_dict({own[k][0]: v for k, v in shared.items()}, strict=False)
 
 
 def write(folder: Path, stored: Stored, state: dict[str, Tensor], config: dict[str, Any]) -> None:

@@ -41,18 +41,49 @@ class Decoding:
         return cls(cache, (NOTHING,) * cache.rows, (NOTHING,) * cache.rows)
 
 
-@torch.inference_mode()
-def feed(decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints) -> tuple[Tensor, Decoding]:
-    """Logits [F, V] after the frontier's nodes; each sees its row's committed tokens and its own path."""
+@dataclass(frozen=True)
+class Layout:
+    """Where a frontier's nodes lie in one pass.
+
+    Attributes:
+        feed: of each row its pending tokens, if this is the step's first pass, and its nodes of the frontier.
+        rows: [F] the row of each frontier node.
+        columns: [F] its column there.
+        fed: the nodes fed in this step once the pass is done.
+    """
+
+    feed: Feed
+    rows: Ints
+    columns: Ints
+    fed: tuple[Ints, ...]
+
+    def pick(self, out: Tensor) -> Tensor:
+        """[F, …] of what a pass gave, [R, n, …]."""
+        if len(out) == 1:  # the frontier stands behind the pending tokens, in its own order
+            return out[0, self.columns[0] : self.columns[-1] + 1]
+        return out[torch.from_numpy(self.rows).to(out.device), torch.from_numpy(self.columns).to(out.device)]
+
+
+def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device, shift: int = 0) -> Layout:
+    """A pass over the frontier's nodes; each sees its row's committed tokens and those of its path that were fed.
+
+    Args:
+        state: of the drafter.
+        tree: what was drafted so far.
+        frontier: [F] nodes, none of them fed before in this step.
+        device: of the pass.
+        shift: added to every node's position; by default the root stands right behind the committed tokens.
+    """
     cache = state.cache
     rows = [frontier[tree.row[frontier] == r] for r in range(cache.rows)] if cache.rows > 1 else [frontier]
     tokens, positions, visible, scratch, starts = [], [], [], [], cache.lengths.copy()
+    columns = np.empty(len(frontier), np.int64)
     for r, nodes in enumerate(rows):
         before, base = state.fed[r], int(cache.lengths[r])
         pending = state.pending[r] if before.size or nodes.size else NOTHING  # a row not drafted for takes no slots
         waiting = NOTHING if before.size else pending  # the first pass of a step takes them along
         places = np.concatenate((before, nodes))
-        depths = base + len(pending) + tree.depth[places]
+        depths = base + len(pending) + tree.depth[places] + shift
         seen = np.ones((len(waiting) + len(nodes), len(pending) + len(places)), np.bool_)
         seen[: len(waiting), :] = np.tri(len(waiting), seen.shape[1], dtype=np.bool_)
         seen[len(waiting) :, len(pending) :] = tree.ancestors[np.ix_(nodes, places)]
@@ -61,18 +92,18 @@ def feed(decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints) -> tuple
         scratch.append(np.concatenate((base + np.arange(len(pending)), depths)))
         visible.append(seen)
         starts[r] += len(pending) + len(before) if before.size else 0
-    fed = Feed.packed(tokens, positions, starts, visible, scratch, decoder.device)
-    out = decoder.forward(cache, fed)
-    if cache.rows == 1:
-        logits = out[0, len(tokens[0]) - len(frontier) :]
-    else:
-        column = np.empty(len(frontier), np.int64)
-        for r, nodes in enumerate(rows):
-            column[tree.row[frontier] == r] = len(tokens[r]) - len(nodes) + np.arange(len(nodes))
-        at = torch.from_numpy(tree.row[frontier]).to(out.device), torch.from_numpy(column).to(out.device)
-        logits = out[at]
-    now = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
-    return logits, replace(state, fed=now)
+        columns[tree.row[frontier] == r] = len(waiting) + np.arange(len(nodes))
+    feed = Feed.packed(tokens, positions, starts, visible, scratch, device)
+    fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
+    return Layout(feed, tree.row[frontier], columns, fed)
+
+
+@torch.inference_mode()
+def feed(decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints) -> tuple[Tensor, Decoding]:
+    """Logits [F, V] after the frontier's nodes; each sees its row's committed tokens and its own path."""
+    layout = lay_out(state, tree, frontier, decoder.device)
+    logits = layout.pick(decoder.forward(state.cache, layout.feed))
+    return logits, replace(state, fed=layout.fed)
 
 
 def keep_path(state: Decoding, tree: Tree, verdict: Verdict) -> Decoding:

@@ -142,6 +142,9 @@ class Trainable(Drafter[State]):
         size = sum(p.numel() for p in self.model.parameters())
         return f"{replace(self.knobs, checkpoint='')}, {size} parameters"  # where its folder lies does not matter
 
+    def study(self, counts: Ints) -> None:
+        """Takes what it has to know of the data before training: how often each token is learnt, [V]. Nothing by default."""
+
     @abstractmethod
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         """Draft logits [B, T, V] after each token, as decoding would give them in blocks of a length and phase."""

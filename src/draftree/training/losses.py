@@ -26,15 +26,22 @@ def kl(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     return kl_div(torch.log_softmax(draft_logits.float(), dim=-1), log_p, reduction="sum", log_target=True)
 
 
-def draft_loss(kind: Literal["kl", "ce"], batch: Batch, draft_logits: Tensor) -> Tensor:
+def draft_loss(kind: Literal["kl", "ce"], batch: Batch, draft_logits: Tensor, at: Tensor | None = None) -> Tensor:
     """The loss of a draft model that predicts the next token: `kl` against the target, or `ce` against the text.
 
     Args:
         kind: `kl` (EDD + PCT, eq. 4) or `ce` (the ablation of its Table 3).
         batch: what is learnt.
-        draft_logits: [M, V] at the positions `before(batch.learn)`.
+        draft_logits: [M, V] at the positions marked.
+        at: [B, T] the positions; by default all from which learnt tokens are predicted, `before(batch.learn)`.
     """
-    at = before(batch.learn)
+    at = before(batch.learn) if at is None else at
     if kind == "kl":
         return kl(batch.target(at), draft_logits) / batch.count
     return cross_entropy(draft_logits.float(), batch.tokens.roll(-1, 1)[at], reduction="sum") / batch.count
+
+
+def soft_cross_entropy(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
+    """−Σ p log q of next-token distributions [M, V] (EAGLE's and EAGLE-3's classification loss): the sum over positions."""
+    p = torch.softmax(target_logits.detach().float(), dim=-1)
+    return -(p * torch.log_softmax(draft_logits.float(), dim=-1)).sum()

@@ -1,0 +1,178 @@
+"""EAGLE and EAGLE-2's draft model: one layer that continues the target's features (Li et al. 2024; EAGLE-2, section 2.2).
+
+The feature is what the target's LM head reads. A linear layer fuses the embedding of token t + 1 with the feature of
+token t, a decoder layer without input norm makes the feature of token t + 1 of it, and the target's own head turns that
+into a draft distribution. Embedding and head are the target's and are not trained.
+
+Shapes: R rows, n tokens a row, B batch, T tokens, M learnt positions, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
+from transformers import Cache, LlamaConfig
+
+from draftree.cache import LayerShape
+from draftree.drafters._checkpoint import (
+    ABOUT,
+    Stored,
+    check_method,
+    check_sizes,
+    fill,
+    kept,
+    note,
+    read_tensors,
+    shipped,
+    write,
+)
+from draftree.drafters._layers import Rotary, initialise, layer, like, of_values, run, stores
+from draftree.drafters._pairs import PairDrafter, PairNet
+from draftree.drafters.base import Batch, TrainableMethod
+from draftree.errors import UserError
+from draftree.target import Needs, Target
+from draftree.training.losses import before, soft_cross_entropy
+
+LAST = -1
+EMBEDDING = "embed_tokens.weight"
+
+
+@final
+@dataclass(frozen=True)
+class EAGLE(TrainableMethod):
+    """EAGLE's draft model; EAGLE-2 shares its weights.
+
+    Attributes:
+        feature_weight: of the smooth-L1 loss between drafted and true features.
+        token_weight: of the soft cross-entropy against the target's distribution.
+        noise: features are disturbed by uniform noise in ± noise · 512 / T in training.
+        steps: passes of training that are fed their own output, as HASS aligns them; 1 is EAGLE's own training.
+    """
+
+    feature_weight: float = 1.0
+    token_weight: float = 0.1
+    noise: float = 0.1
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or min(self.feature_weight, self.token_weight, self.noise) < 0:
+            raise UserError(
+                f"eagle: got steps={self.steps}, feature_weight={self.feature_weight}, token_weight={self.token_weight}, "
+                f"noise={self.noise}; allowed are at least 1, and 0 or more"
+            )
+
+    @classmethod
+    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= keys
+
+    def open(self, target: Target) -> "EAGLEDrafter":
+        folder = shipped("eagle", self.checkpoint, target)
+        check_method(folder, "eagle", target)
+        stored = read_tensors(folder)
+        check_sizes(stored.config, folder, "eagle", target)
+        net = EAGLENet(of_values(stored.config), target, bool(stored.config.get("bias", True)), EMBEDDING in stored.tensors)
+        fill(net, stored, folder)
+        net.to(target.decoder.device, target.decoder.dtype)
+        return EAGLEDrafter(self.resume(folder, target), net, target, stored)
+
+    def fresh(self, target: Target) -> "EAGLEDrafter":
+        config = like(target.decoder.config)
+        net = EAGLENet(config, target, bias=True, embedding=False)
+        initialise(net, config)
+        return EAGLEDrafter(self, net.to(target.decoder.device), target, Stored(config=published(config)))
+
+    def resume(self, folder: Path, target: Target) -> Self:
+        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+
+
+def published(config: LlamaConfig) -> dict[str, Any]:
+    """The config as published checkpoints have it: a Llama's of one layer."""
+    values = {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
+    rope: Any = config.rope_parameters
+    return values | {"architectures": ["LlamaForCausalLM"], "rope_theta": rope["rope_theta"], "bias": True}
+
+
+@final
+class EAGLENet(PairNet):
+    """The draft model; its parameters are named as in published checkpoints.
+
+    Args:
+        config: of its layer.
+        target: whose embedding and LM head are used.
+        bias: whether the fusing layer has one.
+        embedding: whether the checkpoint brings an embedding of its own.
+    """
+
+    def __init__(self, config: LlamaConfig, target: Target, bias: bool, embedding: bool) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.fc = nn.Linear(2 * size, size, bias=bias)
+        first = layer(config)
+        first.input_layernorm = nn.Identity()
+        self.layers = nn.ModuleList([first])
+        self.rotary = Rotary(config)
+        self._config, self._target = config, target
+        self.embed_tokens = nn.Embedding(config.vocab_size, size) if embedding else None
+        if self.embed_tokens is not None:
+            self.embed_tokens.requires_grad_(False)
+
+    @property
+    def shape(self) -> LayerShape:
+        return stores(self._config)
+
+    @property
+    def width(self) -> int:
+        return int(self._config.hidden_size)
+
+    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
+        return hidden[LAST]
+
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+        embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
+        x = self.fc(torch.cat((embed(tokens).to(features.dtype), features), dim=-1))
+        return run(self.layers[0], x, self.rotary(x, positions), mask, cache)
+
+    def logits(self, out: Tensor) -> Tensor:
+        flat = out.to(self._target.decoder.dtype).flatten(0, -2)
+        return self._target.decoder.head(flat).view(*out.shape[:-1], -1)
+
+
+@final
+class EAGLEDrafter(PairDrafter):
+    """Drafts features, and tokens from them."""
+
+    knobs: EAGLE
+
+    def __init__(self, knobs: EAGLE, model: EAGLENet, target: Target, stored: Stored) -> None:
+        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(hidden=(LAST,))
+
+    def loss(self, batch: Batch) -> Tensor:
+        true = batch.hidden[LAST]
+        at, total = before(batch.learn), torch.zeros((), device=true.device)
+        for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):
+            chosen = at & known.to(at.device)
+            feature = smooth_l1_loss(out[chosen].float(), true[chosen].float(), reduction="sum") / out.shape[-1]
+            token = soft_cross_entropy(batch.target(chosen), self.model.logits(out[chosen]))
+            total = total + self.knobs.feature_weight * feature + self.knobs.token_weight * token
+        return total / (batch.count * self.knobs.steps)
+
+    def _noise(self, batch: Batch) -> Tensor:
+        """[B, T, D] uniform noise, stronger for short texts, as the official code draws it."""
+        true, noise = batch.hidden[LAST], torch.zeros(batch.hidden[LAST].shape)
+        for row, generator in enumerate(batch.generators):
+            length = int(batch.learn[row].nonzero().max()) + 1 if batch.learn[row].any() else 1
+            drawn = torch.rand(length, true.shape[-1], generator=generator) - 0.5
+            noise[row, :length] = 2 * self.knobs.noise * drawn * 512 / length
+        return noise.to(true)
+
+    def save(self, folder: Path) -> None:
+        config = self._stored.config | {ABOUT: note("eagle", self.knobs, self._target)}
+        write(folder, self._stored, self.model.state_dict(), config)

@@ -1,0 +1,269 @@
+"""EAGLE-3's draft model: three of the target's layers fused, trained on what it will be fed (Li et al. 2025).
+
+Its decoder layer attends over the embedding of token t + 1 beside the fused features of token t; its output is fed back
+in their place. It has a head of its own over a draft vocabulary, the tokens most frequent in the training data.
+
+Shapes: B batch, T tokens, M learnt positions, D hidden size, V vocabulary, V′ draft vocabulary, L layers of the target.
+"""
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import Cache, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+
+from draftree.cache import LayerShape
+from draftree.drafters._checkpoint import ABOUT, Stored, check_method, fill, kept, note, read_tensors, shipped, write
+from draftree.drafters._layers import Rotary, initialise, like, of_values, stores
+from draftree.drafters._pairs import PairDrafter, PairNet
+from draftree.drafters.base import Batch, TrainableMethod
+from draftree.errors import UserError
+from draftree.target import Needs, Target
+from draftree.training.losses import before, soft_cross_entropy
+from draftree.tree import Ints
+
+EMBEDDING = "embed_tokens.weight"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@final
+@dataclass(frozen=True)
+class EAGLE3(TrainableMethod):
+    """EAGLE-3's draft model.
+
+    Attributes:
+        low: the first of the three entries of transformers' `hidden_states` that are fused.
+        middle: the second; L // 2 by default.
+        high: the third; L − 3 by default. Where the defaults collide, a small target's are spread over its layers.
+        draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
+        steps: passes of the training-time test.
+        decay: weight of each further pass.
+    """
+
+    low: int = 2
+    middle: int | None = None
+    high: int | None = None
+    draft_vocab: int = 0
+    steps: int = 7
+    decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.draft_vocab < 0 or not 0 < self.decay <= 1:
+            raise UserError(
+                f"eagle3: got steps={self.steps}, draft_vocab={self.draft_vocab}, decay={self.decay}; allowed are at least 1, "
+                "0 or more, and (0, 1]"
+            )
+
+    @classmethod
+    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        return {"fc.weight", "midlayer.hidden_norm.weight"} <= keys
+
+    def layers(self, target: Target) -> tuple[int, int, int]:
+        """The three entries of `hidden_states` for a target.
+
+        Raises:
+            UserError: it does not have them, or they are not three different ones.
+        """
+        count = int(target.decoder.config.num_hidden_layers)
+        wanted = (self.low, count // 2 if self.middle is None else self.middle, count - 3 if self.high is None else self.high)
+        found = tuple(target.decoder.hidden_index(layer) for layer in wanted)
+        if len(set(found)) == 3 and list(found) == sorted(found):
+            return found[0], found[1], found[2]
+        if (self.low, self.middle, self.high) == (2, None, None) and count >= 2:
+            low, middle, high = np.linspace(min(1, count - 2), count, 3).astype(int).tolist()
+            return low, middle, high
+        raise UserError(f"eagle3: the layers are {wanted}, allowed are three different ones of 0 … {count} in ascending order")
+
+    def open(self, target: Target) -> "EAGLE3Drafter":
+        folder = shipped("eagle3", self.checkpoint, target)
+        check_method(folder, "eagle3", target)
+        stored = read_tensors(folder)
+        _check_sizes(stored.config, folder, target)
+        net = EAGLE3Net(stored.config, target, EMBEDDING in stored.tensors)
+        fill(net, stored, folder)
+        net.to(target.decoder.device, target.decoder.dtype)
+        knobs = self.resume(folder, target)
+        if ids := stored.config.get(LAYER_IDS):
+            knobs = replace(knobs, low=ids[0], middle=ids[1], high=ids[2])
+        return EAGLE3Drafter(knobs, net, target, stored)
+
+    def fresh(self, target: Target) -> "EAGLE3Drafter":
+        vocab = target.decoder.vocab
+        if self.draft_vocab > vocab:
+            raise UserError(f"eagle3: draft_vocab is {self.draft_vocab}, allowed is at most the target's vocabulary: {vocab}")
+        llama = like(target.decoder.config)
+        rope: Any = llama.rope_parameters
+        config = {k: v for k, v in llama.to_diff_dict().items() if k != "transformers_version"} | {
+            "architectures": ["LlamaForCausalLMEagle3"], "rope_theta": rope["rope_theta"],
+            "draft_vocab_size": self.draft_vocab or vocab, LAYER_IDS: list(self.layers(target)),
+        }  # fmt: skip
+        net = EAGLE3Net(config, target, embedding=False)
+        initialise(net, llama)
+        net.choose(np.arange(self.draft_vocab or vocab))
+        return EAGLE3Drafter(self, net.to(target.decoder.device), target, Stored(config=config))
+
+    def resume(self, folder: Path, target: Target) -> Self:
+        knobs = replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+        knobs.layers(target)
+        return knobs
+
+
+def _check_sizes(config: dict[str, Any], folder: Path, target: Target) -> None:
+    size = config.get("target_hidden_size") or config.get("hidden_size")
+    wanted = target.decoder.vocab, target.decoder.hidden
+    for key, got, allowed in (("vocab_size", config.get("vocab_size"), wanted[0]), ("hidden_size", size, wanted[1])):
+        if got != allowed:
+            raise UserError(f"'eagle3' in '{folder}' has {key} {got}, allowed is the target's: {allowed}")
+
+
+class EAGLE3Layer(nn.Module):
+    """The decoder layer, whose attention reads embedding and feature side by side.
+
+    Args:
+        config: of the layer.
+        normed_residual: whether the residual is what comes out of the feature's norm, as some speculators checkpoints have it.
+    """
+
+    def __init__(self, config: LlamaConfig, normed_residual: bool) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.self_attn = LlamaAttention(config, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(self.self_attn, name)
+            setattr(self.self_attn, name, nn.Linear(2 * size, old.out_features, bias=old.bias is not None))
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
+            LlamaRMSNorm(size, eps=config.rms_norm_eps) for _ in range(3)
+        )
+        self._normed_residual = normed_residual
+
+    def forward(self, embeds: Tensor, features: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache) -> Tensor:
+        """[R, n, D] of embeddings and features [R, n, D]."""
+        normed = self.hidden_norm(features)
+        x = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
+        attended, _ = self.self_attn(x, position_embeddings=rotated, attention_mask=mask, past_key_values=cache)
+        x = (normed if self._normed_residual else features) + attended
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+@final
+class EAGLE3Net(PairNet):
+    """The draft model; its parameters are named as in published checkpoints.
+
+    Args:
+        values: of the published config.
+        target: whose embedding is used.
+        embedding: whether the checkpoint brings an embedding of its own.
+    """
+
+    d2t: Tensor | None
+    t2d: Tensor | None
+
+    def __init__(self, values: dict[str, Any], target: Target, embedding: bool) -> None:
+        super().__init__()
+        config = of_values(values)
+        size, vocab = config.hidden_size, config.vocab_size
+        draft = values.get("draft_vocab_size") or vocab
+        self.fc = nn.Linear(3 * (values.get("target_hidden_size") or size), size, bias=False)
+        self.midlayer = EAGLE3Layer(config, bool(values.get("norm_before_residual", False)))
+        self.norm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(size, draft, bias=False)
+        self.rotary = Rotary(config)
+        whole = draft == vocab  # published checkpoints then have no maps
+        self.register_buffer("d2t", None if whole else torch.zeros(draft, dtype=torch.long))
+        self.register_buffer("t2d", None if whole else torch.zeros(vocab, dtype=torch.bool))
+        self._config, self._target = config, target
+        self.embed_tokens = nn.Embedding(vocab, size) if embedding else None
+        if self.embed_tokens is not None:
+            self.embed_tokens.requires_grad_(False)
+        self.layer_ids: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> LayerShape:
+        return stores(self._config)
+
+    @property
+    def width(self) -> int:
+        return int(self._config.hidden_size)
+
+    def choose(self, tokens: Ints) -> None:
+        """Makes the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
+        ids = torch.from_numpy(np.asarray(tokens, np.int64))
+        if self.d2t is not None and self.t2d is not None:
+            self.d2t.copy_(ids - torch.arange(len(ids)))
+            self.t2d.zero_()[ids.to(self.t2d.device)] = True
+        outer: Any = self._target.decoder.model
+        head: Tensor = outer.get_output_embeddings().weight
+        if head.shape[1] == self.width:
+            self.lm_head.weight.data.copy_(head[ids.to(head.device)])
+
+    @property
+    def drafted(self) -> Tensor:
+        """[V′] the target's ids of the draft vocabulary."""
+        if self.d2t is None:
+            return torch.arange(self._config.vocab_size, device=self.fc.weight.device)
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
+        fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.layer_ids], dim=-1))
+        return fused
+
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+        embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
+        out: Tensor = self.midlayer(embed(tokens).to(features.dtype), features, self.rotary(features, positions), mask, cache)
+        return out
+
+    def draft_logits(self, out: Tensor) -> Tensor:
+        """[…, V′] over the draft vocabulary."""
+        logits: Tensor = self.lm_head(self.norm(out))
+        return logits
+
+    def logits(self, out: Tensor) -> Tensor:
+        drafted = self.draft_logits(out)
+        if self.d2t is None:
+            return drafted
+        whole = drafted.new_full((*drafted.shape[:-1], self._config.vocab_size), -torch.inf)
+        return whole.index_copy(-1, self.drafted, drafted)
+
+
+@final
+class EAGLE3Drafter(PairDrafter):
+    """Drafts what its own layer makes of three of the target's."""
+
+    knobs: EAGLE3
+
+    def __init__(self, knobs: EAGLE3, model: EAGLE3Net, target: Target, stored: Stored) -> None:
+        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
+        model.layer_ids = knobs.layers(target)
+        self._net = model
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(hidden=self.knobs.layers(self._target))
+
+    def study(self, counts: Ints) -> None:
+        if self._net.d2t is not None:
+            frequent = np.argsort(-counts, kind="stable")[: len(self._net.d2t)]
+            self._net.choose(np.sort(frequent))
+
+    def loss(self, batch: Batch) -> Tensor:
+        features = self.model.fuse({k: h.to(self._place.dtype) for k, h in batch.hidden.items()})
+        at, total = before(batch.learn), features.new_zeros(())
+        for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):
+            chosen = at & known.to(at.device)
+            wanted = batch.target(chosen)
+            if self._net.t2d is not None:
+                possible = self._net.t2d[wanted.argmax(-1)]  # what the target would say cannot be drafted elsewhere
+                chosen, wanted = chosen.clone().masked_scatter(chosen, possible), wanted[possible][:, self._net.drafted]
+            total = total + self.knobs.decay**j * soft_cross_entropy(wanted, self._net.draft_logits(out[chosen]))
+        return total / batch.count
+
+    def save(self, folder: Path) -> None:
+        config = self._stored.config | {ABOUT: note("eagle3", self.knobs, self._target)}
+        write(folder, self._stored, self.model.state_dict(), config)

@@ -1,0 +1,359 @@
+"""Hydra: heads that read the drafted path as well as the target's last hidden state (Ankner et al. 2024).
+
+Head i, counted from 0, is asked after a node at depth i. It reads what a prefix layer made of the committed text, and the
+embeddings of the root and of the node's path: unlike Medusa's, siblings have different continuations. The prefix layer is a
+whole Llama layer over the target's hidden states (Hydra++); without it the hidden state itself is read.
+
+Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V vocabulary, S slots.
+"""
+
+import re
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import Cache, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from draftree.cache import LayerShape, SlotCache
+from draftree.drafters._checkpoint import (
+    ABOUT,
+    Stored,
+    check_method,
+    check_sizes,
+    fill,
+    kept,
+    note,
+    read_tensors,
+    shipped,
+    write,
+)
+from draftree.drafters._decoding import SPARE
+from draftree.drafters._heads import LAST, ResBlock, by_depth, lm_head, newest, offered, teacher
+from draftree.drafters._layers import Rotary, initialise, layer, like, run
+from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.errors import UserError
+from draftree.sampling import Drawing
+from draftree.target import CHUNK, Needs, Taps, Target
+from draftree.training.losses import before, kl
+from draftree.training.masks import additive
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+FILE = "hydra_lm_head.safetensors"
+FILES = (FILE, "hydra_lm_head.pt")
+PREFIX, EMBEDDING = "prefix_embeding_layer.", "input_embed_fn.weight"  # sic
+UNUSED = frozenset({f"{PREFIX}embed_tokens.weight", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq"})
+"""What the official file holds of the prefix layer without a use."""
+Arch = Literal["prefix-mlp", "mlp"]
+
+
+@final
+@dataclass(frozen=True)
+class Hydra(TrainableMethod):
+    """Hydra heads; the target stays as it is. The official training's dropout of 0.2 is left out.
+
+    Attributes:
+        heads: how deep a tree can be.
+        layers: residual blocks of a head; those behind the first share their weights, as in the official code.
+        arch: with a prefix layer (`prefix-mlp`) or without (`mlp`).
+        loss: `kl` against the target's distribution (the official soft cross-entropy, less a constant), or `ce` against
+            the text.
+    """
+
+    heads: int = 4
+    layers: int = 4
+    arch: Arch = "prefix-mlp"
+    loss: Literal["kl", "ce"] = "kl"
+
+    def __post_init__(self) -> None:
+        if min(self.heads, self.layers) < 1:
+            raise UserError(f"hydra: got heads={self.heads}, layers={self.layers}; allowed is at least 1")
+
+    @classmethod
+    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        return any(key.startswith("hydra_lm_head.") for key in keys)
+
+    def open(self, target: Target) -> "HydraDrafter":
+        folder = shipped("hydra", self.checkpoint, target)
+        check_method(folder, "hydra", target)
+        stored = read_tensors(folder, FILES)
+        check_kind(stored.config, folder)
+        found = replace(self.resume(folder, target), **counted(stored.tensors, folder))
+        first, last = f"hydra_mlp.0.{_places(found)[0]}.linear.weight", _lm_head(0, found.arch) + "weight"
+        sizes = {"hidden_size": first, "vocab_size": last}
+        check_sizes({k: len(stored.tensors[name]) for k, name in sizes.items()}, folder, "hydra", target)
+        check_aliases(stored.tensors, found, folder)
+        config = like(target.decoder.config)
+        net = HydraNet(config, found, target, EMBEDDING in stored.tensors)
+        fill(net, stored, folder, UNUSED)
+        return HydraDrafter(found, net.to(target.decoder.device, target.decoder.dtype), config, target, stored)
+
+    def fresh(self, target: Target) -> "HydraDrafter":
+        embedding: Any = target.decoder.model.get_input_embeddings()
+        if (width := embedding.weight.shape[1]) != target.decoder.hidden:
+            raise UserError(
+                f"hydra: the target's embeddings have width {width}, allowed is its hidden size {target.decoder.hidden}"
+            )
+        config = like(target.decoder.config)
+        net = HydraNet(config, self, target, embedding=False)
+        return HydraDrafter(self, net.to(target.decoder.device), config, target, Stored(FILE))
+
+    def resume(self, folder: Path, target: Target) -> Self:
+        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+
+
+def check_kind(config: dict[str, Any], where: Path) -> None:
+    """Refuses the variants of the official code that are not decoded here.
+
+    Raises:
+        UserError: it names what was got and what is allowed.
+    """
+    for key, allowed in (
+        ("grounded_heads", (True,)),
+        ("hidden_state_offset", (0,)),
+        ("hydra_head_arch", ("prefix-mlp", "mlp")),
+    ):
+        if config.get(key, allowed[0]) not in allowed:
+            raise UserError(f"'{where}' has {key} {config[key]}, allowed is {' or '.join(map(str, allowed))}")
+
+
+def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
+    """The knobs that the tensors of a file imply.
+
+    Raises:
+        UserError: it holds no heads.
+    """
+    arch: Arch = "prefix-mlp" if any(name.startswith(f"{PREFIX}layers.") for name in tensors) else "mlp"
+    blocks = [name for name in tensors if re.fullmatch(r"hydra_mlp\.0\.\d+\.linear\.weight", name)]
+    heads = [int(m[1]) for name in tensors if (m := re.fullmatch(r"hydra_lm_head\.(\d+)\.(1\.)?weight", name))]
+    first = f"hydra_mlp.0.{'1' if arch == 'prefix-mlp' else '0'}.linear.weight"
+    for name in (first, _lm_head(0, arch) + "weight"):
+        if name not in tensors:
+            raise UserError(f"'{where}' holds no Hydra heads of kind '{arch}': a tensor {name} was expected")
+    return {"arch": arch, "heads": 1 + max(heads), "layers": len(blocks)}
+
+
+def _places(knobs: Hydra) -> list[int]:
+    """Where a head's blocks stand in the official code's list: with dropout between them, or not."""
+    return [2 * i + 1 if knobs.arch == "prefix-mlp" else i for i in range(knobs.layers)]
+
+
+def _lm_head(head: int, arch: Arch) -> str:
+    return f"hydra_lm_head.{head}." + ("1." if arch == "prefix-mlp" else "")
+
+
+def check_aliases(tensors: dict[str, Tensor], knobs: Hydra, where: Path) -> None:
+    """Refuses a file in which the names of one shared block hold different weights.
+
+    Raises:
+        UserError: it names two that differ.
+    """
+    for head in range(knobs.heads):
+        for part in ("weight", "bias"):
+            names = [f"hydra_mlp.{head}.{place}.linear.{part}" for place in _places(knobs)[1:]]
+            for one, other in pairwise([n for n in names if n in tensors]):
+                if not torch.equal(tensors[one], tensors[other]):
+                    raise UserError(f"'{where}' has different tensors {one} and {other}; allowed is one block under both names")
+
+
+class Prefix(nn.Module):
+    """A Llama layer and a norm; parameters are named as in a Llama model of one layer."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([layer(config)])
+        self.norm: nn.Module = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        initialise(self, config)
+
+    def forward(self, states: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None) -> Tensor:
+        """[R, n, D] of hidden states [R, n, D] under an additive mask [R, 1, n, S]."""
+        out: Tensor = self.norm(run(self.layers[0], states, rotated, mask, cache))
+        return out
+
+
+@final
+class HydraNet(nn.Module):
+    """Prefix layer and heads in float32, named as in the official file.
+
+    Args:
+        config: of the prefix layer.
+        knobs: how many heads and blocks.
+        target: whose LM head the heads' linear layers begin as, and whose embedding is used.
+        embedding: whether the checkpoint brings an embedding of its own.
+    """
+
+    def __init__(self, config: LlamaConfig, knobs: Hydra, target: Target, embedding: bool) -> None:
+        super().__init__()
+        prefix = knobs.arch == "prefix-mlp"
+        self.prefix_embeding_layer = Prefix(config) if prefix else None
+        self.hydra_mlp = nn.ModuleList(self._mlp(i, config.hidden_size, knobs) for i in range(knobs.heads))
+        heads = [lm_head(target, bias=True) for _ in range(knobs.heads)]
+        self.hydra_lm_head = nn.ModuleList(nn.Sequential(nn.Identity(), h) if prefix else h for h in heads)
+        self.input_embed_fn = nn.Embedding(target.decoder.vocab, config.hidden_size) if embedding else None
+        self._target = target
+        if self.input_embed_fn is not None:
+            self.input_embed_fn.requires_grad_(False)
+
+    @staticmethod
+    def _mlp(head: int, width: int, knobs: Hydra) -> nn.Sequential:
+        blocks = [ResBlock(width, head + 1), *[ResBlock(width)] * (knobs.layers - 1)]
+        if knobs.arch == "mlp":
+            return nn.Sequential(*blocks)
+        return nn.Sequential(*(part for block in blocks for part in (nn.Identity(), block)))  # dropout's place
+
+    @torch.no_grad()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings […, D] of tokens, in the heads' dtype."""
+        embed: Callable[[Tensor], Tensor] = self.input_embed_fn or self._target.decoder.embed
+        return embed(tokens).to(next(self.parameters()).dtype)
+
+    def logits(self, head: int, prefix: Tensor, path: Tensor) -> Tensor:
+        """Logits […, V] after prefix states […, D] and embeddings […, head + 1, D] of root and path."""
+        read = torch.cat((prefix, path.flatten(-2)), dim=-1)
+        logits: Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](read))
+        return logits
+
+
+@dataclass(frozen=True)
+class Prefixed:
+    """Hydra's state.
+
+    Attributes:
+        cache: the prefix layer's, of the committed tokens; without such a layer it stays empty.
+        prefix: [R, D] what the heads read at each row's last committed token.
+    """
+
+    cache: SlotCache
+    prefix: Tensor
+
+
+@final
+class HydraDrafter(Trainable[Prefixed]):
+    """Drafts a depth with a head of its own."""
+
+    knobs: Hydra
+    model: HydraNet
+
+    def __init__(self, knobs: Hydra, model: HydraNet, config: LlamaConfig, target: Target, stored: Stored) -> None:
+        self.knobs, self.model, self._config, self._target, self._stored = knobs, model, config, target, stored
+        self._rotary = Rotary(config).to(target.decoder.device)  # outside the model, lest its frequencies be rounded to half
+        model.eval()
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(hidden=(LAST,))
+
+    @property
+    def _like(self) -> Tensor:
+        return next(self.model.parameters())
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Prefixed | None = None) -> Prefixed:
+        return self._read(state or self._empty(len(prompts), max(map(len, prompts)) + SPARE), taps)
+
+    def _empty(self, rows: int, slots: int) -> Prefixed:
+        config: Any = self._config  # untyped, as much of transformers is
+        shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
+        shapes = (shape,) * (self.knobs.arch == "prefix-mlp")
+        cache = SlotCache(shapes, rows, self._like.dtype, self._like.device)
+        if shapes:
+            cache.reserve(slots)
+        return Prefixed(cache, self._like.new_zeros(rows, self._config.hidden_size))
+
+    @torch.inference_mode()
+    def _read(self, state: Prefixed, taps: Taps) -> Prefixed:
+        """The state after hidden states [T, D] of newly committed tokens."""
+        hidden = taps.hidden[LAST].to(self._like.dtype)
+        if self.model.prefix_embeding_layer is None:
+            return replace(state, prefix=newest(taps.rows, hidden, state.prefix))
+        rows = [torch.from_numpy(np.flatnonzero(taps.rows == r)).to(hidden.device) for r in range(state.cache.rows)]
+        prefix = state.prefix.clone()
+        for at in range(0, max(map(len, rows)), CHUNK):
+            part = [hidden[mine[at : at + CHUNK]] for mine in rows]
+            out = self._prefix_pass(state.cache, nn.utils.rnn.pad_sequence(part, batch_first=True))
+            for r, states in enumerate(part):
+                if len(states):
+                    state.cache.keep(r, state.cache.lengths[r] + np.arange(len(states)))
+                    prefix[r] = out[r, len(states) - 1]
+        return replace(state, prefix=prefix)
+
+    def _prefix_pass(self, cache: SlotCache, states: Tensor) -> Tensor:
+        """[R, n, D] of hidden states behind the committed ones; what pads a row is written over by the next pass."""
+        assert self.model.prefix_embeding_layer is not None
+        places = torch.from_numpy(cache.lengths[:, None] + np.arange(states.shape[1])).to(states.device)
+        visible = torch.arange(int(places.max()) + 1, device=states.device) <= places[:, :, None]
+        mask = additive(visible[:, None], states.dtype)
+        writer = cache.writer(cache.lengths.copy(), states.shape[1])
+        out: Tensor = self.model.prefix_embeding_layer(states, self._rotary(states, places), mask, writer)
+        return out
+
+    @torch.inference_mode()
+    def expand(self, state: Prefixed, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Prefixed]:
+        """After a node at depth d comes what head d says; beyond the last head q is unknown (uniform) and nothing comes."""
+        depths, rows = tree.depth[frontier], tree.row[frontier]
+        logits = self._like.new_zeros(len(frontier), self._target.decoder.vocab)
+        for depth in np.unique(depths[depths < self.knobs.heads]).tolist():
+            at = np.flatnonzero(depths == depth)
+            paths = np.stack([tree.tokens[tree.path(int(node))] for node in frontier[at]])
+            embedded = self.model.embed(torch.from_numpy(paths).to(logits.device))
+            prefix = state.prefix[torch.from_numpy(rows[at]).to(logits.device)]
+            logits[torch.from_numpy(at).to(logits.device)] = self.model.logits(depth, prefix, embedded)
+        return offered(logits, self.knobs.heads, k, drawing, rows, depths), state
+
+    def commit(self, state: Prefixed, tree: Tree, verdict: Verdict, taps: Taps) -> Prefixed:
+        return self._read(state, taps)
+
+    def truncate(self, state: Prefixed, lengths: Ints) -> Prefixed:
+        state.cache.truncate(lengths)
+        return state  # the next prompt's last token is always read anew, and with it the prefix
+
+    def _prefixes(self, batch: Batch) -> Tensor:
+        """[B, T, D] what the heads read at each token."""
+        states = batch.hidden[LAST].to(self._like.dtype)
+        if self.model.prefix_embeding_layer is None:
+            return states
+        at = torch.arange(states.shape[1], device=states.device)
+        mask = additive((at[None, :] <= at[:, None])[None, None], states.dtype)
+        out: Tensor = self.model.prefix_embeding_layer(states, self._rotary(states, at[None]), mask, None)
+        return out
+
+    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
+        """Logits [B, T, V]; zeros where there is no head: beyond the last one, and in a block that begins the text."""
+        prefix, embedded = self._prefixes(batch), self.model.embed(batch.tokens)
+        logits = prefix.new_zeros(*batch.tokens.shape, self._target.decoder.vocab)
+        for depth, starts in by_depth(batch.tokens.shape[1], block, phase, self.knobs.heads):
+            path = torch.stack([embedded[:, starts + i] for i in range(depth + 1)], dim=-2)
+            logits[:, starts + depth] = self.model.logits(depth, prefix[:, starts - 1], path).to(logits.dtype)
+        return logits
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The unweighted sum over heads of KL or cross-entropy of learnt tokens, the text's own tokens as the path."""
+        prefix, embedded = self._prefixes(batch), self.model.embed(batch.tokens)
+        total = prefix.new_zeros(())
+        whole = batch.target(before(batch.learn)) if self.knobs.loss == "kl" else None
+        for head in range(self.knobs.heads):
+            distance = 2 + head
+            at = before(batch.learn, distance)
+            path = torch.stack([embedded.roll(-1 - i, 1)[at] for i in range(head + 1)], dim=-2)
+            logits = self.model.logits(head, prefix[at], path).float()
+            if whole is None:
+                total = total + cross_entropy(logits, batch.tokens.roll(-distance, 1)[at], reduction="sum")
+            else:
+                total = total + kl(teacher(whole, batch, distance), logits)
+        return total / batch.count
+
+    def save(self, folder: Path) -> None:
+        """Writes the official layout; the target's embedding and what has no use only where the file read held it."""
+        names = {"base_model_name_or_path": self._target.name, "grounded_heads": True, "hidden_state_offset": 0}
+        sizes = {
+            "hydra_head_arch": self.knobs.arch,
+            "hydra_num_heads": self.knobs.heads,
+            "hydra_num_layers": self.knobs.layers,
+        }
+        config = names | self._stored.config | sizes | {ABOUT: note("hydra", self.knobs, self._target)}
+        write(folder, self._stored, self.model.state_dict(), config)

@@ -1,0 +1,290 @@
+"""Medusa: heads on the target's last hidden state, each for a token further ahead (Cai et al. 2024).
+
+Head i, counted from 0, predicts token t + 2 + i from the hidden state at position t; the LM head has predicted t + 1, the
+root. What follows the root's children does not depend on which of them it was: all nodes of a depth share one list.
+
+Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V vocabulary, K heads.
+"""
+
+import re
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from draftree.drafters._checkpoint import (
+    ABOUT,
+    Stored,
+    check_method,
+    check_sizes,
+    fill,
+    kept,
+    note,
+    read_tensors,
+    shipped,
+    write,
+)
+from draftree.drafters._heads import LAST, ResBlock, by_depth, lm_head, newest, offered, teacher
+from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.errors import UserError
+from draftree.sampling import Drawing
+from draftree.target import Needs, Taps, Target
+from draftree.training.losses import before, kl
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+FILE = "medusa_lm_head.safetensors"
+FILES = (FILE, "medusa_lm_head.pt")
+MERGED = ("model.safetensors", "pytorch_model.bin")
+PREFIX = "medusa_head."
+"""Of the heads' tensors in a model that was trained together with them (Medusa-2)."""
+BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
+HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
+
+
+@final
+@dataclass(frozen=True)
+class Medusa(TrainableMethod):
+    """Medusa heads, trained as Medusa-1: the target stays as it is.
+
+    Attributes:
+        heads: K; how deep a tree can be. A published checkpoint has as many as its file, whatever its config says.
+        layers: residual blocks of a head. The official code, unlike this, repeats one block where there are several.
+        decay: the loss of head i is weighted by decay^(i + 1) (section 2.2.1: λ_k = 0.8^k).
+        distil: share of KL(p‖q) against the target's own distribution in each head's loss (self-distillation, section
+            2.3.2); the rest is cross-entropy against the text.
+    """
+
+    heads: int = 5
+    layers: int = 1
+    decay: float = 0.8
+    distil: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.heads, self.layers) < 1:
+            raise UserError(f"medusa: got heads={self.heads}, layers={self.layers}; allowed is at least 1")
+        if not (0 < self.decay <= 1 and 0 <= self.distil <= 1):
+            raise UserError(f"medusa: got decay={self.decay}, distil={self.distil}; allowed are (0, 1] and [0, 1]")
+
+    @classmethod
+    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        beginnings = ("0.0.linear.weight", f"{PREFIX}0.0.linear.weight", "blocks.0.layers.0.weight")
+        return any(name in keys for name in beginnings)
+
+    def open(self, target: Target) -> "MedusaDrafter":
+        folder = shipped("medusa", self.checkpoint, target)
+        check_method(folder, "medusa", target)
+        published = read(folder)
+        stored = published if "blocks.0.layers.0.weight" not in published.tensors else _renamed(published)
+        heads, layers = counted(stored.tensors, folder)
+        sizes = {"hidden_size": stored.tensors["0.0.linear.weight"].shape[0]}
+        last = stored.tensors.get(f"0.{layers}.weight")
+        check_sizes(sizes | {"vocab_size": target.decoder.vocab if last is None else last.shape[0]}, folder, "medusa", target)
+        model = made(target, heads, layers)
+        fill(model, stored, folder, _left_to_the_target(stored, heads, layers))
+        knobs = replace(self.resume(folder, target), heads=heads, layers=layers)
+        return MedusaDrafter(knobs, model.to(target.decoder.device, target.decoder.dtype), target, published)
+
+    def fresh(self, target: Target) -> "MedusaDrafter":
+        model = made(target, self.heads, self.layers).to(target.decoder.device)
+        return MedusaDrafter(self, model, target, Stored(FILE))
+
+    def resume(self, folder: Path, target: Target) -> Self:
+        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+
+
+def made(target: Target, heads: int, layers: int) -> nn.ModuleList:
+    """Fresh float32 heads; parameters are named as in the official file.
+
+    Blocks begin as the identity plus SiLU of a random bias, the linear layers behind them as the target's LM head.
+    """
+    last = [lm_head(target, bias=False) for _ in range(heads)]
+    return nn.ModuleList(nn.Sequential(*(ResBlock(o.in_features) for _ in range(layers)), o) for o in last)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Medusa's state.
+
+    Attributes:
+        hidden: [R, D] the target's at each row's last committed token, the one before its root.
+        logits: of the first heads, [R, V] each; they are computed when a depth is first asked for, once a step.
+    """
+
+    hidden: Tensor
+    logits: tuple[Tensor, ...] = ()
+
+
+@final
+class MedusaDrafter(Trainable[Heads]):
+    """Drafts all depths from one hidden state a row."""
+
+    knobs: Medusa
+    model: nn.ModuleList
+
+    def __init__(self, knobs: Medusa, model: nn.ModuleList, target: Target, stored: Stored) -> None:
+        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
+        model.eval()
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(hidden=(LAST,))
+
+    @property
+    def _like(self) -> Tensor:
+        return next(self.model.parameters())
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Heads | None = None) -> Heads:
+        hidden = taps.hidden[LAST].to(self._like.dtype)
+        return Heads(newest(taps.rows, hidden, hidden.new_zeros(len(prompts), hidden.shape[1])))
+
+    @torch.inference_mode()
+    def expand(self, state: Heads, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Heads]:
+        """A node at depth d is followed by head d's list; beyond the last head q is unknown (uniform) and nothing comes."""
+        (depths, rows), which = np.unique(np.stack((tree.depth[frontier], tree.row[frontier])), axis=1, return_inverse=True)
+        known = len(state.logits)
+        asked = self.model[known : max(known, int(depths.max()) + 1)]
+        state = replace(state, logits=(*state.logits, *(head(state.hidden) for head in asked)))
+        blank = self._like.new_zeros(self._target.decoder.vocab)
+        heads = len(self.model)
+        logits = [state.logits[d][r] if d < heads else blank for d, r in zip(depths.tolist(), rows.tolist(), strict=True)]
+        found = offered(torch.stack(logits), heads, k, drawing, rows, depths)
+        return _spread(found, which.ravel()), state
+
+    def commit(self, state: Heads, tree: Tree, verdict: Verdict, taps: Taps) -> Heads:
+        return Heads(newest(taps.rows, taps.hidden[LAST].to(self._like.dtype), state.hidden))
+
+    def truncate(self, state: Heads, lengths: Ints) -> Heads:
+        return Heads(state.hidden)  # the next prompt's last token is always read anew
+
+    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
+        """Logits [B, T, V]; zeros where there is no head: beyond the last one, and in a block that begins the text."""
+        states = batch.hidden[LAST].to(self._like.dtype)
+        logits = states.new_zeros(*batch.tokens.shape, self._target.decoder.vocab)
+        for depth, starts in by_depth(batch.tokens.shape[1], block, phase, len(self.model)):
+            logits[:, starts + depth] = self.model[depth](states[:, starts - 1]).to(logits.dtype)
+        return logits
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Σ decay^(i + 1) · (cross-entropy or KL of head i), over learnt tokens (section 2.2.1, eq. 1)."""
+        states = batch.hidden[LAST].to(self._like.dtype)
+        share, total = self.knobs.distil, states.new_zeros(())
+        whole = batch.target(before(batch.learn)) if share else None
+        for i, head in enumerate(self.model):
+            distance = 2 + i
+            at = before(batch.learn, distance)
+            logits = head(states[at]).float()
+            part = (1 - share) * cross_entropy(logits, batch.tokens.roll(-distance, 1)[at], reduction="sum")
+            if whole is not None:
+                part = part + share * kl(teacher(whole, batch, distance), logits)
+            total = total + self.knobs.decay ** (i + 1) * part
+        return total / batch.count
+
+    def save(self, folder: Path) -> None:
+        """Writes the official layout, or vLLM's where it came in that; heads read from a merged model are written alone."""
+        stored, state = self._stored, self.model.state_dict()
+        names = {"base_model_name_or_path": self._target.name}
+        sizes = {"medusa_num_heads": len(self.model), "medusa_num_layers": self.knobs.layers}
+        config = names | stored.config | sizes
+        if "blocks.0.layers.0.weight" in stored.tensors:
+            config, state = stored.config, to_vllm(stored.config, state)[1]
+        if stored.tensors:  # a published file gets no tensors that it did not have
+            state = {k: v for k, v in state.items() if k in stored.tensors}
+        write(folder, stored, state, config | {ABOUT: note("medusa", self.knobs, self._target)})
+
+
+def _spread(found: Candidates, which: Ints) -> Candidates:
+    """Candidates [F, K] of lists that several nodes share; `which` [F] is each node's."""
+    q = found.log_probs
+    if q is not None:  # one list for all costs no memory, and that is how layered policies ask
+        q = q.expand(len(which), -1) if len(q) == 1 else q[torch.from_numpy(which).to(q.device)]
+    return replace(found, tokens=found.tokens[which], log_q=found.log_q[which], log_probs=q)
+
+
+def read(folder: Path) -> Stored:
+    """A checkpoint in any of the layouts, its tensors named as they are there; of a merged model the heads alone.
+
+    Raises:
+        UserError: there is none.
+    """
+    if any((folder / name).is_file() for name in FILES):
+        return read_tensors(folder, FILES)
+    stored = read_tensors(folder, MERGED, lambda key: key.startswith(PREFIX))
+    if stored.tensors:
+        return Stored(FILE, {}, {k.removeprefix(PREFIX): v for k, v in stored.tensors.items()})
+    return read_tensors(folder, MERGED)
+
+
+def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
+    """How many heads, and blocks a head, a file of the official layout holds; configs are often wrong.
+
+    Raises:
+        UserError: it holds no heads.
+    """
+    found = [m for m in map(BLOCK.fullmatch, tensors) if m]
+    if "0.0.linear.weight" not in tensors:
+        raise UserError(f"'{where}' holds no Medusa heads: a tensor 0.0.linear.weight was expected")
+    return 1 + max(int(m[1]) for m in found), 1 + max(int(m[2]) for m in found)
+
+
+def _left_to_the_target(stored: Stored, heads: int, layers: int) -> frozenset[str]:
+    """The heads' linear layers where a file has none at all: the oldest format ends its heads in the target's LM head."""
+    last = frozenset(f"{i}.{layers}.weight" for i in range(heads))
+    return frozenset() if last & stored.tensors.keys() else last
+
+
+def _renamed(stored: Stored) -> Stored:
+    return Stored(stored.file, *from_vllm(stored.config, stored.tensors))
+
+
+def to_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of the official layout in vLLM's."""
+    heads, layers = counted(tensors, Path())
+    vocab, hidden = tensors[f"0.{layers}.weight"].shape
+    renamed = {}
+    for name, value in tensors.items():
+        if block := re.fullmatch(r"(\d+)\.(\d+)\.linear\.(weight|bias)", name):
+            renamed[f"blocks.{block[1]}.layers.{block[2]}.{block[3]}"] = value
+        elif head := HEAD.fullmatch(name):
+            renamed[f"lm_heads.{head[1]}.weight"] = value
+        else:
+            renamed[name] = value
+    kept = {k: v for k, v in config.items() if k == "base_model_name_or_path"}
+    sizes = {"hidden_size": hidden, "vocab_size": vocab, "truncated_vocab_size": vocab}
+    return kept | sizes | {
+        "architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": heads, "num_hidden_layers": layers,
+        "max_paths": 64, "topk": 10, "original_lm_head": False, "medusa_fc_bias": True,
+    }, renamed  # fmt: skip
+
+
+def from_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of vLLM's layout in the official one; blocks without a bias get a zero one.
+
+    Raises:
+        UserError: the heads know only a part of the vocabulary.
+    """
+    if "token_map" in tensors or config.get("truncated_vocab_size", config.get("vocab_size")) != config.get("vocab_size"):
+        got = f"vocab_size={config.get('vocab_size')}, truncated_vocab_size={config.get('truncated_vocab_size')}"
+        raise UserError(f"medusa: got heads with {got}; allowed are heads over the whole vocabulary")
+    renamed = {}
+    for name, value in tensors.items():
+        if block := re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)", name):
+            official = f"{block[1]}.{block[2]}.linear."
+            renamed[official + block[3]] = value
+            if name.removesuffix("weight") + "bias" not in tensors:
+                renamed[official + "bias"] = value.new_zeros(len(value))
+    heads, layers = counted(renamed, Path())
+    shared = next((tensors[k] for k in ("lm_head.weight", "lm_heads.0.weight") if k in tensors), None)
+    for name, value in tensors.items():
+        if head := re.fullmatch(r"lm_heads\.(\d+)\.weight", name):
+            renamed[f"{head[1]}.{layers}.weight"] = value
+        elif not name.startswith("blocks.") and name != "lm_head.weight":
+            renamed[name] = value
+    if config.get("original_lm_head") and shared is not None:
+        renamed |= {f"{i}.{layers}.weight": shared for i in range(heads)}
+    sizes = {"medusa_num_heads": heads, "medusa_num_layers": layers}
+    return {k: v for k, v in config.items() if k == "base_model_name_or_path"} | sizes, renamed

@@ -1,0 +1,206 @@
+"""A multi-token-prediction layer: norms of embedding and feature, one layer of the target's own kind (C2T, appendix F;
+DeepSeek-V3, section 2.2).
+
+h'_t = M [RMSNorm(Emb(x_{t+1})); RMSNorm(h_t)], then a decoder layer, a norm of its own, and the target's LM head. Checkpoints
+of DeepSeek-V3's kind carry such a layer behind the target's last one.
+
+Shapes: R rows, n tokens a row, M learnt positions, D hidden size, V vocabulary, L layers of the target.
+"""
+
+import copy
+import re
+from collections.abc import Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self, final
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from draftree.cache import LayerShape
+from draftree.decoder import Decoder, one_layer
+from draftree.drafters._checkpoint import (
+    ABOUT,
+    Stored,
+    check_method,
+    check_sizes,
+    fill,
+    kept,
+    note,
+    read_tensors,
+    shipped,
+    write,
+)
+from draftree.drafters._pairs import PairDrafter, PairNet
+from draftree.drafters.base import Batch, TrainableMethod
+from draftree.errors import UserError
+from draftree.target import Needs, Target
+from draftree.training.losses import before, draft_loss
+
+LAST = -1
+EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
+
+
+@final
+@dataclass(frozen=True)
+class MTP(TrainableMethod):
+    """Multi-token-prediction layer.
+
+    Attributes:
+        loss: `kl` against the target, or `ce` against the text (DeepSeek-V3's objective).
+        steps: passes of training, each fed the output of the one before; one pass is DeepSeek-V3's own training.
+    """
+
+    loss: Literal["kl", "ce"] = "kl"
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UserError(f"mtp: steps is {self.steps}, allowed is a whole number of at least 1")
+
+    @classmethod
+    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        return any(k.endswith(".eh_proj.weight") for k in keys)
+
+    def open(self, target: Target) -> "MTPDrafter":
+        folder = shipped("mtp", self.checkpoint, target)
+        check_method(folder, "mtp", target)
+        begin = prefix(target)
+        stored = read_tensors(folder, wanted=lambda key: key.startswith(begin))
+        check_sizes(stored.config, folder, "mtp", target)
+        net = MTPNet(target, sparse=any(EXPERT.match(k) for k in stored.tensors))
+        shared = frozenset({f"{begin}embed_tokens.weight", f"{begin}shared_head.head.weight"})  # copies of the target's
+        fill(net, replace(stored, tensors=fused(stored.tensors)), folder, shared, net.name)
+        net.to(target.decoder.device, target.decoder.dtype)
+        return MTPDrafter(self.resume(folder, target), net, target, stored)
+
+    def fresh(self, target: Target) -> "MTPDrafter":
+        net = MTPNet(target)
+        return MTPDrafter(self, net.to(target.decoder.device), target, Stored(config=target.decoder.config.to_diff_dict()))
+
+    def resume(self, folder: Path, target: Target) -> Self:
+        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+
+
+def prefix(target: Target) -> str:
+    """How the names begin of the tensors of the layer behind the target's last."""
+    return f"model.layers.{int(target.decoder.config.num_hidden_layers)}."
+
+
+def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with the experts stacked, as transformers' modules hold them: gate and up [E, 2 I, D], down [E, D, I]."""
+    experts = sorted({int(m[2]) for k in tensors if (m := EXPERT.match(k))})
+    out = {k: v for k, v in tensors.items() if not EXPERT.match(k)}
+    for begin in sorted({m[1] for k in tensors if (m := EXPERT.match(k))}):
+        gate, up, down = ([tensors[f"{begin}{e}.{part}_proj.weight"] for e in experts] for part in ("gate", "up", "down"))
+        out[f"{begin}gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(gate, up, strict=True)])
+        out[f"{begin}down_proj"] = torch.stack(down)
+    return out
+
+
+def split(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `fused`."""
+    out: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        for e, expert in enumerate(value) if key.endswith(("experts.gate_up_proj", "experts.down_proj")) else ():
+            begin = key.rsplit(".", 1)[0]
+            if key.endswith("down_proj"):
+                out[f"{begin}.{e}.down_proj.weight"] = expert
+            else:
+                out[f"{begin}.{e}.gate_proj.weight"], out[f"{begin}.{e}.up_proj.weight"] = expert.chunk(2)
+        if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            out[key] = value
+    return out
+
+
+@final
+class MTPNet(PairNet):
+    """The layer between the target's embedding and head.
+
+    Args:
+        target: whose embedding, LM head and architecture it has.
+        sparse: whether its MLP is a mixture of experts, where the target's first layer is not one.
+    """
+
+    def __init__(self, target: Target, sparse: bool = False) -> None:
+        super().__init__()
+        inner = Decoder(one_layer(target.decoder.config, **({"first_k_dense_replace": 0} if sparse else {})))
+        self._shape, self._target = inner.shapes[0], target
+        norms = [m for m in inner.stack.children() if "Norm" in type(m).__name__]
+        if len(norms) != 1:
+            raise UserError(
+                f"mtp: {type(inner.model).__name__} is not supported: it has {len(norms)} norms behind its layers, not 1"
+            )
+        self.enorm, self.hnorm, self.norm = copy.deepcopy(norms[0]), copy.deepcopy(norms[0]), norms[0]
+        self.eh_proj = nn.Linear(2 * inner.hidden, inner.hidden, bias=False)
+        nn.init.normal_(self.eh_proj.weight, std=float(getattr(inner.config, "initializer_range", 0.02)))
+        stripped: Any = inner.stack
+        stripped.set_input_embeddings(nn.Identity())  # the target's is used
+        self.layer = inner.layers[0]
+        self._by_type, self._run = inner.by_type, [inner.stack]  # in a list: its weights are `layer` and `norm`
+
+    def name(self, key: str) -> str:
+        """The published name of one of this module's tensors."""
+        begin = prefix(self._target)
+        if key.startswith("norm."):
+            return f"{begin}shared_head.{key}"
+        return begin + key.removeprefix("layer.")
+
+    @property
+    def shape(self) -> LayerShape:
+        return self._shape
+
+    @property
+    def width(self) -> int:
+        return self._target.decoder.hidden
+
+    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
+        return hidden[LAST]
+
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+        embeds = self._target.decoder.embed(tokens).to(features.dtype)
+        x = self.eh_proj(torch.cat((self.enorm(embeds), self.hnorm(features)), dim=-1))
+        out: list[Tensor] = []
+        hook = self.layer.register_forward_hook(lambda _m, _i, o: out.append(o if isinstance(o, Tensor) else o[0]))
+        try:
+            self._run[0](
+                inputs_embeds=x,
+                position_ids=positions,
+                attention_mask=self._by_type(mask),
+                past_key_values=cache,
+                use_cache=True,
+            )
+        finally:
+            hook.remove()
+        return out[0]
+
+    def logits(self, out: Tensor) -> Tensor:
+        flat = self.norm(out).to(self._target.decoder.dtype).flatten(0, -2)
+        return self._target.decoder.head(flat).view(*out.shape[:-1], -1)
+
+
+@final
+class MTPDrafter(PairDrafter):
+    """Drafts with the layer, fed its own output before the last norm where the target's feature is not known yet."""
+
+    knobs: MTP
+
+    def __init__(self, knobs: MTP, model: MTPNet, target: Target, stored: Stored) -> None:
+        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
+        self._net = model
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(hidden=(LAST,))
+
+    def loss(self, batch: Batch) -> Tensor:
+        at, total = before(batch.learn), torch.zeros((), device=batch.tokens.device)
+        for out, known in self.aligned(batch, batch.hidden[LAST].to(self._place.dtype), self.knobs.steps):
+            chosen = at & known.to(at.device)
+            total = total + draft_loss(self.knobs.loss, batch, self.model.logits(out[chosen]), chosen)
+        return total / self.knobs.steps
+
+    def save(self, folder: Path) -> None:
+        config = self._stored.config | {ABOUT: note("mtp", self.knobs, self._target)}
+        write(folder, self._stored, split({self._net.name(k): v for k, v in self.model.state_dict().items()}), config)
