@@ -58,9 +58,9 @@ class Pairs:
     """A pair drafter's state.
 
     Attributes:
-        decoding: the cache of pairs; pending are the tokens x_{t+1} of pairs behind it; fed are the drafted nodes.
+        decoding: the cache of pairs, nothing pending; fed are the drafted nodes.
         features: of the committed tokens, as keys of one head.
-        outputs: for each row, [1 + fed, D] the output after the root, once it was read, and after each fed node.
+        outputs: for each row, [1 + fed, D] the output after the root and after each fed node.
     """
 
     decoding: Decoding
@@ -93,33 +93,30 @@ class PairDrafter(Trainable[Pairs]):
         state = state or self._empty(len(prompts), max(map(len, prompts)) + SPARE)
         self._remember(state, taps)
         lengths = state.decoding.cache.lengths.tolist()
-        pending = tuple(np.append(p[n + 1 :], r) for p, n, r in zip(prompts, lengths, roots.tolist(), strict=True))
-        return self._read(replace(state, decoding=replace(state.decoding, pending=pending)), np.arange(len(prompts)))
+        return self._read(state, [np.append(p[n + 1 :], r) for p, n, r in zip(prompts, lengths, roots.tolist(), strict=True)])
 
     def _remember(self, state: Pairs, taps: Taps) -> None:
         """Keeps the true features of newly committed tokens."""
         new = self.model.fuse({layer: h.to(self._place.dtype) for layer, h in taps.hidden.items()})
         state.features.insert(0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0))
 
-    def _read(self, state: Pairs, rows: Ints) -> Pairs:
-        """Feeds the pending pairs of some rows; the last one's output is the one after the root."""
+    def _read(self, state: Pairs, tokens: Sequence[Ints]) -> Pairs:
+        """Feeds the pairs of newly committed tokens, x_{t+1} of each row; the last one's output is the one after the root."""
         cache, outputs = state.decoding.cache, list(state.outputs)
-        pending = [p if r in rows else NOTHING for r, p in enumerate(state.decoding.pending)]
-        for at in range(0, max(map(len, pending)), CHUNK):
-            part = [p[at : at + CHUNK] for p in pending]
+        for at in range(0, max(map(len, tokens)), CHUNK):
+            part = [t[at : at + CHUNK] for t in tokens]
             feed = Feed.chains(part, cache.lengths.copy(), self._place.device)
             given = state.features.layer(0)[0]
             features = given.new_zeros(*feed.tokens.shape, self.model.width)
-            for r, tokens in enumerate(part):
+            for r, ids in enumerate(part):
                 begin = int(cache.lengths[r])
-                features[r, : len(tokens)] = given[r, 0, begin : begin + len(tokens)]
+                features[r, : len(ids)] = given[r, 0, begin : begin + len(ids)]
             out = self._pass(cache, feed, features)
-            for r, tokens in enumerate(part):
-                if len(tokens):
-                    cache.keep(r, cache.lengths[r] + np.arange(len(tokens)))
-                    outputs[r] = out[r, len(tokens) - 1][None]
-        left = tuple(NOTHING if r in rows else p for r, p in enumerate(state.decoding.pending))
-        return replace(state, decoding=replace(state.decoding, pending=left), outputs=tuple(outputs))
+            for r, ids in enumerate(part):
+                if len(ids):
+                    cache.keep(r, cache.lengths[r] + np.arange(len(ids)))
+                    outputs[r] = out[r, len(ids) - 1][None]
+        return Pairs(Decoding.empty(cache), state.features, tuple(outputs))
 
     def _pass(self, cache: SlotCache, feed: Feed, features: Tensor) -> Tensor:
         mask = additive_mask(feed, cache.lengths, self._place.dtype).to(self._place.device)
@@ -129,8 +126,6 @@ class PairDrafter(Trainable[Pairs]):
 
     @torch.inference_mode()
     def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
-        if any(state.decoding.pending[r].size for r in tree.row[frontier]):
-            state = self._read(state, np.unique(tree.row[frontier]))
         fed = [dict(zip(nodes.tolist(), range(1, len(nodes) + 1), strict=True)) for nodes in state.decoding.fed]
         new = np.array([n for n in frontier.tolist() if tree.depth[n] and n not in fed[tree.row[n]]], np.int64)
         if new.size:
@@ -155,12 +150,10 @@ class PairDrafter(Trainable[Pairs]):
     @torch.inference_mode()
     def commit(self, state: Pairs, tree: Tree, verdict: Verdict, taps: Taps) -> Pairs:
         self._remember(state, taps)  # true features take the place of what was drafted
-        pending = list(state.decoding.pending)
+        tokens = [NOTHING] * state.decoding.cache.rows
         for root in range(tree.roots):
-            row = int(tree.row[root])
-            pending[row] = np.concatenate((pending[row], tree.tokens[verdict.paths[root]], verdict.bonus[root : root + 1]))
-        cache = state.decoding.cache
-        return Pairs(Decoding(cache, tuple(pending), (NOTHING,) * cache.rows), state.features, self._nothing(cache.rows))
+            tokens[int(tree.row[root])] = np.append(tree.tokens[verdict.paths[root]], verdict.bonus[root])
+        return self._read(state, tokens)
 
     def truncate(self, state: Pairs, lengths: Ints) -> Pairs:
         cache = state.decoding.cache

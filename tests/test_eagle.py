@@ -1,0 +1,60 @@
+"""EAGLE's objective."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import smooth_l1_loss
+
+from architectures import target
+from draftree.drafters.eagle import EAGLE
+from draftree.errors import UserError
+from draftree.testing import forwards
+from forests import texts
+from test_pairs import drafter_of
+
+
+def test_the_loss_is_its_formula() -> None:
+    """Smooth L1 between drafted and true features, and 0.1 of the cross-entropy of what the head makes of them."""
+    t = target("llama")
+    drafter = EAGLE(noise=0.0).fresh(t)
+    drafter.model.double()
+    batch = forwards.batch_of(t, drafter, np.stack(texts([9, 9], np.random.default_rng(0))))
+    true = batch.hidden[-1]
+    with torch.no_grad():
+        _, out = next((None, o) for o, _ in drafter.aligned(batch, true, 1))
+        # Position 0 has no pair before it; from position 8 nothing is left to predict.
+        drafted, wanted = out[:, 1:8], true[:, 1:8]
+        q, p = (torch.log_softmax(drafter.model.logits(x), -1) for x in (drafted, wanted))
+        expected = smooth_l1_loss(drafted, wanted, reduction="none").mean(-1).sum() - 0.1 * (p.exp() * q).sum()
+        assert float(drafter.loss(batch)) == pytest.approx(float(expected) / batch.count, rel=1e-5)
+
+
+def test_noise_is_bounded_and_a_samples_own() -> None:
+    """± 0.1 · 512 / T, the same for a sample whatever stands beside it in the batch."""
+    t = target("llama")
+    drafter = drafter_of("eagle", t)
+    rows = np.stack(texts([9, 9], np.random.default_rng(0)))
+    both = drafter._noise(forwards.batch_of(t, drafter, rows))  # type: ignore[attr-defined]
+    alone = drafter._noise(forwards.batch_of(t, drafter, rows[:1]))  # type: ignore[attr-defined]
+    assert torch.equal(both[:1], alone)
+    assert not torch.equal(both[0], both[1])
+    assert 0.09 * 512 / 9 < float(both.abs().max()) <= 0.1 * 512 / 9
+
+
+def test_aligned_passes_count_alike() -> None:
+    t = target("llama")
+    once, twice = EAGLE(noise=0.0).fresh(t), EAGLE(noise=0.0, steps=2).fresh(t)
+    for drafter in (once, twice):
+        drafter.model.double()
+    twice.model.load_state_dict(once.model.state_dict())
+    batch = forwards.batch_of(t, once, np.stack(texts([9], np.random.default_rng(0))))
+    with torch.no_grad():
+        one, two = float(once.loss(batch)), float(twice.loss(batch))
+    assert two != pytest.approx(one)
+    assert 0.3 < two / one < 1.7
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"noise": -1.0}])
+def test_knobs_out_of_range(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="eagle: got"):
+        EAGLE(**wrong)  # type: ignore[arg-type]

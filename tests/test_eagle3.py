@@ -1,0 +1,90 @@
+"""EAGLE-3's layers, draft vocabulary and objective."""
+
+import numpy as np
+import pytest
+import torch
+
+from architectures import model, target
+from draftree.decoder import Decoder, one_layer
+from draftree.drafters.eagle3 import EAGLE3
+from draftree.errors import UserError
+from draftree.target import Target
+from draftree.testing import forwards
+from forests import texts
+
+
+def of_layers(count: int) -> Target:
+    """A target of some layers."""
+    return Target(Decoder(one_layer(model("llama").config, count).double()), "some")
+
+
+@pytest.mark.parametrize(("count", "layers"), [(24, (2, 12, 21)), (8, (2, 4, 5)), (7, (2, 3, 4))])
+def test_the_official_layers(count: int, layers: tuple[int, int, int]) -> None:
+    assert EAGLE3().layers(of_layers(count)) == layers
+
+
+@pytest.mark.parametrize("count", range(2, 24))
+def test_small_targets_get_three_different_layers(count: int) -> None:
+    """The defaults collide for 4 to 6 layers, where the official code would read fewer tensors."""
+    target_of = of_layers(count)
+    layers = EAGLE3().layers(target_of)
+    assert list(layers) == sorted(set(layers))
+    assert len(layers) == 3
+    assert layers[0] >= 0
+    assert layers[2] <= count
+    assert EAGLE3().example(target_of).needs.hidden == layers
+
+
+def test_layers_that_collide_are_named() -> None:
+    with pytest.raises(UserError, match=r"the layers are \(2, 2, 5\), allowed are three different ones of 0 … 8"):
+        EAGLE3(middle=2, high=5).layers(of_layers(8))
+    with pytest.raises(UserError, match="does not exist"):
+        EAGLE3(high=9).layers(of_layers(8))
+
+
+def test_only_the_draft_vocabulary_is_drafted() -> None:
+    t = target("llama")
+    drafter = EAGLE3(draft_vocab=20).fresh(t)
+    counts = np.zeros(t.decoder.vocab, np.int64)
+    wanted = np.sort(np.random.default_rng(0).permutation(t.decoder.vocab)[:20])
+    counts[wanted] = np.arange(1, 21)
+    drafter.study(counts)
+    state = drafter.model.state_dict()
+    assert (state["d2t"] + torch.arange(20)).tolist() == wanted.tolist()
+    assert state["t2d"].nonzero().flatten().tolist() == wanted.tolist()
+    logits = drafter.model.logits(torch.randn(3, drafter.model.width))
+    assert logits.shape == (3, t.decoder.vocab)
+    assert torch.isfinite(logits).nonzero()[:, 1].unique().tolist() == wanted.tolist()
+    head = t.decoder.model.get_output_embeddings().weight  # the draft head begins as the target's
+    assert torch.equal(state["lm_head.weight"].double(), head[wanted].float().double())
+
+
+def test_tokens_that_cannot_be_drafted_are_not_learnt() -> None:
+    """The loss over a draft vocabulary is the sum over positions whose greedy token is in it, by hand."""
+    t = target("llama")
+    drafter = EAGLE3(draft_vocab=t.decoder.vocab // 2, steps=2, decay=0.5).fresh(t)
+    drafter.model.double()
+    batch = forwards.batch_of(t, drafter, np.stack(texts([11, 11], np.random.default_rng(1))))
+    ids = torch.arange(t.decoder.vocab // 2)
+    expected = torch.zeros((), dtype=torch.float64)
+    with torch.no_grad():
+        features = drafter.model.fuse(batch.hidden)
+        for j, (out, _) in enumerate(drafter.aligned(batch, features, 2)):
+            for row in range(2):
+                for i in range(1 + j, 10):  # token i + 1 is predicted; position 0 has no pair before it
+                    wanted = batch.logits[row, i]
+                    if int(wanted.argmax()) in ids:
+                        q = torch.log_softmax(drafter.model.draft_logits(out[row, i]), -1)
+                        expected -= 0.5**j * (torch.softmax(wanted[ids], -1) * q).sum()
+        assert float(drafter.loss(batch)) == pytest.approx(float(expected) / batch.count, rel=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"decay": 0.0}, {"draft_vocab": -1}])
+def test_knobs_out_of_range(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="eagle3: got"):
+        EAGLE3(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_draft_vocabulary_larger_than_the_targets() -> None:
+    with pytest.raises(UserError, match="draft_vocab is 100000, allowed is at most"):
+        EAGLE3(draft_vocab=100_000).fresh(target("llama"))

@@ -1,0 +1,124 @@
+"""The layer of DeepSeek-V3's kind, in the target's checkpoint or alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+from draftree.acceptors.greedy import Greedy
+from draftree.drafters.mtp import MTP, fused, split
+from draftree.engine import Engine
+from draftree.errors import UserError
+from draftree.policies.chain import Chain
+from draftree.registry import build
+from draftree.target import Target
+from draftree.testing import forwards
+from draftree.text import Request
+from forests import worst
+
+PRECISION = 3e-5
+"""Of float32: the experts are not computed in float64."""
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
+    "first_k_dense_replace": 1, "max_position_embeddings": 64, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of three layers that carries a fourth for multi-token prediction, as DeepSeek-V3's does."""
+    folder = tmp_path_factory.mktemp("deepseek")
+    torch.manual_seed(0)
+    whole = DeepseekV3ForCausalLM(DeepseekV3Config(**SIZES, num_hidden_layers=4))
+    whole.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    begin = "model.layers.3."
+    tensors |= {f"{begin}{n}.weight": 1 + 0.1 * torch.randn(32) for n in ("enorm", "hnorm", "shared_head.norm")}
+    tensors[f"{begin}eh_proj.weight"] = 0.2 * torch.randn(32, 64)
+    tensors[f"{begin}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{begin}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_the_layer_a_checkpoint_carries(deepseek: Path, tmp_path: Path) -> None:
+    """It opens from the target's own folder, drafts, is trained as it decodes, and is written back bit for bit."""
+    target = Target.load(str(deepseek), torch.float32)
+    drafter = build("drafter", str(deepseek)).open(target)
+    assert isinstance(drafter.knobs, MTP)
+    tokens = np.random.default_rng(0).integers(3, 61, (2, 15))
+    assert forwards.apart(target, drafter, tokens, 4, 1) < PRECISION
+    engine = Engine(target, drafter, Chain(length=3), Greedy())
+    request = Request([5, 6, 7, 8], 12, frozenset())
+    assert engine.generate([request]).tokens == engine.plain([request]).tokens
+    drafter.save(tmp_path)
+    carried = {k: v for k, v in load_file(deepseek / "model.safetensors").items() if k.startswith("model.layers.3.")}
+    written = load_file(tmp_path / "model.safetensors")
+    assert written.keys() == carried.keys()
+    assert all(torch.equal(written[k], v) for k, v in carried.items())
+
+
+def test_the_carried_layer_reads_its_tensors_in_their_places(deepseek: Path) -> None:
+    """The draft distribution after the root, by hand from the named tensors, for a prompt of one token.
+
+    With one pair attention is the value alone; the layer's other parts are transformers' own.
+    """
+    target = Target.load(str(deepseek), torch.float32)
+    drafter = build("drafter", str(deepseek)).open(target)
+    raw = {k.removeprefix("model.layers.3."): v for k, v in load_file(deepseek / "model.safetensors").items()}
+    verified = target.prefill(target.new_cache(1, 8), [np.array([5])], drafter.needs)
+    state = drafter.start([np.array([5])], np.array([9]), verified.taps)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return raw[f"{name}.weight"] * x / torch.sqrt((x * x).mean() + 1e-6)
+
+    embedded = raw["embed_tokens.weight"][9]
+    x = raw["eh_proj.weight"] @ torch.cat((norm(embedded, "enorm"), norm(verified.taps.hidden[-1][0], "hnorm")))
+    low = raw["self_attn.kv_a_proj_with_mqa.weight"] @ norm(x, "input_layernorm")
+    values = (raw["self_attn.kv_b_proj.weight"] @ norm(low[:8], "self_attn.kv_a_layernorm")).view(4, 12)[:, 4:]
+    attended = x + raw["self_attn.o_proj.weight"] @ values.flatten()
+    with torch.no_grad():
+        out = attended + drafter.model.layer.mlp(norm(attended, "post_attention_layernorm")[None, None])[0, 0]
+        assert worst(out, state.outputs[0][0]) < PRECISION
+        logits = raw["shared_head.head.weight"] @ norm(out, "shared_head.norm")
+        assert worst(logits, drafter.model.logits(out[None])[0]) < PRECISION
+
+
+def test_a_missing_tensor_is_named(deepseek: Path, tmp_path: Path) -> None:
+    tensors = load_file(deepseek / "model.safetensors")
+    del tensors["model.layers.3.hnorm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((deepseek / "config.json").read_text())
+    with pytest.raises(UserError, match=r"missing tensors: model\.layers\.3\.hnorm\.weight"):
+        build("drafter", str(tmp_path)).open(Target.load(str(deepseek)))
+
+
+def test_experts_are_stacked_and_taken_apart() -> None:
+    torch.manual_seed(0)
+    tensors = {
+        f"l.mlp.experts.{e}.{p}_proj.weight": torch.randn((3, 5) if p != "down" else (5, 3))
+        for e in range(11)
+        for p in ("gate", "up", "down")
+    }
+    stacked = fused(tensors | {"l.mlp.gate.weight": torch.ones(2)})
+    assert stacked["l.mlp.experts.gate_up_proj"].shape == (11, 6, 5)
+    assert torch.equal(stacked["l.mlp.experts.gate_up_proj"][10, 3:], tensors["l.mlp.experts.10.up_proj.weight"])
+    again = split(stacked)
+    assert again.keys() == tensors.keys() | {"l.mlp.gate.weight"}
+    assert all(torch.equal(again[k], v) for k, v in tensors.items())
+
+
+def test_knobs_out_of_range() -> None:
+    with pytest.raises(UserError, match="mtp: steps is 0"):
+        MTP(steps=0)

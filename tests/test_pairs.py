@@ -1,0 +1,122 @@
+"""EAGLE, EAGLE-3 and MTP: what they are trained as is what they decode as."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from architectures import target
+from drafting import prefix_difference
+from draftree.drafters._pairs import PairDrafter
+from draftree.errors import UserError
+from draftree.registry import build, part
+from draftree.target import Target
+from draftree.testing import forwards
+from draftree.tree import Ints
+from forests import NOISE, texts, worst
+
+METHODS = ("eagle", "eagle3", "mtp")
+NAMES = ("llama", "qwen3", "gemma2", "gpt_neox", "mistral-sliding")
+
+
+def drafter_of(method: str, t: Target) -> PairDrafter:
+    """A float64 drafter with weights large enough that every input matters."""
+    torch.manual_seed(1)
+    drafter = part("drafter", method)().example(t)
+    assert isinstance(drafter, PairDrafter)
+    with torch.no_grad():
+        for parameter in drafter.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return drafter
+
+
+def tokens_of(rows: int, count: int, seed: int) -> Ints:
+    return np.stack(texts([count] * rows, np.random.default_rng(seed)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("block", "phase"), [(1, 0), (5, 0), (4, 3), (7, 2)])
+def test_the_training_forward_is_the_decoding_forward(method: str, name: str, rows: int, block: int, phase: int) -> None:
+    t = target(name)
+    trained, steps = forwards.both(t, drafter_of(method, t), tokens_of(rows, 17, block), block, phase)
+    assert worst(steps, trained) < 10 * NOISE
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_comparison_sees_a_feature_off_by_one(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = target("llama")
+    drafter = drafter_of(method, t)
+    stock = drafter._train_pass
+    shifted = lambda tokens, features, *rest: stock(tokens, features.roll(1, dims=1), *rest)
+    monkeypatch.setattr(drafter, "_train_pass", shifted)
+    assert forwards.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_aligned_pass_is_a_depth_of_decoding(method: str) -> None:
+    """The j-th pass of training gives after each token what a block has at depth j."""
+    t = target("llama")
+    drafter = drafter_of(method, t)
+    batch = forwards.batch_of(t, drafter, tokens_of(2, 13, 5))
+    features = drafter.model.fuse(batch.hidden)
+    with torch.no_grad():
+        for j, (out, known) in enumerate(drafter.aligned(batch, features, 4)):
+            block = j + 1
+            for phase in range(block):
+                logits = drafter.forward(batch, block, phase)
+                deep = [i for i in range(13) if (i + phase) % block == j and i - j >= 1]
+                assert known[deep].all()
+                assert worst(drafter.model.logits(out)[:, deep], logits[:, deep]) < NOISE
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prefix_is_kept_and_the_rest_read_anew(method: str) -> None:
+    t = target("llama")
+    assert prefix_difference(t, drafter_of(method, t)) < NOISE
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_loss_falls_and_gradients_reach_every_weight(method: str) -> None:
+    t = target("llama")
+    torch.manual_seed(0)
+    drafter = part("drafter", method)().fresh(t)
+    drafter.model.double()
+    batch = forwards.batch_of(t, drafter, tokens_of(4, 12, 7))
+    weights = [p for p in drafter.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(weights, lr=3e-3)
+    losses = []
+    for _ in range(30):
+        loss = drafter.loss(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(w.grad is not None and w.grad.abs().sum() > 0 for w in weights)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] - 0.05
+    assert all(p.grad is None or not p.grad.any() for p in t.decoder.model.parameters()) or t.name != "demo"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_saved_drafter_opens_as_it_was(method: str, tmp_path: Path) -> None:
+    t = target("llama")
+    drafter = drafter_of(method, t)
+    drafter.save(tmp_path / "one")
+    opened = build("drafter", str(tmp_path / "one")).open(t)
+    assert opened.knobs.checkpoint == str(tmp_path / "one")
+    opened.save(tmp_path / "two")
+    files = [(tmp_path / place / "model.safetensors").read_bytes() for place in ("one", "two")]
+    assert files[0] == files[1]
+    for ours, theirs in zip(drafter.model.state_dict().values(), opened.model.state_dict().values(), strict=True):
+        assert worst(ours, theirs) < 2e-3  # float16
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_targets_checkpoint_is_refused(method: str, tmp_path: Path) -> None:
+    drafter_of(method, target("llama")).save(tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"vocab_size": ', '"vocab_size": 1'))
+    with pytest.raises(UserError, match=r"has vocab_size 1\d+, allowed is the target's"):
+        build("drafter", str(tmp_path)).open(target("llama"))
