@@ -160,16 +160,27 @@ def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     return {key: value for key, value in found.items() if wanted(key)}
 
 
-FILES = (WEIGHTS, "pytorch_model.bin", "medusa_lm_head.pt", "medusa_lm_head.safetensors", "hydra_lm_head.pt")
+FILES = (WEIGHTS, "pytorch_model.bin", "medusa_lm_head.pt", "medusa_lm_head.safetensors", "hydra_lm_head.pt",
+         "hydra_lm_head.safetensors")  # fmt: skip
 """What the weights of published drafters are called."""
 
 
 def tensor_names(folder: Path) -> frozenset[str]:
-    """The names of a checkpoint's tensors; none where there are no weights that can be read."""
-    try:
-        return frozenset(read_tensors(folder, FILES).tensors)
-    except UserError:
-        return frozenset()
+    """The names of a checkpoint's tensors, without loading more than a pickled file forces; none where nothing can be read."""
+    found: set[str] = set()
+    for name in FILES:
+        if (index := folder / f"{name}.index.json").is_file():
+            found |= set(json.loads(index.read_text())["weight_map"])
+        elif (folder / name).is_file():
+            try:
+                if name.endswith(".safetensors"):
+                    with safe_open(folder / name, framework="pt") as file:
+                        found |= set(file.keys())
+                else:
+                    found |= set(_tensors(folder / name, lambda _: True))
+            except (UserError, OSError, SafetensorError):
+                continue
+    return frozenset(found)
 
 
 def fill(
@@ -214,9 +225,11 @@ def write(folder: Path, stored: Stored, state: dict[str, Tensor], config: dict[s
     """
     tensors = dict(stored.tensors)
     for key, value in state.items():
-        default = torch.float16 if value.is_floating_point() else value.dtype
-        dtype = stored.tensors[key].dtype if key in stored.tensors else default
-        tensors[key] = value.detach().to("cpu", dtype).contiguous().clone()
+        now, before = value.detach().cpu(), stored.tensors.get(key)
+        if before is None:
+            tensors[key] = now.to(torch.float16 if now.is_floating_point() else now.dtype).contiguous().clone()
+        elif not torch.equal(before.to(now.dtype), now):  # else the stored bits are kept: a narrower target rounded them
+            tensors[key] = now.to(before.dtype).contiguous().clone()
     folder.mkdir(parents=True, exist_ok=True)
     if stored.file.endswith(".safetensors"):
         save_file(tensors, folder / stored.file, metadata={"format": "pt"})

@@ -20,6 +20,7 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"
 def like(config: PreTrainedConfig, **changes: Any) -> LlamaConfig:
     """A Llama config of one layer with the sizes and the rope of a target, whatever its architecture."""
     values = {k: v for k in SIZES if (v := getattr(config, k, None)) is not None}
+    values.setdefault("intermediate_size", 4 * config.hidden_size)
     rope = dict(getattr(config, "rope_parameters", None) or {})
     theta = rope.get("rope_theta", 10000.0)
     plain = {"rope_type": "default", "rope_theta": theta if isinstance(theta, (int, float)) else 10000.0}
@@ -51,15 +52,15 @@ def initialise(module: nn.Module, config: LlamaConfig) -> None:
                 nn.init.zeros_(part.bias)
 
 
-class Rotary(nn.Module):
-    """Rotary frequencies; nothing of it is stored in a checkpoint."""
+class Rotary:
+    """Rotary frequencies; no module of a network, so that they stay in float32 when the network is halved."""
 
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.embedding: nn.Module = LlamaRotaryEmbedding(config)
+        self._embedding: nn.Module = LlamaRotaryEmbedding(config)
 
-    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self.embedding(like, positions)
+    def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, n, width] at positions [R, n], in the dtype and on the device of `like`."""
+        cos, sin = self._embedding(like, positions)
         return cos, sin
 
 

@@ -34,6 +34,7 @@ from draftree.drafters._layers import Rotary, initialise, layer, like, of_values
 from draftree.drafters._pairs import PairDrafter, PairNet
 from draftree.drafters.base import Batch, TrainableMethod
 from draftree.errors import UserError
+from draftree.formats import speculators
 from draftree.target import Needs, Target
 from draftree.training.losses import before, soft_cross_entropy
 
@@ -67,15 +68,18 @@ class EAGLE(TrainableMethod):
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        if speculators.KIND in config:
+            return bool(config[speculators.KIND] == "eagle")
         return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= keys
 
     def open(self, target: Target) -> "EAGLEDrafter":
         folder = shipped("eagle", self.checkpoint, target)
         check_method(folder, "eagle", target)
         stored = read_tensors(folder)
-        check_sizes(stored.config, folder, "eagle", target)
-        net = EAGLENet(of_values(stored.config), target, bool(stored.config.get("bias", True)), EMBEDDING in stored.tensors)
-        fill(net, stored, folder)
+        config = speculators.flat(stored, "eagle", folder)
+        check_sizes(config, folder, "eagle", target)
+        net = EAGLENet(of_values(config), target, bool(config.get("bias", True)), EMBEDDING in stored.tensors)
+        fill(net, stored, folder, name=speculators.published(stored.config))
         net.to(target.decoder.device, target.decoder.dtype)
         return EAGLEDrafter(self.resume(folder, target), net, target, stored)
 
@@ -113,6 +117,11 @@ class EAGLENet(PairNet):
         self.fc = nn.Linear(2 * size, size, bias=bias)
         first = layer(config)
         first.input_layernorm = nn.Identity()
+        if getattr(config, "qkv_bias", False):  # of Qwen2; transformers' Llama would give the output a bias too
+            attention: Any = first.self_attn
+            for name in ("q_proj", "k_proj", "v_proj"):
+                old = getattr(attention, name)
+                setattr(attention, name, nn.Linear(old.in_features, old.out_features))
         self.layers = nn.ModuleList([first])
         self.rotary = Rotary(config)
         self._config, self._target = config, target
@@ -175,4 +184,5 @@ class EAGLEDrafter(PairDrafter):
 
     def save(self, folder: Path) -> None:
         config = self._stored.config | {ABOUT: note("eagle", self.knobs, self._target)}
-        write(folder, self._stored, self.model.state_dict(), config)
+        name = speculators.published(config)
+        write(folder, self._stored, {name(k): v for k, v in self.model.state_dict().items()}, config)

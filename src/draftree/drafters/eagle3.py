@@ -23,6 +23,7 @@ from draftree.drafters._layers import Rotary, initialise, like, of_values, store
 from draftree.drafters._pairs import PairDrafter, PairNet
 from draftree.drafters.base import Batch, TrainableMethod
 from draftree.errors import UserError
+from draftree.formats import speculators
 from draftree.target import Needs, Target
 from draftree.training.losses import before, soft_cross_entropy
 from draftree.tree import Ints
@@ -61,6 +62,8 @@ class EAGLE3(TrainableMethod):
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        if speculators.KIND in config:
+            return bool(config[speculators.KIND] == "eagle3")
         return {"fc.weight", "midlayer.hidden_norm.weight"} <= keys
 
     def layers(self, target: Target) -> tuple[int, int, int]:
@@ -83,12 +86,17 @@ class EAGLE3(TrainableMethod):
         folder = shipped("eagle3", self.checkpoint, target)
         check_method(folder, "eagle3", target)
         stored = read_tensors(folder)
-        _check_sizes(stored.config, folder, target)
-        net = EAGLE3Net(stored.config, target, EMBEDDING in stored.tensors)
-        fill(net, stored, folder)
+        config = speculators.flat(stored, "eagle3", folder)
+        _check_sizes(config, folder, target)
+        foreign = config.get("target_hidden_size") not in (None, config.get("hidden_size"))  # the target's embedding is too
+        net = EAGLE3Net(config, target, foreign or EMBEDDING in stored.tensors, "d2t" in stored.tensors)
+        fill(net, stored, folder, name=speculators.published(stored.config))
+        _check_map(stored, folder, target)
         net.to(target.decoder.device, target.decoder.dtype)
         knobs = self.resume(folder, target)
-        if ids := stored.config.get(LAYER_IDS):
+        if ids := config.get(LAYER_IDS):
+            if len(ids) != 3:
+                raise UserError(f"'{folder}' has {LAYER_IDS} {ids}, allowed are three layers")
             knobs = replace(knobs, low=ids[0], middle=ids[1], high=ids[2])
         return EAGLE3Drafter(knobs, net, target, stored)
 
@@ -119,6 +127,14 @@ def _check_sizes(config: dict[str, Any], folder: Path, target: Target) -> None:
     for key, got, allowed in (("vocab_size", config.get("vocab_size"), wanted[0]), ("hidden_size", size, wanted[1])):
         if got != allowed:
             raise UserError(f"'eagle3' in '{folder}' has {key} {got}, allowed is the target's: {allowed}")
+
+
+def _check_map(stored: Stored, folder: Path, target: Target) -> None:
+    if "d2t" in stored.tensors:
+        ids = stored.tensors["d2t"] + torch.arange(len(stored.tensors["d2t"]))
+        if ids.min() < 0 or ids.max() >= target.decoder.vocab:
+            got = f"token ids {int(ids.min())} … {int(ids.max())}"
+            raise UserError(f"'eagle3' in '{folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}")
 
 
 class EAGLE3Layer(nn.Module):
@@ -160,12 +176,13 @@ class EAGLE3Net(PairNet):
         values: of the published config.
         target: whose embedding is used.
         embedding: whether the checkpoint brings an embedding of its own.
+        maps: whether it has a draft vocabulary even where that is the whole one.
     """
 
     d2t: Tensor | None
     t2d: Tensor | None
 
-    def __init__(self, values: dict[str, Any], target: Target, embedding: bool) -> None:
+    def __init__(self, values: dict[str, Any], target: Target, embedding: bool, maps: bool = False) -> None:
         super().__init__()
         config = of_values(values)
         size, vocab = config.hidden_size, config.vocab_size
@@ -175,7 +192,7 @@ class EAGLE3Net(PairNet):
         self.norm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(size, draft, bias=False)
         self.rotary = Rotary(config)
-        whole = draft == vocab  # published checkpoints then have no maps
+        whole = draft == vocab and not maps  # published checkpoints then mostly have no maps
         self.register_buffer("d2t", None if whole else torch.zeros(draft, dtype=torch.long))
         self.register_buffer("t2d", None if whole else torch.zeros(vocab, dtype=torch.bool))
         self._config, self._target = config, target
@@ -266,4 +283,5 @@ class EAGLE3Drafter(PairDrafter):
 
     def save(self, folder: Path) -> None:
         config = self._stored.config | {ABOUT: note("eagle3", self.knobs, self._target)}
-        write(folder, self._stored, self.model.state_dict(), config)
+        name = speculators.published(config)
+        write(folder, self._stored, {name(k): v for k, v in self.model.state_dict().items()}, config)

@@ -242,7 +242,7 @@ class HydraDrafter(Trainable[Prefixed]):
 
     def __init__(self, knobs: Hydra, model: HydraNet, config: LlamaConfig, target: Target, stored: Stored) -> None:
         self.knobs, self.model, self._config, self._target, self._stored = knobs, model, config, target, stored
-        self._rotary = Rotary(config).to(target.decoder.device)  # outside the model, lest its frequencies be rounded to half
+        self._rotary = Rotary(config)
         model.eval()
 
     @property

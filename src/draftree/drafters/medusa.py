@@ -275,7 +275,7 @@ def from_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[
         if block := re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)", name):
             official = f"{block[1]}.{block[2]}.linear."
             renamed[official + block[3]] = value
-            if name.removesuffix("weight") + "bias" not in tensors:
+            if block[3] == "weight" and name.removesuffix("weight") + "bias" not in tensors:
                 renamed[official + "bias"] = value.new_zeros(len(value))
     heads, layers = counted(renamed, Path())
     shared = next((tensors[k] for k in ("lm_head.weight", "lm_heads.0.weight") if k in tensors), None)
