@@ -1,6 +1,7 @@
 """Writes the README's tables from the saved results beside this file.
 
-python benchmarks/tables.py            # between <!-- table:NAME --> and <!-- /table -->, from results/NAME.json
+python benchmarks/tables.py            # between <!-- table:NAME --> and <!-- /table -->, from results/NAME.json;
+                                       # <!-- table:NAME columns: A, B --> names the columns
 python benchmarks/tables.py --check    # writes nothing; exit status 1 if the README differs
 """
 
@@ -10,10 +11,10 @@ import sys
 from pathlib import Path
 
 from draftree.errors import UserError
-from draftree.evaluation.report import markdown, read
+from draftree.evaluation.report import COLUMNS, markdown, read
 
 HERE = Path(__file__).parent
-TABLE = re.compile(r"(<!-- table:(\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table:(\S+)(?: columns: ([^>]*))? -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
 def refreshed(text: str, results: Path) -> str:
@@ -21,7 +22,8 @@ def refreshed(text: str, results: Path) -> str:
 
     def table(found: re.Match[str]) -> str:
         saved = results / f"{found[2]}.json"
-        return f"{found[1]}{markdown(read(saved))}\n{found[3]}" if saved.is_file() else found[0]
+        columns = [c.strip() for c in found[3].split(",")] if found[3] else COLUMNS
+        return f"{found[1]}{markdown(read(saved), columns)}\n{found[4]}" if saved.is_file() else found[0]
 
     return TABLE.sub(table, text)
 

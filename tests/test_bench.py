@@ -23,7 +23,7 @@ from draftree.text import Request
 from folders import target_folder
 
 ROOT = Path(__file__).parent.parent
-ROW = {"drafter", "policy", "temperature", "prompts", "new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step",
+ROW = {"overlap", "cost_ratio", "drafter", "policy", "temperature", "prompts", "new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step",
        "depth_per_step", "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "speedup", "same_output",
        "different_prompts", "repeated_ngrams", "intervals"}  # fmt: skip
 PROMPTS = [
@@ -100,6 +100,11 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
     plain = found["rows"][0]
     assert (plain["drafter"], plain["policy"], plain["speedup"], plain["acceptance_length"]) == ("plain", None, 1, 1)
     assert plain["new_tokens"] == plain["steps"] + plain["prompts"]
+    assert plain["overlap"] is plain["cost_ratio"] is None
+    own = {(r["drafter"], r["overlap"], r["cost_ratio"]) for r in found["rows"][1:]}
+    assert {d for d, _, _ in own} == {"plain", "pld", "pld:ngram=1"}
+    assert len(own) == 3  # a drafter's own figures do not depend on policy and temperature
+    assert all(0 <= overlap <= 1 and ratio > 0 for d, overlap, ratio in own if d != "plain")
 
 
 def test_an_interrupted_bench_goes_on(folder: str, prompts: Path, tmp_path: Path, monkeypatch, capsys) -> None:

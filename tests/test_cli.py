@@ -84,7 +84,7 @@ def test_plain_text_goes_with_a_summary(draftree, folder: str, monkeypatch: pyte
 
 
 MISTAKES = {
-    "no command": ([], "known are bench, costs, generate, list, train"),
+    "no command": ([], "known are bench, costs, doctor, export, generate, list, train"),
     "unknown command": (["generat", "x"], "did you mean 'generate'"),
     "unknown option": (["generate", "x", "--polcy", "pct"], "--policy"),
     "no prompt": (["generate"], "prompt"),
@@ -103,7 +103,7 @@ MISTAKES = {
     "no out": (["bench", "--suite", "demo"], "--out"),
     "out is a folder": (["bench", "--suite", "demo", "--out", ".", "--drafter", "pld", "--policy", "chain"], "folder"),
     "out in a file": (["costs", "--drafter", "pld", "--out", "file/x.json"], "cannot be written"),
-    "nothing to train": (["train", "pld", "--data", "file", "--out", "o"], "known are edd, vdm"),
+    "nothing to train": (["train", "pld", "--data", "file", "--out", "o"], "known are eagle, eagle3, edd, glide"),
     "no text": (["train", "edd", "--data", "binary.jsonl", "--out", "o"], "not UTF-8"),
     "no data": (["train", "edd", "--data", "none.jsonl", "--out", "o"], "none.jsonl"),
     "a checkpoint to train": (["train", "edd:checkpoint=o", "--data", "file", "--out", "o"], "checkpoint"),
@@ -182,7 +182,7 @@ def test_train_writes_a_drafter(draftree, folder: str, chats: Path, tmp_path: Pa
     assert status == 0
     assert (found["step"], found["steps"]) == (2, 2)
     assert found["acceptance_length"] >= 1
-    assert json.loads((out / "draftree.json").read_text())["loss"] == "ce"
+    assert json.loads((out / "config.json").read_text())["draftree"]["loss"] == "ce"
     status, said, _ = draftree("generate", "1?", "--target", folder, "--drafter", str(out), "--baseline", "--json",
                                "--max-new-tokens", "12")  # fmt: skip
     assert json.loads(said)["baseline"]["same_output"] is True

@@ -29,7 +29,8 @@ SIZES: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_attention_heads": 4,
     "num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
     "topk_group": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
-    "first_k_dense_replace": 1, "max_position_embeddings": 64, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None,
+    "first_k_dense_replace": 1, "max_position_embeddings": 64, "initializer_range": 0.3,
+    "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
 
 

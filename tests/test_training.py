@@ -1,14 +1,16 @@
 """Training: what is learnt, what the losses are, and that an interrupted run ends with the same weights."""
 
+import dataclasses
 import json
 import math
 import os
 import signal
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.decoder import Decoder
@@ -18,23 +20,32 @@ from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
 from draftree.target import Needs, Target
 from draftree.training.data import Sample
-from draftree.training.losses import cross_entropy, draft_loss, kl
+from draftree.training.features import Shards
+from draftree.training.losses import before, draft_loss, kl
 from draftree.training.masks import block_starts
+from draftree.training.measures import DEPTHS, acceptance_by_depth, evaluate
+from draftree.training.processes import Processes
+from draftree.training.state import STATE, begun
 from draftree.training.teacher import Teacher
-from draftree.training.trainer import DEPTHS, STATE, Plan, Progress, acceptance_by_depth, evaluate, scale, split, train
+from draftree.training.trainer import Plan, Progress, scale, split, train
 
 VOCAB = 31
 METHODS = {"edd": EDD, "vdm": VDM}
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
+def made(dropout: float = 0.0) -> Target:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=16, num_hidden_layers=4, intermediate_size=32, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.5,
+        attention_dropout=dropout, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     return Target(Decoder(LlamaForCausalLM(config)), "tiny")
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return made()
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +75,25 @@ def test_the_loss_falls_and_the_folder_is_a_drafter(name, target, samples, tmp_p
     measured = [p.held_out_loss for p in seen if p.held_out_loss is not None]
     assert np.mean([p.loss for p in seen[-5:]]) < 0.8 * np.mean([p.loss for p in seen[:5]])
     assert len(measured) == len(seen) // 4 + (len(seen) % 4 > 0)
-    assert seen[-1].acceptance_length is not None
-    assert 1 <= seen[-1].acceptance_length <= 1 + DEPTHS
+    end = seen[-1]
+    assert end.acceptance_length is not None
+    assert end.overlap is not None
+    assert end.acceptance_by_depth is not None
+    assert end.acceptance_length == pytest.approx(1 + np.cumprod(end.acceptance_by_depth).sum())
+    assert len(end.acceptance_by_depth) == DEPTHS
+    assert 0 < end.overlap < 1
     again = METHODS[name](checkpoint=str(tmp_path)).open(target)
     assert again.knobs.loss == "kl"
     assert not (tmp_path / STATE).exists()
-    assert len((tmp_path / "training.jsonl").read_text().splitlines()) == len(measured)
+    logged = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
+    assert [row["held_out_loss"] for row in logged] == measured
+    assert logged[-1]["acceptance_by_depth"] == list(end.acceptance_by_depth)
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("stop", [4, 7])
-def test_an_interrupted_run_resumes_to_the_same_weights(name, stop, target, samples, tmp_path) -> None:
+def test_an_interrupted_run_resumes_to_the_same_weights(name, stop, samples, tmp_path) -> None:
+    target = made(dropout=0.2)  # its noise, too, has to be the same
     straight, broken = fresh(name, target), fresh(name, target)
     train(target, straight, samples, plan(schedule="cosine", warmup=2), tmp_path / "straight")
 
@@ -90,6 +109,45 @@ def test_an_interrupted_run_resumes_to_the_same_weights(name, stop, target, samp
     assert steps[0] == stop + 1
     for key, value in weights(straight).items():
         assert torch.equal(value, weights(resumed)[key]), key
+    logs = [(tmp_path / run / "training.jsonl").read_text() for run in ("straight", "broken")]
+    assert logs[0] == logs[1]
+
+
+def test_what_a_killed_run_logged_after_its_last_save_is_not_logged_twice(target, samples, tmp_path) -> None:
+    def kill(progress: Progress) -> None:
+        if progress.step == 5:
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        train(target, fresh("vdm", target), samples, plan(evaluate_every=1), tmp_path, kill)
+    train(target, fresh("vdm", target), samples, plan(evaluate_every=1), tmp_path)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "training.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_dropout_is_drawn_and_the_global_generator_is_left_alone(samples, tmp_path) -> None:
+    losses = []
+    for i, rate in enumerate((0.0, 0.2)):
+        target = made(rate)
+        drafter, before_it = fresh("edd", target), torch.get_rng_state()
+        losses.append(train(target, drafter, samples, plan(epochs=0.2), tmp_path / str(i)).loss)
+        assert torch.equal(torch.get_rng_state(), before_it)
+    assert losses[0] != losses[1]
+
+
+def test_frozen_weights_stay_and_are_not_saved(target, samples, tmp_path) -> None:
+    drafter = fresh("edd", target)
+    drafter.model.get_input_embeddings().requires_grad_(False)  # tied: the head's name is frozen with it
+    started = weights(drafter)
+
+    def interrupt(progress: Progress) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(target, drafter, samples, plan(), tmp_path, interrupt)
+    state = torch.load(tmp_path / STATE, weights_only=True)
+    moved = {key for key, value in weights(drafter).items() if not torch.equal(value, started[key])}
+    assert set(state["model"]) == moved == {k for k in started if "embed_tokens" not in k and "lm_head" not in k}
 
 
 def test_another_plan_does_not_resume(target, samples, tmp_path) -> None:
@@ -108,47 +166,71 @@ def test_a_finished_drafter_is_not_overwritten(target, samples, tmp_path) -> Non
         train(target, fresh("vdm", target), samples, plan(epochs=0.2), tmp_path)
 
 
-def test_kept_features_are_the_computed_ones(target, samples) -> None:
-    needs = Needs(hidden=(-4, 1))
-    kept, computed = Teacher(target, needs, keep=True), Teacher(target, needs)
-    for _ in range(2):  # the second time from memory alone
-        a, b = kept.batch(samples[:3], 5), computed.batch(samples[:3], 5)
-        for i, s in enumerate(samples[:3]):
-            n = len(s.tokens)
-            torch.testing.assert_close(a.logits[i, :n], b.logits[i, :n])
-            for layer in needs.hidden:
-                torch.testing.assert_close(a.hidden[layer][i, :n], b.hidden[layer][i, :n])
-    assert len(kept._kept) == 3
+def test_kept_features_are_the_computed_ones(target, samples, tmp_path) -> None:
+    needs = Needs(hidden=(-4, 1), kv=(-1, 0))
+    shards = Shards.at(tmp_path, target, samples, needs)
+    size = shards.size
+    shards.fill()
+    assert (shards.size, shards.lacking) == (0, ())
+    written = sum(f.stat().st_size for f in tmp_path.rglob("*.safetensors"))
+    assert size <= written < size + 40_000  # the rest names the tensors
+    kept, computed = Teacher(target, needs, samples, shards=shards), Teacher(target, needs, samples)
+    a, b = kept.batch([3, 0, 7], 5), computed.batch([3, 0, 7], 5)
+    for row, i in enumerate([3, 0, 7]):
+        n = len(samples[i].tokens)
+        torch.testing.assert_close(a.logits[row, :n], b.logits[row, :n], rtol=1e-4, atol=1e-5)
+        for layer in needs.hidden:
+            torch.testing.assert_close(a.hidden[layer][row, :n], b.hidden[layer][row, :n], rtol=1e-4, atol=1e-5)
+        for layer in needs.kv:
+            for ours, theirs in zip(a.kv[layer], b.kv[layer], strict=True):
+                torch.testing.assert_close(ours[row, :, :n], theirs[row, :, :n], rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_on_kept_features_learns_the_same(target, samples, tmp_path) -> None:
+    a = train(target, fresh("edd", target), samples, plan(), tmp_path / "online")
+    b = train(target, fresh("edd", target), samples, plan(cache_features=True), tmp_path / "kept")
+    assert b.loss == pytest.approx(a.loss, rel=1e-4)
+    assert list((tmp_path / "kept" / "features").rglob("*.safetensors"))
+
+
+def test_too_small_a_disk_is_told_before_the_work(target, samples, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(UserError, match=r"features need 0\.0 GB in '.*', free are 0\.0 GB"):
+        train(target, fresh("edd", target), samples, plan(cache_features=True), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_padding_does_not_change_the_loss(target, samples) -> None:
-    teacher, drafter = Teacher(target, Needs(hidden=(-4,))), fresh("edd", target)
-    short = min(samples, key=lambda s: len(s.tokens))
-    alone = drafter.forward(teacher.batch([short], 0), 5, 2)
-    padded = drafter.forward(teacher.batch([short, max(samples, key=lambda s: len(s.tokens))], 0), 5, 2)
-    torch.testing.assert_close(alone[0], padded[0, : len(short.tokens)], rtol=1e-5, atol=1e-5)
+    teacher, drafter = Teacher(target, Needs(hidden=(-4,)), samples), fresh("edd", target)
+    order = sorted(range(len(samples)), key=lambda i: len(samples[i].tokens))
+    alone = drafter.forward(teacher.batch([order[0]], 0), 5, 2)
+    padded = drafter.forward(teacher.batch([order[0], order[-1]], 0), 5, 2)
+    torch.testing.assert_close(alone[0], padded[0, : len(samples[order[0]].tokens)], rtol=1e-5, atol=1e-5)
 
 
-def batch(tokens, learn, logits) -> Batch:
-    return Batch(torch.tensor(tokens), torch.tensor(learn), {}, torch.tensor(logits), torch.Generator())
+def batch(tokens: list[list[int]], learn: list[list[bool]], logits: torch.Tensor) -> Batch:
+    learnt = torch.tensor(learn)
+    return Batch(torch.tensor(tokens), learnt, {}, {}, lambda at: logits[at], (torch.Generator(),), float(learnt.sum()))
 
 
 def test_losses_by_hand() -> None:
     p, q = [[0.5, 0.5], [0.9, 0.1], [0.2, 0.8]], [[0.25, 0.75], [0.5, 0.5], [0.5, 0.5]]
-    b = batch([[0, 1, 0]], [[False, True, False]], [[[math.log(x) for x in row] for row in p]])
-    draft = torch.tensor([[[math.log(x) for x in row] for row in q]])
+    b = batch([[0, 1, 0]], [[False, True, False]], torch.tensor(p).log()[None])
+    draft = torch.tensor(q).log()[None][before(b.learn)]
     # Token 1 alone is learnt, and it is predicted from position 0.
-    assert float(kl(b.logits, draft, b.learn)) == pytest.approx(0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75))
-    assert float(cross_entropy(b.tokens, draft, b.learn)) == pytest.approx(-math.log(0.75))
-    assert float(draft_loss("kl", b, draft)) == float(kl(b.logits, draft, b.learn))
-    assert float(draft_loss("ce", b, draft)) == float(cross_entropy(b.tokens, draft, b.learn))
+    divergence = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert float(draft_loss("kl", b, draft)) == pytest.approx(divergence)
+    assert float(draft_loss("ce", b, draft)) == pytest.approx(-math.log(0.75))
+    half = dataclasses.replace(b, count=2.0)  # of a batch that is half of a step
+    assert float(draft_loss("kl", half, draft)) == pytest.approx(divergence / 2)
+    assert float(draft_loss("ce", half, draft)) == pytest.approx(-math.log(0.75) / 2)
 
 
 def test_kl_is_smallest_where_draft_and_target_agree() -> None:
-    logits = torch.randn(2, 5, 7)
-    learn = torch.ones(2, 5, dtype=torch.bool)
-    assert float(kl(logits, logits, learn)) == pytest.approx(0, abs=1e-6)
-    assert float(kl(logits, torch.randn(2, 5, 7), learn)) > 0
+    torch.manual_seed(0)
+    logits = torch.randn(5, 7)
+    assert float(kl(logits, logits)) == pytest.approx(0, abs=1e-5)
+    assert float(kl(logits, torch.randn(5, 7))) > 0.1
 
 
 def test_block_starts() -> None:
@@ -158,13 +240,10 @@ def test_block_starts() -> None:
 
 def test_simulated_acceptance_follows_the_text_only_while_the_target_agrees() -> None:
     choice = [3, 4, 5, 6, 7, 8]  # the target's greedy token after each position
-    one = torch.nn.functional.one_hot
     tokens = [[0, 3, 4, 9, 6, 7]]  # the text leaves the target's choice at position 3
-    b = Batch(
-        torch.tensor(tokens), torch.ones(1, 6, dtype=torch.bool), {}, one(torch.tensor([choice]), 10).float(), torch.Generator()
-    )
-    guess = one(torch.tensor([[3, 4, 5, 0, 0, 0]]), 10).float()  # right at depths 1, 2 and 3
-    matched, reached = acceptance_by_depth(b, guess, 0)
+    b = batch(tokens, [[True] * 6], torch.zeros(1, 6, 10))
+    guess = torch.tensor([[3, 4, 5, 0, 0, 0]])  # right at depths 1, 2 and 3
+    matched, reached = acceptance_by_depth(b, torch.tensor([choice]), guess, 0)
     assert matched.tolist()[:4] == [1, 1, 1, 0]
     assert reached.tolist()[:4] == [1, 1, 1, 0]
 
@@ -185,8 +264,35 @@ def test_a_perfect_drafter_has_the_longest_acceptance(target, samples) -> None:
             pad_token_id=0,
         )[0].numpy()
         greedy.append(Sample(ids, np.arange(len(ids)) >= 4))
-    _, length = evaluate(Teacher(target, Needs()), Oracle(), greedy, plan())
-    assert length == 1 + DEPTHS
+    found = evaluate(Teacher(target, Needs(), greedy), Oracle(), range(4), 2, Processes.on(torch.device("cpu")))
+    assert found is not None
+    assert found.acceptance_length == 1 + DEPTHS
+    assert found.acceptance_by_depth == (1.0,) * DEPTHS
+    assert found.overlap == pytest.approx(1)
+
+
+def test_held_out_figures_do_not_depend_on_the_batch(target, samples) -> None:
+    drafter = fresh("edd", target)
+    teacher, alone = Teacher(target, drafter.needs, samples), Processes.on(torch.device("cpu"))
+    one, many = (evaluate(teacher, drafter, range(9), together, alone) for together in (1, 5))
+    assert one is not None
+    assert many is not None
+    assert one.held_out_loss == pytest.approx(many.held_out_loss, rel=1e-5)
+    assert one.overlap == pytest.approx(many.overlap, rel=1e-5)
+    assert one.acceptance_by_depth == many.acceptance_by_depth
+
+
+def test_the_overlap_is_that_of_the_distributions(target, samples) -> None:
+    class Shifted:
+        needs, model = Needs(), fresh("vdm", target).model
+        loss = staticmethod(lambda b: torch.zeros(()))
+        forward = staticmethod(lambda b, block, phase: b.logits.roll(1, -1))
+
+    teacher = Teacher(target, Needs(), samples)
+    found = evaluate(teacher, Shifted(), [0, 1], 2, Processes.on(torch.device("cpu")))
+    p = torch.cat([teacher.batch([i], 0).logits[0, :-1].softmax(-1)[samples[i].learn[1:]] for i in (0, 1)])
+    assert found is not None
+    assert found.overlap == pytest.approx(float(torch.minimum(p, p.roll(1, -1)).sum(-1).mean()), rel=1e-5)
 
 
 def test_schedule_and_split(samples) -> None:
@@ -195,23 +301,24 @@ def test_schedule_and_split(samples) -> None:
     assert scale(p, 99, 100) == pytest.approx(0.05, rel=0.1)
     learnt, held = split(samples, p)
     assert len(learnt) + len(held) == len(samples)
-    assert not {id(s) for s in learnt} & {id(s) for s in held}
+    assert not set(learnt) & set(held)
 
 
 def test_checkpoint_errors(target, samples, tmp_path) -> None:
     train(target, fresh("edd", target), samples, plan(epochs=0.2), tmp_path)
-    weights_file, about = tmp_path / "model.safetensors", json.loads((tmp_path / "draftree.json").read_text())
+    weights_file, config = tmp_path / "model.safetensors", json.loads((tmp_path / "config.json").read_text())
+    change = lambda new: (tmp_path / "config.json").write_text(json.dumps(new))
     with pytest.raises(UserError, match=r"holds a drafter 'edd', asked for was 'vdm'"):
         VDM(checkpoint=str(tmp_path)).open(target)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 99}))
+    change(config | {"vocab_size": 99})
     with pytest.raises(UserError, match="vocab_size 99, allowed is the target's: 31"):
         EDD(checkpoint=str(tmp_path)).open(target)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    change_tensors(weights_file, lambda t: {k: v for k, v in t.items() if "k_proj" not in k})
+    change(config)
+    tensors = load_file(weights_file)
+    save_file({k: v for k, v in tensors.items() if "k_proj" not in k}, weights_file, metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"missing keys: .*k_proj"):
         EDD(checkpoint=str(tmp_path)).open(target)
-    change_tensors(weights_file, lambda t: t | {"foreign.weight": torch.zeros(2)})
+    save_file(tensors | {"foreign.weight": torch.zeros(2)}, weights_file, metadata={"format": "pt"})
     with pytest.raises(UserError, match="does not hold exactly"):
         EDD(checkpoint=str(tmp_path)).open(target)
     weights_file.write_bytes(b"not tensors")
@@ -220,15 +327,41 @@ def test_checkpoint_errors(target, samples, tmp_path) -> None:
     weights_file.unlink()
     with pytest.raises(UserError, match="has no weights"):
         EDD(checkpoint=str(tmp_path)).open(target)
-    (tmp_path / "draftree.json").write_text(json.dumps(about | {"hidden_layer": -40}))
+    change(config | {"draftree": config["draftree"] | {"hidden_layer": -40}})
     with pytest.raises(UserError, match="hidden state -40 does not exist"):
         EDD(checkpoint=str(tmp_path)).open(target)
 
 
-def change_tensors(path: Path, change) -> None:
-    from safetensors.torch import load_file, save_file
+def test_a_run_may_begin_with_the_weights_of_another(target, samples, tmp_path) -> None:
+    first = EDD(max_block=7, loss="ce").fresh(target)
+    train(target, first, samples, plan(epochs=0.2), tmp_path)
+    drafter = begun(EDD(loss="kl", min_block=1), ["loss"], tmp_path, target)
+    assert drafter.knobs == EDD(max_block=7, loss="kl")  # what was not set is the checkpoint's
+    for key, value in weights(first).items():
+        assert torch.equal(weights(drafter)[key], value.half().float()), key
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in drafter.model.parameters())
+    with pytest.raises(UserError, match="holds a drafter 'edd', asked for was 'vdm'"):
+        begun(VDM(), [], tmp_path, target)
 
-    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+def test_what_another_run_was_told_of_itself_does_not_resume(target, samples, tmp_path) -> None:
+    def interrupt(progress: Progress) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(target, fresh("vdm", target), samples, plan(), tmp_path, interrupt, {"init_from": "a"})
+    assert json.loads((tmp_path / "training.json").read_text())["init_from"] == "a"
+    with pytest.raises(UserError, match="interrupted run with init_from=a"):
+        train(target, fresh("vdm", target), samples, plan(), tmp_path, about={"init_from": "b"})
+    again = plan(evaluate_every=1, save_every=1, accumulate=2)  # what does not change what is learnt may be another
+    train(target, fresh("vdm", target), samples, again, tmp_path, about={"init_from": "a"})
+
+
+def test_bfloat16_runs_close_to_float32(target, samples, tmp_path) -> None:
+    a = train(target, fresh("edd", target), samples, plan(), tmp_path / "a")
+    b = train(target, fresh("edd", target), samples, plan(bf16=True), tmp_path / "b")
+    assert a.loss != b.loss
+    assert a.loss == pytest.approx(b.loss, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +374,10 @@ def change_tensors(path: Path, change) -> None:
         ({"warmup": -1}, "warmup is -1"),
         ({"held_out": 1.0}, "held_out is 1.0"),
         ({"max_tokens": 1}, "max_tokens is 1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"accumulate": 0}, "accumulate is 0"),
+        ({"evaluate_every": 0}, "evaluate_every is 0"),
+        ({"schedule": "linear"}, "schedule is 'linear'"),
     ],
 )
 def test_plans_out_of_range_are_refused(knobs, told) -> None:
@@ -254,7 +391,7 @@ def test_a_diverged_run_is_no_drafter(target, samples, tmp_path) -> None:
         drafter.model.get_output_embeddings().weight.fill_(math.nan)
     with pytest.raises(UserError, match="training diverged: the loss is nan at step 1"):
         train(target, drafter, samples, plan(), tmp_path)
-    assert not (tmp_path / "draftree.json").exists()
+    assert not (tmp_path / "config.json").exists()
     assert not (tmp_path / STATE).exists()
 
 

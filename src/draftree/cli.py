@@ -5,6 +5,7 @@ imported inside the commands, so that help and mistakes in options do not wait f
 """
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -186,7 +187,8 @@ def bench(
     journal = Journal(out.with_name(out.name + ".partial"), key)
     with terminal.progress("bench", len(requests)) as tell, interruptible(f"the same command goes on from '{journal.path}'"):
         done = work.run(journal, lambda n: tell(n))
-    rows = report.rows(done, seed)
+    with terminal.busy("measuring the drafters by themselves"):
+        rows = report.rows(done, seed, {d: work.quality(d, done) for d in dict.fromkeys(drafter)})
     result = {"provenance": said | {"costs": costs_used(engines)}, "rows": rows}
     report.save(result, out)
     journal.remove()
@@ -228,15 +230,58 @@ def show_costs(
         terminal.show_costs(terminal.output(), f"{drafter} for {target}", found)
 
 
+@app.command(name="doctor")
+def examine_drafter(
+    target: TargetName = "demo",
+    drafter: DrafterSpec = "edd",
+    data: Annotated[
+        Path | None, typer.Option(help="Texts or chats to measure on; by default the target's answers to the shipped prompts.")
+    ] = None,
+    costs: CostsFile = None,
+    device: Device = None,
+    dtype: DType = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a drafter fits a target and is healthy, and what is likely wrong where it is not."""
+    from draftree import inputs, terminal
+    from draftree.costs import measured
+    from draftree.evaluation import doctor
+    from draftree.registry import build
+
+    method, fixed = build("drafter", drafter), inputs.fixed_costs(costs)
+    inputs.quiet()
+    with terminal.busy("loading"):
+        model = inputs.load_target(target, device, dtype)
+        opened = method.open(model)
+    with terminal.busy("letting the target answer some prompts"):
+        texts = doctor.answers(model) if data is None else doctor.read(model, data)
+    with terminal.busy("measuring what a step costs"):
+        known = fixed or measured(model, opened)
+    with terminal.progress("doctor", doctor.STAGES) as tell:
+        done = iter(range(doctor.STAGES + 1))
+        report = doctor.examine(model, opened, texts, known, lambda what: tell(next(done), what))
+    if as_json:
+        emit(report.as_json())
+    else:
+        terminal.show_report(terminal.output(), f"{drafter} for {target}", report)
+
+
 @app.command(name="train")
 def train_drafter(
     name: Annotated[str, typer.Argument(help="The method, or a spec of it with its knobs.")],
-    data: Annotated[list[Path], typer.Option(help="JSONL, a text file or a folder of them; repeat it for several.")],
+    data: Annotated[list[Path], typer.Option(help="JSONL, JSON, parquet, text, or a folder of them; repeat it for several.")],
     out: Annotated[Path, typer.Option(help="The folder of the checkpoint.")],
     target: TargetName = "demo",
     knobs: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="A knob of the method; repeat it.")] = ALL,
+    init_from: Annotated[
+        Path | None, typer.Option(help="A checkpoint of the same method whose weights it begins with.")
+    ] = None,
+    regenerate: Annotated[bool, typer.Option("--regenerate", help="Let the target answer the data's prompts first.")] = False,
+    regenerate_tokens: Annotated[int, typer.Option(help="Longest of these answers.")] = 256,
+    regenerate_batch: Annotated[int, typer.Option(help="How many are written at a time.")] = 32,
     epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 1.0,
-    batch_size: Annotated[int, typer.Option(help="Samples in a step.")] = 8,
+    batch_size: Annotated[int, typer.Option(help="Samples in a step, of all processes together.")] = 8,
+    accumulate: Annotated[int, typer.Option(help="Parts in which a process works on its share of a step.")] = 1,
     lr: Annotated[float, typer.Option(help="Learning rate of AdamW.")] = 1e-4,
     schedule: Annotated[Literal["constant", "cosine"], typer.Option(help="Of the learning rate.")] = "constant",
     warmup: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 0,
@@ -246,42 +291,67 @@ def train_drafter(
     evaluate_every: Annotated[int, typer.Option(help="Steps between two measurements.")] = 250,
     save_every: Annotated[int, typer.Option(help="Steps between two saves of the state to go on from.")] = 250,
     bf16: Annotated[bool, typer.Option("--bf16", help="Forward passes in bfloat16.")] = False,
+    cache_features: Annotated[bool, typer.Option("--cache-features", help="Compute the target's features once.")] = False,
+    features: Annotated[str, typer.Option(help="The folder of the cached ones; OUT/features by default.")] = "",
+    track: Annotated[str, typer.Option(help="An experiment tracker that is installed: tensorboard, wandb, …")] = "",
     seed: Seed = 0,
     device: Device = None,
     dtype: DType = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a drafter for a target; the same command goes on where it was interrupted."""
-    import torch
+    """Train a drafter for a target; the same command goes on where it was interrupted.
 
-    from draftree import inputs, terminal
-    from draftree.training.data import read
-
+    `accelerate launch -m draftree train …` runs it on several processes.
+    """
+    if "LOCAL_RANK" in os.environ:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once; DDP remarks on what is meant to be so
     try:
-        from draftree.training.trainer import Plan, train
+        from draftree.training.trainer import Plan
     except ModuleNotFoundError as error:
         raise UserError(f"training needs the package '{error.name}': pip install 'draftree[train]'") from error
 
-    plan = Plan(
-        epochs=epochs, batch_size=batch_size, lr=lr, schedule=schedule, warmup=warmup, clip=clip, max_tokens=max_tokens,
-        held_out=held_out, evaluate_every=evaluate_every, save_every=save_every, bf16=bf16,
-        seed=seed,
-    )  # fmt: skip
-    method = inputs.trainable(name, knobs)
+    from draftree import inputs
+    from draftree.training import command
+
+    with command.one_voice():
+        plan = Plan(
+            epochs=epochs, batch_size=batch_size, accumulate=accumulate, lr=lr, schedule=schedule, warmup=warmup, clip=clip,
+            max_tokens=max_tokens, held_out=held_out, evaluate_every=evaluate_every, save_every=save_every, bf16=bf16,
+            cache_features=cache_features, features=features, seed=seed,
+        )  # fmt: skip
+        answers = command.Regeneration(regenerate_tokens, regenerate_batch, max_tokens) if regenerate else None
+        asked = command.Asked(name, knobs, data, out, plan, init_from, answers, track)
+        inputs.quiet()
+        with interruptible(f"the same command goes on from what is kept in '{out}'"):
+            end = command.run(asked, target, device, dtype)
+    if end is not None and as_json:
+        said = {k: None if v != v else v for k, v in asdict(end).items()}  # no NaN in JSON
+        emit({"drafter": name, "out": str(out)} | said)
+    elif end is not None:
+        command.show(end, out)
+
+
+@app.command(name="export")
+def export_drafter(
+    drafter: Annotated[str, typer.Argument(help="A checkpoint's folder, ours or published, or a shipped drafter's name.")],
+    wanted: Annotated[str, typer.Option("--format", help="speculators, eagle or vllm-medusa.")],
+    out: Annotated[Path, typer.Option(help="The new folder.")],
+    target: Annotated[str | None, typer.Option(help="The drafter's target; by default the one its checkpoint names.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a drafter in the layout that another program reads."""
+    from draftree import inputs, terminal
+    from draftree.formats.export import export
+
     inputs.writable(out, folder=True)
     inputs.quiet()
-    with terminal.busy("loading"):
-        model = inputs.load_target(target, device, dtype)
-        torch.manual_seed(seed)  # of the weights it begins with
-        fresh = method.fresh(model)
-        samples = read(data, model.tokenizer, max_tokens)
-    again = f"the same command goes on from what is kept in '{out}'"
-    with terminal.progress(f"train {name}", None) as tell, interruptible(again):
-        end = train(model, fresh, samples, plan, out, lambda p: tell(p.step, terminal.training_text(p), p.steps))
+    with terminal.busy("exporting"):
+        done = export(drafter, wanted, out, target)
     if as_json:
-        emit({"drafter": name, "out": str(out)} | {k: None if v != v else v for k, v in asdict(end).items()})  # no NaN in JSON
+        emit(asdict(done))
     else:
-        terminal.output().print(f"{out}: {terminal.training_text(end)} after {end.steps} steps", soft_wrap=True)
+        told = f"{done.out}: '{done.drafter}' as {done.format}, {done.tensors} tensors, {done.bytes / 1e6:.1f} MB"
+        terminal.output().print(told, soft_wrap=True, markup=False, highlight=False)
 
 
 def emit(found: Mapping[str, Any]) -> None:

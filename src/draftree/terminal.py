@@ -3,11 +3,14 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -18,6 +21,7 @@ from draftree.evaluation.runner import Comparison
 from draftree.text import Emitted, Origin
 
 if TYPE_CHECKING:  # the trainer needs an optional package
+    from draftree.evaluation.doctor import Report
     from draftree.training.trainer import Progress
 
 
@@ -123,6 +127,11 @@ def busy(what: str) -> Iterator[None]:
         yield
 
 
+def remark(text: str) -> None:
+    """A line on standard error."""
+    errors().print(f"draftree: {text}", soft_wrap=True)
+
+
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Tell]:
     """A bar on standard error, where that is a terminal; it is told how much is done."""
@@ -177,12 +186,75 @@ def show_costs(console: Console, title: str, costs: Costs) -> None:
     console.print(f"sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms · {where}", soft_wrap=True)
 
 
+VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
+
+
+def show_report(console: Console, title: str, report: "Report") -> None:
+    """What the doctor found: the figures, those by depth, and in the last line what is likely wrong."""
+    findings = Table(
+        title=f"{title}, on {report.tokens} tokens of {report.texts} texts", title_justify="left", header_style="bold"
+    )
+    for name in ("", "figure", "verdict", "meaning"):
+        findings.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
+    for f in report.findings:
+        figure = f"{f.value:.3g}" if isinstance(f.value, float) else "" if f.value is None else str(f.value)
+        findings.add_row(f.name, figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text))
+    console.print(findings)
+    if report.depths:
+        rows = [{k: f"{v:.2f}" if isinstance(v, float) else str(v) for k, v in asdict(d).items()} for d in report.depths]
+        console.print(table("by depth", rows))
+    for suspect in report.suspects:
+        console.print(f"[red]{escape(suspect.cause)}[/]: {escape(suspect.evidence)}", soft_wrap=True)
+    weak = [f.name for f in report.findings if f.verdict != "ok"]
+    healthy = f"healthy; to be watched: {', '.join(weak)}" if weak else "healthy"
+    causes = "; ".join(s.cause for s in report.suspects)
+    console.print(f"[red]likely wrong: {escape(causes)}[/]" if causes else f"[green]{escape(healthy)}[/]", soft_wrap=True)
+
+
 def knobs_text(knobs: Mapping[str, Any]) -> str:
     """Knobs and their defaults as a spec writes them."""
     return ",".join(f"{k}={v if v != '' else chr(39) * 2}" for k, v in knobs.items())
 
 
+class TrainingText:
+    """Where a training run stands, in a line; held-out figures are shown until there are newer ones."""
+
+    def __init__(self) -> None:
+        self._measured: Progress | None = None
+
+    def __call__(self, progress: "Progress") -> str:
+        if progress.held_out_loss is not None:
+            self._measured = progress
+        shown = [f"loss {progress.loss:.3f}"]
+        if (found := self._measured) is not None:
+            figures = {
+                "held-out loss": found.held_out_loss,
+                "overlap": found.overlap,
+                "acceptance length": found.acceptance_length,
+            }
+            shown += [f"{name} {figure:.3f}" for name, figure in figures.items()]
+            shown.append("by depth " + " ".join(f"{rate:.2f}" for rate in (found.acceptance_by_depth or ())[:SHOWN_DEPTHS]))
+        return ", ".join(shown)
+
+
+SHOWN_DEPTHS = 5
+
+
 def training_text(progress: "Progress") -> str:
     """Where a training run stands."""
-    measured = {"held-out loss": progress.held_out_loss, "acceptance length": progress.acceptance_length}
-    return ", ".join([f"loss {progress.loss:.3f}", *(f"{k} {v:.3f}" for k, v in measured.items() if v is not None)])
+    return TrainingText()(progress)
+
+
+def features_text(texts: int, size: int, home: Path) -> str:
+    """What is told before features are cached."""
+    return f"features of {texts:,} texts take {bytes_text(size)} in {home}"
+
+
+def bytes_text(size: int) -> str:
+    """A size on disk with its unit, in powers of 1,000."""
+    amount = float(size)
+    for unit in ("bytes", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:,.1f} GB"

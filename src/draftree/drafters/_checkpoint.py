@@ -141,10 +141,19 @@ def read_tensors(
         index = folder / f"{name}.index.json"
         parts = {folder / name} if (folder / name).is_file() else set()
         if index.is_file():
-            parts = {folder / part for key, part in json.loads(index.read_text())["weight_map"].items() if wanted(key)}
+            parts = {folder / part for key, part in _shards(index).items() if wanted(key)}
         if parts:
             return Stored(name, config, {k: v for part in sorted(parts) for k, v in _tensors(part, wanted).items()})
     raise UserError(f"'{folder}' has no weights: a file {' or '.join(files)} was expected")
+
+
+def _shards(index: Path) -> dict[str, str]:
+    """Which file each tensor lies in."""
+    try:
+        found: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        return dict(found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"'{index}' is not an index of shards: it has no readable weight_map") from error
 
 
 def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
@@ -153,7 +162,9 @@ def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
             with safe_open(path, framework="pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys() if wanted(key)}  # noqa: SIM118 - not a mapping
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, SafetensorError, pickle.UnpicklingError, EOFError) as error:
+    except pickle.UnpicklingError as error:  # torch's own text shows how to load it anyway
+        raise UserError(f"'{path}' holds more than tensors, and nothing else is read from a pickled file") from error
+    except (OSError, RuntimeError, SafetensorError, EOFError) as error:
         raise UserError(f"cannot read '{path}': {str(error).strip().splitlines()[0]}") from error
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
         raise UserError(f"'{path}' does not hold named tensors alone")
@@ -166,20 +177,23 @@ FILES = (WEIGHTS, "pytorch_model.bin", "medusa_lm_head.pt", "medusa_lm_head.safe
 
 
 def tensor_names(folder: Path) -> frozenset[str]:
-    """The names of a checkpoint's tensors, without loading more than a pickled file forces; none where nothing can be read."""
+    """The names of a checkpoint's tensors, none of them loaded unless the file is a pickled one.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
     found: set[str] = set()
     for name in FILES:
         if (index := folder / f"{name}.index.json").is_file():
-            found |= set(json.loads(index.read_text())["weight_map"])
-        elif (folder / name).is_file():
+            found |= set(_shards(index))
+        elif (path := folder / name).is_file() and name.endswith(".safetensors"):
             try:
-                if name.endswith(".safetensors"):
-                    with safe_open(folder / name, framework="pt") as file:
-                        found |= set(file.keys())
-                else:
-                    found |= set(_tensors(folder / name, lambda _: True))
-            except (UserError, OSError, SafetensorError):
-                continue
+                with safe_open(path, framework="pt") as file:
+                    found |= set(file.keys())
+            except (OSError, SafetensorError) as error:
+                raise UserError(f"cannot read '{path}': {str(error).strip().splitlines()[0]}") from error
+        elif path.is_file():
+            found |= set(_tensors(path, lambda _: True))
     return frozenset(found)
 
 

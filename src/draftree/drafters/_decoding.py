@@ -106,6 +106,7 @@ def feed(decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints) -> tuple
     return logits, replace(state, fed=layout.fed)
 
 
+@torch.inference_mode()
 def keep_path(state: Decoding, tree: Tree, verdict: Verdict) -> Decoding:
     """Commits what was fed of each accepted path; the rest of the path waits for the next step."""
     cache, pending = state.cache, list(state.pending)

@@ -3,15 +3,18 @@
 Shapes: R rows, n tokens a row, S slots, D hidden size.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from draftree.cache import LayerShape
+from draftree.errors import UserError
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
          "max_position_embeddings", "rms_norm_eps", "hidden_act", "initializer_range")  # fmt: skip
@@ -28,9 +31,17 @@ def like(config: PreTrainedConfig, **changes: Any) -> LlamaConfig:
 
 
 def of_values(values: Mapping[str, Any]) -> LlamaConfig:
-    """A Llama config of a published checkpoint's values."""
+    """A Llama config of a published checkpoint's values.
+
+    Raises:
+        UserError: transformers refuses them.
+    """
     known = {k: v for k, v in values.items() if k not in ("architectures", "model_type", "transformers_version", "draftree")}
-    config = LlamaConfig(**{"num_hidden_layers": 1, **known})
+    try:
+        config = LlamaConfig(**{"num_hidden_layers": 1, **copy.deepcopy(known)})  # transformers rewrites nested values
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        told = " ".join(str(error).split())
+        raise UserError(f"the drafter's config.json is not a Llama's: {told}") from error
     config._attn_implementation = "sdpa"
     return config
 

@@ -51,6 +51,7 @@ class EAGLE(TrainableMethod):
         feature_weight: of the smooth-L1 loss between drafted and true features.
         token_weight: of the soft cross-entropy against the target's distribution.
         noise: features are disturbed by uniform noise in ± noise · 512 / T in training.
+        bias: whether the fusing layer has one, as in the paper's checkpoints; vLLM serves those without.
         steps: passes of training that are fed their own output, as HASS aligns them; 1 is EAGLE's own training.
     """
 
@@ -58,6 +59,7 @@ class EAGLE(TrainableMethod):
     token_weight: float = 0.1
     noise: float = 0.1
     steps: int = 1
+    bias: bool = True
 
     def __post_init__(self) -> None:
         if self.steps < 1 or min(self.feature_weight, self.token_weight, self.noise) < 0:
@@ -78,16 +80,17 @@ class EAGLE(TrainableMethod):
         stored = read_tensors(folder)
         config = speculators.flat(stored, "eagle", folder)
         check_sizes(config, folder, "eagle", target)
-        net = EAGLENet(of_values(config), target, bool(config.get("bias", True)), EMBEDDING in stored.tensors)
+        bias = bool(config.get("bias", True))
+        net = EAGLENet(of_values(config), target, bias, EMBEDDING in stored.tensors)
         fill(net, stored, folder, name=speculators.published(stored.config))
         net.to(target.decoder.device, target.decoder.dtype)
-        return EAGLEDrafter(self.resume(folder, target), net, target, stored)
+        return EAGLEDrafter(replace(self.resume(folder, target), bias=bias), net, target, stored)
 
     def fresh(self, target: Target) -> "EAGLEDrafter":
         config = like(target.decoder.config)
-        net = EAGLENet(config, target, bias=True, embedding=False)
+        net = EAGLENet(config, target, self.bias, embedding=False)
         initialise(net, config)
-        return EAGLEDrafter(self, net.to(target.decoder.device), target, Stored(config=published(config)))
+        return EAGLEDrafter(self, net.to(target.decoder.device), target, Stored(config=published(config) | {"bias": self.bias}))
 
     def resume(self, folder: Path, target: Target) -> Self:
         return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
@@ -97,7 +100,7 @@ def published(config: LlamaConfig) -> dict[str, Any]:
     """The config as published checkpoints have it: a Llama's of one layer."""
     values = {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
     rope: Any = config.rope_parameters
-    return values | {"architectures": ["LlamaForCausalLM"], "rope_theta": rope["rope_theta"], "bias": True}
+    return values | {"architectures": ["LlamaForCausalLM"], "rope_theta": rope["rope_theta"]}
 
 
 @final

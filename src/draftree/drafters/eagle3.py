@@ -29,7 +29,7 @@ from draftree.training.losses import before, soft_cross_entropy
 from draftree.tree import Ints
 
 EMBEDDING = "embed_tokens.weight"
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+LAYER_IDS = speculators.LAYER_IDS
 
 
 @final
@@ -95,8 +95,6 @@ class EAGLE3(TrainableMethod):
         net.to(target.decoder.device, target.decoder.dtype)
         knobs = self.resume(folder, target)
         if ids := config.get(LAYER_IDS):
-            if len(ids) != 3:
-                raise UserError(f"'{folder}' has {LAYER_IDS} {ids}, allowed are three layers")
             knobs = replace(knobs, low=ids[0], middle=ids[1], high=ids[2])
         return EAGLE3Drafter(knobs, net, target, stored)
 
@@ -130,8 +128,8 @@ def _check_sizes(config: dict[str, Any], folder: Path, target: Target) -> None:
 
 
 def _check_map(stored: Stored, folder: Path, target: Target) -> None:
-    if "d2t" in stored.tensors:
-        ids = stored.tensors["d2t"] + torch.arange(len(stored.tensors["d2t"]))
+    if (offsets := stored.tensors.get("d2t")) is not None:
+        ids = offsets + torch.arange(len(offsets), device=offsets.device)
         if ids.min() < 0 or ids.max() >= target.decoder.vocab:
             got = f"token ids {int(ids.min())} … {int(ids.max())}"
             raise UserError(f"'eagle3' in '{folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}")

@@ -5,14 +5,14 @@ Shapes: P prompts, B bootstrap samples.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from draftree.errors import UserError
-from draftree.evaluation.runner import Cell, Written
+from draftree.errors import UnknownName, UserError
+from draftree.evaluation.runner import Cell, Quality, Written
 from draftree.stats import repeated_ngrams, total
 from draftree.tree import Floats, Ints
 
@@ -57,11 +57,16 @@ class Totals:
         return speed
 
 
-def rows(done: Sequence[Mapping[Cell, Written]], seed: int) -> list[Row]:
-    """A row for each cell, in the order they were given."""
+def rows(done: Sequence[Mapping[Cell, Written]], seed: int, quality: Mapping[str, Quality] | None = None) -> list[Row]:
+    """A row for each cell, in the order they were given; with a drafter's own figures where they are known."""
     by_cell = {cell: [prompt[cell] for prompt in done] for cell in done[0]}
     plain = {cell.temperature: written for cell, written in by_cell.items() if cell.plain}
-    return [row(cell, written, plain[cell.temperature], seed) for cell, written in by_cell.items()]
+    own = {d: asdict(q) for d, q in (quality or {}).items()}
+    unknown = {f.name: None for f in fields(Quality)}
+    return [
+        row(cell, written, plain[cell.temperature], seed) | own.get(cell.drafter or "", unknown)
+        for cell, written in by_cell.items()
+    ]
 
 
 def row(cell: Cell, written: Sequence[Written], plain: Sequence[Written], seed: int) -> Row:
@@ -140,6 +145,9 @@ def cells(r: Row) -> dict[str, str]:
         "policy": r["policy"] or "",
         "T": f"{r['temperature']:g}",
         "τ [95 %]": spread(r["acceptance_length"], between["acceptance_length"]),
+        "α": figure(r["alpha"]),
+        "overlap": figure(r.get("overlap")),
+        "sₐ/sₜ": figure(r.get("cost_ratio")),
         "nodes/step": f"{r['nodes_per_step']:.1f}",
         "depth/step": f"{r['depth_per_step']:.1f}",
         "speed-up [95 %]": spread(r["speedup"], between["speedup"]),
@@ -149,6 +157,11 @@ def cells(r: Row) -> dict[str, str]:
         "verify s": f"{r['verify_seconds']:.2f}",
         "seconds": f"{r['seconds']:.2f}",
     }
+
+
+def figure(value: float | None) -> str:
+    """A figure, or nothing."""
+    return "" if value is None else f"{value:.2f}"
 
 
 COLUMNS = ("drafter", "policy", "τ [95 %]", "nodes/step", "depth/step", "speed-up [95 %]", "same output")
@@ -161,10 +174,17 @@ def shown(rows: Sequence[Row]) -> list[dict[str, str]]:
     return [{name: text for name, text in cells(r).items() if several or name != "T"} for r in rows]
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """A saved result as a table, under it what was run where."""
+def markdown(result: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> str:
+    """A saved result as a table, under it what was run where.
+
+    Raises:
+        UserError: there is no such column.
+    """
     rows = shown(result["rows"])
-    heads = [name for name in rows[0] if name in (*COLUMNS, "T")]
+    for column in columns:
+        if column not in rows[0]:
+            raise UnknownName("column", column, rows[0])
+    heads = [name for name in rows[0] if name in (*columns, "T")]
     lines = [heads, ["---"] * len(heads), *([r[h] for h in heads] for r in rows)]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"{table}\n\n{caption(result)}"

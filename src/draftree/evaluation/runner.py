@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from draftree.costs import Costs
-from draftree.engine import Engine, Generation
+from draftree.costs import Costs, measured
+from draftree.engine import UNIT, Engine, Generation
 from draftree.errors import UserError
+from draftree.evaluation._driven import Text, drive
 from draftree.evaluation.suites import Prompt
 from draftree.prompts import encode
 from draftree.registry import build
@@ -58,6 +59,19 @@ class Written:
             verify_seconds=statistics.fmean(s.verify_seconds for s in self.repeats),
             seconds=statistics.fmean(s.seconds for s in self.repeats),
         )
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A drafter's own figures, whatever the policy.
+
+    Attributes:
+        overlap: E[Σ min(p, q)] over drafts of depth 1 … 5 at temperature 1, Leviathan's α; None where nothing was written.
+        cost_ratio: sₐ/sₜ for one token each.
+    """
+
+    overlap: float | None
+    cost_ratio: float
 
 
 @dataclass(frozen=True)
@@ -104,6 +118,19 @@ class Bench:
         """Runs every cell for a moment, which also measures what policies ask the costs of."""
         for cell in self.cells:
             self.write(cell, short(self.requests[0]))
+
+    def quality(self, drafter: str, done: Sequence[Mapping[Cell, "Written"]]) -> "Quality":
+        """How good and how cheap a drafter is by itself, along what plain decoding wrote."""
+        engine = next(e for (d, _), e in self.engines.items() if d == drafter)
+        plain = next(c for c in self.cells if c.plain)
+        texts = [
+            Text(np.array([*r.prompt, *written[plain].tokens], np.int64), len(r.prompt))
+            for r, written in zip(self.requests, done, strict=True)
+        ]
+        places = [drive(self.target, engine.drafter, [t]) for t in texts if len(t.tokens) > t.start + 1]
+        overlap = float(np.concatenate([p.overlap for p in places]).mean()) if places else None
+        known = engine.costs if engine.costs is not None and engine.costs is not UNIT else measured(self.target, engine.drafter)
+        return Quality(overlap, known.ratio)
 
     def run(self, journal: "Journal", advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, Written]]:
         """All prompts, in order; those in the journal are not run again."""

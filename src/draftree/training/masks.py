@@ -35,6 +35,15 @@ def dual_block(tokens: int, block: int, phase: int, window: int | None = None) -
     return torch.cat((soft, text), dim=1)
 
 
+def earlier_blocks(tokens: int, block: int, phase: int) -> Tensor:
+    """[T, T] what token j sees of the target's keys and values: those of the blocks before its own.
+
+    This is GLIDE's block-wise mask (GliDe + CaPE, section 4.1, block(j) > block(k)): a block's first token is the root, and
+    the target has read what lies before it. The first block sees nothing.
+    """
+    return torch.arange(tokens)[None, :] < block_starts(tokens, block, phase)[:, None]
+
+
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible [B, 1, T, keys], the lowest finite number elsewhere."""
     nothing = torch.zeros(visible.shape, dtype=dtype, device=visible.device)

@@ -1,33 +1,35 @@
-"""Trains a drafter against its frozen target; a run that was interrupted goes on to the same weights.
+"""Trains a drafter against its frozen target, on one process or many; an interrupted run goes on to the same weights.
 
-Everything a step needs follows from (seed, step): which samples, in which order, and what the objective draws.
-
-Shapes: B batch, T tokens, V vocabulary.
+Everything a step needs follows from (seed, step): which samples, in which order, what the objective draws, and dropout. So
+a step is the same sum over the same samples however it is cut: among processes, and among micro-batches of a process.
 """
 
 import json
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import GradientAccumulationPlugin, LoggerType
 from torch import Tensor, nn
 
 from draftree.drafters.base import Batch, Trainable
 from draftree.errors import UserError
 from draftree.target import Target
+from draftree.training import state
 from draftree.training.data import Sample, digest
 from draftree.training.features import Shards
+from draftree.training.measures import evaluate
+from draftree.training.processes import Processes
 from draftree.training.teacher import Teacher
-
-STATE, PLAN, LOG = "training.pt", "training.json", "training.jsonl"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Plan:
 
     Attributes:
         epochs: passes over the data.
-        batch_size: samples in a step.
+        batch_size: samples in a step, of all processes together.
+        accumulate: parts in which a process works on its share of a step, one after the other, to save memory.
         lr: of AdamW.
         schedule: `constant`, or `cosine` down to 5 % of it.
         warmup: steps of linear warm-up.
@@ -53,6 +56,7 @@ class Plan:
 
     epochs: float = 1.0
     batch_size: int = 8
+    accumulate: int = 1
     lr: float = 1e-4
     schedule: Literal["constant", "cosine"] = "constant"
     warmup: int = 0
@@ -67,28 +71,46 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "lr", "clip", "evaluate_every", "save_every"):
+        for name in ("epochs", "lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"{name} is {getattr(self, name)}, allowed is a finite number above 0")
+        least = {"batch_size": 1, "accumulate": 1, "warmup": 0, "max_tokens": 2, "evaluate_every": 1, "save_every": 1}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise UserError(f"{name} is {getattr(self, name)}, allowed is a whole number of at least {low}")
         if not 0 <= self.held_out < 1:
             raise UserError(f"held_out is {self.held_out}, allowed is a number in [0, 1)")
         if not 0 <= self.seed < 2**64:
             raise UserError(f"seed is {self.seed}, allowed is a whole number in 0 … 2⁶⁴ − 1")
-        if self.warmup < 0:
-            raise UserError(f"warmup is {self.warmup}, allowed is a whole number of at least 0")
-        if self.max_tokens < 2:
-            raise UserError(f"max_tokens is {self.max_tokens}, allowed is a whole number of at least 2")
+        if self.schedule not in ("constant", "cosine"):
+            raise UserError(f"schedule is '{self.schedule}', allowed are constant and cosine")
+
+    def together(self, world: int) -> int:
+        """Samples in a micro-batch of one of `world` processes.
+
+        Raises:
+            UserError: a step's samples cannot be dealt out evenly.
+        """
+        parts = world * self.accumulate
+        if self.batch_size % parts:
+            raise UserError(
+                f"batch_size is {self.batch_size}, allowed is a multiple of {parts} (processes {world} × accumulate "
+                f"{self.accumulate}), such as {-(-self.batch_size // parts) * parts}"
+            )
+        return self.batch_size // parts
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands: its loss, and on held-out text the loss and the acceptance length of greedy chains."""
+    """Where a run stands: its step and loss, and after a measurement what `Measures` holds of held-out text."""
 
     step: int
     steps: int
     loss: float
     held_out_loss: float | None = None
+    overlap: float | None = None
     acceptance_length: float | None = None
+    acceptance_by_depth: tuple[float, ...] | None = None
 
 
 class Objective(nn.Module):
@@ -110,60 +132,247 @@ def train(
     plan: Plan,
     out: Path,
     listen: Callable[[Progress], None] = lambda _: None,
+    about: Mapping[str, Any] = {},
+    track: str = "",
 ) -> Progress:
     """Trains into a folder, which is a drafter's checkpoint when the run has ended.
 
+    Every process of a run calls it; the main one writes.
+
     Args:
         target: frozen.
-        drafter: its weights are updated.
+        drafter: its weights that require a gradient are updated.
         samples: all data; the held-out part is taken from it.
         plan: must be the interrupted run's where `out` holds one.
         out: also holds the state to resume from until the run has ended.
         listen: told every step.
+        about: what else is written down of the run, and must be the same when it goes on.
+        track: the name of an experiment tracker that accelerate knows; none by default.
 
     Raises:
-        UserError: `out` holds a run with another plan, or there is too little data.
+        UserError: `out` holds another run, there is too little data, it cannot be dealt out, or training diverged.
         KeyboardInterrupt: the run was interrupted; its state was saved.
     """
-    learnt, measured = split(samples, plan)
-    steps = max(1, math.ceil(plan.epochs * len(learnt) / plan.batch_size))
-    accelerator = Accelerator(mixed_precision="bf16" if plan.bf16 else "no", cpu=target.decoder.device.type == "cpu")
-    optimizer = torch.optim.AdamW(drafter.model.parameters(), lr=plan.lr)
-    objective, optimizer = accelerator.prepare(Objective(drafter), optimizer)
-    shards = Shards.at(Path(plan.features) if plan.features else out / "features", target, samples, drafter.needs)
-    if plan.cache_features:
-        shards.fill()
-    teacher = Teacher(target, drafter.needs, samples, plan.seed, shards if plan.cache_features else None)
-    said = asdict(plan) | {"target": target.name, "drafter": drafter.described, "data": digest(samples)}
-    first = _resume(out, said, target, drafter, optimizer)
-    progress = Progress(first, steps, math.nan)
-    with _interruptible() as stopped, (out / LOG).open("a") as log:
-        for step in range(first, steps):
-            drafter.model.train()
-            for group in optimizer.param_groups:
-                group["lr"] = plan.lr * scale(plan, step, steps)
-            loss = objective(teacher.batch(_chosen(learnt, plan, step), step))
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(drafter.model.parameters(), plan.clip)
-            optimizer.step()
-            optimizer.zero_grad()
-            done = step + 1
-            progress = Progress(done, steps, float(loss.detach()))
-            if not math.isfinite(progress.loss):
-                raise UserError(f"training diverged: the loss is {progress.loss} at step {done}; try a smaller lr")
-            if done % plan.evaluate_every == 0 or done == steps:
-                progress = Progress(done, steps, progress.loss, *evaluate(teacher, drafter, measured, plan))
-                log.write(json.dumps(asdict(progress)) + "\n")
-                log.flush()
+    run = Run.begun(target, drafter, samples, plan, out, about, track)
+    progress = Progress(run.first, run.steps, math.nan)
+    devices = [target.decoder.device] if target.decoder.device.type == "cuda" else []
+    with _interruptible() as stop, torch.random.fork_rng(devices), run.tracked():
+        for step in range(run.first, run.steps):
+            progress = run.measured(Progress(step + 1, run.steps, run.learn(step)))
+            run.log(progress)
             listen(progress)
-            if stopped.is_set() or (done % plan.save_every == 0 and done < steps):
-                _save_state(out, drafter, optimizer, done)
-            if stopped.is_set():
+            stopped = run.processes.any(stop.is_set())
+            if stopped or (progress.step % plan.save_every == 0 and progress.step < run.steps):
+                run.save(progress.step)
+            if stopped:
                 raise KeyboardInterrupt
-    drafter.model.eval()
-    drafter.save(out)
-    (out / STATE).unlink(missing_ok=True)
+    run.finish()
     return progress
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run in one process.
+
+    Attributes:
+        plan: of the run.
+        out: its folder.
+        drafter: what is trained.
+        teacher: gives batches.
+        accelerator: averages gradients over processes.
+        processes: all of them.
+        objective: the loss, wrapped by accelerate.
+        optimizer: of the trained weights.
+        learnt: numbers of the samples that are learnt.
+        held: of those that are measured on.
+        first: how many steps are done.
+        steps: how many there will be.
+        said: what the run was asked for.
+    """
+
+    plan: Plan
+    out: Path
+    drafter: Trainable[Any]
+    teacher: Teacher
+    accelerator: Accelerator
+    processes: Processes
+    objective: nn.Module
+    optimizer: torch.optim.Optimizer
+    learnt: Sequence[int]
+    held: Sequence[int]
+    first: int
+    steps: int
+    said: Mapping[str, Any]
+
+    @classmethod
+    def begun(
+        cls,
+        target: Target,
+        drafter: Trainable[Any],
+        samples: Sequence[Sample],
+        plan: Plan,
+        out: Path,
+        about: Mapping[str, Any],
+        track: str,
+    ) -> Self:
+        """A run in a folder, new or gone on with."""
+        device = target.decoder.device
+        processes = Processes.on(device)
+        said = asdict(plan) | {"target": target.name, "drafter": drafter.described, "data": digest(samples)} | dict(about)
+        processes.same(said["data"], "the data")
+        with processes.agreed():
+            check_tracker(track)
+            plan.together(processes.world)
+            learnt, held = split(samples, plan)
+            going_on = state.check(out, said)
+        shards = cached(target, drafter, samples, plan, out) if plan.cache_features else None
+        if shards is not None:
+            fill(shards, processes)
+        accelerator = _accelerator(device, out, track)
+        parameters = [p for p in drafter.model.parameters() if p.requires_grad]
+        objective, optimizer = accelerator.prepare(Objective(drafter), torch.optim.AdamW(parameters, lr=plan.lr))
+        with processes.agreed():
+            first = state.resume(out, drafter, optimizer, device) if going_on else 0
+            if processes.main:
+                state.note(out, said, first)
+        processes.same(first, "the states to go on from")
+        teacher = Teacher(target, drafter.needs, samples, plan.seed, shards)
+        steps = max(1, math.ceil(plan.epochs * len(learnt) / plan.batch_size))
+        return cls(plan, out, drafter, teacher, accelerator, processes, objective, optimizer, learnt, held, first, steps, said)
+
+    def learn(self, step: int) -> float:
+        """One step of the optimiser; returns the loss of all processes' samples.
+
+        Raises:
+            UserError: the loss is not a number.
+        """
+        self.drafter.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.plan.lr * scale(self.plan, step, self.steps)
+        own = torch.tensor(self._gradients(step), dtype=torch.float64)
+        loss = float(self.processes.summed(own)) / self.processes.world
+        if not math.isfinite(loss):
+            raise UserError(f"training diverged: the loss is {loss} at step {step + 1}; try a smaller lr")
+        self.accelerator.clip_grad_norm_(self.drafter.model.parameters(), self.plan.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+    def _gradients(self, step: int) -> float:
+        """Adds up this process's share of a step, micro-batch by micro-batch; returns its loss.
+
+        Gradients are averaged over processes, so that each one divides by the learnt tokens of the whole step ÷ processes.
+        """
+        world, rank = self.processes.world, self.processes.rank
+        chosen, size = _chosen(self.learnt, self.plan, step), self.plan.together(world)
+        count = sum(int(self.teacher.samples[i].learn.sum()) for i in chosen) / world
+        mine = chosen[rank * size * self.plan.accumulate :]
+        torch.manual_seed(int(np.random.SeedSequence([self.plan.seed, 3, step, rank]).generate_state(1)[0]))  # of dropout
+        loss = 0.0
+        for part in range(self.plan.accumulate):
+            last = part + 1 == self.plan.accumulate
+            with nullcontext() if last else self.accelerator.no_sync(self.objective):
+                batch = self.teacher.batch(mine[part * size : (part + 1) * size], step, count)
+                with self._precision():
+                    found = self.objective(batch)
+                self.accelerator.backward(found)
+                loss += float(found.detach())
+        return loss
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.teacher.target.decoder.device.type, torch.bfloat16, enabled=self.plan.bf16)
+
+    def measured(self, progress: Progress) -> Progress:
+        """The same with held-out figures, at the steps where they are taken."""
+        if progress.step % self.plan.evaluate_every and progress.step < self.steps:
+            return progress
+        together = self.plan.together(self.processes.world)
+        with self._precision():
+            found = evaluate(self.teacher, self.drafter, self.held, together, self.processes)
+        return progress if found is None else Progress(progress.step, progress.steps, progress.loss, **asdict(found))
+
+    def log(self, progress: Progress) -> None:
+        """Tells the trackers of every step, and the log of every measurement."""
+        figures = {k: v for k, v in asdict(progress).items() if isinstance(v, float)}
+        depths = {f"acceptance_at_depth/{i}": rate for i, rate in enumerate(progress.acceptance_by_depth or (), 1)}
+        lr = {"lr": self.plan.lr * scale(self.plan, progress.step - 1, self.steps)}
+        self.accelerator.log(figures | depths | lr, step=progress.step)
+        if self.processes.main and (progress.step % self.plan.evaluate_every == 0 or progress.step == self.steps):
+            with (self.out / state.LOG).open("a") as file:
+                file.write(json.dumps(asdict(progress)) + "\n")
+
+    @contextmanager
+    def tracked(self) -> Iterator[None]:
+        """Inside, the trackers listen."""
+        self.accelerator.init_trackers("draftree", {k: v for k, v in self.said.items() if isinstance(v, str | int | float)})
+        try:
+            yield
+        finally:
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
+
+    def save(self, step: int) -> None:
+        """Writes the state to go on from."""
+        with self.processes.agreed():
+            if self.processes.main:
+                state.save(self.out, self.drafter, self.optimizer, step)
+
+    def finish(self) -> None:
+        """Writes the checkpoint in the place of the state."""
+        self.drafter.model.eval()
+        with self.processes.agreed():
+            if self.processes.main:
+                self.drafter.save(self.out)
+                (self.out / state.STATE).unlink(missing_ok=True)
+
+
+def _accelerator(device: torch.device, out: Path, track: str) -> Accelerator:
+    """Accelerate for a target and a drafter that are where they should be; precision and accumulation are our own."""
+    # A method may leave some weights out of a step (a head it did not draw); where no process uses one, none waits for it.
+    wrapped = DistributedDataParallelKwargs(find_unused_parameters=True)
+    return Accelerator(
+        device_placement=False,
+        mixed_precision="no",
+        cpu=device.type == "cpu",
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        log_with=track or None,
+        project_dir=out,
+        kwargs_handlers=[wrapped],
+    )
+
+
+def check_tracker(name: str) -> None:
+    """Refuses a tracker that is not installed.
+
+    Raises:
+        UserError: it names those that are, and those accelerate knows.
+    """
+    own = set(LOGGER_TYPE_TO_CLASS) - {str(kind) for kind in LoggerType}  # registered with accelerate by other code
+    installed = sorted({str(kind) for kind in get_available_trackers()} | own)
+    if name and name not in installed:
+        known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+        raise UserError(f"tracker is '{name}', installed are {', '.join(installed) or 'none'} of {known}")
+
+
+def cached(target: Target, drafter: Trainable[Any], samples: Sequence[Sample], plan: Plan, out: Path) -> Shards:
+    """The kept features a run reads."""
+    return Shards.at(Path(plan.features) if plan.features else out / "features", target, samples, drafter.needs)
+
+
+def fill(shards: Shards, processes: Processes, listen: Callable[[int, int], None] = lambda *_: None) -> None:
+    """Computes the features that are lacking, each process a part of them.
+
+    Raises:
+        UserError: there is too little room, or not all processes see the same folder.
+    """
+    processes.same(shards.lacking, "the kept features")
+    with processes.agreed():
+        shards.check_room()
+    with processes.agreed():
+        shards.fill(listen, processes.rank, processes.world)
+    with processes.agreed():
+        if shards.lacking:
+            raise UserError(f"'{shards.folder}' lacks what other processes wrote: all machines must see the same folder")
 
 
 def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
@@ -187,77 +396,6 @@ def scale(plan: Plan, step: int, steps: int) -> float:
     warm = min(1.0, (step + 1) / plan.warmup) if plan.warmup else 1.0
     decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)) if plan.schedule == "cosine" else 1.0
     return warm * decay
-
-
-@torch.no_grad()
-def evaluate(
-    teacher: Teacher, drafter: Trainable[Any], samples: Sequence[int], plan: Plan
-) -> tuple[float | None, float | None]:
-    """Loss and acceptance length on held-out samples; None where there are none."""
-    if not samples:
-        return None, None
-    drafter.model.eval()
-    losses, matched, reached = [], np.zeros(DEPTHS), np.zeros(DEPTHS)
-    for i in range(0, len(samples), plan.batch_size):
-        batch = teacher.batch(samples[i : i + plan.batch_size], -1)
-        losses.append(float(drafter.loss(batch)))
-        for phase in range(0, DEPTHS, 3):
-            hit, seen = acceptance_by_depth(batch, drafter.forward(batch, DEPTHS, phase), phase)
-            matched, reached = matched + hit, reached + seen
-    rates = matched / np.maximum(reached, 1)
-    return float(np.mean(losses)), float(1 + np.cumprod(rates).sum())
-
-
-DEPTHS = 10
-"""How deep the simulated chains of held-out text are."""
-
-
-def acceptance_by_depth(batch: Batch, draft: Tensor, phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often a chain drafted from each block's first token is still the target's greedy choice, by depth.
-
-    The text stands in for the chain's own tokens, so a block is followed while the text, too, is what the target would
-    have chosen; where it is not, nothing is known of the depths behind.
-
-    Returns:
-        [depths] blocks whose draft matched at that depth, and [depths] blocks that reached it.
-    """
-    choice, guess = batch.logits.argmax(-1)[:, :-1], draft.argmax(-1)[:, :-1]
-    match, known = (guess == choice).cpu().numpy(), (choice == batch.tokens[:, 1:]).cpu().numpy()
-    learn = batch.learn[:, 1:].cpu().numpy()
-    matched, reached = np.zeros(DEPTHS), np.zeros(DEPTHS)
-    for start in range(-phase % DEPTHS, match.shape[1], DEPTHS):
-        alive = learn[:, start].copy()
-        for depth, at in enumerate(range(start, min(start + DEPTHS, match.shape[1]))):
-            alive &= learn[:, at]
-            reached[depth] += alive.sum()
-            alive &= match[:, at]
-            matched[depth] += alive.sum()
-            alive &= known[:, at]
-    return matched, reached
-
-
-def _resume(out: Path, said: dict[str, Any], target: Target, drafter: Trainable[Any], optimizer: torch.optim.Optimizer) -> int:
-    """Loads the state of an interrupted run, if there is one; returns the step to go on with."""
-    if (out / STATE).is_file():
-        before = json.loads((out / PLAN).read_text())
-        if different := [k for k in said if said[k] != before.get(k)]:
-            was = ", ".join(f"{k}={before.get(k)}" for k in different)
-            raise UserError(f"'{out}' holds an interrupted run with {was}: go on with the same, or use another folder")
-        state = torch.load(out / STATE, map_location=target.decoder.device, weights_only=True)
-        drafter.model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        return int(state["step"])
-    if (out / "config.json").is_file():
-        raise UserError(f"'{out}' holds a finished drafter: name another folder to train into")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / PLAN).write_text(json.dumps(said, indent=1) + "\n")
-    return 0
-
-
-def _save_state(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, step: int) -> None:
-    partial = out / (STATE + ".partial")
-    torch.save({"model": drafter.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, partial)
-    partial.replace(out / STATE)
 
 
 @contextmanager

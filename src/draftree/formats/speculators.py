@@ -1,0 +1,117 @@
+"""The layout of the library speculators: EAGLE (HASS too) and EAGLE-3, their layer's config nested, tensors named otherwise.
+
+Beside the original layout: `fc.` is `fusion_fc.` and `layers.0.` is `transformer.` in EAGLE's, which has no embedding of
+its own; `midlayer.` is `layers.0.` in EAGLE-3's. The config nests the layer's as `transformer_layer_config` and says under
+`speculators_config` how and for which target ("verifier") to draft.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from draftree.drafters._checkpoint import Stored
+from draftree.errors import UserError
+
+KIND, LAYER, HOW = "speculators_model_type", "transformer_layer_config", "speculators_config"
+PREFIXES: Mapping[str, Mapping[str, str]] = {
+    "eagle": {"fc.": "fusion_fc.", "layers.0.": "transformer."},
+    "eagle3": {"midlayer.": "layers.0."},
+}
+"""How names begin in the original layout, and here."""
+ARCHITECTURES = {"eagle": ("EagleSpeculator", "LlamaForCausalLM"), "eagle3": ("Eagle3Speculator", "LlamaForCausalLMEagle3")}
+"""What configs call the network here, and in the original layout."""
+VERSIONS = {"eagle": "0.1.0", "eagle3": "0.2.0"}
+"""Of the library, whose layout is written; later versions have no EAGLE-1."""
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+FIELDS = ("draft_vocab_size", "norm_before_residual", "target_hidden_size", LAYER_IDS)
+"""What EAGLE-3's config says outside the layer's; the original layout has it all in one."""
+UNSUPPORTED = ("layernorms", "norm_before_fc", "fc_norm", "norm_output")
+"""Flags of networks that differ from the published methods, in either layout."""
+HARMLESS = ("fusion_bias", "norm_before_residual", "embed_requires_grad", "tie_word_embeddings", "use_cache", "return_dict")
+"""Here, every other flag that is true is refused: later versions have more of them."""
+DRAFTED = 5
+"""The chain a server drafts by default."""
+
+
+def published(config: Mapping[str, Any]) -> Callable[[str], str]:
+    """How a checkpoint with this config calls what the original layout calls otherwise."""
+    prefixes = PREFIXES.get(str(config.get(KIND)), {})
+    return lambda key: _renamed(key, prefixes)
+
+
+def original(config: Mapping[str, Any]) -> Callable[[str], str]:
+    """What the original layout calls the tensors of a checkpoint with this config."""
+    prefixes = {here: there for there, here in PREFIXES.get(str(config.get(KIND)), {}).items()}
+    return lambda key: _renamed(key, prefixes)
+
+
+def _renamed(key: str, prefixes: Mapping[str, str]) -> str:
+    for old, new in prefixes.items():
+        if key.startswith(old):
+            return new + key.removeprefix(old)
+    return key
+
+
+def flat(stored: Stored, method: str, where: Path) -> dict[str, Any]:
+    """A checkpoint's config as the original layout has it, in whichever of the two it came; a copy.
+
+    Raises:
+        UserError: it is of another kind, or of a network that is not the published method's; the flag is named.
+    """
+    config = deepcopy(stored.config)
+    _refuse_unsupported(config, method, where)
+    if KIND not in config:
+        return config
+    layer = config.get(LAYER)
+    if not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
+        got = layer.get("model_type") if isinstance(layer, dict) else layer
+        raise UserError(f"'{where}' has a {LAYER} of '{got}', allowed is 'llama'")
+    if method == "eagle":
+        return layer | {"bias": bool(config.get("fusion_bias", "fusion_fc.bias" in stored.tensors))}
+    return layer | {k: config[k] for k in FIELDS if config.get(k) is not None}
+
+
+def _refuse_unsupported(config: dict[str, Any], method: str, where: Path) -> None:
+    if KIND in config and config[KIND] != method:
+        raise UserError(f"'{where}' has {KIND} '{config[KIND]}', allowed is '{method}'")
+    for flag in UNSUPPORTED if KIND not in config else [k for k in config if k not in HARMLESS]:
+        if config.get(flag) is True:
+            raise UserError(f"'{where}' has {flag} true, allowed is false: that is another network than '{method}'")
+    ids = config.get(LAYER_IDS)
+    if ids and not (isinstance(ids, list) and len(ids) == 3 and all(isinstance(i, int) for i in ids)):
+        raise UserError(f"'{where}' has {LAYER_IDS} {ids}, allowed are three layers")
+
+
+def nested(values: Mapping[str, Any], method: str, verifier: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the original layout in this one.
+
+    Args:
+        values: what `flat` gives.
+        method: `eagle` or `eagle3`.
+        verifier: `name_or_path` and `architectures` of the target.
+    """
+    outside = {*FIELDS, "bias", "architectures", "torch_dtype", "dtype"}
+    layer = {k: v for k, v in values.items() if k not in outside} | {"model_type": "llama", "num_hidden_layers": 1}
+    if method == "eagle":
+        flags: dict[str, Any] = {"fusion_bias": bool(values.get("bias", True)), "layernorms": False}
+    else:
+        flags = {k: values.get(k) for k in FIELDS} | {
+            "draft_vocab_size": values.get("draft_vocab_size") or values["vocab_size"],
+            "norm_before_residual": bool(values.get("norm_before_residual", False)),
+        }
+    proposal = {"proposal_type": "greedy", "speculative_tokens": DRAFTED, "accept_tolerance": 0.0, "verifier_accept_k": 1}
+    how = {"algorithm": method, "default_proposal_method": "greedy", "proposal_methods": [proposal], "verifier": dict(verifier)}
+    about: dict[str, Any] = {KIND: method, "speculators_version": VERSIONS[method], "architectures": [ARCHITECTURES[method][0]]}
+    if dtype := values.get("torch_dtype", values.get("dtype")):
+        about |= {"torch_dtype": dtype}
+    return about | flags | {HOW: how, LAYER: layer}
+
+
+def verified_by(config: Mapping[str, Any]) -> tuple[str, Sequence[str]] | None:
+    """Name and architectures of the target that a config names."""
+    how = config.get(HOW)
+    said = how.get("verifier") if isinstance(how, dict) else None
+    if not isinstance(said, dict) or not said.get("name_or_path"):
+        return None
+    return str(said["name_or_path"]), list(said.get("architectures") or [])

@@ -1,0 +1,107 @@
+"""What `draftree train` does between its options and its result, in each process of a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftree import inputs, terminal
+from draftree.drafters.base import Trainable
+from draftree.target import Target
+from draftree.training import state, trainer
+from draftree.training.data import Sample, read
+from draftree.training.processes import Processes, one_voice
+from draftree.training.regenerate import Regeneration, regenerate
+
+__all__ = ["Asked", "Regeneration", "one_voice", "run", "show"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for.
+
+    Attributes:
+        spec: of the method.
+        knobs: of it, as key=value.
+        data: the files to learn from.
+        out: the folder of the checkpoint.
+        plan: how it is trained.
+        init_from: the folder whose weights it begins with.
+        answers: how the target answers the data's prompts first; it does not by default.
+        track: the name of a tracker.
+    """
+
+    spec: str
+    knobs: Sequence[str]
+    data: Sequence[Path]
+    out: Path
+    plan: trainer.Plan
+    init_from: Path | None
+    answers: Regeneration | None
+    track: str
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of the knobs that were set."""
+        items = [*self.spec.partition(":")[2].split(","), *self.knobs]
+        return tuple(item.partition("=")[0] for item in items if item)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What is written down of it beside the plan."""
+        regenerated = None if self.answers is None else self.answers.tokens
+        return {"init_from": None if self.init_from is None else str(self.init_from), "regenerated_tokens": regenerated}
+
+
+def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> trainer.Progress | None:
+    """Trains; only the main process has something to tell at the end.
+
+    Raises:
+        UserError: something that was asked for does not exist or does not fit.
+        KeyboardInterrupt: the run was interrupted.
+    """
+    method = inputs.trainable(asked.spec, asked.knobs)
+    inputs.writable(asked.out, folder=True)
+    trainer.check_tracker(asked.track)
+    processes = Processes.joined(device)
+    with processes.agreed(), terminal.busy("loading"):
+        model = inputs.load_target(target, processes.device(device), dtype)
+        torch.manual_seed(asked.plan.seed)  # of the weights it begins with
+        if asked.init_from is None:
+            drafter = method.fresh(model)
+        else:
+            drafter = state.begun(method, asked.given, asked.init_from, model)
+    samples = _samples(asked, model, processes)
+    if asked.plan.cache_features:
+        _cache(asked, model, drafter, samples, processes)
+    with terminal.progress(f"train {asked.spec}", None) as tell:
+        text = terminal.TrainingText()
+        listen = lambda p: tell(p.step, text(p), p.steps)
+        end = trainer.train(model, drafter, samples, asked.plan, asked.out, listen, asked.about, asked.track)
+    return end if processes.main else None
+
+
+def show(end: trainer.Progress, out: Path) -> None:
+    """What a run came to, in a line."""
+    terminal.output().print(f"{out}: {terminal.training_text(end)} after {end.steps} steps", soft_wrap=True)
+
+
+def _samples(asked: Asked, target: Target, processes: Processes) -> list[Sample]:
+    data = asked.data
+    if asked.answers is not None:
+        with terminal.progress("regenerate", None) as tell:
+            listen = lambda done, of: tell(done, of=of)
+            data = [regenerate(target, data, asked.out, asked.answers, processes, listen)]
+    with processes.agreed(), terminal.busy("reading"):
+        return read(data, target.tokenizer, asked.plan.max_tokens)
+
+
+def _cache(asked: Asked, target: Target, drafter: Trainable[Any], samples: Sequence[Sample], processes: Processes) -> None:
+    """Caches features before the training, where it can be seen how far this is."""
+    shards = trainer.cached(target, drafter, samples, asked.plan, asked.out)
+    if size := shards.size:
+        terminal.remark(terminal.features_text(len(samples), size, shards.folder.parent))
+    with terminal.progress("cache features", None) as tell:
+        trainer.fill(shards, processes, lambda done, of: tell(done, of=of))

@@ -1,0 +1,112 @@
+"""What is measured on held-out text while a drafter is trained.
+
+Shapes: B batch, T tokens, V vocabulary, M learnt tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.drafters.base import Batch, Trainable
+from draftree.training.losses import before
+from draftree.training.processes import Processes
+from draftree.training.teacher import Teacher
+
+DEPTHS = 10
+"""How deep the simulated chains of held-out text are."""
+PHASES = range(0, DEPTHS, 3)
+"""Where blocks begin; a few of them, so that each depth is met at many tokens."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Held-out figures.
+
+    Attributes:
+        held_out_loss: the training objective, a mean over learnt tokens.
+        overlap: E[Σ min(p, q)] over learnt tokens: how often a draft drawn from q would be accepted at temperature 1.
+        acceptance_length: of simulated greedy chains, tokens a step: 1 + Σ over depths of the product of rates.
+        acceptance_by_depth: how often the draft at a depth is the target's choice, where all before it were.
+    """
+
+    held_out_loss: float
+    overlap: float
+    acceptance_length: float
+    acceptance_by_depth: tuple[float, ...]
+
+
+@torch.no_grad()
+def evaluate(
+    teacher: Teacher, drafter: Trainable[Any], samples: Sequence[int], together: int, processes: Processes
+) -> Measures | None:
+    """Measures on some samples, each process on its share of them; None where there are none.
+
+    Args:
+        teacher: holds the samples.
+        drafter: its model is left in evaluation mode.
+        samples: their numbers.
+        together: samples in a forward pass.
+        processes: of the run.
+    """
+    if not samples:
+        return None
+    drafter.model.eval()
+    mine = samples[processes.rank :: processes.world]
+    found = np.zeros(2 + 2 * DEPTHS)  # loss, overlap, matched and reached by depth
+    for i in range(0, len(mine), together):
+        found += _sums(drafter, teacher.batch(mine[i : i + together], -1, count=1.0))
+    found = processes.summed(torch.from_numpy(found)).cpu().numpy()
+    learnt = sum(int(teacher.samples[i].learn.sum()) for i in samples)
+    rates = found[2 : 2 + DEPTHS] / np.maximum(found[2 + DEPTHS :], 1)
+    length = float(1 + np.cumprod(rates).sum())
+    return Measures(float(found[0] / learnt), float(found[1] / (learnt * len(PHASES))), length, tuple(rates.tolist()))
+
+
+def _sums(drafter: Trainable[Any], batch: Batch) -> np.ndarray:
+    """[2 + 2 · depths] loss, overlap, matches and how often each depth was reached, summed over a batch."""
+    at = before(batch.learn)
+    wanted = batch.target(at).float()
+    choice = torch.full_like(batch.tokens, -1)
+    choice[at] = wanted.argmax(-1)
+    p = wanted.softmax(-1)
+    found = np.zeros(2 + 2 * DEPTHS)
+    found[0] = float(drafter.loss(batch))
+    for phase in PHASES:
+        draft = drafter.forward(batch, DEPTHS, phase)
+        found[1] += float(torch.minimum(p, draft[at].float().softmax(-1)).sum())
+        found[2:] += np.concatenate(acceptance_by_depth(batch, choice, draft.argmax(-1), phase))
+    return found
+
+
+def acceptance_by_depth(batch: Batch, choice: Tensor, guess: Tensor, phase: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often a chain drafted from each block's first token is still the target's greedy choice, by depth.
+
+    The text stands in for the chain's own tokens, so a block is followed while the text, too, is what the target would
+    have chosen; where it is not, nothing is known of the depths behind.
+
+    Args:
+        batch: held-out text.
+        choice: [B, T] the target's likeliest token after each, where the next one is learnt.
+        guess: [B, T] the drafter's.
+        phase: how many tokens the first block lacks.
+
+    Returns:
+        [depths] blocks whose draft matched at that depth, and [depths] blocks that reached it.
+    """
+    match = (guess == choice)[:, :-1].cpu().numpy()
+    known = (choice[:, :-1] == batch.tokens[:, 1:]).cpu().numpy()
+    learn = batch.learn[:, 1:].cpu().numpy()
+    matched, reached = np.zeros(DEPTHS), np.zeros(DEPTHS)
+    for start in range(-phase % DEPTHS, match.shape[1], DEPTHS):
+        alive = learn[:, start].copy()
+        for depth, at in enumerate(range(start, min(start + DEPTHS, match.shape[1]))):
+            alive &= learn[:, at]
+            reached[depth] += alive.sum()
+            alive &= match[:, at]
+            matched[depth] += alive.sum()
+            alive &= known[:, at]
+    return matched, reached

@@ -1,0 +1,216 @@
+"""Sequence-level distillation: the target's own answers in the place of those in the data (Kim and Rush 2016, section 3.2).
+
+A drafter is judged by what the target writes, so it learns most from text the target wrote. Of a chat every response is
+written anew, one after the other, each behind those written before it. A plain text is cut into windows, of which the first
+quarter is the prompt of what the target writes on. Decoding is greedy.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from draftree.drafters.pld import PLD
+from draftree.engine import Engine
+from draftree.errors import UserError
+from draftree.policies.chain import Chain
+from draftree.prompts import encode
+from draftree.target import Target
+from draftree.text import Request
+from draftree.training.data import Messages, Row, messages, rows
+from draftree.training.processes import Processes
+
+FILE, ABOUT, PARTS = "regenerated.jsonl", "regenerated.json", "regenerated.partial"
+
+Prompt = Messages | str
+"""A chat whose responses are to be written, or text to be continued."""
+
+
+@dataclass(frozen=True)
+class Regeneration:
+    """How answers are written.
+
+    Attributes:
+        tokens: the longest answer.
+        batch: how many are written at a time.
+        max_tokens: what is behind so many tokens of a chat is not learnt, and not written; texts are cut into such windows.
+    """
+
+    tokens: int = 256
+    batch: int = 32
+    max_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        for name, least in (("tokens", 1), ("batch", 1), ("max_tokens", 2)):
+            if getattr(self, name) < least:
+                raise UserError(f"regenerate {name} is {getattr(self, name)}, allowed is a whole number of at least {least}")
+
+
+def regenerate(
+    target: Target,
+    paths: Sequence[Path],
+    out: Path,
+    how: Regeneration,
+    processes: Processes,
+    listen: Callable[[int, int], None] = lambda *_: None,
+) -> Path:
+    """Writes data whose answers are the target's; goes on where an interrupted run stopped.
+
+    Every process of a run calls it, and writes a part; the main one puts the parts together.
+
+    Args:
+        target: answers.
+        paths: of the data.
+        out: the folder of the file that is written.
+        how: answers are written.
+        processes: of the run.
+        listen: told how many answers of how many this process has written.
+
+    Returns:
+        The path of the rows, `{"messages"}` and `{"prompt", "completion"}`, in the order of the data.
+
+    Raises:
+        UserError: the data cannot be read.
+    """
+    with processes.agreed():
+        asked = list(prompts(paths, target.tokenizer, how.max_tokens))
+    about = {**asdict(how), "target": target.name, "prompts": _digest(asked)}
+    if not _finished(out, about):
+        parts = out / PARTS / _digest(about)
+        done = _done(parts)
+        processes.same(len(done), "the answers written so far")
+        with processes.agreed():
+            _write(target, asked, done, parts, how, processes, listen)
+        with processes.agreed():
+            if processes.main:
+                _join(out, about, _done(parts), len(asked))
+    return out / FILE
+
+
+def prompts(paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[Prompt]:
+    """What the target is asked: chats up to their last response, and the first quarter of each window of a text."""
+    for path in paths:
+        for row, where in rows(path):
+            chat = messages(row, where)
+            if chat is None:
+                yield from [row["prompt"]] if "completion" in row else _beginnings(row["text"], tokenizer, window)
+                continue
+            if chat and not tokenizer.chat_template:
+                raise UserError(f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text")
+            last = max((i for i, m in enumerate(chat) if m["role"] == "assistant"), default=0)
+            if last:
+                yield chat[: last + 1]
+
+
+def _beginnings(text: str, tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[str]:
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    for at in range(0, len(offsets) - 1, window):
+        whole = offsets[at : at + window]
+        yield text[whole[0][0] : whole[(len(whole) - 1) // 4][1]]
+
+
+def _write(
+    target: Target,
+    asked: Sequence[Prompt],
+    done: dict[int, Row],
+    parts: Path,
+    how: Regeneration,
+    processes: Processes,
+    listen: Callable[[int, int], None],
+) -> None:
+    engine = Engine(target, PLD().open(target), Chain())  # only its plain decoding is used
+    # Rows of one batch should end at about the same time.
+    rest = sorted((i for i in range(len(asked)) if i not in done), key=lambda i: len(json.dumps(asked[i])))
+    batches = [rest[at : at + how.batch] for at in range(0, len(rest), how.batch)][processes.rank :: processes.world]
+    written, total = 0, sum(map(len, batches))
+    parts.mkdir(parents=True, exist_ok=True)
+    with (parts / f"{processes.rank}.jsonl").open("a") as file:
+        file.write("\n")  # behind a line that was broken off
+        for batch in batches:
+            for i, row in zip(batch, _answers(engine, [asked[i] for i in batch], how), strict=True):
+                file.write(json.dumps({"number": i, "row": row}) + "\n")
+            file.flush()
+            written += len(batch)
+            listen(written, total)
+
+
+def _answers(engine: Engine, asked: Sequence[Prompt], how: Regeneration) -> list[Row]:
+    """The rows of some prompts; an empty one where the target was asked nothing it could answer."""
+    texts = {i: prompt for i, prompt in enumerate(asked) if isinstance(prompt, str)}
+    chats = {i: prompt for i, prompt in enumerate(asked) if not isinstance(prompt, str)}
+    found: dict[int, Row] = {}
+    for i, answer in _plain(engine, {i: _ids(engine, text) for i, text in texts.items()}, how).items():
+        found[i] = {"prompt": texts[i], "completion": answer}
+    for i, chat in _chats(engine, chats, how).items():
+        found[i] = {"messages": chat}
+    return [found.get(i, {}) for i in range(len(asked))]
+
+
+def _ids(engine: Engine, text: str) -> list[int]:
+    return list(engine.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _chats(engine: Engine, chats: dict[int, Messages], how: Regeneration) -> dict[int, Messages]:
+    """Every response written anew, the first ones of all chats before the second ones; a chat ends where it is too long."""
+    said: dict[int, Messages] = {i: [] for i in chats}
+    rest = {i: list(chat) for i, chat in chats.items()}
+    while rest:
+        for i in rest:
+            while rest[i][0]["role"] != "assistant":
+                said[i].append(rest[i].pop(0))
+        answers = _plain(engine, {i: encode(engine.tokenizer, said[i]) for i in rest}, how)
+        for i, answer in answers.items():
+            said[i].append({"role": "assistant", "content": answer})
+        rest = {i: rest[i][1:] for i in answers if rest[i][1:]}
+    answered = {i: max((n for n, m in enumerate(chat, 1) if m["role"] == "assistant"), default=0) for i, chat in said.items()}
+    return {i: said[i][:n] for i, n in answered.items() if n}
+
+
+def _plain(engine: Engine, asked: dict[int, list[int]], how: Regeneration) -> dict[int, str]:
+    """The target's answers to the prompts of which something can be learnt."""
+    longest = min(how.max_tokens, engine.target.decoder.context)
+    fit = {i: ids for i, ids in asked.items() if 0 < len(ids) < longest}
+    if not fit:
+        return {}
+    requests = [Request(ids, min(how.tokens, longest - len(ids)), engine.eos) for ids in fit.values()]
+    answers = [[t for t in ids if t not in engine.eos] for ids in engine.plain(requests).tokens]
+    return {i: str(engine.tokenizer.decode(ids)) for i, ids in zip(fit, answers, strict=True)}
+
+
+def _done(parts: Path) -> dict[int, Row]:
+    """The rows written so far by all processes; a line that was broken off does not count."""
+    found: dict[int, Row] = {}
+    for path in sorted(parts.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            found[said["number"]] = said["row"]
+    return found
+
+
+def _finished(out: Path, about: dict[str, Any]) -> bool:
+    try:
+        return bool(json.loads((out / ABOUT).read_text()) == about) and (out / FILE).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _join(out: Path, about: dict[str, Any], done: dict[int, Row], count: int) -> None:
+    if len(done) < count:
+        raise UserError(f"'{out / PARTS}' lacks what other processes wrote: all machines must see the same folder")
+    partial = out / (FILE + ".partial")
+    partial.write_text("".join(json.dumps(done[i]) + "\n" for i in sorted(done) if done[i]))
+    partial.replace(out / FILE)
+    (out / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+    shutil.rmtree(out / PARTS)
+
+
+def _digest(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]

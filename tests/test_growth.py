@@ -1,0 +1,35 @@
+"""Texts that outgrow the slots a drafter's cache begins with."""
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import draftree.drafters
+from draftree.drafters.base import TrainableMethod
+from draftree.engine import Engine
+from draftree.policies.vct import VCT
+from draftree.registry import names, part
+from draftree.testing.fakes import tiny_target
+from draftree.text import Request
+
+TRAINED = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
+
+
+@pytest.fixture(autouse=True)
+def one_spare_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = [importlib.import_module(f"draftree.drafters.{m.name}") for m in pkgutil.iter_modules(draftree.drafters.__path__)]
+    with_own_caches = [m for m in modules if "SPARE" in vars(m)]
+    assert len(with_own_caches) >= 4
+    for module in with_own_caches:
+        monkeypatch.setattr(module, "SPARE", 1)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_cache_grows_with_the_text(name: str) -> None:
+    target = tiny_target(context=120)
+    torch.manual_seed(0)
+    engine = Engine(target, part("drafter", name)().example(target), VCT(width=2, depth=3))
+    requests = [Request([5, 6, 7], 60), Request([9, 8, 7, 6, 5], 40, number=1)]
+    assert engine.generate(requests).tokens == engine.plain(requests).tokens
