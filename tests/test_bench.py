@@ -23,9 +23,9 @@ from draftree.text import Request
 from folders import target_folder
 
 ROOT = Path(__file__).parent.parent
-ROW = {"overlap", "cost_ratio", "drafter", "policy", "temperature", "prompts", "new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step",
+ROW = {"drafter", "policy", "temperature", "prompts", "new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step",
        "depth_per_step", "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "speedup", "same_output",
-       "different_prompts", "repeated_ngrams", "intervals"}  # fmt: skip
+       "different_prompts", "repeated_ngrams", "intervals", "overlap", "cost_ratio"}  # fmt: skip
 PROMPTS = [
     {"category": "a", "turns": ["first?", "second?"]},
     {"category": "a", "question": "how?", "answer": "so"},

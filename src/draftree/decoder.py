@@ -77,7 +77,7 @@ class Feed:
 
 
 def additive_mask(feed: Feed, committed: Ints, dtype: torch.dtype) -> Tensor:
-    """Additive attention mask [R, 1, n, S] of a feed on the host, for layers that see the whole text; S ends with its last token."""
+    """Additive mask [R, 1, n, S] of a feed on the host, for layers that see the whole text; S ends with its last token."""
     rows, n = feed.tokens.shape
     full = torch.full((rows, 1, n, int(feed.starts.max()) + n), torch.finfo(dtype).min, dtype=dtype)
     for r, seen in enumerate(feed.visible):
@@ -339,7 +339,8 @@ class Decoder:
         """A pass over one token in which the head is given other states."""
         hook = self._head.register_forward_pre_hook(lambda _, args: (states[None],))
         try:
-            logits: Tensor = self.model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False).logits
+            one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            logits: Tensor = self.model(input_ids=one, use_cache=False).logits
         finally:
             hook.remove()
         return logits[0]

@@ -27,6 +27,8 @@ CERTAIN, BESIDE = 3.0, 1.0
 """Overlap must rise and cross-entropy fall, one by so many standard errors and the other by so many, to count as better."""
 GAIN = 0.005
 """By how much overlap must rise."""
+UNTRAINED = 0.1
+"""Agreement below which a drafter knows nothing of the target; one that is put right knows something."""
 NEGLIGIBLE = 1e-4
 """A difference of two gains that lets the change tried first stand."""
 
@@ -77,14 +79,15 @@ class Better:
     def sure(self) -> bool:
         """Whether it cannot be chance."""
         less, more = sorted((self.z, self.z_surprise))
-        return more >= CERTAIN and less >= BESIDE and self.gain >= GAIN
+        return more >= CERTAIN and less >= BESIDE and self.gain >= GAIN and self.agreement[1] >= UNTRAINED
 
     @property
     def evidence(self) -> str:
         """In words."""
         return (
             f"with {self.change}, overlap goes from {self.overlap[0]:.3f} to {self.overlap[1]:.3f} and agreement from "
-            f"{self.agreement[0]:.2f} to {self.agreement[1]:.2f} ({self.z:.1f} standard errors; cross-entropy falls by {self.z_surprise:.1f})"
+            f"{self.agreement[0]:.2f} to {self.agreement[1]:.2f} (overlap rises by {self.z:.1f} standard errors, cross-entropy "
+            f"falls by {self.z_surprise:.1f})"
         )
 
 

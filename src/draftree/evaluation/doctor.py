@@ -24,7 +24,17 @@ from draftree.drafters.lm import LMDrafter
 from draftree.errors import UserError
 from draftree.evaluation import suites
 from draftree.evaluation._driven import DEPTHS, Places, Recording, Text, drive
-from draftree.evaluation._faults import VOCABULARY, Map, alternatives, best, frequencies, rotaries, theta, vocabulary_map
+from draftree.evaluation._faults import (
+    UNTRAINED,
+    VOCABULARY,
+    Map,
+    alternatives,
+    best,
+    frequencies,
+    rotaries,
+    theta,
+    vocabulary_map,
+)
 from draftree.loop import plain
 from draftree.prompts import encode
 from draftree.sampling import Sampling
@@ -56,8 +66,6 @@ AGREEMENT, OVERLAP, COVERAGE = (0.5, 0.2), (0.4, 0.15), (0.9, 0.7)
 """From the first on a figure is ok, below the second it is bad."""
 CALIBRATION = (0.15, 0.3)
 """Up to the first the calibration error is ok, above the second it is bad."""
-UNTRAINED = 0.1
-"""Agreement after a root below which a drafter knows nothing of the target."""
 
 FORWARDS = "mask or position off by one between training and decoding"
 NUMBERS = "weights are not finite numbers"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from draftree import inputs, terminal
@@ -74,6 +75,9 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
         else:
             drafter = state.begun(method, asked.given, asked.init_from, model)
     samples = _samples(asked, model, processes)
+    if asked.init_from is None:
+        learnt = np.concatenate([s.tokens[s.learn] for s in samples])
+        drafter.study(np.bincount(learnt, minlength=model.decoder.vocab))
     if asked.plan.cache_features:
         _cache(asked, model, drafter, samples, processes)
     with terminal.progress(f"train {asked.spec}", None) as tell:

@@ -1,0 +1,320 @@
+"""The doctor: what it measures, and that each fault planted in a trained drafter is named."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import draftree.drafters.edd
+import draftree.drafters.medusa
+from draftree import Costs
+from draftree.cli import main
+from draftree.drafters.eagle3 import EAGLE3Drafter
+from draftree.drafters.edd import EDD, EDDDrafter
+from draftree.drafters.glide import GLIDEDrafter
+from draftree.drafters.lm import LMDrafter
+from draftree.errors import NotANumber, UserError
+from draftree.evaluation import _faults, doctor
+from draftree.evaluation._driven import DEPTHS, Places, Recording, Text, drive
+from draftree.evaluation.doctor import FORWARDS, NUMBERS, STRANGER, TOKENIZER, Report, examine
+from draftree.registry import build
+from draftree.target import Target, demo_folder
+from draftree.testing.fakes import tiny_target
+from draftree.training.masks import block_starts, dual_block
+from folders import byte_tokenizer, target_folder
+
+GOLDENS = Path(__file__).parents[2] / "shared" / "goldens"
+traced = pytest.mark.skipif(not GOLDENS.is_dir(), reason="the traces are not here")
+FLAT = Costs({1: 0.1}, {1: 1.0})
+
+
+@pytest.fixture(scope="module")
+def demo() -> Target:
+    return Target.load("demo")
+
+
+@pytest.fixture(scope="module")
+def texts(demo: Target) -> list[Text]:
+    return doctor.answers(demo, count=12, tokens=40)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's own checks are made on few tokens; they have tests of their own."""
+    monkeypatch.setattr(doctor, "COMPARED", 11)
+    monkeypatch.setattr(doctor, "NARROW", 2)
+
+
+def causes(report: Report) -> list[str]:
+    return [s.cause for s in report.suspects]
+
+
+@pytest.mark.parametrize("name", ["edd", "vdm", "pld"])
+def test_a_shipped_drafter_is_healthy(demo: Target, texts: list[Text], name: str) -> None:
+    report = examine(demo, build("drafter", name).open(demo), texts, FLAT)
+    assert report.healthy
+    assert report.suspects == ()
+    assert report["agreement"].verdict == "ok"
+    assert json.loads(json.dumps(report.as_json(), allow_nan=False))["healthy"] is True
+    assert sum(d.places for d in report.depths) == sum(len(t.tokens) - 1 - t.start for t in texts)
+    tau = 1 + sum(np.cumprod([d.accepted for d in report.depths]))
+    assert report["acceptance length"].value == pytest.approx(tau)
+    assert report["speed-up"].value == pytest.approx(tau / (1 + DEPTHS * 0.1))
+
+
+def test_a_hidden_layer_off_by_one_is_named(demo: Target, texts: list[Text]) -> None:
+    edd = EDD().open(demo)
+    report = examine(demo, EDDDrafter(replace(edd.knobs, hidden_layer=-5), edd.model, demo), texts)
+    assert causes(report) == [_faults.LAYER]
+    assert "hidden state 21 for 20" in report.suspects[0].evidence
+
+
+@pytest.mark.parametrize("base", [500.0, 1e6])
+def test_a_wrong_rope_is_named(demo: Target, texts: list[Text], tmp_path: Path, base: float) -> None:
+    folder = shutil.copytree(demo_folder("edd"), tmp_path / "edd")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = base
+    (folder / "config.json").write_text(json.dumps(config))
+    drafter = build("drafter", str(folder)).open(demo)
+    before = {n: _faults.frequencies(m).clone() for n, m in _faults.rotaries(drafter.model).items()}
+    report = examine(demo, drafter, texts[:6])
+    assert causes(report) == [_faults.ROPE]
+    assert f"the target's rotary base 10000 instead of {base:.0f}" in report.suspects[0].evidence
+    assert report["rope"].verdict == "warn"
+    for name, module in _faults.rotaries(drafter.model).items():  # it was put back
+        assert torch.equal(_faults.frequencies(module), before[name])
+
+
+def leaked(tokens: int, block: int, phase: int, window: int | None = None) -> Tensor:
+    """The dual-block mask with the root's own hidden state."""
+    mask = dual_block(tokens, block, phase, window)
+    mask[torch.arange(tokens), block_starts(tokens, block, phase)] = True
+    return mask
+
+
+def test_a_training_mask_off_by_one_is_named(demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draftree.drafters.edd, "dual_block", leaked)
+    assert causes(examine(demo, EDD().open(demo), texts[:6])) == [FORWARDS]
+
+
+def test_a_decoding_position_off_by_one_is_named(demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The soft prompt's states stand one position late."""
+    drafter = EDD().open(demo)
+    stock = drafter.decoder.keys_and_values
+    monkeypatch.setattr(drafter.decoder, "keys_and_values", lambda x, at: stock(x, at + int(torch.is_inference_mode_enabled())))
+    assert causes(examine(demo, drafter, texts[:6]))[0] == FORWARDS
+
+
+def test_states_of_the_wrong_token_are_named(demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding is handed every token's predecessor's state."""
+    drafter = EDD().open(demo)
+    encode = drafter._encode
+
+    def late(state: Any, taps: Any) -> Any:
+        at = np.maximum(np.arange(len(taps.rows)) - 1, 0)
+        first = np.concatenate(([True], taps.rows[1:] != taps.rows[:-1]))
+        moved = taps.take(np.where(first, np.arange(len(at)), at))
+        return encode(state, replace(taps, hidden=moved.hidden))
+
+    monkeypatch.setattr(drafter, "_encode", late)
+    assert causes(examine(demo, drafter, texts[:6]))[0] == FORWARDS
+
+
+def test_weights_that_are_no_numbers_are_named(demo: Target, texts: list[Text]) -> None:
+    drafter = EDD().open(demo)
+    next(drafter.model.parameters()).data[0, 0] = torch.nan
+    report = examine(demo, drafter, texts)
+    assert causes(report) == [NUMBERS]
+    assert report.depths == ()
+    json.dumps(report.as_json(), allow_nan=False)
+
+
+def test_an_untrained_drafter_is_named(demo: Target, texts: list[Text]) -> None:
+    report = examine(demo, EDD().fresh(demo), texts[:3])
+    assert causes(report) == [STRANGER]
+    assert report["agreement"].verdict == "bad"
+
+
+def trace(name: str, count: int = 12, tokens: int = 36) -> tuple[Target, list[Text]]:
+    """A target of a trace, and what it answers to parts of the trace's texts."""
+    target = Target.load(str(GOLDENS / name / "target"))
+    runs = json.loads((GOLDENS / name / "golden.json").read_text())["settings"][0]["runs"]
+    prompts = [r["output"][at : at + 24] for r in runs for at in range(0, 90, 15)]
+    return target, doctor.answered(target, prompts[:count], tokens)
+
+
+@traced
+@pytest.mark.parametrize("name", ["eagle2", "eagle3", "glide", "medusa1"])
+def test_an_official_drafter_is_healthy(name: str) -> None:
+    target, found = trace(name, 12, 26)
+    report = examine(target, build("drafter", str(GOLDENS / name / "draft")).open(target), found)
+    assert report.suspects == ()
+
+
+MAPS = {
+    "ids as they are": lambda ids: ids,
+    "no offsets": lambda ids: torch.zeros_like(ids),
+    "one too high": lambda ids: ids - torch.arange(len(ids)) + 1,
+}
+
+
+@traced
+@pytest.mark.parametrize("case", MAPS)
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_wrong_vocabulary_map_is_named(case: str, marked: bool) -> None:
+    """Where t2d is right it gives the map away; where it is as wrong as d2t, only a measurement does."""
+    target, found = trace("eagle3", 4, 21)
+    drafter: EAGLE3Drafter = build("drafter", str(GOLDENS / "eagle3" / "draft")).open(target)
+    net = drafter.model
+    net.d2t = MAPS[case](net.drafted)
+    if not marked:
+        net.t2d = torch.zeros_like(net.t2d)
+        net.t2d[net.drafted.clamp(max=len(net.t2d) - 1)] = True
+    planted = net.d2t.clone()
+    report = examine(target, drafter, found)
+    assert causes(report) == [_faults.VOCABULARY]
+    assert ("overlap goes from" in report.suspects[0].evidence) is not (case == "no offsets" and not marked)
+    assert torch.equal(net.d2t, planted)
+
+
+@traced
+def test_a_hidden_layer_of_medusa_off_by_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draftree.drafters.medusa, "LAST", -2)
+    target, found = trace("medusa1", 6)
+    report = examine(target, build("drafter", str(GOLDENS / "medusa1" / "draft")).open(target), found)
+    assert causes(report) == [_faults.LAYER]
+    assert "hidden state 8 for 7" in report.suspects[0].evidence
+
+
+@traced
+def test_a_wrong_rope_of_eagle_is_named(tmp_path: Path) -> None:
+    """Its rotary frequencies are no buffers of its network."""
+    target, found = trace("eagle2", 14, 64)
+    folder = shutil.copytree(GOLDENS / "eagle2" / "draft", tmp_path / "draft", copy_function=shutil.copyfile)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").chmod(0o600)
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 200.0}))
+    assert causes(examine(target, build("drafter", str(folder)).open(target), found)) == [_faults.ROPE]
+
+
+@traced
+def test_keys_and_values_of_the_wrong_layer_are_named() -> None:
+    target, found = trace("glide")
+    drafter: GLIDEDrafter = build("drafter", str(GOLDENS / "glide" / "draft")).open(target)
+    drafter._layers = tuple(layer - 1 for layer in drafter._layers)
+    assert _faults.KV in causes(examine(target, drafter, found))
+
+
+def test_another_tokenizer_is_named(tmp_path: Path) -> None:
+    target = Target.load(str(target_folder(tmp_path / "target")))
+    same = LMDrafter(Target.load(str(target_folder(tmp_path / "same"))))
+    assert list(doctor._tokenizer(target, same)) == []
+    raw = json.loads(byte_tokenizer().backend_tokenizer.to_str())
+    raw["model"]["vocab"]["a"], raw["model"]["vocab"]["b"] = raw["model"]["vocab"]["b"], raw["model"]["vocab"]["a"]
+    other = LMDrafter(Target.load(str(target_folder(tmp_path / "other"))))
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(raw))
+    assert [s.cause for s in doctor._tokenizer(target, other)] == [TOKENIZER]
+
+
+@pytest.mark.parametrize("name", ["edd", "vdm"])
+def test_a_recording_drives_as_the_target_does(demo: Target, texts: list[Text], name: str) -> None:
+    drafter = build("drafter", name).open(demo)
+    real = drive(demo, drafter, texts[:3])
+    replayed = drive(Recording.of(demo, texts[:3], drafter.needs.hidden), drafter, texts[:3])
+    for field in Places.__dataclass_fields__:
+        assert np.allclose(getattr(real, field), getattr(replayed, field), atol=1e-4), field
+
+
+def test_places_are_counted_by_chains() -> None:
+    """Two blocks: one accepts a draft and fails at the second, the other leaves the text behind its first."""
+    depth, root = np.array([1, 2, 3, 1, 2]), np.array([7, 7, 7, 9, 9])
+    agree, followed = np.array([1, 0, 1, 1, 1], bool), np.array([1, 1, 1, 0, 1], bool)
+    real, yes = np.zeros(5), np.ones(5, bool)
+    places = Places(np.zeros(5, np.int64), root, depth, yes, agree, real, real, real, yes, followed)
+    assert places.rates.tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_the_calibration_error_is_the_gap_in_each_bin() -> None:
+    confidence, right = np.array([0.12, 0.18, 0.95, 0.91]), np.array([0, 1, 1, 1], bool)
+    assert doctor.calibration_error(confidence, right) == pytest.approx((abs(0.30 - 1) + abs(1.86 - 2)) / 4)
+    assert doctor.calibration_error(np.array([1.0]), np.array([True])) == 0
+
+
+def test_a_margin_below_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tokens with the same row in the LM head are as good as each other, whatever the width of a pass."""
+    monkeypatch.setattr(doctor, "NARROW", 8)
+    target = tiny_target()
+    text = [Text(np.arange(3, 15), 4)]
+    changes, margins = doctor.narrow_and_wide(target, text)
+    assert len(margins) == 8
+    assert margins.min() > changes.max()
+    assert doctor._noise(target, text).verdict == "ok"
+    with torch.no_grad():
+        head = target.decoder.model.get_output_embeddings().weight
+        head[1::2] = head[:-1:2]
+        head[-1] = head[-2]
+    found = doctor._noise(target, text)
+    assert found.verdict == "warn"
+    assert "at 8 of 8 tokens" in found.text
+
+
+@pytest.fixture
+def doctored(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a command: (exit status, standard output, standard error)."""
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    FLAT.save(tmp_path / "costs.json")
+
+    def run(*args: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", "--costs", str(tmp_path / "costs.json"), *args])
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def test_the_command_shows_a_screen(doctored) -> None:
+    status, out, err = doctored("--drafter", "pld")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1].startswith("healthy")
+    for word in ("agreement", "speed-up", "margin / noise", "by depth"):
+        assert word in out
+
+
+def test_the_command_prints_one_json_object(doctored, tmp_path: Path) -> None:
+    data = tmp_path / "some.jsonl"
+    data.write_text("".join(json.dumps({"text": f"{n} and {n} make {2 * n}, or so I was told. " * 3}) + "\n" for n in range(4)))
+    folder = str(target_folder(tmp_path / "target"))
+    status, out, err = doctored("--target", folder, "--drafter", "pld", "--data", str(data), "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert set(found) == {"target", "drafter", "texts", "tokens", "findings", "depths", "suspects", "healthy"}
+    assert (found["texts"], found["tokens"]) == (4, 4 * doctor.TOKENS)
+
+
+def test_what_does_not_fit_is_a_mistake(doctored, tmp_path: Path) -> None:
+    folder = str(target_folder(tmp_path / "target"))
+    status, out, err = doctored("--target", folder, "--drafter", str(demo_folder("edd")))
+    assert (status, out) == (2, "")
+    assert "vocab_size" in err
+    assert err.count("\n") == 1
+
+
+def test_data_without_text_is_a_mistake(demo: Target, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("a b")
+    with pytest.raises(UserError, match="holds no text"):
+        doctor.read(demo, tmp_path / "short.txt")
+
+
+def test_a_target_that_is_no_number_is_told(texts: Sequence[Text]) -> None:
+    target = tiny_target()
+    target.decoder.model.get_output_embeddings().weight.data[5] = torch.nan
+    with pytest.raises(NotANumber):
+        drive(target, build("drafter", "pld").open(target), [Text(np.arange(3, 15), 4)])
