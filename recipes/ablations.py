@@ -1,6 +1,6 @@
 """Train what the tables of draft models compare: second seeds, GLIDE's and EDD's ablations.
 
-    python recipes/ablations.py --data distilled.jsonl --out drafters
+    python recipes/ablations.py --data distilled/regenerated.jsonl --out drafters
 
 The second seeds and GLIDE's variants have the budget of the shipped drafters, three epochs. EDD's ablations (EDD + PCT,
 Table 3) and the sweep over its hidden layer (Figure 5) have one epoch each, the paper's budget, and so has the EDD and the

@@ -1,0 +1,49 @@
+"""What is shipped for the demo target."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from draftree.drafters._checkpoint import about, fingerprint
+from draftree.drafters.base import TrainableMethod
+from draftree.engine import Engine
+from draftree.policies.chain import Chain
+from draftree.prompts import encode, question
+from draftree.registry import build, names, part
+from draftree.target import Target, demo_folder
+from draftree.text import Request
+
+TRAINED = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.load("demo")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_method_is_shipped_trained(name: str, target: Target) -> None:
+    """Its drafts are accepted, and the text is the target's."""
+    assert about(demo_folder(name))["target_hash"] == fingerprint(target.decoder.config)
+    engine = Engine(target, build("drafter", name).open(target), Chain(length=4))
+    prompts = ["How many legs do 3 dogs and 2 birds have together?", "A pen costs $2 and a book $7. What do 5 of each cost?"]
+    requests = [Request(encode(engine.tokenizer, question(p)), 48, engine.eos, number=i) for i, p in enumerate(prompts)]
+    written = engine.generate(requests)
+    assert written.tokens == engine.plain(requests).tokens
+    assert written.stats.acceptance_length > 1.3
+
+
+def test_all_were_trained_on_the_same_tokens_as_long() -> None:
+    said = [json.loads((demo_folder(n) / "training.json").read_text()) for n in TRAINED]
+    assert len({tuple(s[k] for k in ("data", "epochs", "batch_size", "lr", "max_tokens", "seed")) for s in said}) == 1
+
+
+def test_the_demo_is_small() -> None:
+    size = sum(f.stat().st_size for f in demo_folder("").rglob("*") if f.is_file())
+    assert size < 90e6
+    told = re.search(r"The whole demo is (\d+) MB", README.read_text())
+    assert told is not None
+    assert abs(int(told[1]) - size / 1e6) < 1
