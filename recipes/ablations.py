@@ -10,14 +10,14 @@ VDM they are compared with. The tables are made by `benchmarks/draft_models.sh`.
 from demo_drafters import SPECS, arguments, train
 
 SECOND_SEED = ("edd", "eagle", "vdm", "medusa")
-GLIDE = {"glide-nocross": "glide:cross=false", "glide-l11": "glide:kv_layer=11"}
+GLIDE = {"glide-nocross": "glide:cross=false"}  # the paper's Vanilla Drafter
 EDD = {
     "edd-e1": "edd",
     "edd-ce-e1": "edd:loss=ce",
     "edd-fixed-e1": "edd:min_block=5,max_block=5",
     "vdm-e1": "vdm",  # EDD without the target's encoding
 }
-LAYERS = (4, 8, 12, 16, 24)
+LAYERS = (4, 12, 24)
 """Entries of `hidden_states` beside 21, the fourth-to-last layer's output, which `edd-e1` reads."""
 
 

@@ -14,6 +14,7 @@ from architectures import CONFIGS, MIXED, SCALED, SIZES, SOME, VOCAB, WINDOW, fr
 from draftree.decoder import Decoder, Feed, one_layer
 from draftree.errors import UserError
 from draftree.target import Target
+from forests import NOISE, worst
 
 STATE = "cannot take back a rejected token"
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "attn_layer_indices": [1]}
@@ -176,3 +177,17 @@ def test_a_window_counts_positions_and_not_slots() -> None:
     assert isinstance(masks, dict)
     assert seen(masks["full_attention"]) == [[[*range(7)], [*range(8)], [*range(7), 8]]]
     assert seen(masks["sliding_attention"]) == [[[2, 3, 4, 5, 6], [3, 4, 5, 6, 7], [3, 4, 5, 6, 8]]]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3"])
+def test_the_head_gives_the_models_logits_without_a_pass_of_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caps and scales behind the head included."""
+    stock = model(name)
+    decoder = Decoder(stock)
+    ids = torch.tensor([[3, 9, 4, 7]])
+    with torch.no_grad():
+        out = stock(input_ids=ids, output_hidden_states=True, use_cache=False)
+        last = out.hidden_states[-1][0]
+        decoder.head(last)
+        monkeypatch.setattr(decoder, "_through_model", None)  # asked once, when the head is first used
+        assert worst(decoder.head(last), out.logits[0]) < NOISE

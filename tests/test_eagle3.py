@@ -1,5 +1,8 @@
 """EAGLE-3's layers, draft vocabulary and objective."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -88,3 +91,16 @@ def test_knobs_out_of_range(wrong: dict[str, float]) -> None:
 def test_a_draft_vocabulary_larger_than_the_targets() -> None:
     with pytest.raises(UserError, match="draft_vocab is 100000, allowed is at most"):
         EAGLE3(draft_vocab=100_000).fresh(target("llama"))
+
+
+def test_layers_that_codes_count_differently_have_to_be_said(tmp_path: Path) -> None:
+    t = of_layers(8)
+    EAGLE3().example(t).save(tmp_path)  # type: ignore[attr-defined]
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["draftree"], config["eagle_aux_hidden_state_layer_ids"]
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}})
+    )
+    with pytest.raises(UserError, match=r"names its layers \[1, 3, 6\] in eagle_config"):
+        EAGLE3(checkpoint=str(tmp_path)).open(t)
+    assert EAGLE3(checkpoint=str(tmp_path), low=2, middle=4, high=7).open(t).needs.hidden == (2, 4, 7)

@@ -314,6 +314,8 @@ WRONG = {
     "foreign here": (changed(SPEC_3, lambda c, t: t.update({"verifier": torch.ones(D)})), "foreign tensors: verifier"),
     "mis-shaped here": (
         changed(SPEC_3, lambda c, t: t.update({Q3: torch.ones(D, D)})), r"layers\.0\.self_attn\.q_proj\.weight \[32, 32\]"),
+    "rope": (changed(EAGLE_1, flag(rope_scaling={"type": "su", "factor": 2.0})), "unknown rope type in the drafter's config"),
+    "activation": (changed(EAGLE_3, flag(hidden_act="silo")), "unknown hidden_act in the drafter's config.json 'silo'.*'silu'"),
     "no map": (changed(EAGLE_3, lambda c, t: t.pop("d2t")), "missing tensors: d2t"),
     "map beyond": (changed(EAGLE_3, lambda c, t: t.update(d2t=t["d2t"] + VOCAB)), "by its d2t, allowed are 0 … 70"),
     "no embedding": (

@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 
 from draftree.acceptors.greedy import Greedy
+from draftree.decoder import Decoder
 from draftree.drafters.mtp import MTP, fused, split
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -118,6 +119,26 @@ def test_experts_are_stacked_and_taken_apart() -> None:
     again = split(stacked)
     assert again.keys() == tensors.keys() | {"l.mlp.gate.weight"}
     assert all(torch.equal(again[k], v) for k, v in tensors.items())
+
+
+def test_a_target_whose_config_calls_its_sizes_otherwise(tmp_path: Path) -> None:
+    """GPT-J says n_embd; what was trained for it must open again."""
+    target = small("gptj", rotary_dim=4)
+    MTP().fresh(target).save(tmp_path)
+    assert build("drafter", str(tmp_path)).open(target).model.width == 32
+
+
+def test_a_target_with_learnt_positions_is_refused() -> None:
+    """They lie beside the layers: they would be random, and neither trained nor saved."""
+    with pytest.raises(UserError, match=r"GPT2LMHeadModel is not supported: beside its layers it has wpe\.weight"):
+        MTP().fresh(small("gpt2"))
+
+
+def small(kind: str, **values: Any) -> Target:
+    """A random target of GPT-2's family."""
+    config = AutoConfig.for_model(kind, vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, **values)
+    model: Any = AutoModelForCausalLM.from_config(config)
+    return Target(Decoder(model), kind)
 
 
 def test_knobs_out_of_range() -> None:

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from architectures import target
+from architectures import build as build_model
+from architectures import fresh, rope, target
 from drafting import prefix_difference
+from draftree.decoder import Decoder
+from draftree.drafters._layers import Rotary, of_values
 from draftree.drafters._pairs import PairDrafter
 from draftree.errors import UserError
 from draftree.registry import build, part
@@ -96,7 +99,42 @@ def test_the_loss_falls_and_gradients_reach_every_weight(method: str) -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0] - 0.05
-    assert all(p.grad is None or not p.grad.any() for p in t.decoder.model.parameters()) or t.name != "demo"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("dtype", "autocast"), [(torch.bfloat16, False), (torch.float16, False), (torch.float32, True)])
+def test_half_precision_trains_close_to_float32(method: str, dtype: torch.dtype, autocast: bool) -> None:
+    """A float32 drafter of a half-precision target, and of a float32 one in bfloat16 autocast."""
+    found = []
+    for kind, mixed in ((torch.float32, False), (dtype, autocast)):
+        t = Target(Decoder(fresh("llama").to(kind)), "half")
+        torch.manual_seed(0)
+        drafter = part("drafter", method)().fresh(t)
+        batch = forwards.batch_of(t, drafter, tokens_of(2, 12, 7))
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            loss = drafter.loss(batch)
+            with torch.no_grad():
+                logits = drafter.forward(batch, 5, 2)
+        loss.backward()
+        assert {p.grad.dtype for p in drafter.model.parameters() if p.grad is not None} == {torch.float32}
+        found.append((float(loss.detach()), torch.log_softmax(logits[:, 1:].float(), -1)))
+    assert found[1][0] == pytest.approx(found[0][0], rel=0.05)
+    assert 0 < worst(found[1][1], found[0][1]) < 0.2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_target_of_scaled_and_partial_rope(method: str) -> None:
+    """Drafters of Llama's kind rotate whole keys, whatever share the target rotates."""
+    scaled = rope("linear", factor=2.0, partial_rotary_factor=0.25)
+    t = Target(Decoder(build_model("gpt_neox", {"hidden_act": "gelu", **scaled})), "scaled")
+    assert forwards.apart(t, drafter_of(method, t), tokens_of(2, 13, 3), 4, 1) < 10 * NOISE
+
+
+def test_rotary_frequencies_lie_where_they_are_used() -> None:
+    """Else each pass on a GPU would copy them there."""
+    rotary = Rotary(of_values({"hidden_size": 32, "num_attention_heads": 4}))
+    cos, _ = rotary(torch.empty(1, 2, 32, device="meta"), torch.zeros(1, 2, dtype=torch.long, device="meta"))
+    assert cos.device.type == rotary._embedding.inv_freq.device.type == "meta"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.decoder import Decoder
 from draftree.drafters.base import Batch
+from draftree.drafters.eagle import EAGLE
 from draftree.drafters.edd import EDD
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
@@ -342,6 +343,20 @@ def test_a_run_may_begin_with_the_weights_of_another(target, samples, tmp_path) 
     assert all(p.requires_grad and p.dtype == torch.float32 for p in drafter.model.parameters())
     with pytest.raises(UserError, match="holds a drafter 'edd', asked for was 'vdm'"):
         begun(VDM(), [], tmp_path, target)
+
+
+def test_a_published_checkpoint_goes_on_as_the_network_it_is(target, tmp_path) -> None:
+    """A fresh drafter would have the target's rope and no embedding of its own."""
+    EAGLE().fresh(target).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["draftree"], config["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": 500.0}))
+    drafter = begun(EAGLE(), [], tmp_path, target)
+    like, at = torch.zeros(1), torch.arange(9)[None]
+    turned = drafter.model.rotary(like, at)[0]
+    assert not torch.allclose(turned, EAGLE().fresh(target).model.rotary(like, at)[0])
+    assert torch.equal(turned, EAGLE(checkpoint=str(tmp_path)).open(target).model.rotary(like, at)[0])
+    assert all(p.dtype == torch.float32 for p in drafter.model.parameters())
 
 
 def test_what_another_run_was_told_of_itself_does_not_resume(target, samples, tmp_path) -> None:

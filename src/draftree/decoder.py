@@ -6,7 +6,7 @@ Shapes: R rows, n tokens a row in one pass (padded), S slots, D hidden size, V v
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -317,10 +317,9 @@ class Decoder:
 
     def head(self, states: Tensor) -> Tensor:
         """Logits [M, V] of what the last layer's norm gave, [M, D], by the stock head and whatever the model does behind it."""
-        if self._plain_head:
-            logits: Tensor = self._head(states)
-            return logits
-        return self._through_model(states)
+        if self._behind_head is None:
+            return self._through_model(states)
+        return self._behind_head(self._head(states))
 
     @property
     def _head(self) -> nn.Module:
@@ -329,11 +328,20 @@ class Decoder:
         return head
 
     @cached_property
-    def _plain_head(self) -> bool:
-        """Whether logits are the head's output as it is; some models scale or cap them."""
+    def _behind_head(self) -> Callable[[Tensor], Tensor] | None:
+        """What the model does to its head's output: nothing, a cap or a scale; None for what is none of these."""
+        cap = getattr(self.config, "final_logit_softcapping", None) or 1.0  # Gemma 2
+        by, over = getattr(self.config, "logit_scale", None) or 1.0, getattr(self.config, "logits_scaling", None) or 1.0
+        known: tuple[Callable[[Tensor], Tensor], ...] = (
+            lambda x: x,
+            lambda x: torch.tanh(x / cap) * cap,
+            lambda x: x * by,  # Cohere
+            lambda x: x / over,  # Granite
+        )
         with torch.no_grad():
             probe = torch.linspace(-3, 3, self.hidden, device=self.device, dtype=self.dtype)[None]
-            return bool(torch.allclose(self._head(probe), self._through_model(probe), rtol=1e-4, atol=1e-5))
+            wanted, raw = self._through_model(probe).float(), self._head(probe)
+            return next((f for f in known if torch.allclose(f(raw).float(), wanted, rtol=1e-4, atol=1e-5)), None)
 
     def _through_model(self, states: Tensor) -> Tensor:
         """A pass over one token in which the head is given other states."""

@@ -11,10 +11,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from draftree.cache import LayerShape
-from draftree.errors import UserError
+from draftree.errors import UnknownName, UserError
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
          "max_position_embeddings", "rms_norm_eps", "hidden_act", "initializer_range")  # fmt: skip
@@ -25,6 +27,7 @@ def like(config: PreTrainedConfig, **changes: Any) -> LlamaConfig:
     values = {k: v for k in SIZES if (v := getattr(config, k, None)) is not None}
     values.setdefault("intermediate_size", 4 * config.hidden_size)
     rope = dict(getattr(config, "rope_parameters", None) or {})
+    rope.pop("partial_rotary_factor", None)  # a Llama's keys are rotated whole
     theta = rope.get("rope_theta", 10000.0)
     plain = {"rope_type": "default", "rope_theta": theta if isinstance(theta, (int, float)) else 10000.0}
     return of_values(values | {"rope_parameters": rope if rope.get("rope_type") in ("linear", "llama3") else plain} | changes)
@@ -34,7 +37,7 @@ def of_values(values: Mapping[str, Any]) -> LlamaConfig:
     """A Llama config of a published checkpoint's values.
 
     Raises:
-        UserError: transformers refuses them.
+        UserError: transformers refuses them, or does not know the rope or the activation.
     """
     known = {k: v for k, v in values.items() if k not in ("architectures", "model_type", "transformers_version", "draftree")}
     try:
@@ -42,6 +45,13 @@ def of_values(values: Mapping[str, Any]) -> LlamaConfig:
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         told = " ".join(str(error).split())
         raise UserError(f"the drafter's config.json is not a Llama's: {told}") from error
+    rope: Any = config.rope_parameters
+    for key, got, allowed in (
+        ("rope type", rope["rope_type"], ("default", *ROPE_INIT_FUNCTIONS)),
+        ("hidden_act", config.hidden_act, ACT2FN),
+    ):
+        if got not in allowed:
+            raise UnknownName(f"{key} in the drafter's config.json", got, sorted(allowed))
     config._attn_implementation = "sdpa"
     return config
 
@@ -71,6 +81,7 @@ class Rotary:
 
     def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, n, width] at positions [R, n], in the dtype and on the device of `like`."""
+        self._embedding.to(like.device)  # else transformers copies the frequencies there in every pass
         cos, sin = self._embedding(like, positions)
         return cos, sin
 

@@ -169,7 +169,7 @@ class PairDrafter(Trainable[Pairs]):
         features = self.model.fuse({k: h.to(self._place.dtype) for k, h in batch.hidden.items()})
         out = self._train_pass(batch.tokens[:, 1:], features[:, :-1], at - 1, at[None, :] <= at[:, None], cache)
         states = features.new_zeros(rows, count, self.model.width)
-        states[:, cuts] = out[:, [s - 1 for s in cuts]]
+        states[:, cuts] = out[:, [s - 1 for s in cuts]].to(states.dtype)  # autocast's outputs are narrower than features
         owner, depth = torch.zeros(count - 1, dtype=torch.long), torch.zeros(count - 1, dtype=torch.long)
         true = at.clone()
         for d in range(1, block):
@@ -179,9 +179,8 @@ class PairDrafter(Trainable[Pairs]):
             owner, depth = torch.cat((owner, mine)), torch.cat((depth, torch.full((len(mine),), d)))
             true = torch.cat((true, torch.full((len(mine),), count)))  # drafted pairs are nobody's history
             visible = (true[None, :] <= mine[:, None]) | ((depth[None, :] > 0) & (owner[None, :] == mine[:, None]))
-            states[:, mine + d] = self._train_pass(
-                batch.tokens[:, mine + d], states[:, mine + d - 1], mine + d - 1, visible, cache
-            )
+            out = self._train_pass(batch.tokens[:, mine + d], states[:, mine + d - 1], mine + d - 1, visible, cache)
+            states[:, mine + d] = out.to(states.dtype)
         return self.model.logits(states)
 
     def _train_pass(self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache) -> Tensor:
@@ -204,11 +203,11 @@ class PairDrafter(Trainable[Pairs]):
             [B, T, D] outputs, and [T] whether a token has one.
         """
         count = batch.tokens.shape[1]
-        cache, at = Growing(), torch.arange(count - 1)
+        cache, at = Growing(), torch.arange(count - 1, device=features.device)
         fed = features[:, :-1]
         for j in range(steps):
             places = [(at[None, :] <= at[:, None] - j) | ((at[None, :] == at[:, None]) & (j > at[:, None]))]
             places += [at[None, :] == at[:, None] - j + i for i in range(1, j + 1)]
             out = self._train_pass(batch.tokens[:, 1:], fed, at, torch.cat(places, dim=1), cache)
-            yield nn.functional.pad(out, (0, 0, 1, 0)), torch.arange(count) > j
+            yield nn.functional.pad(out, (0, 0, 1, 0)), torch.arange(count, device=out.device) > j
             fed = nn.functional.pad(out[:, :-1], (0, 0, 1, 0))

@@ -167,10 +167,10 @@ class EAGLEDrafter(PairDrafter):
         return Needs(hidden=(LAST,))
 
     def loss(self, batch: Batch) -> Tensor:
-        true = batch.hidden[LAST]
+        true = batch.hidden[LAST].to(self._place.dtype)  # the target's may be half precision
         at, total = before(batch.learn), torch.zeros((), device=true.device)
         for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):
-            chosen = at & known.to(at.device)
+            chosen = at & known
             feature = smooth_l1_loss(out[chosen].float(), true[chosen].float(), reduction="sum") / out.shape[-1]
             token = soft_cross_entropy(batch.target(chosen), self.model.logits(out[chosen]))
             total = total + self.knobs.feature_weight * feature + self.knobs.token_weight * token

@@ -32,6 +32,9 @@ EMBEDDING = "embed_tokens.weight"
 LAYER_IDS = speculators.LAYER_IDS
 
 
+DEFAULT_LAYERS = (2, None, None)
+
+
 @final
 @dataclass(frozen=True)
 class EAGLE3(TrainableMethod):
@@ -77,7 +80,7 @@ class EAGLE3(TrainableMethod):
         found = tuple(target.decoder.hidden_index(layer) for layer in wanted)
         if len(set(found)) == 3 and list(found) == sorted(found):
             return found[0], found[1], found[2]
-        if (self.low, self.middle, self.high) == (2, None, None) and count >= 2:
+        if (self.low, self.middle, self.high) == DEFAULT_LAYERS and count >= 2:
             low, middle, high = np.linspace(min(1, count - 2), count, 3).astype(int).tolist()
             return low, middle, high
         raise UserError(f"eagle3: the layers are {wanted}, allowed are three different ones of 0 … {count} in ascending order")
@@ -96,6 +99,11 @@ class EAGLE3(TrainableMethod):
         knobs = self.resume(folder, target)
         if ids := config.get(LAYER_IDS):
             knobs = replace(knobs, low=ids[0], middle=ids[1], high=ids[2])
+        elif (self.low, self.middle, self.high) == DEFAULT_LAYERS and (ids := _nested_ids(config)):
+            raise UserError(
+                f"'{folder}' names its layers {ids} in eagle_config, which codes count from 0 or from 1: say which entries of "
+                f"hidden_states they are, eagle3:checkpoint={folder},low=…,middle=…,high=…"
+            )
         return EAGLE3Drafter(knobs, net, target, stored)
 
     def fresh(self, target: Target) -> "EAGLE3Drafter":
@@ -117,6 +125,11 @@ class EAGLE3(TrainableMethod):
         knobs = replace(self, checkpoint=str(folder), **kept(folder, type(self)))
         knobs.layers(target)
         return knobs
+
+
+def _nested_ids(config: dict[str, Any]) -> list[int] | None:
+    nested = config.get("eagle_config")
+    return nested.get(LAYER_IDS) if isinstance(nested, dict) else None
 
 
 def _check_sizes(config: dict[str, Any], folder: Path, target: Target) -> None:
@@ -271,7 +284,7 @@ class EAGLE3Drafter(PairDrafter):
         features = self.model.fuse({k: h.to(self._place.dtype) for k, h in batch.hidden.items()})
         at, total = before(batch.learn), features.new_zeros(())
         for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):
-            chosen = at & known.to(at.device)
+            chosen = at & known
             wanted = batch.target(chosen)
             if self._net.t2d is not None:
                 possible = self._net.t2d[wanted.argmax(-1)]  # what the target would say cannot be drafted elsewhere

@@ -76,8 +76,9 @@ class MTP(TrainableMethod):
         return MTPDrafter(self.resume(folder, target), net, target, stored)
 
     def fresh(self, target: Target) -> "MTPDrafter":
-        net = MTPNet(target)
-        return MTPDrafter(self, net.to(target.decoder.device), target, Stored(config=target.decoder.config.to_diff_dict()))
+        net, decoder = MTPNet(target), target.decoder
+        sizes = {"vocab_size": decoder.vocab, "hidden_size": decoder.hidden}  # some kinds of config call them otherwise
+        return MTPDrafter(self, net.to(decoder.device), target, Stored(config=decoder.config.to_diff_dict() | sizes))
 
     def resume(self, folder: Path, target: Target) -> Self:
         return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
@@ -121,6 +122,9 @@ class MTPNet(PairNet):
     Args:
         target: whose embedding, LM head and architecture it has.
         sparse: whether its MLP is a mixture of experts, where the target's first layer is not one.
+
+    Raises:
+        UserError: there is not one norm behind the architecture's layers, or there are weights beside them.
     """
 
     def __init__(self, target: Target, sparse: bool = False) -> None:
@@ -138,6 +142,11 @@ class MTPNet(PairNet):
         stripped: Any = inner.stack
         stripped.set_input_embeddings(nn.Identity())  # the target's is used
         self.layer = inner.layers[0]
+        own = {id(p) for part in (self.layer, self.norm) for p in part.parameters()}
+        if stray := [name for name, p in stripped.named_parameters() if id(p) not in own]:
+            kind = type(inner.model).__name__
+            raise UserError(f"mtp: {kind} is not supported: beside its layers it has {', '.join(stray)}, allowed is nothing")
+        stripped.to(target.decoder.device)  # its rotary frequencies too, which are no part of this module
         self._by_type, self._run = inner.by_type, [inner.stack]  # in a list: its weights are `layer` and `norm`
 
     def name(self, key: str) -> str:
@@ -197,7 +206,7 @@ class MTPDrafter(PairDrafter):
     def loss(self, batch: Batch) -> Tensor:
         at, total = before(batch.learn), torch.zeros((), device=batch.tokens.device)
         for out, known in self.aligned(batch, batch.hidden[LAST].to(self._place.dtype), self.knobs.steps):
-            chosen = at & known.to(at.device)
+            chosen = at & known
             total = total + draft_loss(self.knobs.loss, batch, self.model.logits(out[chosen]), chosen)
         return total / self.knobs.steps
 

@@ -65,11 +65,14 @@ def begun(method: TrainableMethod, given: Collection[str], folder: Path, target:
     Raises:
         UserError: the checkpoint is of another method, or its weights do not fit knobs or target.
     """
-    asked = {name: getattr(method, name) for name in given}
-    drafter = replace(method.resume(folder, target), **asked, checkpoint="").fresh(target)
     opened = replace(method, checkpoint=str(folder)).open(target)
     assert isinstance(opened, Trainable)
-    try:  # into the fresh one, which is in float32 and knows what of it is trained
+    opened.model.float()
+    if not given:  # a published checkpoint may have a rope or sizes that a fresh drafter would not get
+        return opened
+    asked = {name: getattr(method, name) for name in given}
+    drafter = replace(method.resume(folder, target), **asked, checkpoint="").fresh(target)
+    try:
         drafter.model.load_state_dict(opened.model.state_dict())
     except RuntimeError as error:
         told = " ".join(str(error).split())[:200]

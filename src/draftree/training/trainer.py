@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -217,6 +217,7 @@ class Run:
     ) -> Self:
         """A run in a folder, new or gone on with."""
         device = target.decoder.device
+        cast(Any, target.decoder.model).requires_grad_(False)  # a drafter's loss may go through its embedding and head
         processes = Processes.on(device)
         said = asdict(plan) | {"target": target.name, "drafter": drafter.described, "data": digest(samples)} | dict(about)
         processes.same(said["data"], "the data")
