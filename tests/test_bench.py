@@ -1,6 +1,7 @@
 """Suites, runs beside the baseline, the figures made of them, and the tables."""
 
 import importlib.util
+import io
 import json
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from draftree.cli import main
 from draftree.drafters.pld import PLD
@@ -17,7 +19,7 @@ from draftree.evaluation import report, suites
 from draftree.evaluation.runner import Cell, Journal, Written, difference, product
 from draftree.policies.chain import Chain
 from draftree.stats import Stats, Step
-from draftree.terminal import narrowed
+from draftree.terminal import narrowed, table
 from draftree.testing.fakes import tiny_target
 from draftree.text import Request
 from folders import target_folder
@@ -194,9 +196,20 @@ def test_a_journal_of_another_run_or_a_broken_line_is_not_read(tmp_path: Path) -
 
 def test_a_narrow_terminal_loses_the_last_columns() -> None:
     rows = [{"drafter": "pld", "τ [95 %]": "1.00 [1.00, 1.00]", "nodes/step": "3.2", "seconds": "1.00"}]
-    assert narrowed(rows, 80, least=2) == rows
-    assert list(narrowed(rows, 47, least=2)[0]) == ["drafter", "τ [95 %]", "nodes/step"]
-    assert list(narrowed(rows, 10, least=2)[0]) == ["drafter", "τ [95 %]"]
+    keep = ("drafter", "τ [95 %]")
+    assert narrowed(rows, 80, keep) == rows
+    assert list(narrowed(rows, 47, keep)[0]) == ["drafter", "τ [95 %]", "nodes/step"]
+    assert list(narrowed(rows, 10, keep)[0]) == ["drafter", "τ [95 %]"]
+
+
+def test_the_speed_up_is_shown_in_80_columns() -> None:
+    done = [written(3, [1], [0.5])] * 2
+    shown = narrowed(report.shown([report.row(Cell("edd", "chain:length=5", 0.0), done, done, 0)]), 80, report.FIRST)
+    console = Console(width=80, file=io.StringIO())
+    console.print(table("", shown))
+    for text in ("chain:length=5", "2.00 [2.00, 2.00]", "1.00 [1.00, 1.00]", "yes"):
+        assert f" {text} " in console.file.getvalue()
+    assert max(map(len, console.file.getvalue().splitlines())) <= 80
 
 
 @pytest.fixture(scope="module")

@@ -5,17 +5,21 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from draftree import Request, Sampling, inputs, load
+from draftree import Request, Sampling, inputs, load, terminal
 from draftree.cli import main, train_drafter
 from draftree.prompts import encode, question
 from draftree.target import demo_folder
 from draftree.terminal import Stream, decode
 from draftree.text import Emitted
+from draftree.training.command import show
+from draftree.training.trainer import Plan, Progress
 from folders import byte_tokenizer, target_folder
 
 STATS = {"new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step", "depth_per_step", "draft_seconds",
@@ -201,6 +205,33 @@ def test_an_interrupted_training_says_how_to_go_on(draftree, folder: str, chats:
     assert "the same command goes on" in err
 
 
+@pytest.mark.parametrize("case", ["uneven", "finished", "another run", "another drafter", "too few"])
+def test_a_training_that_cannot_be_is_refused_before_the_target_is_read(
+    case: str, draftree, folder: str, chats: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "o"
+    ask = ["train", "edd", "--target", folder, "--data", str(chats), "--out", str(out), "--cache-features"]
+    mistakes = {
+        "uneven": (["--batch-size", "3", "--accumulate", "2", "--regenerate"], "batch_size is 3"),
+        "finished": (["--regenerate"], "a finished drafter"),
+        "another run": (["--regenerate", "--lr", "1"], "an interrupted run with lr=0.0001: "),
+        "another drafter": (["--regenerate"], "an interrupted run with drafter=another: "),
+        "too few": (["--held-out", "0.9"], "6 samples, of which 6 are held out"),
+    }
+    said = asdict(Plan(cache_features=True)) | {"target": folder, "drafter": "another", "init_from": None}
+    files = {"finished": ["config.json"], "another run": ["training.json", "training.pt"]}
+    files["another drafter"] = files["another run"]
+    out.mkdir()
+    for name in files.get(case, []):
+        (out / name).write_text(json.dumps(said | {"regenerated_tokens": 256}))
+    more, told = mistakes[case]
+    status, _, err = draftree(*ask, *more)
+    assert status == 2
+    assert told in err
+    assert err.count("\n") == 1
+    assert sorted(path.name for path in out.iterdir()) == files.get(case, [])
+
+
 def test_training_without_its_extra_says_what_to_install(draftree, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
     monkeypatch.delitem(sys.modules, "draftree.training.trainer", raising=False)
@@ -210,8 +241,6 @@ def test_training_without_its_extra_says_what_to_install(draftree, monkeypatch) 
 
 
 def test_training_options_have_the_defaults_of_the_plan() -> None:
-    from draftree.training.trainer import Plan
-
     options = inspect.signature(train_drafter).parameters
     assert {name: options[name].default for name in Plan.__dataclass_fields__} == vars(Plan())
 
@@ -235,6 +264,29 @@ def test_a_stream_shows_whole_characters_in_the_colour_of_their_origin() -> None
     stream.end()
     plain = "".join(part.split("m", 1)[-1] for part in shown.getvalue().split("\x1b["))
     assert plain == text + "\ufffd\n"
+
+
+def test_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr(terminal, "output", lambda: shown)
+    monkeypatch.setattr(terminal, "errors", lambda: shown)
+    shown.print(terminal.table("prompts [b]", [{"drafter": "runs/a[b]"}]))
+    terminal.remark("features in runs/c[b]")
+    show(Progress(1, 1, 0.5), Path("runs/d[b]"))
+    said = shown.file.getvalue()
+    assert all(name in said for name in ("prompts [b]", "runs/a[b]", "runs/c[b]", "runs/d[b]"))
+
+
+def test_a_bar_and_its_remark_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(terminal, "errors", lambda: Console(file=shown, force_terminal=True, width=80))
+    remark = "loss 3.638, held-out loss 3.643, overlap 0.066, acceptance length 1.000, by depth 0.50 0.40 0.30 0.20 0.10"
+    with terminal.progress("train eagle3", None) as tell:
+        tell(250, remark, 10_000)
+    last = Text.from_ansi(shown.getvalue().replace("\r", "")).plain
+    assert "train eagle3" in last
+    assert "250/10000" in last
+    assert remark in " ".join(last.split())
 
 
 def test_a_prompt_is_rendered_by_the_template_or_taken_as_it_is() -> None:

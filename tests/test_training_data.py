@@ -40,6 +40,8 @@ def test_a_chat_learns_its_responses_with_their_end() -> None:
         {"question": " 1+1?", "answer": "it is <<1+1=2>>2\n#### 2"},
         {"conversations": [{"from": "gpt", "value": "cut"}, {"from": "human", "value": "1+1?"},
                            {"from": "chatgpt", "value": "it is 2\n#### 2"}]},
+        {"messages": [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "1+1?"},
+                      {"role": "assistant", "content": "it is 2\n#### 2"}]},
         {"id": "0", "data": ["1+1?", "it is 2\n#### 2"]},
         {"prompt": "1+1?", "data": ["1+1?", "it is 2\n#### 2"]},
         {"prompt": "1+1?", "prompt_id": "0", "messages": [{"role": "user", "content": "1+1?"},
@@ -197,6 +199,7 @@ def masked(sample: Sample) -> str:
      ({"messages": [{"role": "robot", "content": "x"}]}, "'robot'"), ({"messages": [{"role": "user"}]}, "'content'"),
      ({"messages": [{"role": "user", "content": ["x"]}]}, "holds list, allowed is text"),
      ({"data": {}}, "'data' that is a list"), ({"question": "x"}, "'answer'"),
+     ({"question": None, "answer": "x"}, "holds NoneType"), ({"messages": [{"role": "assistant", "content": "x"}]}, "nothing"),
      ("", "nothing to learn")],
 )  # fmt: skip
 def test_a_bad_row_is_told_with_its_place(tmp_path: Path, line: object, told: str) -> None:

@@ -462,6 +462,12 @@ def test_every_window_of_a_text_begins_a_prompt(tmp_path: Path) -> None:
     assert list(prompts([path], byte_tokenizer(), 8)) == ["ab", "ij", "q"]
 
 
+def test_only_text_with_its_prompt_is_a_prompt_with_its_completion(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "abcdefgh", "completion": "x"}))
+    assert list(prompts([path], byte_tokenizer(), 8)) == ["ab"]
+
+
 def test_a_command_trains_on_regenerated_answers_from_other_weights(folder: Path, chats: Path, tmp_path: Path, capfd) -> None:
     ask = ("train", "edd", "--target", folder, "--data", chats, "--epochs", 0.2, "--json")
     assert command(*ask, "--out", tmp_path / "first", "--set", "max_block=7") == 0

@@ -197,7 +197,7 @@ def bench(
         return
     title = f"{len(requests)} prompts of suite {prompts.name}, at most {max_new_tokens} new tokens; saved in {out}"
     console = terminal.output()
-    console.print(terminal.table(title, terminal.narrowed(report.shown(rows), console.width, least=6)))
+    console.print(terminal.table(title, terminal.narrowed(report.shown(rows), console.width, report.FIRST)))
 
 
 @app.command(name="costs")

@@ -1,7 +1,7 @@
 """What the command line shows: text as it is written, tables, and how far a run is."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import groupby
@@ -9,11 +9,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from draftree.costs import WIDTHS, Costs
@@ -93,27 +94,28 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
 
 def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
     """Rows of text under their keys; figures stand right."""
-    found = Table(title=title, title_justify="left", header_style="bold")
+    found = Table(title=escape(title), title_justify="left", header_style="bold")
     for i, name in enumerate(rows[0]):
         figures = i > 0 and all(FIGURE.fullmatch(r[name]) for r in rows)
         found.add_column(heading(name), justify="right" if figures else "left", overflow="fold")
     for row in rows:
-        found.add_row(*row.values())
+        found.add_row(*map(escape, row.values()))
     return found
 
 
-def narrowed(rows: Sequence[Mapping[str, str]], width: int, least: int) -> list[dict[str, str]]:
-    """Rows without their last columns where a table would be wider than the terminal; the first `least` stay."""
+def narrowed(rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str]) -> list[dict[str, str]]:
+    """Rows without their last columns where a table would be wider than the terminal; those of `keep` stay."""
     names = list(rows[0])
     widths = {n: max(len(part) for r in rows for part in (r[n], *heading(n).splitlines())) for n in names}
-    while len(names) > least and sum(widths[n] + 3 for n in names) + 1 > width:
-        names.pop()
+    for name in [n for n in reversed(names) if n not in keep]:
+        if sum(widths[n] + 3 for n in names) + 1 > width:
+            names.remove(name)
     return [{n: r[n] for n in names} for r in rows]
 
 
 def heading(name: str) -> str:
-    """A column's head, what it is a rate of on a line of its own."""
-    return name.replace("/", "\n/").replace(" [", "\n[")
+    """A column's head on short lines, what it is a rate of on one of its own."""
+    return name.replace("/", "\n/").replace(" [", "\n[").replace(" output", "\noutput")
 
 
 @contextmanager
@@ -129,16 +131,23 @@ def busy(what: str) -> Iterator[None]:
 
 def remark(text: str) -> None:
     """A line on standard error."""
-    errors().print(f"draftree: {text}", soft_wrap=True)
+    errors().print(f"draftree: {text}", soft_wrap=True, markup=False)
+
+
+class _Remarked(Bar):
+    """A bar with its remark below: beside it, a narrow terminal would have room for one of the two."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield from (Text(task.fields["remark"]) for task in self.tasks if task.fields["remark"])
 
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Tell]:
     """A bar on standard error, where that is a terminal; it is told how much is done."""
     console = errors()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-               TextColumn("{task.fields[remark]}"))  # fmt: skip
-    with Bar(*columns, console=console, disable=not console.is_terminal) as bar:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with _Remarked(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total, remark="")
 
         def tell(done: int, remark: str = "", of: int | None = total) -> None:
@@ -186,13 +195,15 @@ def show_costs(console: Console, title: str, costs: Costs) -> None:
     console.print(f"sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms · {where}", soft_wrap=True)
 
 
+SHORT = {"confidence": "mean q", "calibration": "ECE"}
+"""Heads of the doctor's columns, so that they stand side by side in 80 columns; ECE is the expected calibration error."""
 VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
 def show_report(console: Console, title: str, report: "Report") -> None:
     """What the doctor found: the figures, those by depth, and in the last line what is likely wrong."""
     findings = Table(
-        title=f"{title}, on {report.tokens} tokens of {report.texts} texts", title_justify="left", header_style="bold"
+        title=f"{escape(title)}, on {report.tokens} tokens of {report.texts} texts", title_justify="left", header_style="bold"
     )
     for name in ("", "figure", "verdict", "meaning"):
         findings.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
@@ -201,7 +212,10 @@ def show_report(console: Console, title: str, report: "Report") -> None:
         findings.add_row(f.name, figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text))
     console.print(findings)
     if report.depths:
-        rows = [{k: f"{v:.2f}" if isinstance(v, float) else str(v) for k, v in asdict(d).items()} for d in report.depths]
+        rows = [
+            {SHORT.get(k, k): f"{v:.2f}" if isinstance(v, float) else str(v) for k, v in asdict(d).items()}
+            for d in report.depths
+        ]
         console.print(table("by depth", rows))
     for suspect in report.suspects:
         console.print(f"[red]{escape(suspect.cause)}[/]: {escape(suspect.evidence)}", soft_wrap=True)

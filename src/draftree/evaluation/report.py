@@ -168,6 +168,10 @@ COLUMNS = ("drafter", "policy", "τ [95 %]", "nodes/step", "depth/step", "speed-
 """Of a table in a document; with one for the temperature where there are several."""
 
 
+FIRST = ("drafter", "policy", "T", "τ [95 %]", "speed-up [95 %]", "same output")
+"""What a narrow terminal shows."""
+
+
 def shown(rows: Sequence[Row]) -> list[dict[str, str]]:
     """Rows as text, τ and nodes first and seconds last; with the temperature where there are several."""
     several = len({r["temperature"] for r in rows}) > 1

@@ -25,6 +25,8 @@ from draftree.stats import Stats, Step
 from draftree.target import Needs, Target
 from draftree.text import Request, check
 
+TOGETHER = 8
+"""Texts along which a drafter is driven at a time."""
 WARM_PROMPT, WARM_TOKENS = 64, 16
 """How much of the first prompt is read, and how much written behind it, before anything is timed."""
 
@@ -127,7 +129,8 @@ class Bench:
             Text(np.array([*r.prompt, *written[plain].tokens], np.int64), len(r.prompt))
             for r, written in zip(self.requests, done, strict=True)
         ]
-        places = [drive(self.target, engine.drafter, [t]) for t in texts if len(t.tokens) > t.start + 1]
+        long = [t for t in texts if len(t.tokens) > t.start + 1]
+        places = [drive(self.target, engine.drafter, long[i : i + TOGETHER]) for i in range(0, len(long), TOGETHER)]
         overlap = float(np.concatenate([p.overlap for p in places]).mean()) if places else None
         known = engine.costs if engine.costs is not None and engine.costs is not UNIT else measured(self.target, engine.drafter)
         return Quality(overlap, known.ratio)

@@ -1,7 +1,7 @@
 """What `draftree train` does between its options and its result, in each process of a run."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,19 @@ class Asked:
         regenerated = None if self.answers is None else self.answers.tokens
         return {"init_from": None if self.init_from is None else str(self.init_from), "regenerated_tokens": regenerated}
 
+    def check(self, processes: Processes, known: Mapping[str, str] = {}) -> None:
+        """Refuses, before the target answers or is read, what the trainer would refuse after it.
+
+        Args:
+            processes: of the run.
+            known: what else the run is, as far as that is known yet.
+
+        Raises:
+            UserError: a step's samples cannot be dealt out evenly, or `out` holds another run or a finished drafter.
+        """
+        self.plan.together(processes.world)
+        state.check(self.out, {**asdict(self.plan), **self.about, **known})
+
 
 def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> trainer.Progress | None:
     """Trains; only the main process has something to tell at the end.
@@ -68,17 +81,20 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
     trainer.check_tracker(asked.track)
     processes = Processes.joined(device)
     with processes.agreed(), terminal.busy("loading"):
+        asked.check(processes)
         model = inputs.load_target(target, processes.device(device), dtype)
         torch.manual_seed(asked.plan.seed)  # of the weights it begins with
         if asked.init_from is None:
             drafter = method.fresh(model)
         else:
             drafter = state.begun(method, asked.given, asked.init_from, model)
+        asked.check(processes, {"target": model.name, "drafter": drafter.described})
     samples = _samples(asked, model, processes)
     if asked.init_from is None:
         learnt = np.concatenate([s.tokens[s.learn] for s in samples])
         drafter.study(np.bincount(learnt, minlength=model.decoder.vocab))
     if asked.plan.cache_features:
+        trainer.split(samples, asked.plan)  # refuses too few of them before the target reads them
         _cache(asked, model, drafter, samples, processes)
     with terminal.progress(f"train {asked.spec}", None) as tell:
         text = terminal.TrainingText()
@@ -89,7 +105,7 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
 
 def show(end: trainer.Progress, out: Path) -> None:
     """What a run came to, in a line."""
-    terminal.output().print(f"{out}: {terminal.training_text(end)} after {end.steps} steps", soft_wrap=True)
+    terminal.output().print(f"{out}: {terminal.training_text(end)} after {end.steps} steps", soft_wrap=True, markup=False)
 
 
 def _samples(asked: Asked, target: Target, processes: Processes) -> list[Sample]:

@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +149,18 @@ def _object(row: Any, where: str) -> Row:
 def messages(row: Row, where: str) -> Messages | None:
     """A row's chat, or None where it is plain text.
 
+    Answers in front of the first question are left out: no prompt asks for them (many of ShareGPT's chats were cut there).
+
     Raises:
         UserError: the row is of no known form.
     """
-    if isinstance(row.get("text"), str) or _completes(row):
+    if isinstance(row.get("text"), str) or completes(row):
         return None
     for key, read_as in CHATS.items():
         if key in row:
             try:
-                return [_message(role, content, where) for role, content in read_as(row)]
+                chat = [_message(role, content, where) for role, content in read_as(row)]
+                return list(dropwhile(lambda message: message["role"] == "assistant", chat))
             except (KeyError, TypeError) as error:
                 raise UserError(
                     f"{where}: a message lacks or has an unknown {error}; roles are {', '.join(sorted(ROLES))}"
@@ -167,7 +171,8 @@ def messages(row: Row, where: str) -> Messages | None:
     )
 
 
-def _completes(row: Row) -> bool:
+def completes(row: Row) -> bool:
+    """Whether a row is text of which the completion is learnt."""
     return isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)
 
 
@@ -182,10 +187,7 @@ def _openai(row: Row) -> list[tuple[str, Any]]:
 
 
 def _sharegpt(row: Row) -> list[tuple[str, Any]]:
-    """Without answers in front of the first question: many of these chats were cut there."""
-    said = [(m["from"], m["value"]) for m in row["conversations"]]
-    first = next((i for i, (role, _) in enumerate(said) if ROLES[role] != "assistant"), len(said))
-    return said[first:]
+    return [(m["from"], m["value"]) for m in row["conversations"]]
 
 
 def _ultrachat(row: Row) -> list[tuple[str, Any]]:
@@ -195,8 +197,10 @@ def _ultrachat(row: Row) -> list[tuple[str, Any]]:
 
 
 def _gsm8k(row: Row) -> list[tuple[str, Any]]:
-    answer = re.sub(r"<<[^>]*>>", "", row["answer"]).strip()  # <<48/2=24>> are notes to a calculator, not text
-    return [("user", row["question"].strip()), ("assistant", answer)]
+    question, answer = (text.strip() if isinstance(text, str) else text for text in (row["question"], row["answer"]))
+    if isinstance(answer, str):
+        answer = re.sub(r"<<[^>]*>>", "", answer).strip()  # <<48/2=24>> are notes to a calculator, not text
+    return [("user", question), ("assistant", answer)]
 
 
 CHATS: Mapping[str, Callable[[Row], list[tuple[str, Any]]]] = {
@@ -289,7 +293,7 @@ def _samples(row: Row, where: str, tokenizer: PreTrainedTokenizerBase, max_token
 
 
 def _plain(row: Row, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Sample]:
-    if _completes(row):
+    if completes(row):
         text = row["prompt"] + row["completion"]
         return [_between(tokenizer, text, [(len(row["prompt"]), len(text))])]
     ids = np.array(tokenizer(row["text"], add_special_tokens=False)["input_ids"], np.int64)

@@ -22,7 +22,7 @@ from draftree.policies.chain import Chain
 from draftree.prompts import encode
 from draftree.target import Target
 from draftree.text import Request
-from draftree.training.data import Messages, Row, messages, rows
+from draftree.training.data import Messages, Row, completes, messages, rows
 from draftree.training.processes import Processes
 
 FILE, ABOUT, PARTS = "regenerated.jsonl", "regenerated.json", "regenerated.partial"
@@ -98,7 +98,7 @@ def prompts(paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, window: i
         for row, where in rows(path):
             chat = messages(row, where)
             if chat is None:
-                yield from [row["prompt"]] if "completion" in row else _beginnings(row["text"], tokenizer, window)
+                yield from [row["prompt"]] if completes(row) else _beginnings(row["text"], tokenizer, window)
                 continue
             if chat and not tokenizer.chat_template:
                 raise UserError(f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text")
