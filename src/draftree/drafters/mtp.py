@@ -1,5 +1,4 @@
-"""A multi-token-prediction layer: norms of embedding and feature, one layer of the target's own kind (C2T, appendix F;
-DeepSeek-V3, section 2.2).
+"""A multi-token-prediction layer of the target's own kind (C2T, appendix F; DeepSeek-V3, section 2.2).
 
 h'_t = M [RMSNorm(Emb(x_{t+1})); RMSNorm(h_t)], then a decoder layer, a norm of its own, and the target's LM head. Checkpoints
 of DeepSeek-V3's kind carry such a layer behind the target's last one.
