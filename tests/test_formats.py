@@ -448,7 +448,7 @@ MISTAKES = {
     "unknown format": (("there", "--out", "new", "--format", "spekulators"), "did you mean 'speculators'"),
     "not this drafter": (("there", "--out", "new", "--format", "vllm-medusa"), "allowed is speculators or eagle"),
     "no format at all": (("pld", "--out", "new", "--format", "eagle"), "unknown drafter's folder"),
-    "another method": (("edd", "--out", "new", "--format", "eagle"), "'edd' cannot be exported as 'eagle', allowed is nothing"),
+    "another method": (("edd", "--out", "new", "--format", "eagle"), "'edd' cannot be exported as 'eagle', no engine's format"),
     "no drafter": (("target", "--out", "new", "--format", "eagle"), "not a drafter's folder"),
     "out is full": (("there", "--out", "target", "--format", "eagle"), "allowed is a new or an empty folder"),
     "out is a file": (("there", "--out", "file", "--format", "eagle"), "is a file"),

@@ -78,7 +78,8 @@ def export(drafter: str, wanted: str, out: Path, target: str | None = None) -> E
     method = method_of(folder)
     allowed = [name for name, methods in FORMATS.items() if method in methods]
     if wanted not in allowed:
-        raise UserError(f"'{method}' cannot be exported as '{wanted}', allowed is {' or '.join(allowed) or 'nothing'}")
+        told = f"allowed is {' or '.join(allowed)}" if allowed else "no engine's format has such a drafter"
+        raise UserError(f"'{method}' cannot be exported as '{wanted}', {told}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
     config, tensors = FORMATS[wanted][method](folder, target)
