@@ -316,7 +316,7 @@ class Decoder:
         return embedded
 
     def head(self, states: Tensor) -> Tensor:
-        """Logits [M, V] of what the last layer's norm gave, [M, D], by the stock head and whatever the model does behind it."""
+        """Logits […, V] of what the last layer's norm gave, […, D], by the stock head and what the model does behind it."""
         if self._behind_head is None:
             return self._through_model(states)
         return self._behind_head(self._head(states))

@@ -26,6 +26,8 @@ from draftree.decoder import Decoder, Feed, refuse_unsupported
 from draftree.errors import UserError
 from draftree.tree import Bools, Ints, Tree, Verdict
 
+LAST = -1
+"""`hidden_states[-1]`, after the last norm: what the LM head reads."""
 CHUNK = 1024
 """Prompt tokens in one pass: bounds the mask's memory at 1,024 × context."""
 

@@ -141,12 +141,17 @@ def read(small: Target, prompts: Sequence[Ints], state: Decoding | None) -> Deco
     return state
 
 
+def no_candidates(nodes: int, k: int) -> Candidates:
+    """Nothing after any of the nodes."""
+    return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))
+
+
 def propose(
     decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing
 ) -> tuple[Candidates, Decoding]:
     """Candidates after the frontier's nodes; nothing beyond the context the drafter itself knows."""
     waiting = np.array([len(p) for p in state.pending])
     if int((state.cache.lengths + waiting)[tree.row[frontier]].max() + tree.depth[frontier].max()) >= decoder.context:
-        return Candidates(np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)), state
+        return no_candidates(len(frontier), k), state
     logits, state = feed(decoder, state, tree, frontier)
     return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state

@@ -17,9 +17,6 @@ from draftree.training.losses import before
 from draftree.training.masks import block_starts
 from draftree.tree import Candidates, Ints
 
-LAST = -1
-"""`hidden_states[-1]`, after the target's final norm: what its LM head reads."""
-
 
 class ResBlock(nn.Module):
     """x + SiLU(W x + b); with conditions beside x, a linear map of all of them takes the place of the first x.

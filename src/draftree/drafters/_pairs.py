@@ -67,6 +67,11 @@ class Pairs:
     features: SlotCache
     outputs: tuple[Tensor, ...]
 
+    @property
+    def places(self) -> list[dict[int, int]]:
+        """For each row, which of its outputs is a fed node's; the root's is the first."""
+        return [{node: i for i, node in enumerate(nodes.tolist(), 1)} for nodes in self.decoding.fed]
+
 
 class PairDrafter(Trainable[Pairs]):
     """Drafts with a network over pairs."""
@@ -126,11 +131,11 @@ class PairDrafter(Trainable[Pairs]):
 
     @torch.inference_mode()
     def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
-        fed = [dict(zip(nodes.tolist(), range(1, len(nodes) + 1), strict=True)) for nodes in state.decoding.fed]
+        fed = state.places
         new = np.array([n for n in frontier.tolist() if tree.depth[n] and n not in fed[tree.row[n]]], np.int64)
         if new.size:
             state = self._feed(state, tree, new, fed)
-            fed = [dict(zip(nodes.tolist(), range(1, len(nodes) + 1), strict=True)) for nodes in state.decoding.fed]
+            fed = state.places
         out = torch.stack([state.outputs[tree.row[n]][fed[tree.row[n]].get(n, 0)] for n in frontier.tolist()])
         return drawn(self.model.logits(out), k, drawing, tree.row[frontier], tree.depth[frontier]), state
 

@@ -35,10 +35,9 @@ from draftree.drafters._pairs import PairDrafter, PairNet
 from draftree.drafters.base import Batch, TrainableMethod
 from draftree.errors import UserError
 from draftree.formats import speculators
-from draftree.target import Needs, Target
+from draftree.target import LAST, Needs, Target
 from draftree.training.losses import before, soft_cross_entropy
 
-LAST = -1
 EMBEDDING = "embed_tokens.weight"
 
 
@@ -149,8 +148,7 @@ class EAGLENet(PairNet):
         return run(self.layers[0], x, self.rotary(x, positions), mask, cache)
 
     def logits(self, out: Tensor) -> Tensor:
-        flat = out.to(self._target.decoder.dtype).flatten(0, -2)
-        return self._target.decoder.head(flat).view(*out.shape[:-1], -1)
+        return self._target.decoder.head(out.to(self._target.decoder.dtype))
 
 
 @final
@@ -169,10 +167,11 @@ class EAGLEDrafter(PairDrafter):
     def loss(self, batch: Batch) -> Tensor:
         true = batch.hidden[LAST].to(self._place.dtype)  # the target's may be half precision
         at, total = before(batch.learn), torch.zeros((), device=true.device)
+        wanted = batch.target(at)
         for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):
             chosen = at & known
             feature = smooth_l1_loss(out[chosen].float(), true[chosen].float(), reduction="sum") / out.shape[-1]
-            token = soft_cross_entropy(batch.target(chosen), self.model.logits(out[chosen]))
+            token = soft_cross_entropy(wanted[chosen[at]], self.model.logits(out[chosen]))
             total = total + self.knobs.feature_weight * feature + self.knobs.token_weight * token
         return total / (batch.count * self.knobs.steps)
 

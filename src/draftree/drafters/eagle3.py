@@ -283,9 +283,10 @@ class EAGLE3Drafter(PairDrafter):
     def loss(self, batch: Batch) -> Tensor:
         features = self.model.fuse({k: h.to(self._place.dtype) for k, h in batch.hidden.items()})
         at, total = before(batch.learn), features.new_zeros(())
+        said = batch.target(at)
         for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):
             chosen = at & known
-            wanted = batch.target(chosen)
+            wanted = said[chosen[at]]
             if self._net.t2d is not None:
                 possible = self._net.t2d[wanted.argmax(-1)]  # what the target would say cannot be drafted elsewhere
                 chosen, wanted = chosen.clone().masked_scatter(chosen, possible), wanted[possible][:, self._net.drafted]

@@ -104,8 +104,7 @@ class EDDDrafter(Trainable[Decoding]):
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         rows = len(batch.tokens)
-        states = self._states(batch, [block] * rows, [phase] * rows)
-        return self.decoder.head(states.flatten(0, 1)).view(*batch.tokens.shape, -1)
+        return self.decoder.head(self._states(batch, [block] * rows, [phase] * rows))
 
     def _states(self, batch: Batch, blocks: Sequence[int], phases: Sequence[int]) -> Tensor:
         """What the head reads after each token [B, T, D], for blocks of a length and phase of each sample."""

@@ -44,7 +44,7 @@ from draftree.drafters._checkpoint import (
     shipped,
     write,
 )
-from draftree.drafters._decoding import NOTHING, SPARE, Decoding, keep_path, lay_out, rewind
+from draftree.drafters._decoding import NOTHING, SPARE, Decoding, keep_path, lay_out, no_candidates, rewind
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
 from draftree.errors import UserError
 from draftree.sampling import Drawing, drawn
@@ -424,7 +424,7 @@ class GLIDEDrafter(Trainable[Glimpsing]):
     @torch.inference_mode()
     def expand(self, state: Glimpsing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Glimpsing]:
         if int((state.roots[tree.row[frontier]] + tree.depth[frontier]).max()) >= self.decoder.context:
-            return Candidates(np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)), state
+            return no_candidates(len(frontier), k), state
         layout = lay_out(state.own, tree, frontier, self.decoder.device)
         logits = self.model.lm_head(layout.pick(self._read(state, layout.feed)))
         candidates = drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier])

@@ -35,12 +35,12 @@ from draftree.drafters._checkpoint import (
     write,
 )
 from draftree.drafters._decoding import SPARE
-from draftree.drafters._heads import LAST, ResBlock, by_depth, lm_head, newest, offered, teacher
+from draftree.drafters._heads import ResBlock, by_depth, lm_head, newest, offered, teacher
 from draftree.drafters._layers import Rotary, initialise, layer, like, run
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
 from draftree.errors import UserError
 from draftree.sampling import Drawing
-from draftree.target import CHUNK, Needs, Taps, Target
+from draftree.target import CHUNK, LAST, Needs, Taps, Target
 from draftree.training.losses import before, kl
 from draftree.training.masks import additive
 from draftree.tree import Candidates, Ints, Tree, Verdict

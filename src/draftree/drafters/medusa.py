@@ -29,11 +29,11 @@ from draftree.drafters._checkpoint import (
     shipped,
     write,
 )
-from draftree.drafters._heads import LAST, ResBlock, by_depth, lm_head, newest, offered, teacher
+from draftree.drafters._heads import ResBlock, by_depth, lm_head, newest, offered, teacher
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
 from draftree.errors import UserError
 from draftree.sampling import Drawing
-from draftree.target import Needs, Taps, Target
+from draftree.target import LAST, Needs, Taps, Target
 from draftree.training.losses import before, kl
 from draftree.tree import Candidates, Ints, Tree, Verdict
 

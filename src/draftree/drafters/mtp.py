@@ -34,10 +34,9 @@ from draftree.drafters._checkpoint import (
 from draftree.drafters._pairs import PairDrafter, PairNet
 from draftree.drafters.base import Batch, TrainableMethod
 from draftree.errors import UserError
-from draftree.target import Needs, Target
+from draftree.target import LAST, Needs, Target
 from draftree.training.losses import before, draft_loss
 
-LAST = -1
 EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
 
 
@@ -184,8 +183,7 @@ class MTPNet(PairNet):
         return out[0]
 
     def logits(self, out: Tensor) -> Tensor:
-        flat = self.norm(out).to(self._target.decoder.dtype).flatten(0, -2)
-        return self._target.decoder.head(flat).view(*out.shape[:-1], -1)
+        return self._target.decoder.head(self.norm(out).to(self._target.decoder.dtype))
 
 
 @final

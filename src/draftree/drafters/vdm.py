@@ -64,8 +64,7 @@ class VDMDrafter(Trainable[Decoding]):
         return rewind(state, lengths)
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        states = self._states(batch)  # every token sees all before it, wherever a block begins
-        return self.small.decoder.head(states.flatten(0, 1)).view(*batch.tokens.shape, -1)
+        return self.small.decoder.head(self._states(batch))  # every token sees all before it, wherever a block begins
 
     def _states(self, batch: Batch) -> Tensor:
         states: Tensor = self.small.decoder.stack(input_ids=batch.tokens, use_cache=False).last_hidden_state

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftree.errors import UserError
-from draftree.target import Needs, Target
+from draftree.target import LAST, Needs, Target
 from draftree.training.data import Sample, digest
-from draftree.training.teacher import LAST, Features, padded, read
+from draftree.training.teacher import Features, padded, read
 
 SHARD = 256
 """Samples in a file."""

@@ -13,11 +13,8 @@ from torch import Tensor
 from transformers import Cache
 
 from draftree.drafters.base import Batch
-from draftree.target import Needs, Target
+from draftree.target import LAST, Needs, Target
 from draftree.training.data import Sample
-
-LAST = -1
-"""`hidden_states[-1]`, which the LM head reads."""
 
 
 @dataclass(frozen=True)

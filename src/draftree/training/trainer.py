@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -30,6 +31,7 @@ from draftree.training.features import Shards
 from draftree.training.measures import evaluate
 from draftree.training.processes import Processes
 from draftree.training.teacher import Teacher
+from draftree.tree import Ints
 
 
 @dataclass(frozen=True)
@@ -388,8 +390,12 @@ def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
 def _chosen(samples: Sequence[int], plan: Plan, step: int) -> list[int]:
     """The samples of a step: consecutive ones of an order drawn anew each epoch."""
     at = step * plan.batch_size + np.arange(plan.batch_size)
-    orders = {e: np.random.default_rng([plan.seed, 1, e]).permutation(len(samples)) for e in set((at // len(samples)).tolist())}
-    return [samples[orders[i // len(samples)][i % len(samples)]] for i in at.tolist()]
+    return [samples[_order(plan.seed, i // len(samples), len(samples))[i % len(samples)]] for i in at.tolist()]
+
+
+@lru_cache(maxsize=2)  # a step may reach into the next epoch
+def _order(seed: int, epoch: int, count: int) -> Ints:
+    return np.random.default_rng([seed, 1, epoch]).permutation(count)
 
 
 def scale(plan: Plan, step: int, steps: int) -> float:
