@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -12,13 +13,14 @@ import torch
 from rich.console import Console
 
 from draftree.cli import main
+from draftree.costs import Costs, CostTable
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import report, suites
 from draftree.evaluation.runner import Cell, Journal, Written, difference, product
 from draftree.policies.chain import Chain
-from draftree.stats import Stats, Step
+from draftree.stats import Stats, Step, Work
 from draftree.terminal import narrowed, table
 from draftree.testing.fakes import tiny_target
 from draftree.text import Request
@@ -27,7 +29,9 @@ from folders import target_folder
 ROOT = Path(__file__).parent.parent
 ROW = {"drafter", "policy", "temperature", "prompts", "new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step",
        "depth_per_step", "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "speedup", "same_output",
-       "different_prompts", "repeated_ngrams", "intervals", "overlap", "cost_ratio"}  # fmt: skip
+       "different_prompts", "repeated_ngrams", "intervals", "overlap", "cost_ratio", "draft_steps_per_step",
+       "counted_seconds", "counted_speedup", "draft_share", "per_prompt"}  # fmt: skip
+COSTS = Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, commit=0.5)
 PROMPTS = [
     {"category": "a", "turns": ["first?", "second?"]},
     {"category": "a", "question": "how?", "answer": "so"},
@@ -42,6 +46,15 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(target_folder(tmp_path_factory.mktemp("target")))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Costs are measured in a moment, and kept inside the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("draftree.timing.LONGEST", 0.01)
+        patch.setenv("DRAFTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture
@@ -99,7 +112,21 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
         assert row["prompts"] == 6
         low, high = row["intervals"]["speedup"]
         assert low <= high
+        each = row["per_prompt"]
+        assert {k: len(v) for k, v in each.items() if v is not None} == dict.fromkeys(
+            ("accepted", "nodes", "steps", "tokens", "seconds", *(["counted_seconds"] if row["policy"] else [])), 6
+        )
+        assert (sum(each["tokens"]), sum(each["steps"])) == (row["new_tokens"], row["steps"])
+        assert row["acceptance_length"] == pytest.approx((sum(each["accepted"]) + row["steps"]) / row["steps"])
+        if row["policy"]:
+            assert row["counted_seconds"] == pytest.approx(sum(each["counted_seconds"]))
+            assert row["intervals"]["counted_speedup"][0] <= row["counted_speedup"] <= row["intervals"]["counted_speedup"][1]
+            assert 0 < row["draft_share"] < 1
+    assert set(found["provenance"]["costs"]) == {"pld", "pld:ngram=1"}
+    assert "counted_seconds" in out.read_text()
+    assert len(out.read_text().splitlines()) < 1000, "arrays of numbers stand on a line each"
     plain = found["rows"][0]
+    assert plain["counted_seconds"] is plain["counted_speedup"] is plain["draft_share"] is None
     assert (plain["drafter"], plain["policy"], plain["speedup"], plain["acceptance_length"]) == ("plain", None, 1, 1)
     assert plain["new_tokens"] == plain["steps"] + plain["prompts"]
     assert plain["overlap"] is plain["cost_ratio"] is None
@@ -172,19 +199,116 @@ def test_figures_are_of_one_repeat_and_seconds_means_of_all() -> None:
     assert (row["same_output"], row["different_prompts"]) == (False, 1)
 
 
+def counts(tokens: int, accepted: list[int], work: list[Work], seconds: float = 1.0) -> Written:
+    return Written(list(range(tokens)), [Stats(tokens, [Step(a, 4, 4) for a in accepted], 0.0, 0.0, seconds, work)])
+
+
+def test_work_is_counted_in_the_costs_whatever_the_clock_said() -> None:
+    alone = [Work((), 1, 1, 0)]
+    plain = [counts(5, [0] * 4, alone * 4), counts(9, [0] * 8, alone * 8, 99.0)]
+    # a chain of 4: 4 · sₐ(1) + sₜ(5) + commit = 2 + 8 + .5, of which drafting is 2.5; a step without drafts is 4.5
+    chain = [Work((1, 1, 1, 1), 5, 1, 0)]
+    mine = [counts(5, [3], chain), counts(9, [3, 3], [*chain, *chain])]
+    row = report.row(Cell("d", "p", 0.0), mine, plain, 0, COSTS)
+    assert row["counted_seconds"] == 3 * 10.5
+    assert row["counted_speedup"] == pytest.approx(12 * 4 / (3 * 10.5))
+    assert row["draft_share"] == pytest.approx(2.5 / 10.5)
+    assert row["draft_steps_per_step"] == 4.0
+    assert row["intervals"]["counted_speedup"] == pytest.approx([16 / 10.5, 16 / 10.5])
+    assert row["per_prompt"] == {
+        "accepted": [3, 6], "nodes": [4, 8], "steps": [1, 2], "tokens": [5, 9], "seconds": [1.0, 1.0],
+        "counted_seconds": [10.5, 21.0],
+    }  # fmt: skip
+    text = report.cells(row | {"overlap": None, "cost_ratio": None})
+    assert (text["counted speed-up [95 %]"], text["draft share"], text["drafts/step"]) == ("1.52 [1.52, 1.52]", "0.24", "4.00")
+    without = report.row(Cell("d", "p", 0.0), mine, plain, 0)
+    assert without["counted_seconds"] is without["counted_speedup"] is without["draft_share"] is None
+    assert report.cells(without)["counted speed-up [95 %]"] == ""
+    assert without["per_prompt"]["counted_seconds"] is None
+
+
+def test_drafting_nothing_costs_plain_decoding_and_a_commit() -> None:
+    alone = [counts(5, [0] * 4, [Work((), 1, 1, 0)] * 4)] * 3
+    row = report.row(Cell("d", "p", 0.0), alone, alone, 0, COSTS)
+    assert row["counted_speedup"] == pytest.approx(4 / 4.5)
+    nothing = [counts(1, [], [])] * 2
+    assert report.row(Cell("d", "p", 0.0), nothing, nothing, 0, COSTS)["counted_speedup"] is None
+
+
+def compared(tokens: list[int], seconds: list[float]) -> dict[str, object]:
+    return {"per_prompt": {"tokens": tokens, "seconds": seconds, "counted_seconds": None}}
+
+
+def test_paired_ratios_do_not_feel_what_prompts_differ_in() -> None:
+    rng = np.random.default_rng(0)
+    tokens, slow = [10] * 30, rng.uniform(1, 99, 30)
+    noise = rng.uniform(0.98, 1.02, 30)
+    found = report.paired(compared(tokens, slow * 0.9 * noise), compared(tokens, slow), "seconds")
+    assert found.ratio == pytest.approx((slow * 0.9 * noise).sum() / slow.sum())
+    assert 0.89 < found.low < found.ratio < found.high < 0.91
+    assert report.paired(compared(tokens, slow), compared(tokens, slow), "seconds") == report.Paired(1, 1, 1)
+    twice = report.paired(compared([20] * 30, slow), compared(tokens, slow), "seconds")
+    assert twice.ratio == pytest.approx(0.5), "it is of a token"
+
+
+def test_rows_that_cannot_be_paired_are_told() -> None:
+    one, two = compared([1], [1.0]), compared([1, 2], [1.0, 2.0])
+    with pytest.raises(UserError, match="does not say 'counted_seconds'"):
+        report.paired(one, one)
+    with pytest.raises(UserError, match="does not say 'seconds'"):
+        report.paired(one, {}, "seconds")
+    with pytest.raises(UserError, match="rows of 1 and 2 prompts"):
+        report.paired(one, two, "seconds")
+
+
+def test_a_result_keeps_arrays_of_numbers_on_a_line(tmp_path: Path) -> None:
+    result = {"a [1,\n 2]": [1, 2.5, None], "b": [[1], ["x", "y]"]], "c": [], "d": "[\n1,  2\n]"}
+    report.save(result, tmp_path / "r.json")
+    text = (tmp_path / "r.json").read_text()
+    assert json.loads(text) == result
+    assert ": [1, 2.5, null]" in text
+
+
+def test_a_policy_is_compared_with_the_others(folder: str, prompts: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    script, out = module("paired"), tmp_path / "r.json"
+    for drafter, entry in (("one", 1.0), ("two", 2.0)):
+        CostTable((Costs({1: entry}, {1: 4.0 * entry}),)).save(tmp_path / f"{drafter}.json")
+    assert run("--suite", str(prompts), "--target", folder, "--drafter", "pld", "--drafter", "pld:ngram=1", "--policy", "chain",
+               "--policy", "chain:length=1", "--max-new-tokens", "24", "--out", str(out), "--costs",
+               str(tmp_path / "one.json"), "--costs", str(tmp_path / "two.json")) == 0  # fmt: skip
+    found = json.loads(out.read_text())
+    assert [c["entries"][0]["target"]["1"] for c in found["provenance"]["costs"].values()] == [4.0, 8.0]
+    assert [r["cost_ratio"] for r in found["rows"]] == [None, *[0.25] * 4]
+    capsys.readouterr()
+
+    def compare(*args: str) -> int:
+        monkeypatch.setattr("sys.argv", ["paired.py", str(out), *args])
+        return int(script.main())
+
+    lines = list(script.compared(found, "chain", "counted_seconds"))
+    assert [(x["drafter"], x["beside"]) for x in lines] == [("pld", "chain:length=1"), ("pld:ngram=1", "chain:length=1")]
+    assert compare("--policy", "chain") in (0, 1)
+    assert "chain:length=1" in capsys.readouterr().out
+    assert compare("--policy", "chian") == 2
+    assert "did you mean 'chain'" in capsys.readouterr().err
+    verdicts = [script.verdict(report.Paired(1, *ends)) for ends in ((0.8, 0.9), (0.9, 1.1), (1.01, 1.2))]
+    assert verdicts == ["faster", "not told apart", "slower"]
+
+
 def test_intervals_are_paired_and_seeded() -> None:
     rng = np.random.default_rng(0)
     plain = [written(10, [0] * 9, [s]) for s in rng.uniform(1, 9, 30)]
     half = [written(10, [1] * 5, [w.repeats[0].seconds / 2]) for w in plain]
-    found = report.intervals(half, plain, 1)
+    mine, base = report.Totals.of(half), report.Totals.of(plain)
+    found = report.intervals(mine, base, 1)
     assert found["speedup"] == pytest.approx([2, 2])  # prompts differ ninefold, the pairs do not
-    assert found == report.intervals(half, plain, 1)
+    assert found == report.intervals(mine, base, 1)
     assert found["tokens_per_second"][0] < 2 * 10 / 5 < found["tokens_per_second"][1]
 
 
 def test_a_journal_of_another_run_or_a_broken_line_is_not_read(tmp_path: Path) -> None:
     cells, path = product(["d"], ["p"], [0.0]), tmp_path / "j"
-    done = {cell: written(3, [1], [0.5]) for cell in cells}
+    done = {cell: counts(3, [1], [Work((1, 2), 4, 1, 7), Work((), 1, 1, 9)]) for cell in cells}
     journal = Journal(path, {"run": 1})
     assert journal.read(cells) == []
     journal.add(done)
@@ -212,14 +336,19 @@ def test_the_speed_up_is_shown_in_80_columns() -> None:
     assert max(map(len, console.file.getvalue().splitlines())) <= 80
 
 
-@pytest.fixture(scope="module")
-def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
+def module(name: str) -> ModuleType:
+    """A script among the benchmarks."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    return module("tables")
 
 
 def test_a_table_is_written_from_its_result(tables: ModuleType, folder: str, prompts: Path, tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ def wanted(rule: Rule, root: int, knobs: CAPE, room: int = 99) -> list[Path]:
     found: list[tuple[float, Path]] = []
     value, chain = 0.0, ()
     for _ in range(min(knobs.length, room)):
-        log_q = dict(enumerate(rule((root, *chain))[:8]))
+        log_q = dict(enumerate(rule((root, *chain))[: knobs.candidates]))
         order = sorted((t for t in log_q if log_q[t] > -math.inf), key=lambda t: -log_q[t])
         if not order:
             break
-        kept = order[: 1 + alternatives(math.exp(log_q[order[0]]))]
+        kept = order[: 1 + (alternatives(math.exp(log_q[order[0]])) if knobs.sets is None else knobs.sets)]
         found += [(value + log_q[t], (*chain, t)) for t in sorted(kept)]
         value, chain = value + log_q[order[0]], (*chain, order[0])
     best = sorted(range(len(found)), key=lambda i: -found[i][0])[: knobs.max_nodes]
@@ -69,7 +69,34 @@ def test_paper_and_code_differ_at_the_edges_alone(p: list[float]) -> None:
     assert CAPE(bins="paper").children(inside).tolist() == CAPE(bins="official").children(inside).tolist()
 
 
+@pytest.mark.parametrize(("p", "children"), [(0.1, 4), (0.25, 4), (0.26, 1), (0.5, 1), (0.51, 3), (1.0, 3)])
+def test_bins_can_be_given(p: float, children: int) -> None:
+    # Three beside the top one up to .25, none up to .5, two beyond.
+    assert CAPE(bins="3/.25/0/0.5/2").children(np.array([p])).tolist() == [children]
+
+
+@given(st.lists(st.floats(1e-6, 1), min_size=1))
+def test_the_papers_bins_and_the_ablation_written_out(p: list[float]) -> None:
+    paper, written = CAPE(), CAPE(bins="7/0.3/5/0.6/3/0.8/1")
+    assert paper.children(np.array(p)).tolist() == written.children(np.array(p)).tolist()
+    assert CAPE(sets=4).children(np.array(p)).tolist() == [5] * len(p), "the token of the chain and four others"
+    assert CAPE(bins="4").children(np.array(p)).tolist() == [5] * len(p)
+
+
+def test_it_asks_for_no_more_than_the_largest_set() -> None:
+    rooms = {CAPE(): 8, CAPE(bins="official"): 8, CAPE(sets=4): 5, CAPE(sets=0): 1, CAPE(bins="1/0.5/9"): 10}
+    assert [policy.candidates for policy in rooms] == list(rooms.values())
+
+
 # By hand.
+
+
+def test_sets_of_a_fixed_size_whatever_the_confidence() -> None:
+    # Two beside each of the chain's three tokens, sure (.9) or not (.3): 3 + 3 + 3 nodes; values .9 .05 .05 | .27 …
+    q = [[0.9, 0.05, 0.03, 0.02], [0.3, 0.25, 0.25, 0.2], [0.5, 0.3, 0.1, 0.1]]
+    tree = grown(CAPE(3, sets=2), following(lambda path: np.log(q[len(path) - 1]).tolist()))
+    assert paths(tree) == [(*[0] * d, t) for d in range(3) for t in range(3)]
+    assert paths(grown(CAPE(3, sets=0), always(0.1, 0.05))) == [(0,), (0, 0), (0, 0, 0)], "a chain"
 
 
 def test_the_less_sure_the_more_alternatives_and_none_is_expanded() -> None:
@@ -108,7 +135,7 @@ def test_what_is_missing_becomes_no_node() -> None:
 
 
 @given(
-    st.builds(CAPE, length=st.integers(1, 6), max_nodes=st.integers(1, 40)),
+    st.builds(CAPE, length=st.integers(1, 6), max_nodes=st.integers(1, 40), sets=st.none() | st.integers(0, 7)),
     st.lists(st.integers(0, 7), min_size=1, max_size=3),
     st.integers(0, 999),
     st.sampled_from([0.0, 0.3, 0.9]),
@@ -124,13 +151,29 @@ def test_the_tree_is_the_papers(policy: CAPE, rooms: list[int], seed: int, missi
 
 
 def test_a_spec_names_the_knobs() -> None:
-    assert registry.build("policy", "cape") == CAPE(5, 32, "paper")
+    assert registry.build("policy", "cape") == CAPE(5, 32, "paper", None)
     assert registry.build("policy", "cape:length=4,bins=official") == CAPE(length=4, bins="official")
-    with pytest.raises(UserError, match="cape:bins is 'mine', allowed are paper, official"):
-        registry.build("policy", "cape:bins=mine")
+    assert registry.build("policy", "cape:sets=4") == CAPE(sets=4)
+    assert registry.build("policy", "cape:bins=5/0.5/2") == CAPE(bins="5/0.5/2")
 
 
 @pytest.mark.parametrize("wrong", [lambda: CAPE(length=0), lambda: CAPE(max_nodes=0)])
 def test_knobs_out_of_range_are_refused(wrong: Callable[[], Any]) -> None:
     with pytest.raises(UserError, match="allowed are at least 1"):
         wrong()
+
+
+@pytest.mark.parametrize(
+    "bins", ["mine", "", "7/0.3", "7/0.3/5/0.3/1", "7/0.6/5/0.3/1", "7/0/5", "7/1/5", "-1", "1.5", "7/nan/5", "7/x/5"]
+)
+def test_bins_that_are_none_are_refused(bins: str) -> None:
+    told = f"cape: bins is '{bins}', allowed are paper, official, or sizes with rising edges between them, as in 7/0.3/5/0.6/3"
+    with pytest.raises(UserError) as error:
+        CAPE(bins=bins)
+    assert str(error.value) == told
+
+
+@pytest.mark.parametrize(("sets", "bins"), [(-1, "paper"), (4, "official"), (4, "3/0.5/2")])
+def test_sets_out_of_range_or_beside_bins_are_refused(sets: int, bins: str) -> None:
+    with pytest.raises(UserError, match=f"^cape: got sets={sets}, bins={bins}; allowed is a size of at least 0, or bins"):
+        CAPE(sets=sets, bins=bins)

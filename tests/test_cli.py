@@ -8,22 +8,28 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from rich.text import Text
 
 from draftree import Request, Sampling, inputs, load, terminal
 from draftree.cli import main, train_drafter
+from draftree.costs import Costs, CostTable
 from draftree.prompts import encode, question
 from draftree.target import demo_folder
 from draftree.terminal import Stream, decode
 from draftree.text import Emitted
 from draftree.training.command import show
 from draftree.training.trainer import Plan, Progress
+from draftree.tree import Tree
 from folders import byte_tokenizer, target_folder
 
 STATS = {"new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step", "depth_per_step", "draft_seconds",
          "verify_seconds", "seconds", "tokens_per_second"}  # fmt: skip
+
+NOTHING = Tree.planted(np.array([0]), np.array([0])), np.zeros(0, np.int64)
+"""A tree that a stream does not look at, and what was accepted of it."""
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +112,11 @@ MISTAKES = {
     "no category": (["bench", "--suite", "demo", "--category", "maths", "--out", "x.json"], "did you mean 'math'"),
     "no out": (["bench", "--suite", "demo"], "--out"),
     "out is a folder": (["bench", "--suite", "demo", "--out", ".", "--drafter", "pld", "--policy", "chain"], "folder"),
+    "no picture": (["costs", "--drafter", "pld", "--plot", "x.gif"], "allowed is a name that ends in .pdf, .png, .svg"),
+    "no rows": (["costs", "--drafter", "pld", "--rows", "0"], "--rows"),
+    "costs for more drafters": (["bench", "--suite", "demo", "--drafter", "pld", "--out", "x.json", "--costs", "one.json",
+                                 "--costs", "one.json"], "2 files of costs were given for 1 drafters"),
+    "other costs": (["doctor", "--drafter", "pld", "--costs", "file"], "not a file of costs"),
     "out in a file": (["costs", "--drafter", "pld", "--out", "file/x.json"], "cannot be written"),
     "nothing to train": (["train", "pld", "--data", "file", "--out", "o"], "known are eagle, eagle3, edd, glide"),
     "no text": (["train", "edd", "--data", "binary.jsonl", "--out", "o"], "not UTF-8"),
@@ -121,6 +132,7 @@ def test_a_mistake_is_told_in_one_line(draftree, folder: str, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("some text")
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
+    CostTable((Costs({1: 0.1}, {1: 1.0}),)).save(tmp_path / "one.json")
     if args and args[0] in ("generate", "bench", "costs", "train") and "--target" not in args:
         args = [*args, "--target", folder]
     status, out, err = draftree(*args)
@@ -128,7 +140,7 @@ def test_a_mistake_is_told_in_one_line(draftree, folder: str, tmp_path: Path, mo
     assert err.startswith("draftree: ")
     assert err.count("\n") == 1
     assert told in err
-    assert {p.name for p in tmp_path.iterdir()} == {"file", "binary.jsonl"}
+    assert {p.name for p in tmp_path.iterdir()} == {"file", "binary.jsonl", "one.json"}
 
 
 def test_a_broken_target_is_told_in_one_line(draftree, tmp_path: Path) -> None:
@@ -143,28 +155,64 @@ def test_list_names_every_part_with_its_knobs(draftree) -> None:
     found = json.loads(out)
     assert status == 0
     assert set(found) == {"drafters", "policies", "acceptors", "suites"}
-    assert found["policies"]["pct"]["knobs"] == {"width": 5, "max_depth": 10, "leaf_threshold": 0.01, "ratio": None}
+    assert found["policies"]["pct"]["knobs"] == {
+        "width": 5,
+        "max_depth": 10,
+        "leaf_threshold": 0.01,
+        "ratio": None,
+        "gain": True,
+    }
     assert {"edd", "vdm", "lm", "pld"} <= set(found["drafters"])
     status, out, _ = draftree("list")
     assert "leaf_threshold=0.01" in out
 
 
-def test_costs_are_measured_once_and_can_be_frozen(draftree, folder: str, tmp_path: Path) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs are measured in a moment."""
+    monkeypatch.setattr("draftree.timing.LONGEST", 0.01)
+
+
+def test_costs_are_measured_once_and_can_be_frozen(draftree, quick, folder: str, tmp_path: Path) -> None:
     frozen = tmp_path / "new" / "costs.json"
     ask = ("costs", "--target", folder, "--drafter", "pld")
-    status, out, _ = draftree(*ask, "--json", "--out", str(frozen))
+    status, out, err = draftree(*ask, "--json", "--out", str(frozen))
     found = json.loads(out)
-    assert status == 0
-    assert found["ratio"] == found["draft"]["1"] / found["target"]["1"]
-    assert json.loads(frozen.read_text())["draft"] == found["draft"]
-    _, out, _ = draftree(*ask)
-    assert "target ms" in out
+    assert (status, err) == (0, "")
+    assert set(found) == {"entries", "about", "ratio", "kept"}
+    entry = found["entries"][0]
+    assert set(entry) == {"draft", "target", "commit", "context", "rows"}
+    assert found["ratio"] == entry["draft"]["1"] / entry["target"]["1"]
+    assert json.loads(frozen.read_text()) == {k: found[k] for k in ("entries", "about")}
+    assert Path(found["kept"]).read_text() == frozen.read_text()
     _, out, _ = draftree(*ask, "--json")
-    assert json.loads(out) == found
+    assert json.loads(out) == found, "the second time they are read"
+    _, out, _ = draftree(*ask, "--json", "--rows", "2", "--rows", "3")
+    assert [e["rows"] for e in json.loads(out)["entries"] if e["context"] == entry["context"]] == [1, 2, 4]
+    _, out, _ = draftree(*ask, "--json", "--refresh")
+    assert json.loads(out)["ratio"] != found["ratio"]
     status, out, _ = draftree(
         "generate", "x", "--target", folder, "--drafter", "pld", "--policy", "pct", "--costs", str(frozen)
     )
     assert status == 0
+
+
+def test_costs_fit_a_terminal_and_a_picture(draftree, quick, folder: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "costs.svg"
+    ask = ("costs", "--target", folder, "--drafter", "pld", "--rows", "2", "--plot", str(picture))
+    status, out, _ = draftree(*ask)
+    assert status == 0
+    assert "target pass" in picture.read_text()
+    for word in ("pld for", ", 2 rows", "sₜ/sₜ(1)", "measured on", "kept in", "--refresh"):
+        assert word in out
+    shown = Console(file=io.StringIO(), width=80)
+    both = [Costs({1: 0.001, 32: 0.02}, {1: 0.123456, 128: 12.3}, 0.001, context) for context in (128, 1020, 4096)]
+    terminal.show_costs(shown, "edd for demo", CostTable(tuple(both)))
+    lines = shown.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    widest = next(line for line in lines if " 128 │ " in line)
+    assert widest.replace("│", "").split() == ["128", "12300.00", "99.63", "12300.00", "99.63"]
 
 
 @pytest.fixture
@@ -257,10 +305,10 @@ def test_a_stream_shows_whole_characters_in_the_colour_of_their_origin() -> None
     ids = encode(tokenizer, text)
     for i in range(0, len(ids), 3):
         part = ids[i : i + 3]
-        stream([Emitted(0, part, ["drafted"] * (len(part) - 1) + ["bonus"])])
+        stream([Emitted(0, part, ["drafted"] * (len(part) - 1) + ["bonus"], *NOTHING)])
         assert "\ufffd" not in shown.getvalue()
     assert "\x1b[32ma \x1b[0m\x1b[39ml\x1b[0m" in shown.getvalue()
-    stream([Emitted(0, encode(tokenizer, "é")[:1], ["prefill"])])
+    stream([Emitted(0, encode(tokenizer, "é")[:1], ["prefill"], *NOTHING)])
     stream.end()
     plain = "".join(part.split("m", 1)[-1] for part in shown.getvalue().split("\x1b["))
     assert plain == text + "\ufffd\n"

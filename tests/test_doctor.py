@@ -16,6 +16,7 @@ import draftree.drafters.edd
 import draftree.drafters.medusa
 from draftree import Costs
 from draftree.cli import main
+from draftree.costs import CostTable
 from draftree.drafters.eagle3 import EAGLE3Drafter
 from draftree.drafters.edd import EDD, EDDDrafter
 from draftree.drafters.glide import GLIDEDrafter
@@ -269,7 +270,7 @@ def test_a_margin_below_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 def doctored(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a command: (exit status, standard output, standard error)."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
-    FLAT.save(tmp_path / "costs.json")
+    CostTable((FLAT,)).save(tmp_path / "costs.json")
 
     def run(*args: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:

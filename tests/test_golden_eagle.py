@@ -40,16 +40,16 @@ def test_one_forward(name: str) -> None:
     prompt, root = unit["prompt_ids"][0].long().numpy(), int(unit["draft_input_ids"][0, -1])
     verified = target.prefill(target.new_cache(1, 64), [prompt], drafter.needs)
     state = drafter.start([prompt], np.array([root]), verified.taps)
-    worst(state.outputs[0][-1], unit["draft_out"][0, -1])
+    tree = Tree.planted(np.arange(1), np.array([root]))
+    candidates, state = drafter.expand(state, tree, np.arange(1), 4, Drawing())
+    worst(state.outputs[0], unit["draft_out"][0, -1])
     keys, values = state.decoding.cache.layer(0)
     worst(keys[0, :, : len(prompt)], unit["kv_key"][0])
     worst(values[0, :, : len(prompt)], unit["kv_value"][0])
-    tree = Tree.planted(np.arange(1), np.array([root]))
-    candidates, state = drafter.expand(state, tree, np.arange(1), 4, Drawing())
     assert sorted(candidates.tokens[0]) == sorted(unit["tree_ids"][0].tolist())
     tree = tree.append(np.zeros(4, np.int64), unit["tree_ids"][0].long().numpy(), np.zeros(4), np.zeros(4), candidates)
     level, state = drafter.expand(state, tree, np.arange(1, 5), 4, Drawing())
-    worst(state.outputs[0][1:], unit["tree_draft_out"][0])
+    worst(state.outputs[1:], unit["tree_draft_out"][0])
     assert level.log_probs is not None
     expected = torch.log_softmax(unit["tree_draft_logits"][0], -1)
     if name == "eagle3":
@@ -74,7 +74,7 @@ def test_runs(name: str, setting: int, number: int) -> None:
     said = json.loads((GOLDENS / NAMES[name] / "golden.json").read_text())["settings"][setting]
     run = said["runs"][number]
     target, drafter = opened(name)
-    policy = EAGLE2(total=said["total_token"], depth=said["depth"], top_k=said["top_k"])
+    policy = EAGLE2(nodes=said["total_token"] - 1, depth=said["depth"] + 1, width=said["top_k"])
     new = len(run["output"]) - len(run["prompt"])
     texts = Texts([Request(run["prompt"], new + 64, frozenset())], Sampling(), target.new_cache(1, 256))
     watched = Watched()

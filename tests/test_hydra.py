@@ -99,7 +99,9 @@ def test_rows_that_have_ended_keep_their_state() -> None:
     live = Tree.planted(np.array([0, 2]), roots[[0, 2]])
     verified = t.verify(cache, live, drafter.needs)
     after = drafter.commit(state, live, Verdict((roots[:0],) * 2, roots[:2]), verified.taps)
-    assert after.cache.lengths.tolist() == [6, 3, 5]
+    assert torch.equal(after.prefix, state.prefix), "nothing is read before a draft is asked for"
+    _, after = drafter.expand(after, live, np.arange(2), 1, Drawing())
+    assert after.hidden.lengths.tolist() == after.read.tolist() == [6, 3, 5]
     assert torch.equal(after.prefix[1], state.prefix[1])
     assert not torch.equal(after.prefix[[0, 2]], state.prefix[[0, 2]])
 

@@ -123,7 +123,7 @@ def test_nodes_of_a_depth_and_row_share_one_list(kind: Draw) -> None:
     assert (found.tokens[3:5] == 0).all()
     assert np.allclose(found.log_probs[3:5].exp(), 1 / VOCAB)
     assert np.isfinite(found.log_q[[0, 1, 2, 5]]).all()
-    entropies = Candidates(found.tokens, found.log_q, found.log_probs).entropy
+    entropies = Candidates(found.tokens, found.log_q, found.log_probs).entropy()
     assert entropies[0] == entropies[2]
 
 

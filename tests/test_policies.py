@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Expand, Layered, Policy, Room, append, fit
+from draftree.policies.base import Expand, Layered, Policy, Room, append, best, fit, log, top
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
 from draftree.policies.vct import VCT
 from draftree.tree import Candidates, Ints, Tree
+from rules import following
 
 COSTS = Costs({1: 0.25}, {1: 1.0})
 WIDE = 10**6
@@ -116,6 +117,31 @@ def test_pct_reads_the_ratio_from_the_costs() -> None:
     assert asked.depth.max() == 2
 
 
+def by_hand(path: tuple[int, ...]) -> list[float]:
+    q = {(): [0.6, 0.4], (0,): [0.3, 0.2], (1,): [0.9, 0.1]}
+    return np.log(q.get(path[1:], [0.5, 0.25])).tolist()
+
+
+def test_pct_without_gain_prunes_on_the_nodes_own_confidence() -> None:
+    # .6 .4 | .6 · (.3 .2) = .18 .12, .4 · (.9 .1) = .36 .04. At a ratio of .35 the values .6, .4 and .36 are expanded, and
+    # below .36 neither .5 · .36 = .18 nor .09. Of the confidences .6, .4 and .9 are, and .5 below .9 again and again.
+    knobs = {"width": 2, "leaf_threshold": 0.0, "ratio": 0.35, "max_depth": 4}
+    first = [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (1, 0, 0), (1, 0, 1)]
+    assert paths(grown(PCT(**knobs), following(by_hand))) == first
+    assert paths(grown(PCT(**knobs, gain=False), following(by_hand))) == [*first, (1, 0, 0, 0), (1, 0, 0, 1)]
+    # Leaves are removed by their value whichever it is (step 5 of the ablation): .18 · .5 = .09 and .045 go at .1.
+    knobs["leaf_threshold"] = 0.1
+    kept = [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 0, 0)]
+    assert paths(grown(PCT(**knobs, gain=False), following(by_hand))) == kept
+    assert paths(grown(PCT(**knobs), following(by_hand))) == kept
+
+
+def test_pct_without_gain_compares_with_the_same_ratio() -> None:
+    assert PCT(gain=False).reads_costs
+    deepest = lambda ratio: int(grown(PCT(1, 5, 0.0, ratio, False), always(0.5)).depth.max())
+    assert [deepest(ratio) for ratio in (0.5, np.nextafter(0.5, 1), 1.01)] == [5, 1, 0]
+
+
 def test_pct_asks_for_each_layer_at_once() -> None:
     asked: list[list[int]] = []
     grown(PCT(width=2, leaf_threshold=0, ratio=0.25), always(0.5, 0.5, asked=asked), depth=(99, 99))
@@ -141,6 +167,19 @@ def test_room_for_nodes_keeps_the_best_of_each_row() -> None:
     assert paths(tree, 0) == [(0,), (1,), (0, 0)]
     assert paths(tree, 1) == [(0,), (1,)]
     assert tree.number.tolist() == [0, 1, 2, 3, 4, 5, 6], "numbers of a layer run over all rows"
+
+
+def test_a_row_that_has_what_it_has_room_for_is_not_drafted_for() -> None:
+    # Row 0 has two candidates after each node, row 1 has one: with room for three, row 0 has 2 + 4 after two layers, and
+    # row 1 needs a third.
+    asked: list[tuple[list[int], int]] = []
+    rule = lambda path: [-1.0, -1.0 if path[0] == 0 else -np.inf]
+    tree = grown(VCT(2, 9), following(rule, asked), depth=(99, 99), nodes=3)
+    assert [frontier for frontier, _ in asked] == [[0, 1], [2, 3, 4], [9]]
+    assert paths(tree, 0) == [(0,), (1,), (0, 0)]
+    assert paths(tree, 1) == [(0,), (0, 0), (0, 0, 0)]
+    assert grown(VCT(2, 9), following(rule, asked), depth=(99, 99), nodes=0).drafted == 0
+    assert len(asked) == 3, "without room nothing is asked for"
 
 
 def test_a_node_that_is_cut_takes_its_children_along_and_the_lower_number_wins() -> None:
@@ -172,8 +211,8 @@ def test_fit_is_connected_and_best(steps: list[tuple[int, int]], nodes: int) -> 
     kept = fit(tree, nodes)  # `select` asserts that no kept node lost its parent
     for row in range(2):
         before, after = tree.of_row(row)[1:], kept.number[kept.of_row(row)[1:]]
-        best = sorted(before.tolist(), key=lambda n: (-tree.score[n], n))[:nodes]
-        assert sorted(best) == after.tolist()
+        wanted = sorted(before.tolist(), key=lambda n: (-tree.score[n], n))[:nodes]
+        assert sorted(wanted) == after.tolist()
 
 
 # append.
@@ -202,6 +241,35 @@ def test_a_layered_policy_may_select_at_the_end() -> None:
             return tree.select(np.arange(len(tree)) != 4)
 
     assert paths(grown(Pruned(), always(0.6, 0.4))) == [(0,), (1,), (0, 0), (1, 0), (1, 1)]
+
+
+# What policies choose by.
+
+
+def test_top_is_the_best_of_each_rows_layer() -> None:
+    # Rows 0 0 1; of .5 .2 | .5 .1 the two .5, of .1 .1 | both. Of three, .2; of one, the first .5 and the first .1.
+    tree = Tree.planted(np.array([0, 0, 1]), np.zeros(3, np.int64))
+    score = np.log([[0.5, 0.2], [0.5, 0.1], [0.1, 0.1]])
+    picked = lambda k: top(tree, np.arange(3), score, k).astype(int).tolist()
+    assert picked(0) == [[0, 0], [0, 0], [0, 0]]
+    assert picked(1) == [[1, 0], [0, 0], [1, 0]]
+    assert picked(2) == [[1, 0], [1, 0], [1, 1]]
+    assert picked(3) == [[1, 1], [1, 0], [1, 1]]
+    assert picked(99) == [[1, 1], [1, 1], [1, 1]]
+    assert top(tree, np.arange(0), score[:0], 2).shape == (0, 2)
+
+
+def test_best_may_go_by_something_else_than_the_score() -> None:
+    tree = grown(VCT(2, 1), always(0.6, 0.4), depth=(9, 9))
+    nodes = np.arange(2, 6)
+    assert best(tree, nodes[::-1], 1).tolist() == [2, 4]
+    assert best(tree, nodes, 1, by=-tree.score).tolist() == [3, 5]
+    assert best(tree, nodes, 2, by=np.zeros(6)).tolist() == [2, 3, 4, 5]
+
+
+def test_log_knows_zero() -> None:
+    assert log(0.0) == -np.inf
+    assert log(1.0) == 0.0
 
 
 # Knobs.

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from draftree.errors import NotANumber, UserError
-from draftree.sampling import Distributions, Drawing, Keyed, Sampling, drawn, gumbel, top_k
+from draftree.sampling import BEYOND, Distributions, Drawing, Keyed, Sampling, drawn, gumbel, top_k
 from draftree.tree import Draw, Ints
 
 ZERO = np.zeros(1, np.int64)
@@ -163,8 +163,24 @@ def test_top_k_breaks_a_tie_at_its_boundary() -> None:
     assert top_k(torch.zeros(2, 300), 3)[0].tolist() == [[0, 1, 2]] * 2
 
 
-@given(st.lists(st.lists(st.integers(-2, 2), min_size=6, max_size=6), min_size=1, max_size=3), st.integers(1, 6))
-def test_top_k_is_a_stable_sort(rows: list[list[int]], k: int) -> None:
+def test_top_k_takes_one_transfer_unless_many_values_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    transfers: list[int] = []
+    stock = Tensor.cpu
+    monkeypatch.setattr(Tensor, "cpu", lambda self: transfers.append(1) or stock(self))
+    values = torch.randperm(500, generator=torch.Generator().manual_seed(0)).view(2, 250).float()
+    for ties, wanted in ((1, 1), (2, 1), (BEYOND, 1), (BEYOND + 1, 2), (60, 2)):
+        transfers.clear()
+        tied = values.clone()
+        tied[1, 7 : 7 + ties] = 1000.0
+        assert top_k(tied, 1)[0].tolist() == [[int(values[0].argmax())], [7]]
+        assert len(transfers) == wanted
+
+
+@pytest.mark.parametrize("width", [6, 40])
+@given(st.data(), st.integers(1, 6))
+def test_top_k_is_a_stable_sort(width: int, data: st.DataObject, k: int) -> None:
+    """Over widths that hold fewer and more values than are asked for."""
+    rows = data.draw(st.lists(st.lists(st.integers(-2, 2), min_size=width, max_size=width), min_size=1, max_size=3))
     index, found = top_k(torch.tensor(rows, dtype=torch.float32), k)
     order = np.argsort(-np.array(rows), axis=1, kind="stable")[:, :k]
     assert index.tolist() == order.tolist()

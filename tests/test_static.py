@@ -17,6 +17,7 @@ from draftree.tree import Draw
 from rules import Rule, following, levels
 from test_policies import always, grown, paths
 
+REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "trees.json"
 TREES: dict[str, list[list[int]]] = json.loads(SHIPPED.read_text())
 COMPLETE = levels(0, 10, missing=0.0)
 
@@ -39,6 +40,12 @@ def test_a_shipped_tree_grows_in_full(name: str) -> None:
     tree = grown(Static(name), following(COMPLETE))
     assert paths(tree) == in_order(TREES[name])
     assert tree.drafted == {"eagle1": 25, "hydra": 63, "medusa": 63, "token_recycling": 80}[name.partition("/")[0]]
+
+
+@pytest.mark.skipif(not REFERENCE.is_file(), reason="the trees read from the official codes are not here")
+def test_all_published_trees_are_shipped_as_they_are() -> None:
+    published = json.loads(REFERENCE.read_text())
+    assert {name: in_order(tree) for name, tree in TREES.items()} == {name: in_order(t) for name, t in published.items()}
 
 
 def test_eagle1_is_the_papers() -> None:
@@ -140,6 +147,11 @@ def test_a_spec_names_a_tree_or_a_file(tmp_path: Path) -> None:
     assert paths(grown(registry.build("policy", f"static:paths={file}"), always(0.5, 0.4))) == [(0,), (1,)]
 
 
+def test_a_file_may_say_more_than_its_paths(tmp_path: Path) -> None:
+    file = saved({"paths": [[0], [0, 1]], "tau": 1.5, "drafter": "eagle"}, tmp_path)
+    assert paths(grown(Static(file), always(0.5, 0.4))) == [(0,), (0, 1)]
+
+
 def test_an_unknown_tree_is_told_with_the_nearest() -> None:
     with pytest.raises(
         UnknownName, match=r"unknown tree .* 'medusa/mc_sim_7b': known are .*did you mean 'medusa/mc_sim_7b_63'"
@@ -154,6 +166,9 @@ def test_an_unknown_tree_is_told_with_the_nearest() -> None:
         ([[1, 0]], r"path \[1, 0\] without its beginning \[1\]"),
         ([], r"holds \[\], allowed is"),
         ({"a": [[0]]}, r"holds \{.*allowed is a JSON list"),
+        ({"paths": []}, r"holds \[\], allowed is a JSON list"),
+        ({"paths": {"0": 1}}, r"holds \{.*allowed is a JSON list"),
+        ({"paths": [[0], 3]}, "has path 3, allowed"),
         ([[0], []], r"has path \[\], allowed"),
         ([[0], 3], "has path 3, allowed"),
         ([[-1]], r"has path \[-1\], allowed"),

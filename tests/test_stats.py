@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.costs import Costs
+from draftree.costs import Costs, counted, counted_plain
 from draftree.engine import Engine
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.sampling import Sampling
-from draftree.stats import Stats, Step, repeated_ngrams, total
+from draftree.stats import Stats, Step, Work, repeated_ngrams, total
 from draftree.target import Probes, Target
 from draftree.testing import Always, Never, tiny_target
 from draftree.text import Request, Texts
@@ -38,6 +38,28 @@ def test_figures_of_hand_made_steps() -> None:
     assert stats.nodes_per_step == 3
     assert stats.depth_per_step == pytest.approx(5 / 3)
     assert stats.tokens_per_second == 2.5
+
+
+def test_counted_work_of_a_run(target: Target) -> None:
+    requests = [Request([5, 6, 7], 10)]
+    engine = Engine(target, Always(plans(target, requests), 61), VCT(2, 3), costs=COSTS)
+    stats = engine.generate(requests).stats
+    # three layers of 1, 2 and 4 frontier nodes, a tree of 1 + 14; in the last step only a bonus may still come
+    assert stats.work == [Work((1, 2, 4), 15, 1, 3), Work((1, 2, 4), 15, 1, 7), Work((), 1, 1, 11)]
+    assert stats.draft_steps_per_step == 2.0
+    assert Stats().draft_steps_per_step == 0.0
+    assert total([stats, stats]).work == [*stats.work, *stats.work]
+    assert counted(COSTS, stats.work) == (9.0, 6.0)
+    plain = engine.plain(requests).stats
+    assert plain.work == [Work((), 1, 1, 3 + n) for n in range(9)]
+    assert counted_plain(COSTS, plain.work) == 9.0
+
+
+def test_rows_are_counted_together(target: Target) -> None:
+    requests = [Request([5, 6, 7], 4), Request([8], 8, number=1)]
+    stats = Engine(target, Always(plans(target, requests), 61), Chain(2), costs=COSTS).generate(requests).stats
+    assert stats.work[0] == Work((2, 2), 6, 2, 3)
+    assert [w.rows for w in stats.work] == [2, 1, 1]
 
 
 def test_figures_of_nothing() -> None:

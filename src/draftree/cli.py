@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -38,7 +39,8 @@ app = typer.Typer(
     help="Exactly what a causal language model would have written anyway, in far fewer forward passes.",
 )
 
-EDD, PCT, GREEDY, ALL = ["edd"], ["pct"], [0.0], list[str]()
+EDD, PCT, GREEDY, ALL, ONE = ["edd"], ["pct"], [0.0], list[str](), [1]
+NO_FILES = list[Path]()
 
 TargetName = Annotated[str, typer.Option("--target", help="demo, a Hugging Face folder, or a hub id.")]
 DrafterSpec = Annotated[str, typer.Option("--drafter", help="A spec (name, or name:key=value,…) or a checkpoint's folder.")]
@@ -82,38 +84,50 @@ def generate(
     max_new_tokens: MaxNew = 128,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     baseline: Annotated[bool, typer.Option("--baseline", help="Run plain decoding too, and compare.")] = False,
+    show_trees: Annotated[bool, typer.Option("--show-trees", help="Draw each step's tree, or add it to the JSON.")] = False,
+    trees: Annotated[Path | None, typer.Option(help="Save a picture of each step's tree: a file .html or .svg.")] = None,
     costs: CostsFile = None,
     device: Device = None,
     dtype: DType = None,
     as_json: AsJson = False,
 ) -> None:
     """Write what the target would write, in fewer passes."""
-    from draftree import Request, Sampling, inputs, terminal
+    from draftree import Request, Sampling, inputs, terminal, viewer
     from draftree.evaluation.runner import Comparison, assemble, compare, warm
     from draftree.prompts import encode, question
 
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
     text, fixed = inputs.prompt_text(prompt), inputs.fixed_costs(costs)
+    if trees is not None:
+        viewer.check_picture(trees)
     inputs.quiet()
-    with terminal.busy("loading"):
+    with terminal.busy("loading") as say:
         loaded = assemble(lambda: inputs.load_target(target, device, dtype), [drafter], [policy], fixed, acceptor)
         engine = loaded[drafter, policy]
         request = Request(encode(engine.tokenizer, text if raw else question(text)), max_new_tokens, engine.eos)
-        warm(engine, request, sampling, baseline)
+        warm(engine, request, sampling, baseline, say)
     console = terminal.output()
     stream = terminal.Stream(console, engine.tokenizer) if console.is_terminal and not as_json else None
-    first = engine.generate([request], sampling, stream, reuse=False)
+    draw = partial(viewer.draw, console) if show_trees and not as_json else None
+    watch = viewer.Watch(engine.tokenizer, draw, stream) if show_trees or trees is not None else None
+    first = engine.generate([request], sampling, watch or stream, reuse=False)
+    if watch is not None:
+        watch.end()
     written = terminal.decode(engine.tokenizer, first.tokens[0])
     if stream is not None:
         stream.end()
     elif not as_json:
         print(written, flush=True)
+    if watch is not None and trees is not None:
+        about = {"prompt": text, "target": target, "drafter": drafter, "policy": policy, "temperature": f"{temperature:g}"}
+        viewer.save_picture(trees, watch.steps, about)
     result = Comparison(first.tokens[0], first.stats)
     if baseline:
         with terminal.busy("running plain decoding, to compare"):
             result = compare(engine, request, sampling, first)
     if as_json:
-        emit({"text": written, "token_ids": result.tokens, **result.as_json()})
+        drawn = {"trees": [s.as_json() for s in watch.steps[1:]]} if watch is not None and show_trees else {}
+        emit({"text": written, "token_ids": result.tokens, **result.as_json(), **drawn})
     else:
         terminal.show_summary(console, result, coloured=stream is not None)
 
@@ -154,7 +168,10 @@ def bench(
     max_new_tokens: MaxNew = 128,
     repeats: Annotated[int, typer.Option(min=1, help="How often each text is written; seconds are means.")] = 1,
     seed: Seed = 0,
-    costs: CostsFile = None,
+    costs: Annotated[
+        list[Path],
+        typer.Option(help="A file `draftree costs --out` wrote; repeat it for one for each drafter, in their order."),
+    ] = NO_FILES,
     device: Device = None,
     dtype: DType = None,
     as_json: AsJson = False,
@@ -162,10 +179,10 @@ def bench(
     """Measure drafters × policies on a file of prompts, with plain decoding interleaved."""
     from draftree import inputs, terminal
     from draftree.evaluation import report, suites
-    from draftree.evaluation.provenance import costs_used, provenance
+    from draftree.evaluation.provenance import provenance
     from draftree.evaluation.runner import Bench, Journal, assemble, chosen, product
 
-    prompts, fixed, cells = suites.load(suite), inputs.fixed_costs(costs), product(drafter, policy, temperature)
+    prompts, fixed, cells = suites.load(suite), inputs.costs_of_each(costs, drafter), product(drafter, policy, temperature)
     selected = prompts.select(category)
     inputs.writable(out)
     inputs.quiet()
@@ -182,14 +199,19 @@ def bench(
         "max_new_tokens": max_new_tokens,
     }
     work = Bench(cells, engines, requests, seed, repeats)
+    with terminal.busy("measuring what a step costs") as say:
+        tables = work.price(say)
     said = about | provenance(work.target, seed)
-    key = {k: v for k, v in said.items() if k not in ("date", "command")} | {"cells": [asdict(c) for c in cells]}
+    key = {k: v for k, v in said.items() if k not in ("date", "command")} | {
+        "cells": [asdict(c) for c in cells],
+        "costs": {d: asdict(c) for d, c in fixed.items()},  # other costs would grow other trees
+    }
     journal = Journal(out.with_name(out.name + ".partial"), key)
     with terminal.progress("bench", len(requests)) as tell, interruptible(f"the same command goes on from '{journal.path}'"):
         done = work.run(journal, lambda n: tell(n))
     with terminal.busy("measuring the drafters by themselves"):
-        rows = report.rows(done, seed, {d: work.quality(d, done) for d in dict.fromkeys(drafter)})
-    result = {"provenance": said | {"costs": costs_used(engines)}, "rows": rows}
+        rows = report.rows(done, seed, {d: work.quality(d, done, tables[d]) for d in tables}, tables)
+    result = {"provenance": said | {"costs": {d: asdict(c) for d, c in tables.items()}}, "rows": rows}
     report.save(result, out)
     journal.remove()
     if as_json:
@@ -204,30 +226,41 @@ def bench(
 def show_costs(
     target: TargetName = "demo",
     drafter: DrafterSpec = "edd",
+    rows: Annotated[list[int], typer.Option(min=1, help="Texts written at a time, up to a power of two; repeat it.")] = ONE,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write them to a file, for --costs.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw them: a file ending in .png, .svg or .pdf.")] = None,
     device: Device = None,
     dtype: DType = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a draft step and a target pass cost on this machine, by how many tokens are fed."""
-    from draftree import inputs, terminal
-    from draftree.costs import measured
+    """Show what a draft step and a target pass cost on this machine, by tokens fed, length and number of the rows."""
+    from draftree import inputs, plots, terminal
+    from draftree.costs import bracket
     from draftree.registry import build
+    from draftree.timing import identity, measured, store
 
     method = build("drafter", drafter)
-    if out is not None:
-        inputs.writable(out)
+    if plot is not None:
+        plots.check(plot)
+    for path in (out, plot):
+        if path is not None:
+            inputs.writable(path)
     inputs.quiet()
-    with terminal.busy("loading and measuring"):
+    with terminal.busy("loading") as tell:
         model = inputs.load_target(target, device, dtype)
-        found = measured(model, method.open(model), refresh)
+        opened = method.open(model)
+        for several in dict.fromkeys(map(bracket, rows)):
+            found = measured(model, opened, several, refresh, tell)
     if out is not None:
         found.save(out)
+    if plot is not None:
+        plots.draw_costs(found, f"{drafter} for {target}", plot)
+    kept = store(identity(model, opened))
     if as_json:
-        emit(asdict(found) | {"ratio": found.ratio})
+        emit(asdict(found) | {"ratio": found.ratio, "kept": str(kept)})
     else:
-        terminal.show_costs(terminal.output(), f"{drafter} for {target}", found)
+        terminal.show_costs(terminal.output(), f"{drafter} for {target}", found, kept)
 
 
 @app.command(name="doctor")
@@ -244,9 +277,9 @@ def examine_drafter(
 ) -> None:
     """Say whether a drafter fits a target and is healthy, and what is likely wrong where it is not."""
     from draftree import inputs, terminal
-    from draftree.costs import measured
     from draftree.evaluation import doctor
     from draftree.registry import build
+    from draftree.timing import measured
 
     method, fixed = build("drafter", drafter), inputs.fixed_costs(costs)
     inputs.quiet()
@@ -255,8 +288,8 @@ def examine_drafter(
         opened = method.open(model)
     with terminal.busy("letting the target answer some prompts"):
         texts = doctor.answers(model) if data is None else doctor.read(model, data)
-    with terminal.busy("measuring what a step costs"):
-        known = fixed or measured(model, opened)
+    with terminal.busy("measuring what a step costs") as say:
+        known = (fixed or measured(model, opened, tell=say)).at(context=0, rows=1)
     with terminal.progress("doctor", doctor.STAGES) as tell:
         done = iter(range(doctor.STAGES + 1))
         report = doctor.examine(model, opened, texts, known, lambda what: tell(next(done), what))
@@ -268,10 +301,12 @@ def examine_drafter(
 
 @app.command(name="train")
 def train_drafter(
-    name: Annotated[str, typer.Argument(help="The method, or a spec of it with its knobs.")],
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="The method, or a spec of it with its knobs; or a policy: c2t, static.")],
     data: Annotated[list[Path], typer.Option(help="JSONL, JSON, parquet, text, or a folder of them; repeat it for several.")],
-    out: Annotated[Path, typer.Option(help="The folder of the checkpoint.")],
+    out: Annotated[Path, typer.Option(help="The folder of the checkpoint; of a tree, the file.")],
     target: TargetName = "demo",
+    drafter: Annotated[str | None, typer.Option(help="Of a policy: the spec or folder of the drafter it is for.")] = None,
     knobs: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="A knob of the method; repeat it.")] = ALL,
     init_from: Annotated[
         Path | None, typer.Option(help="A checkpoint of the same method whose weights it begins with.")
@@ -294,6 +329,7 @@ def train_drafter(
     cache_features: Annotated[bool, typer.Option("--cache-features", help="Compute the target's features once.")] = False,
     features: Annotated[str, typer.Option(help="The folder of the cached ones; OUT/features by default.")] = "",
     track: Annotated[str, typer.Option(help="An experiment tracker that is installed: tensorboard, wandb, …")] = "",
+    costs: CostsFile = None,
     seed: Seed = 0,
     device: Device = None,
     dtype: DType = None,
@@ -302,7 +338,18 @@ def train_drafter(
     """Train a drafter for a target; the same command goes on where it was interrupted.
 
     `accelerate launch -m draftree train …` runs it on several processes.
+
+    `draftree train c2t --drafter …` trains a policy's classifier, where what is not given is C2T's: 10 epochs, batches of
+    1024, Adam at 1e-3 (1e-4 and a tenth of the prompts with --init-from), 0.05 of the texts held out.
+
+    `draftree train static --drafter … --out FILE` finds the best tree of fixed shape, which `static:paths=FILE` reads.
     """
+    if name.partition(":")[0] == "static":
+        return find_static_tree({option: value for option, value in ctx.params.items() if given(ctx, option)})
+    if name.partition(":")[0] == "c2t":
+        return train_classifier({option: value for option, value in ctx.params.items() if given(ctx, option)})
+    if drafter is not None:
+        raise UserError(f"--drafter is '{drafter}', allowed where a policy is trained (c2t, static), and '{name}' is a drafter")
     if "LOCAL_RANK" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once; DDP remarks on what is meant to be so
     try:
@@ -329,6 +376,41 @@ def train_drafter(
         emit({"drafter": name, "out": str(out)} | said)
     elif end is not None:
         command.show(end, out)
+
+
+def find_static_tree(given: Mapping[str, Any]) -> None:
+    """The train command for a static tree, by the options that were given."""
+    from draftree import inputs
+    from draftree.training import static_trees
+
+    inputs.quiet()
+    asked = static_trees.Asked.of(given)
+    found = static_trees.run(asked)
+    if given.get("as_json"):
+        emit(found | {"out": str(asked.out)})
+    else:
+        static_trees.show(found, asked.out)
+
+
+def given(ctx: typer.Context, option: str) -> bool:
+    """Whether an option was set, be it to its default."""
+    source = ctx.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def train_classifier(given: Mapping[str, Any]) -> None:
+    """The train command for C2T, by the options that were given."""
+    from draftree import inputs
+    from draftree.training import classifier
+
+    inputs.quiet()
+    asked = classifier.Asked.of(given)
+    with interruptible(f"the same command goes on from what is kept in '{asked.out}'"):
+        end = classifier.run(asked)
+    if given.get("as_json"):
+        emit({"policy": "c2t", "out": str(asked.out)} | asdict(end))
+    else:
+        classifier.show(end, asked.out)
 
 
 @app.command(name="export")

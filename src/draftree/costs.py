@@ -1,56 +1,62 @@
-"""What a draft step and a target pass cost on this machine, measured and kept on disk.
+"""What a draft step and a target pass cost on a machine; `timing` measures it.
 
-A cost depends on the device, the dtype, both models and how many tokens are fed; on a GPU a pass over 16 tokens
-costs what one token costs, on a CPU it may cost three times as much. Policies read the curves through `Costs`.
+A cost depends on the device, the dtype, both models, how many tokens are fed, how many rows there are and how long they
+are; on a GPU a pass over 16 tokens costs what one token costs, on a CPU it may cost three times as much. Policies read
+the curves of the step at hand through `Costs`.
+
+Shapes: W measured widths.
 """
 
-import hashlib
 import json
+import math
 import os
-import platform
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 
-from draftree.drafters.base import Drafter
 from draftree.errors import UserError
-from draftree.sampling import Drawing
-from draftree.target import Target
-from draftree.tree import Candidates, Tree, Verdict
+from draftree.stats import Work
+from draftree.tree import Floats
 
-WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of tokens fed at which a pass is timed."""
-CANDIDATES = 5
-"""How many a timed draft step proposes after each node."""
+ROWS_AT_MOST = 64
+"""Larger batches are taken to cost what these do."""
+
+Curve = tuple[Floats, Floats]
+"""[W] widths in order, and [W] seconds."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds by how many tokens are fed, linear between the measured widths and beyond them.
+    """Seconds by how many tokens a row is fed, linear between the measured widths and beyond them.
 
     Attributes:
-        draft: {f: sₐ(f)}, a draft step over f frontier nodes.
-        target: {n: sₜ(n)}, a target pass over n = 1 + γ tokens.
+        draft: {f: sₐ(f)}, a draft step over f frontier nodes of each row.
+        target: {n: sₜ(n)}, a target pass over n = 1 + γ tokens of each row.
         commit: seconds of the drafter's commit of one token.
-        about: what was measured, where.
+        context: committed tokens of each row.
+        rows: how many there are.
+
+    Raises:
+        UserError: a width, a figure, the context or the rows are not what they can be.
     """
 
     draft: Mapping[int, float]
     target: Mapping[int, float]
     commit: float = 0.0
-    about: Mapping[str, str] = field(default_factory=dict)
+    context: int = 0
+    rows: int = 1
 
     def __post_init__(self) -> None:
         for name, curve in (("draft", self.draft), ("target", self.target)):
-            if not curve or any(not s > 0 for s in curve.values()):
-                raise UserError(f"costs: '{name}' is {dict(curve)}, allowed are widths with seconds above 0")
+            if not curve or any(w < 1 or not 0 < s < math.inf for w, s in curve.items()):
+                raise UserError(f"costs: '{name}' is {dict(curve)}, allowed are widths from 1 on with seconds above 0")
+        for name, value, least in (("commit", self.commit, 0), ("context", self.context, 0), ("rows", self.rows, 1)):
+            if not least <= value < math.inf:
+                raise UserError(f"costs: '{name}' is {value}, allowed is a number of at least {least}")
 
     @cached_property
     def ratio(self) -> float:
@@ -58,132 +64,174 @@ class Costs:
         return self.draft_seconds(1) / self.target_seconds(1)
 
     def draft_seconds(self, tokens: float) -> float:
-        """sₐ(tokens)."""
-        return _between(self.draft, tokens)
+        """sₐ(tokens), tokens of each row; 0 for none."""
+        return float(self.drafts(np.array([tokens]))[0])
 
     def target_seconds(self, tokens: float) -> float:
-        """sₜ(tokens), where the root is one of them."""
-        return _between(self.target, tokens)
+        """sₜ(tokens), tokens of each row, where the root is one of them."""
+        return float(self.targets(np.array([tokens]))[0])
+
+    def drafts(self, tokens: Floats) -> Floats:
+        """sₐ of several numbers of tokens."""
+        return np.where(tokens > 0, _between(*self._draft, tokens), 0.0)
+
+    def targets(self, tokens: Floats) -> Floats:
+        """sₜ of several numbers of tokens."""
+        return _between(*self._target, tokens)
+
+    def step(self, work: Work) -> float:
+        """Seconds of one step of the loop by these curves: draft steps, target pass and the drafter's commit."""
+        return self.drafting(work) + self.target_seconds(work.fed / work.rows)
+
+    def drafting(self, work: Work) -> float:
+        """The drafter's part of a step's seconds."""
+        return float(self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()) + self.commit
+
+    def at(self, context: int, rows: int) -> "Costs":
+        """These, wherever they were measured; a `CostTable` chooses."""
+        return self
+
+    @cached_property
+    def _draft(self) -> Curve:
+        return _sorted(self.draft)
+
+    @cached_property
+    def _target(self) -> Curve:
+        return _sorted(self.target)
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """The costs of one pairing on one machine, for several context lengths and numbers of rows.
+
+    Attributes:
+        entries: one for each context and number of rows, in any order.
+        about: what was measured, where and when; the date is that of the newest entry.
+
+    Raises:
+        UserError: there are no entries.
+    """
+
+    entries: tuple[Costs, ...]
+    about: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise UserError("costs: there are no entries, at least one is needed")
+
+    @property
+    def ratio(self) -> float:
+        """sₐ/sₜ for one token each, of the fewest rows and the shortest context."""
+        return min(self.entries, key=lambda e: (e.rows, e.context)).ratio
+
+    def at(self, context: int, rows: int) -> Costs:
+        """The costs of a step: of the nearest measured number of rows, linear between the measured contexts.
+
+        Before the shortest context and behind the longest they are those of that context.
+        """
+        if (context, rows) not in self._found:  # asked at every step, so remembered
+            self._found[context, rows] = self._between(context, rows)
+        return self._found[context, rows]
+
+    def _between(self, context: int, rows: int) -> Costs:
+        nearest = min(self.by_rows, key=lambda r: abs(math.log(r / rows)))
+        entries = self.by_rows[nearest]
+        after = next((i for i, e in enumerate(entries) if e.context >= context), len(entries) - 1)
+        before = entries[max(after - 1, 0)]
+        span = entries[after].context - before.context
+        share = min(max((context - before.context) / span, 0.0), 1.0) if span else 1.0
+        return entries[after] if share == 1 else before if share == 0 else _mixed(before, entries[after], share)
+
+    @cached_property
+    def _found(self) -> dict[tuple[int, int], Costs]:
+        return {}
+
+    def has(self, rows: int) -> bool:
+        """Whether it was measured for the `bracket` of so many rows."""
+        return bracket(rows) in self.by_rows
+
+    def without(self, rows: int) -> tuple[Costs, ...]:
+        """The entries of other numbers of rows."""
+        return tuple(e for e in self.entries if e.rows != rows)
+
+    @cached_property
+    def by_rows(self) -> dict[int, list[Costs]]:
+        """The entries by number of rows, shortest context first."""
+        found: dict[int, list[Costs]] = {}
+        for entry in sorted(self.entries, key=lambda e: (e.rows, e.context)):
+            found.setdefault(entry.rows, []).append(entry)
+        return found
 
     def save(self, path: Path) -> None:
-        """Writes the curves as JSON."""
+        """Writes the curves as JSON, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".partial")
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")  # two processes may measure the same
         unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n")
         unfinished.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Reads what `save` wrote.
+        """Reads what `save` wrote, or a file by hand.
+
+        The least is `{"entries": [{"draft": {"1": 0.001}, "target": {"1": 0.03}}]}`: one row, any context, a commit
+        that costs nothing.
 
         Raises:
             UserError: the file is not one of these.
         """
         try:
             raw = json.loads(path.read_text())
-            curves = {k: {int(w): float(s) for w, s in raw[k].items()} for k in ("draft", "target")}
-            return cls(curves["draft"], curves["target"], float(raw.get("commit", 0.0)), raw.get("about", {}))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UserError(f"'{path}' is not a costs file as `draftree costs --out` writes it: {error}") from error
+            return cls(tuple(_read(entry) for entry in raw["entries"]), {k: str(v) for k, v in raw.get("about", {}).items()})
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, OverflowError, UserError) as error:
+            said = error.strerror if isinstance(error, OSError) else f"no {error}" if isinstance(error, KeyError) else error
+            raise UserError(f"'{path}' is not a file of costs as `draftree costs --out` writes it: {said}") from error
 
 
-def _between(curve: Mapping[int, float], tokens: float) -> float:
+def counted(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, float]:
+    """Seconds of some steps by a cost model, whatever they took: all of them, and the drafter's part."""
+    work = list(work)
+    drafting = sum(costs.at(w.context, w.rows).drafting(w) for w in work)
+    return drafting + counted_plain(costs, work), drafting
+
+
+def counted_plain(costs: Costs | CostTable, work: Iterable[Work]) -> float:
+    """Seconds of the target's passes alone by a cost model, which is all that plain decoding does."""
+    return sum(costs.at(w.context, w.rows).target_seconds(w.fed / w.rows) for w in work)
+
+
+def bracket(rows: int) -> int:
+    """The number of rows at which a batch's costs are measured: the next power of two, up to 64."""
+    return min(1 << (rows - 1).bit_length(), ROWS_AT_MOST)
+
+
+def _read(raw: Mapping[str, Any]) -> Costs:
+    draft, target = ({int(w): float(s) for w, s in raw[k].items()} for k in ("draft", "target"))
+    return Costs(draft, target, float(raw.get("commit", 0)), int(raw.get("context", 0)), int(raw.get("rows", 1)))
+
+
+def _mixed(a: Costs, b: Costs, share: float) -> Costs:
+    """Between two entries: `share` of the second; their widths may differ."""
+
+    def between(one: Curve, other: Curve) -> dict[int, float]:
+        widths = np.union1d(one[0], other[0])
+        seconds = (1 - share) * _between(*one, widths) + share * _between(*other, widths)
+        return dict(zip(widths.astype(int).tolist(), seconds.tolist(), strict=True))
+
+    draft, target = between(a._draft, b._draft), between(a._target, b._target)
+    context = round((1 - share) * a.context + share * b.context)
+    return Costs(draft, target, (1 - share) * a.commit + share * b.commit, context, a.rows)
+
+
+def _sorted(curve: Mapping[int, float]) -> Curve:
     widths = sorted(curve)
-    seconds = [curve[w] for w in widths]
-    if tokens <= widths[-1] or len(widths) == 1:
-        return float(np.interp(tokens, widths, seconds))
-    slope = (seconds[-1] - seconds[-2]) / (widths[-1] - widths[-2])
-    return seconds[-1] + max(slope, 0.0) * (tokens - widths[-1])
+    return np.array(widths, np.float64), np.array([curve[w] for w in widths])
 
 
-def median_seconds(work: Callable[[], Any], device: torch.device, at_least: int = 7, budget: float = 0.3) -> float:
-    """The median wall time of some work, after a warm-up; as many runs as the budget of seconds holds."""
-
-    def synchronise() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    for _ in range(2):
-        work()
-    synchronise()
-    seconds: list[float] = []
-    while len(seconds) < at_least or (sum(seconds) < budget and len(seconds) < 4 * at_least):
-        start = time.perf_counter()
-        work()
-        synchronise()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
-
-
-def machine(device: torch.device) -> dict[str, str]:
-    """What decides the speed of a pass besides the models."""
-    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    return {"device": chip, "threads": str(torch.get_num_threads()), "torch": str(torch.__version__)}
-
-
-def _processor() -> str:
-    try:
-        names = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
-        return names[0].split(":", 1)[1].strip()
-    except (OSError, IndexError):
-        return platform.processor() or platform.machine()
-
-
-def store(about: Mapping[str, str]) -> Path:
-    """Where the costs of one pairing on one machine are kept; `DRAFTREE_CACHE` moves the folder."""
-    home = Path(os.environ.get("DRAFTREE_CACHE") or Path.home() / ".cache" / "draftree")
-    key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
-    return home / "costs" / f"{key}.json"
-
-
-def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
-    """What the costs of a pairing depend on."""
-    decoder = target.decoder
-    shape = {k: str(getattr(decoder.config, k, "")) for k in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")}
-    attention = str(decoder.config._attn_implementation)
-    return {
-        **machine(decoder.device), **shape, "dtype": str(decoder.dtype), "attention": attention,
-        "target": target.name, "drafter": drafter.described,
-    }  # fmt: skip
-
-
-def measured(target: Target, drafter: Drafter[Any], refresh: bool = False) -> Costs:
-    """The costs of a pairing on this machine: read from disk, or timed once and kept."""
-    about = identity(target, drafter)
-    path = store(about)
-    if path.is_file() and not refresh:
-        return Costs.load(path)
-    costs = measure(target, drafter)
-    costs.save(path)
-    return costs
-
-
-def measure(target: Target, drafter: Drafter[Any], context: int = 128) -> Costs:
-    """Times draft step, target pass and commit behind a text of `context` tokens."""
-    device, vocab = target.decoder.device, target.decoder.vocab
-    context = min(context, max(1, target.decoder.context - max(WIDTHS) - 1))
-    prompt, one = np.arange(context) % vocab, np.zeros(1, np.int64)
-    cache = target.new_cache(1, context + 2 * max(WIDTHS))
-    verified = target.prefill(cache, [prompt], drafter.needs)
-    planted, nothing = Tree.planted(one, one), Verdict((one[:0],), one)
-    _, state = drafter.expand(drafter.start([prompt], one, verified.taps), planted, one, CANDIDATES, Drawing())
-    trees = {n: _star(planted, n, vocab) for n in (*WIDTHS, *(f + 1 for f in WIDTHS))}
-
-    def timed(work: Callable[..., Any], *arguments: Any) -> float:
-        return median_seconds(partial(work, *arguments), device)
-
-    passes = {n: timed(target.verify, cache, trees[n], drafter.needs) for n in WIDTHS}
-    steps = {f: timed(drafter.expand, state, trees[f + 1], np.arange(1, f + 1), CANDIDATES, Drawing()) for f in WIDTHS}
-    taps = target.verify(cache, planted, drafter.needs).taps
-    target.commit(cache, planted, nothing)
-
-    def commit() -> None:
-        drafter.truncate(drafter.commit(state, planted, nothing, taps), np.array([context]))
-
-    return Costs(steps, passes, timed(commit), identity(target, drafter))
-
-
-def _star(planted: Tree, nodes: int, vocab: int) -> Tree:
-    """A root with nodes − 1 children."""
-    tokens, zero = np.arange(nodes - 1) % vocab, np.zeros(nodes - 1)
-    return planted.append(np.zeros(nodes - 1, np.int64), tokens, zero, zero, Candidates(tokens[None], zero[None]))
+def _between(widths: Floats, seconds: Floats, tokens: Floats) -> Floats:
+    """Linear between the widths; the last slope goes on."""
+    inside: Floats = np.interp(tokens, widths, seconds)
+    if len(widths) == 1:
+        return inside
+    slope = max((seconds[-1] - seconds[-2]) / (widths[-1] - widths[-2]), 0.0)
+    beyond: Floats = inside + slope * np.maximum(tokens - widths[-1], 0.0)
+    return beyond

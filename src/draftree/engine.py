@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from draftree.acceptors.base import Acceptor, check_exact
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.cache import SlotCache
-from draftree.costs import Costs, measured
+from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Drafter, Method
 from draftree.errors import UserError
 from draftree.loop import plain, speculate
@@ -23,6 +23,7 @@ from draftree.sampling import Sampling
 from draftree.stats import Stats
 from draftree.target import Target
 from draftree.text import Emitted, Request, Texts, check
+from draftree.timing import measured
 from draftree.tree import Ints
 
 UNIT = Costs({1: 1.0}, {1: 1.0})
@@ -57,14 +58,17 @@ class Engine:
         acceptor: keeps what the target would have produced; by default `greedy` at temperature 0, else `match`.
         costs: seconds on this machine; measured on first use where the policy asks.
         held: what the last call left in the caches, for the next one with the same beginning.
+        learned: what policies that learn have learnt, by policy, drafter and how tokens are chosen.
     """
 
     target: Target
     drafter: Drafter[Any]
     policy: Policy
     acceptor: Acceptor | None = None
-    costs: Costs | None = None
+    costs: Costs | CostTable | None = None
     held: Held | None = field(default=None, init=False, repr=False)
+    learned: dict[tuple[Policy, str, Sampling], Any] = field(default_factory=dict, init=False, repr=False)
+    _measured: CostTable | None = field(default=None, init=False, repr=False)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -99,11 +103,13 @@ class Engine:
         if not sampling.greedy and isinstance(acceptor, Greedy):
             raise UserError(f"acceptor 'greedy' at temperature {sampling.temperature} would ignore it; allowed: match")
         check_exact(self.policy, acceptor)
-        if self.costs is None:
-            self.costs = measured(self.target, self.drafter) if self.policy.reads_costs else UNIT
         texts = self._texts(requests, sampling, reuse)
         self.held = None
-        run(speculate(self.target, self.drafter, self.policy, acceptor, self.costs, texts), texts, on_tokens)
+        lesson = self.policy, self.drafter.described, replace(sampling, seed=0)
+        texts.memory = self.learned.get(lesson)
+        costs = self.prices(len(requests))
+        run(speculate(self.target, self.drafter, self.policy, acceptor, costs, texts), texts, on_tokens)
+        self.learned[lesson] = texts.memory
         self.held = Held(texts.committed, texts.cache, texts.drafter_state)
         return Generation(texts.written, texts.stats)
 
@@ -118,6 +124,14 @@ class Engine:
         texts = Texts(requests, sampling, self._cache(requests))
         run(plain(self.target, usual(sampling), texts), texts, on_tokens)
         return Generation(texts.written, texts.stats)
+
+    def prices(self, rows: int = 1) -> Costs | CostTable:
+        """The costs that the policy reads for so many rows; measured where they are not known, but only if it asks."""
+        if self.costs is not None or not self.policy.reads_costs:
+            return self.costs or UNIT
+        if self._measured is None or not self._measured.has(rows):
+            self._measured = measured(self.target, self.drafter, rows)
+        return self._measured
 
     def _cache(self, requests: Sequence[Request]) -> SlotCache:
         longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
@@ -161,7 +175,7 @@ def load(
     drafter: str | Method = "edd",
     policy: str | Policy = "pct",
     acceptor: str | Acceptor | None = None,
-    costs: Costs | None = None,
+    costs: Costs | CostTable | None = None,
     dtype: torch.dtype | None = None,
     device: str | None = None,
 ) -> Engine:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from draftree.costs import Costs
+from draftree.costs import CostTable
 from draftree.drafters.base import TrainableMethod
 from draftree.errors import UnknownName, UserError
 from draftree.registry import build, names, part
@@ -39,9 +39,24 @@ def prompt_text(prompt: str) -> str:
     return text
 
 
-def fixed_costs(path: Path | None) -> Costs | None:
-    """The costs in a file, if one was named."""
-    return None if path is None else Costs.load(path)
+def fixed_costs(path: Path | None) -> CostTable | None:
+    """The costs in a file, if one was named; they may be another machine's."""
+    return None if path is None else CostTable.load(path)
+
+
+def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, CostTable]:
+    """By drafter, the costs in files: one for all of them, or one for each in their order.
+
+    Raises:
+        UserError: there are as many files as neither allows, or one is not a file of costs.
+    """
+    found, drafters = [CostTable.load(path) for path in paths], list(dict.fromkeys(drafters))
+    if len(found) not in (0, 1, len(drafters)):
+        raise UserError(
+            f"{len(found)} files of costs were given for {len(drafters)} drafters, allowed is one for all of them, or one for "
+            "each in their order"
+        )
+    return dict(zip(drafters, found * len(drafters) if len(found) == 1 else found, strict=False))
 
 
 def load_target(name: str, device: str | None, dtype: str | None) -> Target:

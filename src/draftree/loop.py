@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from draftree.acceptors.base import Acceptor
-from draftree.costs import Costs
+from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Drafter
 from draftree.policies.base import Policy
 from draftree.sampling import Drawing
@@ -22,13 +22,25 @@ from draftree.tree import Candidates, Ints, Tree, Verdict
 
 @dataclass
 class Drafting:
-    """A drafter in the middle of a text: the one place where its state is carried from call to call."""
+    """A drafter in the middle of a text: the one place where its state is carried from call to call.
+
+    Attributes:
+        drafter: that is driven.
+        state: its state.
+        drawing: how it is to draw in this step.
+        frontiers: how many nodes each of this step's draft steps was fed.
+    """
 
     drafter: Drafter[Any]
     state: Any
     drawing: Drawing = field(default_factory=Drawing)
+    frontiers: list[int] = field(default_factory=list)
+
+    def begin(self, drawing: Drawing) -> None:
+        self.drawing, self.frontiers = drawing, []
 
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        self.frontiers.append(len(frontier))
         candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, self.drawing)
         return candidates
 
@@ -41,7 +53,7 @@ class Drafting:
 
 
 def speculate(
-    target: Target, drafter: Drafter[Any], policy: Policy, acceptor: Acceptor, costs: Costs, texts: Texts
+    target: Target, drafter: Drafter[Any], policy: Policy, acceptor: Acceptor, costs: Costs | CostTable, texts: Texts
 ) -> Iterator[list[Emitted]]:
     """Writes what the target would write, several tokens a pass; yields each step's new tokens.
 
@@ -55,12 +67,14 @@ def speculate(
     """
     roots, first, verified = prefill(target, acceptor, drafter.needs, texts)
     texts.drafter_state = drafter.start(texts.prompts, first.bonus, verified.taps, texts.drafter_state)
-    draft, memory = Drafting(drafter, texts.drafter_state), policy.start()
+    draft = Drafting(drafter, texts.drafter_state)
+    texts.memory = policy.start() if texts.memory is None else texts.memory
     yield texts.emit(target, roots, first, step=False)
     while texts.live.size:
         start = time.perf_counter()
-        draft.drawing = texts.drawing(policy.draw)
-        tree = policy.draft(draft, Tree.planted(texts.live, texts.last[texts.live]), costs, texts.room(target), memory)
+        draft.begin(texts.drawing(policy.draw))
+        roots, prices = Tree.planted(texts.live, texts.last[texts.live]), costs.at(texts.context, texts.live.size)
+        tree = policy.draft(draft, roots, prices, texts.room(target), texts.memory)
         drafted = time.perf_counter()
         probes = draft.probes()
         verified = target.verify(texts.cache, tree, drafter.needs, probes)
@@ -68,7 +82,8 @@ def speculate(
         target.commit(texts.cache, tree, verdict)
         checked = time.perf_counter()
         draft.commit(tree, verdict, verified)
-        memory = policy.observe(memory, tree, verdict)
+        work = texts.work(draft.frontiers, tree, probes)
+        texts.memory = policy.observe(texts.memory, tree, verdict, work, prices)
         texts.drafter_state = draft.state
         texts.clock(draft=time.perf_counter() - checked + drafted - start, verify=checked - drafted)
         yield texts.emit(target, tree, verdict, probes)
@@ -85,6 +100,7 @@ def plain(target: Target, acceptor: Acceptor, texts: Texts) -> Iterator[list[Emi
         verdict = acceptor.accept(tree, texts.distributions(tree, verified.logits), texts.chance)
         target.commit(texts.cache, tree, verdict)
         texts.clock(verify=time.perf_counter() - start)
+        texts.work((), tree)
         yield texts.emit(target, tree, verdict)
 
 

@@ -1,11 +1,14 @@
 """Specs and the parts they name: the file name is the part's name, its dataclass fields are the keys.
 
+A name that Python keeps for itself has an underscore behind it in the file's name.
+
 name                        the part with its defaults
 name:key=value,key=value    some knobs set
 FOLDER                      a trained drafter by its checkpoint
 """
 
 import importlib
+import keyword
 import pkgutil
 import types
 import typing
@@ -34,7 +37,7 @@ def names(kind: str) -> tuple[str, ...]:
     """The parts of a kind (`drafter`, `policy`, `acceptor`): one for each file that is not shared or the contract."""
     package = KINDS[kind][0]
     found = (m.name for m in pkgutil.iter_modules(package.__path__))
-    return tuple(sorted(n for n in found if n != "base" and not n.startswith("_")))
+    return tuple(sorted(n.removesuffix("_") for n in found if n != "base" and not n.startswith("_")))
 
 
 @cache
@@ -47,7 +50,7 @@ def part(kind: str, name: str) -> type:
     if name not in names(kind):
         raise UnknownName(kind, name, names(kind))
     package, base = KINDS[kind]
-    module = importlib.import_module(f"{package.__name__}.{name}")
+    module = importlib.import_module(f"{package.__name__}.{name}{'_' * keyword.iskeyword(name)}")
     own = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__]
     assert [is_dataclass(c) for c in own] == [True], f"{module.__name__} must hold one dataclass of a {kind}'s knobs"
     return own[0]

@@ -24,6 +24,9 @@ from transformers import (
 from draftree.errors import NotANumber, UserError
 from draftree.tree import Candidates, Draw, Floats, Ints
 
+BEYOND = 8
+"""Values that a top-k asks for beyond k; half-precision logits often tie."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -233,12 +236,24 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) ->
 def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
     """The k largest of each row [F, V] in descending order; of equal ones the lower index comes first.
 
-    `torch.topk` leaves the order of equal values open, so one more value is asked for: a tie shows, and only then
-    the row is sorted.
+    `torch.topk` leaves the order of equal values open, so some more values are asked for: if the k-th is larger than
+    the last of them, everything that equals it is there, and a sort on the host settles ties. Values and indices come
+    there in one transfer, and only a longer tie takes another.
     """
-    top = values.topk(min(k + 1, values.shape[-1]), dim=-1)
-    found, index = top.values.double().cpu().numpy(), top.indices.cpu().numpy()
-    if (found[:, 1:] == found[:, :-1]).any():
-        order = torch.sort(values, dim=-1, descending=True, stable=True)
-        found, index = order.values[:, :k].double().cpu().numpy(), order.indices[:, :k].cpu().numpy()
+    top = values.topk(min(k + BEYOND, values.shape[-1]), dim=-1)
+    found, index = _on_host(top.values, top.indices)
+    ties = found[:, 1:] == found[:, :-1]
+    if ties[:, :k].any():
+        if found.shape[1] < values.shape[1] and (found[:, k - 1] == found[:, -1]).any():
+            whole = torch.sort(values, dim=-1, descending=True, stable=True)
+            found, index = _on_host(whole.values[:, :k], whole.indices[:, :k])
+        else:
+            order = np.lexsort((index, -found))
+            found, index = np.take_along_axis(found, order, axis=1), np.take_along_axis(index, order, axis=1)
     return index[:, :k], found[:, :k]
+
+
+def _on_host(values: Tensor, indices: Tensor) -> tuple[Floats, Ints]:
+    """Values and indices in one transfer; float64 holds whole numbers below 2⁵³ exactly."""
+    both = torch.stack((values.double(), indices.double())).cpu().numpy()
+    return both[0], both[1].astype(np.int64)

@@ -16,6 +16,23 @@ class Step:
     depth: int
 
 
+@dataclass(frozen=True)
+class Work:
+    """What one step of all rows together asked of the models.
+
+    Attributes:
+        frontiers: how many nodes each draft step was fed.
+        fed: how many tokens the target was fed: roots, drafted nodes and probes.
+        rows: how many rows took part.
+        context: how long the longest of them was.
+    """
+
+    frontiers: tuple[int, ...]
+    fed: int
+    rows: int
+    context: int
+
+
 @dataclass
 class Stats:
     """Figures of one or more generations.
@@ -26,6 +43,7 @@ class Stats:
         draft_seconds: drafting, growing and the drafter's commit.
         verify_seconds: the target's pass, the acceptance and the commit.
         seconds: everything from the prompt's ids to the last token's.
+        work: one for each verification.
     """
 
     new_tokens: int = 0
@@ -33,6 +51,7 @@ class Stats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     seconds: float = 0.0
+    work: list[Work] = field(default_factory=list)
 
     @property
     def acceptance_length(self) -> float:
@@ -56,6 +75,11 @@ class Stats:
         return _mean([s.depth for s in self.steps], 0.0)
 
     @property
+    def draft_steps_per_step(self) -> float:
+        """Mean number of times the drafter was asked for a verification."""
+        return _mean([len(w.frontiers) for w in self.work], 0.0)
+
+    @property
     def tokens_per_second(self) -> float:
         """New tokens over all seconds, the prefill's included."""
         return self.new_tokens / self.seconds if self.seconds else 0.0
@@ -75,6 +99,7 @@ def total(parts: Sequence[Stats]) -> Stats:
         sum(p.draft_seconds for p in parts),
         sum(p.verify_seconds for p in parts),
         sum(p.seconds for p in parts),
+        [w for p in parts for w in p.work],
     )
 
 

@@ -1,7 +1,7 @@
 """What the command line shows: text as it is written, tables, and how far a run is."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import groupby
@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from draftree.costs import WIDTHS, Costs
+from draftree.costs import Costs, CostTable
 from draftree.evaluation.runner import Comparison
 from draftree.text import Emitted, Origin
 
@@ -119,14 +119,14 @@ def heading(name: str) -> str:
 
 
 @contextmanager
-def busy(what: str) -> Iterator[None]:
-    """Says on a terminal what is being waited for."""
+def busy(what: str) -> Iterator[Callable[[str], None]]:
+    """Says on a terminal what is being waited for; it can be told what else."""
     console = errors()
     if not console.is_terminal:
-        yield
+        yield lambda _: None
         return
-    with console.status(what):
-        yield
+    with console.status(escape(what)) as status:
+        yield lambda other: status.update(escape(other))
 
 
 def remark(text: str) -> None:
@@ -179,20 +179,40 @@ def show_summary(console: Console, result: Comparison, coloured: bool) -> None:
         console.print(line, soft_wrap=True)
 
 
-def show_costs(console: Console, title: str, costs: Costs) -> None:
-    """The measured curves."""
-    rows = []
-    for n in WIDTHS:
-        draft, target = costs.draft_seconds(n), costs.target_seconds(n)
-        figures = {
-            "draft ms": f"{1e3 * draft:.2f}",
-            "target ms": f"{1e3 * target:.2f}",
-            "ratio": f"{draft / target:.3f}",
-        }
-        rows.append({"tokens": str(n)} | figures)
-    console.print(table(title, rows))
-    where = ", ".join(f"{k} {costs.about[k]}" for k in ("device", "threads", "dtype") if k in costs.about)
-    console.print(f"sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms · {where}", soft_wrap=True)
+BESIDE = 2
+"""Contexts whose costs stand side by side in 80 columns."""
+
+
+def show_costs(console: Console, title: str, found: CostTable, kept: Path | None = None) -> None:
+    """The measured curves: a table for each number of rows, a line for each width, a block of columns for each context."""
+    for rows, entries in found.by_rows.items():
+        for i in range(0, len(entries), BESIDE):
+            console.print(_curves(f"{title}, {rows} row{'s' * (rows > 1)}", entries[i : i + BESIDE]))
+        for costs in entries:
+            console.print(
+                f"at {costs.context:,}: sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms"
+            )
+    names = {"device": "", "threads": "threads ", "dtype": "", "attention": "attention ", "torch": "torch ", "date": ""}
+    where = ", ".join(f"{label}{found.about[k]}" for k, label in names.items() if k in found.about)
+    if where:
+        console.print(f"measured on {escape(where)}", soft_wrap=True)
+    if kept is not None:
+        console.print(f"[dim]kept in '{escape(str(kept))}'; --refresh measures again[/dim]", soft_wrap=True)
+
+
+def _curves(title: str, entries: Sequence[Costs]) -> Table:
+    """Measured widths of contexts side by side: a draft step and a target pass in ms, and the pass over that of one token."""
+    found = Table(title=escape(title), title_justify="left", header_style="bold")
+    for name in ("tokens", *(f"{what}\nat {e.context:,}" for e in entries for what in ("sₐ ms", "sₜ ms", "sₜ/sₜ(1)"))):
+        found.add_column(name, justify="right")
+    for n in sorted({w for e in entries for w in (*e.draft, *e.target)}):
+        cells = [str(n)]
+        for e in entries:
+            step, one_pass = e.draft.get(n), e.target.get(n)
+            cells += [f"{1e3 * s:.2f}" if s is not None else "" for s in (step, one_pass)]
+            cells.append(f"{one_pass / e.target_seconds(1):.2f}" if one_pass is not None else "")
+        found.add_row(*cells)
+    return found
 
 
 SHORT = {"confidence": "mean q", "calibration": "ECE"}

@@ -14,7 +14,7 @@ from draftree.cache import SlotCache
 from draftree.errors import UserError
 from draftree.policies.base import Room
 from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling
-from draftree.stats import Stats, Step
+from draftree.stats import Stats, Step, Work
 from draftree.target import Probes, Target
 from draftree.tree import Draw, Ints, Tree, Verdict
 
@@ -43,11 +43,21 @@ class Request:
 
 @dataclass(frozen=True)
 class Emitted:
-    """New tokens of a row, and how each came: from the prefill, drafted and accepted, or chosen by the target."""
+    """New tokens of a row.
+
+    Attributes:
+        row: which.
+        tokens: after every cut.
+        origins: how each came: from the prefill, drafted and accepted, or chosen by the target.
+        tree: the verified forest, of all rows.
+        path: the row's accepted nodes there.
+    """
 
     row: int
     tokens: list[int]
     origins: list[Origin]
+    tree: Tree
+    path: Ints
 
 
 @dataclass
@@ -59,6 +69,7 @@ class Texts:
         sampling: how tokens are chosen.
         cache: the target's; what it holds already must be a proper beginning of each prompt.
         drafter_state: the drafter's for the same beginning, if there is one.
+        memory: what the policy has learnt, if it learns.
         branches: what the target's tokens are drawn from instead of the keyed noise; a test enumerates it.
         committed: each row's tokens in the target's cache, or to be there once the prefill is done.
         last: [R] each row's root, the newest token chosen.
@@ -71,6 +82,7 @@ class Texts:
     sampling: Sampling
     cache: SlotCache
     drafter_state: Any = None
+    memory: Any = None
     branches: Chance | None = None
     committed: list[Ints] = field(init=False)
     last: Ints = field(init=False)
@@ -94,6 +106,11 @@ class Texts:
     def prompts(self) -> list[Ints]:
         """Each row's prompt."""
         return [np.array(r.prompt, np.int64) for r in self.requests]
+
+    @property
+    def context(self) -> int:
+        """How many committed tokens the longest row that still writes has."""
+        return max(len(self.committed[row]) for row in self.live)
 
     @property
     def noise(self) -> Keyed:
@@ -155,12 +172,18 @@ class Texts:
             origins.append("bonus" if step else "prefill")
             written.extend(tokens[:count])
             self.stats.new_tokens += count
-            events.append(Emitted(row, tokens[:count], origins[:count]))
+            events.append(Emitted(row, tokens[:count], origins[:count], tree, path))
             full = len(self.committed[row]) >= target.decoder.context  # the root has no position left to be read at
             if full or len(written) >= request.max_new_tokens or (ends and ends[0] <= count):
                 done.add(row)
         self.live = np.array([r for r in self.live if r not in done], np.int64)
         return events
+
+    def work(self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None) -> Work:
+        """Writes down what a step asked of the models, before it is emitted."""
+        done = Work(tuple(frontiers), len(tree) + (0 if probes is None else len(probes.row)), tree.roots, self.context)
+        self.stats.work.append(done)
+        return done
 
     def clock(self, draft: float = 0.0, verify: float = 0.0) -> None:
         """Adds to the seconds spent drafting and verifying."""

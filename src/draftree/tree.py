@@ -10,6 +10,7 @@ from enum import Enum
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -50,13 +51,14 @@ class Candidates:
     draw: Draw = Draw.POINT
     source: int = 0
 
-    @cached_property
-    def entropy(self) -> Floats:
-        """[F] entropy of q in nats over its likeliest 1,000 tokens (C2T, section 4.1); 0 without a distribution."""
+    def entropy(self, top: int = ENTROPY_TOP) -> Floats:
+        """[F] entropy of q in nats over its likeliest tokens (C2T, section 4.1, eq. 3); 0 without a distribution."""
         if self.log_probs is None:
             return np.zeros(len(self.tokens))
-        top = self.log_probs.topk(min(ENTROPY_TOP, self.log_probs.shape[-1]), dim=-1).values.double()
-        return np.asarray(-(top.exp() * top).nan_to_num(0.0).sum(-1).cpu().numpy())
+        likeliest = self.log_probs
+        if top < likeliest.shape[-1]:
+            likeliest = likeliest.topk(top, dim=-1, sorted=False).values
+        return np.asarray(torch.special.entr(likeliest.exp()).sum(-1, dtype=torch.float64).cpu().numpy())
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Tree:
         log_q: [N] log q(token | path), 0 for a root.
         score: [N] what the policy ranks by; for most, the node's log value (the sum of log q along its path).
         source: [N] which drafter proposed the node, −1 for a root.
+        entropy: [N] of the distribution a node was drawn from, in nats, where the policy asked for it; else 0.
         number: [N] the node's number while it was drafted; drafters key their caches by it.
         draw: how the nodes were drawn.
         q: [E, V] draft distributions of sampled draws, else None.
@@ -88,6 +91,7 @@ class Tree:
     log_q: Floats
     score: Floats
     source: Ints
+    entropy: Floats
     number: Ints
     draw: Draw = Draw.POINT
     q: Tensor | None = None
@@ -97,8 +101,8 @@ class Tree:
     def planted(cls, rows: Ints, tokens: Ints) -> "Tree":
         """A forest of bare roots: `tokens[i]` is the last token the target chose in sequence `rows[i]`."""
         n = len(rows)
-        minus, zero = np.full(n, -1), np.zeros(n, np.int64)
-        return cls(tokens, minus, zero, rows, np.zeros(n), np.zeros(n), minus, np.arange(n), q_row=minus)
+        minus, zero, nothing = np.full(n, -1), np.zeros(n, np.int64), np.zeros(n)
+        return cls(tokens, minus, zero, rows, nothing, nothing, minus, nothing, np.arange(n), q_row=minus)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -122,6 +126,7 @@ class Tree:
         candidates: Candidates,
         q_row: Ints | None = None,
         q: Tensor | None = None,
+        entropy: Floats | None = None,
     ) -> "Tree":
         """The tree with further nodes behind the present ones, in the order given.
 
@@ -133,6 +138,7 @@ class Tree:
             candidates: where they come from (draw, source).
             q_row: [M] for sampled draws, the row of `q` each was drawn from.
             q: [E, V] all draft distributions so far, for sampled draws.
+            entropy: [M] of the distribution each was drawn from.
         """
         m = len(parents)
         return replace(
@@ -144,6 +150,7 @@ class Tree:
             log_q=np.concatenate((self.log_q, log_q)),
             score=np.concatenate((self.score, score)),
             source=np.concatenate((self.source, np.full(m, candidates.source))),
+            entropy=np.concatenate((self.entropy, np.zeros(m) if entropy is None else entropy)),
             number=np.concatenate((self.number, np.arange(len(self), len(self) + m))),
             draw=candidates.draw,
             q_row=np.concatenate((self._q_rows, np.full(m, -1) if q_row is None else q_row)),
@@ -161,7 +168,8 @@ class Tree:
         parents = np.where(parents < 0, -1, new[parents])
         connected = bool((parents[self.roots :] >= 0).all() and keep[: self.roots].all())
         assert connected, "a kept node lost its parent"
-        picked = {f: getattr(self, f)[keep] for f in ("tokens", "depth", "row", "log_q", "score", "source", "number")}
+        columns = ("tokens", "depth", "row", "log_q", "score", "source", "entropy", "number")
+        picked = {column: getattr(self, column)[keep] for column in columns}
         return replace(self, parents=parents, q_row=self._q_rows[keep], **picked)
 
     @cached_property

@@ -64,7 +64,7 @@ class Layout:
         return out[torch.from_numpy(self.rows).to(out.device), torch.from_numpy(self.columns).to(out.device)]
 
 
-def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device, shift: int = 0) -> Layout:
+def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> Layout:
     """A pass over the frontier's nodes; each sees its row's committed tokens and those of its path that were fed.
 
     Args:
@@ -72,10 +72,9 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device, s
         tree: what was drafted so far.
         frontier: [F] nodes, none of them fed before in this step.
         device: of the pass.
-        shift: added to every node's position; by default the root stands right behind the committed tokens.
     """
-    cache = state.cache
-    rows = [frontier[tree.row[frontier] == r] for r in range(cache.rows)] if cache.rows > 1 else [frontier]
+    cache, owner = state.cache, tree.row[frontier]
+    rows = [frontier[owner == r] for r in range(cache.rows)] if cache.rows > 1 else [frontier]
     tokens, positions, visible, scratch, starts = [], [], [], [], cache.lengths.copy()
     columns = np.empty(len(frontier), np.int64)
     for r, nodes in enumerate(rows):
@@ -83,7 +82,7 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device, s
         pending = state.pending[r] if before.size or nodes.size else NOTHING  # a row not drafted for takes no slots
         waiting = NOTHING if before.size else pending  # the first pass of a step takes them along
         places = np.concatenate((before, nodes))
-        depths = base + len(pending) + tree.depth[places] + shift
+        depths = base + len(pending) + tree.depth[places]  # the root stands right behind the committed tokens
         seen = np.ones((len(waiting) + len(nodes), len(pending) + len(places)), np.bool_)
         seen[: len(waiting), :] = np.tri(len(waiting), seen.shape[1], dtype=np.bool_)
         seen[len(waiting) :, len(pending) :] = tree.ancestors[np.ix_(nodes, places)]
@@ -92,10 +91,10 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device, s
         scratch.append(np.concatenate((base + np.arange(len(pending)), depths)))
         visible.append(seen)
         starts[r] += len(pending) + len(before) if before.size else 0
-        columns[tree.row[frontier] == r] = len(waiting) + np.arange(len(nodes))
+        columns[owner == r] = len(waiting) + np.arange(len(nodes))
     feed = Feed.packed(tokens, positions, starts, visible, scratch, device)
     fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
-    return Layout(feed, tree.row[frontier], columns, fed)
+    return Layout(feed, owner, columns, fed)
 
 
 @torch.inference_mode()
@@ -113,11 +112,10 @@ def keep_path(state: Decoding, tree: Tree, verdict: Verdict) -> Decoding:
     for root in range(tree.roots):
         row = int(tree.row[root])
         nodes, before = verdict.kept(root), state.fed[row]
-        slot = {int(node): i for i, node in enumerate(before)}
-        done = [slot[int(n)] for n in tree.number[nodes] if int(n) in slot]
+        done = np.flatnonzero(np.isin(before, tree.number[nodes]))  # a node is fed after its parent
         if before.size:
             waited = len(state.pending[row])
-            cache.keep(row, cache.lengths[row] + np.concatenate((np.arange(waited), waited + np.array(done, np.int64))))
+            cache.keep(row, cache.lengths[row] + np.concatenate((np.arange(waited), waited + done)))
             pending[row] = tree.tokens[nodes[len(done) :]]
         else:
             pending[row] = np.concatenate((state.pending[row], tree.tokens[nodes]))

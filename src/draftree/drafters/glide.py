@@ -415,10 +415,10 @@ class GLIDEDrafter(Trainable[Glimpsing]):
     def _glimpse(self, state: Glimpsing, positions: Ints) -> Glimpse | None:
         if not self._layers:
             return None
-        seen = torch.from_numpy(state.seen(positions))
+        seen = state.seen(positions)
         slots = max(1, int(seen.max()))
         kv = [(keys[:, :, :slots], values[:, :, :slots]) for keys, values in map(state.target.layer, self._layers)]
-        visible = torch.arange(slots) < seen[:, None, :, None]
+        visible = torch.from_numpy(np.arange(slots) < seen[:, None, :, None])
         return Glimpse(kv, visible.to(self.decoder.device))
 
     @torch.inference_mode()

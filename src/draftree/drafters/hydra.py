@@ -225,11 +225,15 @@ class Prefixed:
     """Hydra's state.
 
     Attributes:
-        cache: the prefix layer's, of the committed tokens; without such a layer it stays empty.
-        prefix: [R, D] what the heads read at each row's last committed token.
+        cache: the prefix layer's, of committed tokens; without such a layer empty.
+        hidden: the target's hidden states of all committed tokens, as keys of one head; without such a layer empty.
+        read: [R] how many of them the layer has read, in this step into scratch slots behind the cache's own.
+        prefix: [R, D] what the heads read at the last of those.
     """
 
     cache: SlotCache
+    hidden: SlotCache
+    read: Ints
     prefix: Tensor
 
 
@@ -253,64 +257,85 @@ class HydraDrafter(Trainable[Prefixed]):
     def _like(self) -> Tensor:
         return next(self.model.parameters())
 
+    @torch.inference_mode()
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Prefixed | None = None) -> Prefixed:
-        return self._read(state or self._empty(len(prompts), max(map(len, prompts)) + SPARE), taps)
+        state = self._remember(state or self._empty(len(prompts), max(map(len, prompts)) + SPARE), taps)
+        state = self._read(state, np.arange(len(prompts)))
+        _keep_read(state)
+        return state
 
     def _empty(self, rows: int, slots: int) -> Prefixed:
         config: Any = self._config  # untyped, as much of transformers is
-        shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)
-        shapes = (shape,) * (self.knobs.arch == "prefix-mlp")
-        cache = SlotCache(shapes, rows, self._like.dtype, self._like.device)
-        if shapes:
+        layers = self.knobs.arch == "prefix-mlp"
+        shapes = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim), LayerShape(1, config.hidden_size, 0)
+        cache, hidden = (SlotCache((shape,) * layers, rows, self._like.dtype, self._like.device) for shape in shapes)
+        if layers:
             cache.reserve(slots)
-        return Prefixed(cache, self._like.new_zeros(rows, self._config.hidden_size))
+            hidden.reserve(slots)
+        return Prefixed(cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, config.hidden_size))
 
-    @torch.inference_mode()
-    def _read(self, state: Prefixed, taps: Taps) -> Prefixed:
-        """The state after hidden states [T, D] of newly committed tokens."""
-        hidden = taps.hidden[LAST].to(self._like.dtype)
+    def _remember(self, state: Prefixed, taps: Taps) -> Prefixed:
+        """The state after hidden states [T, D] of newly committed tokens; what a layer has to make of them waits."""
+        new = taps.hidden[LAST].to(self._like.dtype)
         if self.model.prefix_embeding_layer is None:
-            return replace(state, prefix=newest(taps.rows, hidden, state.prefix))
-        rows = [torch.from_numpy(np.flatnonzero(taps.rows == r)).to(hidden.device) for r in range(state.cache.rows)]
-        prefix = state.prefix.clone()
-        for at in range(0, max(map(len, rows)), CHUNK):
-            part = [hidden[mine[at : at + CHUNK]] for mine in rows]
-            out = self._prefix_pass(state.cache, nn.utils.rnn.pad_sequence(part, batch_first=True))
-            for r, states in enumerate(part):
-                if len(states):
-                    state.cache.keep(r, state.cache.lengths[r] + np.arange(len(states)))
-                    prefix[r] = out[r, len(states) - 1]
-        return replace(state, prefix=prefix)
+            return replace(state, prefix=newest(taps.rows, new, state.prefix))
+        state.hidden.insert(0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0))
+        return state
 
-    def _prefix_pass(self, cache: SlotCache, states: Tensor) -> Tensor:
-        """[R, n, D] of hidden states behind the committed ones; what pads a row is written over by the next pass."""
+    def _read(self, state: Prefixed, rows: Ints) -> Prefixed:
+        """The state once the prefix layer has read all committed tokens of some rows, into scratch slots."""
+        waiting = np.zeros(state.cache.rows, np.bool_)
+        waiting[rows] = state.read[rows] < state.hidden.lengths[rows]
+        if not waiting.any():
+            return state
+        begin, ends = np.where(waiting, state.cache.lengths, state.read), np.where(waiting, state.hidden.lengths, state.read)
+        prefix = state.prefix.clone()
+        for at in range(0, int((ends - begin).max()), CHUNK):
+            starts = np.minimum(begin + at, ends)
+            out = self._prefix_pass(state, starts, min(CHUNK, int((ends - starts).max())))
+            ended = np.flatnonzero((starts < ends) & (ends <= starts + out.shape[1]))
+            mine, last = (torch.from_numpy(i).to(out.device) for i in (ended, (ends - starts)[ended] - 1))
+            prefix[mine] = out[mine, last]
+        return replace(state, read=ends, prefix=prefix)
+
+    def _prefix_pass(self, state: Prefixed, starts: Ints, count: int) -> Tensor:
+        """[R, n, D] of n hidden states from `starts` on; what pads a row is written over by a later pass."""
         assert self.model.prefix_embeding_layer is not None
-        places = torch.from_numpy(cache.lengths[:, None] + np.arange(states.shape[1])).to(states.device)
-        visible = torch.arange(int(places.max()) + 1, device=states.device) <= places[:, :, None]
-        mask = additive(visible[:, None], states.dtype)
-        writer = cache.writer(cache.lengths.copy(), states.shape[1])
-        out: Tensor = self.model.prefix_embeding_layer(states, self._rotary(states, places), mask, writer)
+        given, places = state.hidden.layer(0)[0][:, 0], starts[:, None] + np.arange(count)
+        slots = np.minimum(places, given.shape[1] - 1)  # padding may lie beyond the last
+        at, known = (torch.from_numpy(i).to(given.device) for i in (places, slots))
+        states = given[torch.arange(len(given), device=given.device)[:, None], known]
+        visible = torch.arange(int(places.max()) + 1, device=given.device) <= at[:, :, None]
+        mask, writer = additive(visible[:, None], states.dtype), state.cache.writer(starts, count)
+        out: Tensor = self.model.prefix_embeding_layer(states, self._rotary(states, at), mask, writer)
         return out
 
     @torch.inference_mode()
     def expand(self, state: Prefixed, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Prefixed]:
         """After a node at depth d comes what head d says; beyond the last head q is unknown (uniform) and nothing comes."""
         depths, rows = tree.depth[frontier], tree.row[frontier]
+        state = self._read(state, rows) if state.cache.shapes else state
         logits = self._like.new_zeros(len(frontier), self._target.decoder.vocab)
         for depth in np.unique(depths[depths < self.knobs.heads]).tolist():
             at = np.flatnonzero(depths == depth)
-            paths = np.stack([tree.tokens[tree.path(int(node))] for node in frontier[at]])
-            embedded = self.model.embed(torch.from_numpy(paths).to(logits.device))
+            path = [frontier[at]]
+            for _ in range(depth):
+                path.append(tree.parents[path[-1]])
+            embedded = self.model.embed(torch.from_numpy(tree.tokens[np.stack(path[::-1], axis=1)]).to(logits.device))
             prefix = state.prefix[torch.from_numpy(rows[at]).to(logits.device)]
             logits[torch.from_numpy(at).to(logits.device)] = self.model.logits(depth, prefix, embedded)
         return offered(logits, self.knobs.heads, k, drawing, rows, depths), state
 
+    @torch.inference_mode()
     def commit(self, state: Prefixed, tree: Tree, verdict: Verdict, taps: Taps) -> Prefixed:
-        return self._read(state, taps)
+        """Remembers what was accepted; the prefix layer reads it when the row is drafted for again, and not before."""
+        _keep_read(state)
+        return self._remember(state, taps)
 
     def truncate(self, state: Prefixed, lengths: Ints) -> Prefixed:
         state.cache.truncate(lengths)
-        return state  # the next prompt's last token is always read anew, and with it the prefix
+        state.hidden.truncate(lengths)  # the next prompt's last token is always read anew, and with it the prefix
+        return replace(state, read=state.cache.lengths.copy())
 
     def _prefixes(self, batch: Batch) -> Tensor:
         """[B, T, D] what the heads read at each token."""
@@ -357,3 +382,9 @@ class HydraDrafter(Trainable[Prefixed]):
         }
         config = names | self._stored.config | sizes | {ABOUT: note("hydra", self.knobs, self._target)}
         write(folder, self._stored, self.model.state_dict(), config)
+
+
+def _keep_read(state: Prefixed) -> None:
+    """Commits what the prefix layer has left in scratch slots."""
+    for row in np.flatnonzero(state.read > state.cache.lengths).tolist():
+        state.cache.keep(row, np.arange(state.cache.lengths[row], state.read[row]))

@@ -5,8 +5,6 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,8 @@ import torch
 import transformers
 
 import draftree
-from draftree.costs import machine
-from draftree.engine import Engine
 from draftree.target import Target
+from draftree.timing import machine
 
 
 def provenance(target: Target, seed: int) -> dict[str, Any]:
@@ -48,11 +45,6 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
             "context": decoder.context,
         },
     }
-
-
-def costs_used(engines: Mapping[tuple[str, str], Engine]) -> dict[str, Any]:
-    """By drafter, the cost model its policies read; none where no policy asked."""
-    return {d: asdict(e.costs) for (d, _), e in engines.items() if e.policy.reads_costs and e.costs is not None}
 
 
 def commit() -> dict[str, Any] | None:

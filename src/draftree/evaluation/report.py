@@ -4,6 +4,7 @@ Shapes: P prompts, B bootstrap samples.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from draftree.costs import Costs, CostTable, counted, counted_plain
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.runner import Cell, Quality, Written
 from draftree.stats import repeated_ngrams, total
@@ -27,15 +29,19 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums of each prompt [P]: tokens a step brought (accepted + 1), steps, new tokens, seconds."""
+    """Sums of each prompt [P]: tokens a step brought (accepted + 1), steps, new tokens, seconds, and those by the cost model.
+
+    Counted seconds are 0 where no cost model is known.
+    """
 
     accepted: Floats
     steps: Floats
     tokens: Floats
     seconds: Floats
+    counted: Floats
 
     @classmethod
-    def of(cls, written: Sequence[Written]) -> "Totals":
+    def of(cls, written: Sequence[Written], counted: Sequence[float] | None = None) -> "Totals":
         """Those of one cell."""
         stats = [w.stats for w in written]
         columns = (
@@ -43,6 +49,7 @@ class Totals:
             [len(s.steps) for s in stats],
             [s.new_tokens for s in stats],
             [s.seconds for s in stats],
+            [0.0] * len(stats) if counted is None else counted,
         )
         return cls(*(np.array(c, np.float64) for c in columns))
 
@@ -53,53 +60,160 @@ class Totals:
 
     def speed(self, chosen: Ints) -> Floats:
         """[B] tokens per second of samples of prompts [B, P]."""
-        speed: Floats = self.tokens[chosen].sum(-1) / np.maximum(self.seconds[chosen].sum(-1), 1e-12)
-        return speed
+        return _rate(self.tokens, self.seconds, chosen)
+
+    def counted_speed(self, chosen: Ints) -> Floats:
+        """[B] tokens per counted second of samples of prompts [B, P]; the prompts' reading is not counted."""
+        return _rate(self.tokens, self.counted, chosen)
 
 
-def rows(done: Sequence[Mapping[Cell, Written]], seed: int, quality: Mapping[str, Quality] | None = None) -> list[Row]:
-    """A row for each cell, in the order they were given; with a drafter's own figures where they are known."""
+def _rate(tokens: Floats, seconds: Floats, chosen: Ints) -> Floats:
+    rate: Floats = tokens[chosen].sum(-1) / np.maximum(seconds[chosen].sum(-1), 1e-12)
+    return rate
+
+
+def samples(prompts: int, seed: int) -> Ints:
+    """[B, P] bootstrap samples of prompts."""
+    return np.random.default_rng(seed).integers(0, prompts, (SAMPLES, prompts))
+
+
+def bounds(values: Floats) -> list[float]:
+    """A 95 % interval."""
+    return [float(x) for x in np.quantile(values, (0.025, 0.975))]
+
+
+Prices = Mapping[str, Costs | CostTable]
+"""What each drafter's steps are counted in."""
+
+
+def rows(
+    done: Sequence[Mapping[Cell, Written]],
+    seed: int,
+    quality: Mapping[str, Quality] | None = None,
+    prices: Prices | None = None,
+) -> list[Row]:
+    """A row for each cell, in the order they were given; with a drafter's own figures and counted work where they are known."""
     by_cell = {cell: [prompt[cell] for prompt in done] for cell in done[0]}
     plain = {cell.temperature: written for cell, written in by_cell.items() if cell.plain}
     own = {d: asdict(q) for d, q in (quality or {}).items()}
     unknown = {f.name: None for f in fields(Quality)}
+    known = prices or {}
     return [
-        row(cell, written, plain[cell.temperature], seed) | own.get(cell.drafter or "", unknown)
+        row(cell, written, plain[cell.temperature], seed, known.get(cell.drafter or "")) | own.get(cell.drafter or "", unknown)
         for cell, written in by_cell.items()
     ]
 
 
-def row(cell: Cell, written: Sequence[Written], plain: Sequence[Written], seed: int) -> Row:
+def row(
+    cell: Cell, written: Sequence[Written], plain: Sequence[Written], seed: int, costs: Costs | CostTable | None = None
+) -> Row:
     """The figures of one cell beside the baseline's of the same temperature.
 
-    Counts are of one repeat, seconds the mean of all; the speed-up is the ratio of tokens per second over all prompts.
+    Counts are of one repeat, seconds the mean of all; the speed-up is the ratio of tokens per second over all prompts, the
+    counted one that of tokens per second by the cost model, which neither the machine's moods nor Python take part in. The
+    draft share is the drafter's part of the counted seconds.
     """
     stats, base = total([w.stats for w in written]), total([w.stats for w in plain])
     different = sum(a.tokens != b.tokens for a, b in zip(written, plain, strict=True))
+    mine, theirs, drafting = _totals(written, plain, costs)
+    everyone = np.arange(len(written))
+    spent = float(mine.counted.sum())
     return {
         "drafter": cell.drafter or "plain",
         "policy": cell.policy,
         "temperature": cell.temperature,
         "prompts": len(written),
         **stats.as_json(),
+        "draft_steps_per_step": stats.draft_steps_per_step,
         "speedup": stats.tokens_per_second / base.tokens_per_second,
+        "counted_seconds": spent if spent else None,
+        "counted_speedup": float(mine.counted_speed(everyone) / theirs.counted_speed(everyone)) if spent else None,
+        "draft_share": drafting / spent if spent else None,
         "same_output": different == 0,
         "different_prompts": different,
         "repeated_ngrams": float(np.mean([repeated_ngrams(w.tokens, NGRAM) for w in written])),
-        "intervals": intervals(written, plain, seed),
+        "intervals": intervals(mine, theirs, seed),
+        "per_prompt": per_prompt(written, mine),
     }
 
 
-def intervals(written: Sequence[Written], plain: Sequence[Written], seed: int) -> dict[str, list[float]]:
+def _totals(
+    written: Sequence[Written], plain: Sequence[Written], costs: Costs | CostTable | None
+) -> tuple[Totals, Totals, float]:
+    """Those of a cell and of the baseline, both counted in the cell's costs, and the drafter's part of the cell's."""
+    if costs is None:
+        return Totals.of(written), Totals.of(plain), 0.0
+    mine = [counted(costs, w.stats.work) for w in written]
+    base = [counted_plain(costs, w.stats.work) for w in plain]
+    return Totals.of(written, [whole for whole, _ in mine]), Totals.of(plain, base), sum(part for _, part in mine)
+
+
+def per_prompt(written: Sequence[Written], totals: Totals) -> dict[str, list[float] | list[int] | None]:
+    """What paired comparisons are made of: accepted and drafted nodes, steps, new tokens, seconds and counted ones [P]."""
+    stats = [w.stats for w in written]
+    return {
+        "accepted": [sum(step.accepted for step in s.steps) for s in stats],
+        "nodes": [sum(step.nodes for step in s.steps) for s in stats],
+        "steps": [len(s.steps) for s in stats],
+        "tokens": [s.new_tokens for s in stats],
+        "seconds": totals.seconds.tolist(),
+        "counted_seconds": totals.counted.tolist() if totals.counted.any() else None,
+    }
+
+
+def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
     """95 % intervals by a bootstrap over prompts, paired: a sample holds the same prompts of both."""
-    chosen = np.random.default_rng(seed).integers(0, len(written), (SAMPLES, len(written)))
-    mine, base = Totals.of(written), Totals.of(plain)
+    chosen = samples(len(mine.steps), seed)
     sampled = {
         "acceptance_length": mine.acceptance_length(chosen),
         "tokens_per_second": mine.speed(chosen),
         "speedup": mine.speed(chosen) / base.speed(chosen),
     }
-    return {name: [float(x) for x in np.quantile(values, (0.025, 0.975))] for name, values in sampled.items()}
+    if mine.counted.any():
+        sampled["counted_speedup"] = mine.counted_speed(chosen) / base.counted_speed(chosen)
+    return {name: bounds(values) for name, values in sampled.items()}
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One cell's seconds per token over another's, over the same prompts, and its 95 % interval; below 1 it is faster."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def paired(mine: Row, other: Row, by: str = "counted_seconds", seed: int = 0) -> Paired:
+    """Compares two rows of one result by a paired bootstrap over prompts.
+
+    Args:
+        mine: a row.
+        other: of the same prompts.
+        by: `counted_seconds`, or `seconds` on the clock.
+        seed: of the bootstrap.
+
+    Raises:
+        UserError: a row does not say what its prompts took, or they are not as many.
+    """
+    first, second = ((r.get("per_prompt") or {}) for r in (mine, other))
+    if first.get(by) is None or second.get(by) is None:
+        raise UserError(f"the result does not say '{by}' of each prompt, which comparing needs: measure it anew")
+    if len(first[by]) != len(second[by]):
+        raise UserError(f"rows of {len(first[by])} and {len(second[by])} prompts were given, allowed are rows of the same ones")
+    tokens, seconds = (tuple(np.array(r[k], np.float64) for r in (first, second)) for k in ("tokens", by))
+
+    def ratio(chosen: Ints) -> Floats:
+        return _rate(tokens[1], seconds[1], chosen) / _rate(tokens[0], seconds[0], chosen)
+
+    return Paired(float(ratio(np.arange(len(tokens[0])))), *bounds(ratio(samples(len(tokens[0]), seed))))
+
+
+NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
+"""An array of numbers in indented JSON; a string there holds no line end."""
+
+
+def _on_a_line(found: re.Match[str]) -> str:
+    return "[" + " ".join(found[0][1:-1].split()) + "]"
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:
@@ -111,7 +225,7 @@ def save(result: Mapping[str, Any], path: Path) -> None:
     partial = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+        partial.write_text(NUMBERS.sub(_on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n")
         partial.replace(path)
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error
@@ -150,8 +264,11 @@ def cells(r: Row) -> dict[str, str]:
         "sₐ/sₜ": figure(r.get("cost_ratio")),
         "nodes/step": f"{r['nodes_per_step']:.1f}",
         "depth/step": f"{r['depth_per_step']:.1f}",
+        "drafts/step": figure(r.get("draft_steps_per_step")),
         "speed-up [95 %]": spread(r["speedup"], between["speedup"]),
+        "counted speed-up [95 %]": counted_text(r),
         "same output": "yes" if r["same_output"] else f"{r['prompts'] - r['different_prompts']} of {r['prompts']}",
+        "draft share": figure(r.get("draft_share")),
         "tokens/s": f"{r['tokens_per_second']:.1f}",
         "draft s": f"{r['draft_seconds']:.2f}",
         "verify s": f"{r['verify_seconds']:.2f}",
@@ -162,6 +279,12 @@ def cells(r: Row) -> dict[str, str]:
 def figure(value: float | None) -> str:
     """A figure, or nothing."""
     return "" if value is None else f"{value:.2f}"
+
+
+def counted_text(r: Row) -> str:
+    """The speed-up by the cost model with its interval, where it is known."""
+    speedup = r.get("counted_speedup")
+    return "" if speedup is None else spread(speedup, r["intervals"]["counted_speedup"])
 
 
 COLUMNS = ("drafter", "policy", "τ [95 %]", "nodes/step", "depth/step", "speed-up [95 %]", "same output")

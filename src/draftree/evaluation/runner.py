@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.costs import Costs, measured
+from draftree.costs import Costs, CostTable
 from draftree.engine import UNIT, Engine, Generation
 from draftree.errors import UserError
 from draftree.evaluation._driven import Text, drive
@@ -21,9 +21,10 @@ from draftree.evaluation.suites import Prompt
 from draftree.prompts import encode
 from draftree.registry import build
 from draftree.sampling import Sampling
-from draftree.stats import Stats, Step
+from draftree.stats import Stats, Step, Work
 from draftree.target import Needs, Target
 from draftree.text import Request, check
+from draftree.timing import measured
 
 TOGETHER = 8
 """Texts along which a drafter is driven at a time."""
@@ -117,11 +118,22 @@ class Bench:
         return {cell: Written(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()}
 
     def warm(self) -> None:
-        """Runs every cell for a moment, which also measures what policies ask the costs of."""
+        """Runs every cell for a moment."""
         for cell in self.cells:
             self.write(cell, short(self.requests[0]))
 
-    def quality(self, drafter: str, done: Sequence[Mapping[Cell, "Written"]]) -> "Quality":
+    def price(self, tell: Callable[[str], None] = lambda _: None) -> dict[str, Costs | CostTable]:
+        """By drafter, the costs that were given, or else this machine's; all its policies read them from now on."""
+        for (drafter, _), engine in self.engines.items():
+
+            def named(what: str, drafter: str = drafter) -> None:
+                tell(f"{drafter}: {what}")
+
+            if engine.costs is None:
+                engine.costs = measured(self.target, engine.drafter, tell=named)
+        return {d: e.costs for (d, _), e in self.engines.items() if e.costs is not None}
+
+    def quality(self, drafter: str, done: Sequence[Mapping[Cell, "Written"]], costs: Costs | CostTable) -> "Quality":
         """How good and how cheap a drafter is by itself, along what plain decoding wrote."""
         engine = next(e for (d, _), e in self.engines.items() if d == drafter)
         plain = next(c for c in self.cells if c.plain)
@@ -132,8 +144,7 @@ class Bench:
         long = [t for t in texts if len(t.tokens) > t.start + 1]
         places = [drive(self.target, engine.drafter, long[i : i + TOGETHER]) for i in range(0, len(long), TOGETHER)]
         overlap = float(np.concatenate([p.overlap for p in places]).mean()) if places else None
-        known = engine.costs if engine.costs is not None and engine.costs is not UNIT else measured(self.target, engine.drafter)
-        return Quality(overlap, known.ratio)
+        return Quality(overlap, costs.ratio)
 
     def run(self, journal: "Journal", advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, Written]]:
         """All prompts, in order; those in the journal are not run again."""
@@ -163,16 +174,25 @@ def assemble(
     load: Callable[[], Target],
     drafters: Sequence[str],
     policies: Sequence[str],
-    costs: Costs | None,
+    costs: Mapping[str, CostTable] | CostTable | None,
     acceptor: str | None = None,
 ) -> dict[tuple[str, str], Engine]:
-    """An engine for every drafter under every policy; specs are read before the target is loaded, so mistakes come at once."""
+    """An engine for every drafter under every policy; specs are read before the target is loaded, so mistakes come at once.
+
+    Args:
+        load: the target.
+        drafters: specs.
+        policies: specs.
+        costs: for all drafters or by drafter, instead of measuring.
+        acceptor: a spec; chosen by the temperature where it is not given.
+    """
+    known = costs if isinstance(costs, Mapping) else dict.fromkeys(drafters, costs)
     methods = {d: build("drafter", d) for d in drafters}
     grown = {p: build("policy", p) for p in policies}
     rule = build("acceptor", acceptor) if acceptor else None
     target = load()
     opened = {d: method.open(target) for d, method in methods.items()}
-    return {(d, p): Engine(target, opened[d], grown[p], rule, costs) for d in opened for p in grown}
+    return {(d, p): Engine(target, opened[d], grown[p], rule, known.get(d)) for d in opened for p in grown}
 
 
 @dataclass
@@ -223,7 +243,12 @@ class Journal:
 
 def _written(line: Any) -> Written:
     tokens, repeats = line
-    return Written(tokens, [Stats(s[0], [Step(*step) for step in s[1]], *s[2:]) for s in repeats])
+    return Written(tokens, [_stats(*s) for s in repeats])
+
+
+def _stats(tokens: int, steps: Sequence[Any], draft: float, verify: float, seconds: float, work: Sequence[Any]) -> Stats:
+    did = [Work(tuple(frontiers), *rest) for frontiers, *rest in work]
+    return Stats(tokens, [Step(*step) for step in steps], draft, verify, seconds, did)
 
 
 @dataclass(frozen=True)
@@ -265,8 +290,13 @@ class Comparison:
         return {"stats": self.stats.as_json(), "baseline": baseline, "speedup": self.speedup}
 
 
-def warm(engine: Engine, request: Request, sampling: Sampling, baseline: bool) -> None:
-    """Runs for a moment what is timed later, which also measures what the policy asks the costs of."""
+def warm(
+    engine: Engine, request: Request, sampling: Sampling, baseline: bool, tell: Callable[[str], None] = lambda _: None
+) -> None:
+    """Runs for a moment what is timed later, after measuring the costs that the policy asks for; tells what it measures."""
+    if engine.policy.reads_costs and engine.costs is None:
+        replace(engine, costs=UNIT).generate([short(request)], sampling, reuse=False)  # mistakes are told before measuring
+        engine.costs = measured(engine.target, engine.drafter, tell=tell)
     engine.generate([short(request)], sampling, reuse=False)
     if baseline:
         engine.plain([short(request)], sampling)

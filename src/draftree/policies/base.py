@@ -3,6 +3,7 @@
 Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes added.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 
 from draftree.costs import Costs
-from draftree.tree import Bools, Candidates, Draw, Ints, Tree, Verdict
+from draftree.stats import Work
+from draftree.tree import Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
 
 Expand = Callable[[Tree, Ints, int], Candidates]
 """expand(tree, frontier [F], K) → K candidates after each frontier node."""
@@ -61,16 +63,27 @@ class Policy(ABC):
         """
 
     def start(self) -> Any:
-        """What the policy remembers before the first step; None for those that learn nothing."""
+        """What the policy remembers before it has seen anything; None for those that learn nothing."""
         return None
 
-    def observe(self, memory: Any, tree: Tree, verdict: Verdict) -> Any:
-        """What it remembers after a verdict."""
+    def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Any:
+        """What it remembers after a verdict.
+
+        Args:
+            memory: what it remembered.
+            tree: the verified tree.
+            verdict: what of it was accepted.
+            work: what the step asked of the models.
+            costs: of the step, on this machine.
+        """
         return memory
 
 
 class Layered(Policy):
-    """A policy that drafts layer by layer."""
+    """A policy that drafts layer by layer and verifies what it drafts.
+
+    A row that has drafted as many nodes as there is room to verify is drafted for no more, whatever the others do.
+    """
 
     @property
     @abstractmethod
@@ -91,34 +104,95 @@ class Layered(Policy):
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         frontier = self.first(tree, costs)
-        while (frontier := frontier[tree.depth[frontier] < room.depth[tree.row[frontier]]]).size:
+        while (frontier := _with_room(tree, frontier, room)).size:
             tree, frontier = self.grow(tree, frontier, expand(tree, frontier, self.candidates), costs)
-            if tree.drafted >= room.nodes * tree.roots:
-                break
         return fit(self.finish(tree, costs), room.nodes)
 
 
-def append(tree: Tree, frontier: Ints, candidates: Candidates, worth: Callable[[Any], Bools] | None = None) -> Tree:
-    """The tree with the frontier's candidates as children, scored by the log value of their path.
+def _with_room(tree: Tree, frontier: Ints, room: Room) -> Ints:
+    """The frontier's nodes below which the row may hold more."""
+    rows = tree.row[frontier]
+    drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))
+    return frontier[(tree.depth[frontier] < room.depth[rows]) & (drafted[rows] < room.nodes)]
+
+
+def append(
+    tree: Tree,
+    frontier: Ints,
+    candidates: Candidates,
+    keep: Bools | None = None,
+    score: Floats | None = None,
+    entropy: Floats | None = None,
+) -> Tree:
+    """The tree with the frontier's candidates as children.
 
     Args:
         tree: what was drafted so far.
         frontier: [F] the candidates' parents.
         candidates: [F, K].
-        worth: which scores [F, K] are worth a node; all by default. Missing candidates (log q = −∞) never are.
+        keep: [F, K] which of them become nodes; all by default. Missing candidates (log q = −∞) never do.
+        score: [F, K] what the policy ranks by; by default the log value of the path, `path_log_q`.
+        entropy: [F] of the distributions they were drawn from, for policies that read it.
     """
-    score = tree.score[frontier][:, None] + candidates.log_q
-    keep = candidates.log_q > -np.inf
-    if worth is not None:
-        keep &= worth(score)
+    keep = candidates.log_q > -np.inf if keep is None else keep & (candidates.log_q > -np.inf)
+    score = path_log_q(tree, frontier, candidates) if score is None else score
     parent, rank = np.nonzero(keep)
     q, q_row = tree.q, None
     if candidates.draw is not Draw.POINT:  # an acceptor will need the whole q that each child was drawn from
         assert candidates.log_probs is not None
         q_row = parent + (0 if q is None else len(q))
         q = candidates.log_probs.exp() if q is None else torch.cat((q, candidates.log_probs.exp()))
-    log_q = candidates.log_q[parent, rank]
-    return tree.append(frontier[parent], candidates.tokens[parent, rank], log_q, score[parent, rank], candidates, q_row, q)
+    found = candidates.tokens[parent, rank], candidates.log_q[parent, rank], score[parent, rank]
+    uncertain = None if entropy is None else entropy[parent]
+    return tree.append(frontier[parent], *found, candidates, q_row, q, uncertain)
+
+
+def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:
+    """[F, K] the candidates' log value where q itself is the estimate: the parent's score plus log q."""
+    return tree.score[frontier][:, None] + candidates.log_q
+
+
+def best(tree: Tree, nodes: Ints, k: int, by: Floats | None = None) -> Ints:
+    """The k best of each row, best first; the lower number wins ties.
+
+    The frontier's order is that of its children's numbers, by which ties in the next layer and at the end are decided.
+
+    Args:
+        tree: what was drafted so far.
+        nodes: to choose from.
+        k: how many.
+        by: [N] what to rank by; the score by default.
+    """
+    nodes = np.sort(nodes)
+    order, place = _ranked(tree.row[nodes], (tree.score if by is None else by)[nodes])
+    return nodes[order[place < k]]
+
+
+def top(tree: Tree, frontier: Ints, score: Floats, k: int) -> Bools:
+    """[F, K] which of a layer's candidates are the k best of their row; of equals, those that get the lower numbers.
+
+    Args:
+        tree: what was drafted so far.
+        frontier: [F] the candidates' parents.
+        score: [F, K] what to rank by; −∞ for missing candidates.
+        k: how many.
+    """
+    order, place = _ranked(np.repeat(tree.row[frontier], score.shape[1]), score.ravel())
+    keep = np.zeros(score.size, np.bool_)
+    keep[order[place < k]] = True
+    return keep.reshape(score.shape)
+
+
+def _ranked(rows: Ints, score: Floats) -> tuple[Ints, Ints]:
+    """The order by row and falling score, the first of equals first; and in that order each one's place in its row."""
+    order = np.lexsort((-score, rows))
+    rows = rows[order]
+    return order, np.arange(order.size) - np.searchsorted(rows, rows)
+
+
+def log(x: float) -> float:
+    """The natural logarithm; −∞ of 0, which every node is worth."""
+    return math.log(x) if x > 0 else -math.inf
 
 
 def fit(tree: Tree, nodes: int) -> Tree:
@@ -126,11 +200,9 @@ def fit(tree: Tree, nodes: int) -> Tree:
 
     No score exceeds its parent's, and a parent's number is the lower one, so what is kept is connected.
     """
-    if tree.drafted <= nodes:
+    if np.bincount(tree.row[tree.roots :]).max(initial=0) <= nodes:
         return tree
     keep = np.zeros(len(tree), np.bool_)
     keep[: tree.roots] = True
-    for root in range(tree.roots):
-        mine = tree.of_row(int(tree.row[root]))[1:]
-        keep[mine[np.argsort(-tree.score[mine], kind="stable")[:nodes]]] = True
+    keep[best(tree, np.arange(tree.roots, len(tree)), nodes)] = True
     return tree.select(keep)

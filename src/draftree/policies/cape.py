@@ -6,7 +6,8 @@ Shapes: F frontier nodes, K candidates.
 """
 
 from dataclasses import dataclass
-from typing import Literal, final
+from functools import cached_property
+from typing import final
 
 import numpy as np
 
@@ -15,12 +16,10 @@ from draftree.errors import UserError
 from draftree.policies.base import Layered, append, fit
 from draftree.tree import Candidates, Floats, Ints, Tree
 
-EDGES = 0.3, 0.6, 0.8
-"""Where S(p) falls (section 4.2)."""
-CHILDREN = np.array([8, 6, 4, 2])
-"""Children of a node between the edges: the chain's token and S(p) = 7, 5, 3, 1 others."""
-OFFICIAL = np.array([8, 8, 8, 6, 6, 6, 4, 4, 2, 2, 2, 2])
-"""Children by ⌊10 p⌋ in the official code."""
+PAPER = "7/0.3/5/0.6/3/0.8/1"
+"""S(p) of section 4.2: 7 for p in (0, 0.3], 5 in (0.3, 0.6], 3 in (0.6, 0.8], 1 in (0.8, 1]."""
+OFFICIAL = np.array([7, 7, 7, 5, 5, 5, 3, 3, 1, 1, 1, 1])
+"""S(p) by ⌊10 p⌋ in the official code, which counts the chain's token with it."""
 
 
 @final
@@ -30,28 +29,43 @@ class CAPE(Layered):
 
     Attributes:
         length: of the chain (γ; 5 in the paper, 4 in the official code).
-        max_nodes: drafted nodes to verify; beyond, the best by value are kept (32 in the paper).
-        bins: how many children a confidence gives. The official code differs from the paper only at the edges
-            p = 0.3, 0.6, 0.8, where it takes the smaller number.
+        max_nodes: drafted nodes to verify; beyond, the best by value are kept, of equals those drafted first (32 in the
+            paper, which does not say which are left out).
+        bins: how many alternatives a confidence gives: the paper's; those of the official code, which differ only at the
+            edges p = 0.3, 0.6, 0.8, where it takes the smaller number; or any, as sizes with the edges between them, an
+            edge belonging to the size before it. The paper's are 7/0.3/5/0.6/3/0.8/1.
+        sets: the same number of alternatives whatever the confidence; 4 is the paper's ablation (section 5.4).
     """
 
     length: int = 5
     max_nodes: int = 32
-    bins: Literal["paper", "official"] = "paper"
+    bins: str = "paper"
+    sets: int | None = None
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.max_nodes < 1:
             raise UserError(f"cape: got length={self.length}, max_nodes={self.max_nodes}; allowed are at least 1")
+        if self.sets is not None and (self.sets < 0 or self.bins != "paper"):
+            allowed = "allowed is a size of at least 0, or bins, not both"
+            raise UserError(f"cape: got sets={self.sets}, bins={self.bins}; {allowed}")
+        _ = self._bins  # a mistake is told at once
+
+    @cached_property
+    def _bins(self) -> tuple[Floats, Ints]:
+        """Edges and sizes; of the official bins the edges between ⌊10 p⌋ are not used."""
+        if self.bins == "official":
+            return np.zeros(0), OFFICIAL
+        return _parsed(PAPER if self.bins == "paper" else self.bins)
 
     @property
     def candidates(self) -> int:
-        return int(CHILDREN.max())
+        return 1 + (int(self._bins[1].max()) if self.sets is None else self.sets)
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
         log_q = candidates.log_q  # whoever drafts: its order is draw order, which need not be by likelihood
         rank = np.argsort(np.argsort(-log_q, axis=1, kind="stable"), axis=1)
         wanted = rank < self.children(np.exp(log_q.max(axis=1)))[:, None]
-        grown = append(tree, frontier, candidates, lambda _: wanted)
+        grown = append(tree, frontier, candidates, wanted)
         chain = (rank == 0)[wanted & (log_q > -np.inf)]
         new = np.arange(len(tree), len(grown))[chain]
         return grown, new[grown.depth[new] < self.length]
@@ -61,6 +75,25 @@ class CAPE(Layered):
 
     def children(self, p: Floats) -> Ints:
         """[F] how many children a node has whose likeliest child has probability p [F], that child included."""
-        if self.bins == "official":
-            return OFFICIAL[(10 * p).astype(np.int64)]
-        return CHILDREN[np.searchsorted(EDGES, p)]
+        if self.sets is not None:
+            return np.full(len(p), 1 + self.sets)
+        edges, sizes = self._bins
+        return 1 + sizes[(10 * p).astype(np.int64) if self.bins == "official" else np.searchsorted(edges, p)]
+
+
+def _parsed(bins: str) -> tuple[Floats, Ints]:
+    """The edges [B − 1] and the sizes [B] of bins written as size/edge/size/…/size.
+
+    Raises:
+        UserError: they are not.
+    """
+    parts = bins.split("/")
+    try:
+        sizes, edges = [int(part) for part in parts[::2]], [float(part) for part in parts[1::2]]
+        rising = all(a < b for a, b in zip([0.0, *edges], [*edges, 1.0], strict=True))
+    except ValueError:
+        rising = False
+    if not rising or len(parts) % 2 == 0 or min(sizes) < 0:
+        allowed = "allowed are paper, official, or sizes with rising edges between them, as in 7/0.3/5/0.6/3"
+        raise UserError(f"cape: bins is '{bins}', {allowed}")
+    return np.array(edges), np.array(sizes)

@@ -1,7 +1,7 @@
 """A chain of the likeliest tokens (Leviathan et al. 2022; the draft of EDD's Table 1)."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
 
@@ -16,9 +16,14 @@ from draftree.tree import Candidates, Ints, Tree
 class Chain(Layered):
     """A fixed number of tokens in a row.
 
+    Its shape does not depend on what was drawn: no token is worth more than the one before it, so that where there is no
+    room for all the first ones stay.
+
     Attributes:
         length: how many.
     """
+
+    prunes_on_draws: ClassVar[bool] = False
 
     length: int = 5
 

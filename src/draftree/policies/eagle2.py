@@ -5,14 +5,14 @@ more than deep ones that were, so all candidates are ranked once more at the end
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Expand, Policy, Room, append, fit
-from draftree.tree import Ints, Tree
+from draftree.policies.base import Expand, Policy, Room, append, best, fit
+from draftree.tree import Tree
 
 
 @final
@@ -24,40 +24,44 @@ class EAGLE2(Policy):
     room to verify.
 
     Attributes:
-        total: nodes to verify, the root included (60 in the official code, for 7B and 8B targets).
-        depth: layers drafted behind the first, so that the tree is at most depth + 1 deep.
-        top_k: nodes expanded in a layer, and candidates after each.
+        nodes: to verify, the root not counted (60, 50, 48 in the paper for targets of 7B, 13B, 70B; the official code's
+            `total_token` counts the root).
+        depth: layers (6 in the paper; the official code's `depth` does not count the first).
+        width: nodes expanded in a layer, and candidates after each (10 in the paper).
+        expand_by: whether a layer's nodes are chosen for expansion by value, or by their own confidence alone, the
+            paper's ablation "w/o value" (section 5.2.1, Table 3); the last ranking is by value in both.
+        rerank: whether all candidates are ranked at the end; without ("w/o reranking"), what is verified is what was
+            chosen for expansion in each layer, the last layer's included, the best `nodes` of it by value: "we do not use
+            the tokens selected during the expansion phase as the draft directly" (section 4.2) says what it would be.
     """
 
-    total: int = 60
-    depth: int = 5
-    top_k: int = 10
+    nodes: int = 60
+    depth: int = 6
+    width: int = 10
+    expand_by: Literal["value", "confidence"] = "value"
+    rerank: bool = True
 
     def __post_init__(self) -> None:
-        if self.total < 2 or self.depth < 0 or self.top_k < 1:
-            got = f"total={self.total}, depth={self.depth}, top_k={self.top_k}"
-            raise UserError(f"eagle2: got {got}; allowed are at least 2, 0 and 1")
+        if self.expand_by not in ("value", "confidence"):
+            raise UserError(f"eagle2: expand_by is '{self.expand_by}', allowed are value, confidence")
+        if min(self.nodes, self.depth, self.width) < 1:
+            got = f"nodes={self.nodes}, depth={self.depth}, width={self.width}"
+            raise UserError(f"eagle2: got {got}; allowed are at least 1")
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        layer = np.arange(tree.roots)
-        for _ in range(self.depth + 1):
-            frontier = _best(tree, layer[tree.depth[layer] < room.depth[tree.row[layer]]], self.top_k)
+        chosen = np.arange(tree.roots)
+        verified = [chosen]
+        for _ in range(self.depth):
+            frontier = chosen[tree.depth[chosen] < room.depth[tree.row[chosen]]]
             if not frontier.size:
                 break
             before = len(tree)
-            tree = append(tree, frontier, expand(tree, frontier, self.top_k))
-            layer = np.arange(before, len(tree))
+            tree = append(tree, frontier, expand(tree, frontier, self.width))
+            ranks = tree.score if self.expand_by == "value" else tree.log_q
+            chosen = best(tree, np.arange(before, len(tree)), self.width, ranks)
+            verified.append(chosen)
         # A child whose q is 1 is worth as much as its parent, which has the lower number and so is kept before it. The
         # official code leaves the order of equal nodes open, and hangs a child kept without its parent on another node.
-        return fit(tree, min(self.total - 1, room.nodes))
-
-
-def _best(tree: Tree, nodes: Ints, k: int) -> Ints:
-    """The k best of each row by score, best first; the lower number wins ties.
-
-    The frontier's order is that of its children's numbers, by which ties in the next layer and at the end are decided.
-    """
-    nodes = nodes[np.lexsort((-tree.score[nodes], tree.row[nodes]))]
-    rows = tree.row[nodes]
-    place = np.arange(nodes.size) - np.searchsorted(rows, rows)
-    return nodes[place < k]
+        if not self.rerank:
+            tree = tree.select(np.isin(np.arange(len(tree)), np.concatenate(verified)))
+        return fit(tree, min(self.nodes, room.nodes))

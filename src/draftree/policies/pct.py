@@ -5,7 +5,6 @@ eq. 5 a further draft step below it costs sₐ and saves value · sₜ, so nodes
 below a threshold are not worth their place in the verification.
 """
 
-import math
 from dataclasses import dataclass
 from typing import final
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Layered, append
+from draftree.policies.base import Layered, append, log, path_log_q
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -27,12 +26,17 @@ class PCT(Layered):
         max_depth: deepest layer (10 in the paper).
         leaf_threshold: leaves of a smaller value are removed (0.01 in the paper).
         ratio: sₐ/sₜ; measured on this machine by default.
+        gain: whether the value decides on expansion, and with it the expected gain of eq. 5; without, the paper's ablation
+            "w/o expected time gain" (section 4.3.2, Table 3: "confidence score is directly used to prune"), it is the
+            node's own confidence. The paper does not say at which threshold: here it is `ratio` too. Leaves are removed by
+            their value in both, which is an ablation of its own (`leaf_threshold=0`).
     """
 
     width: int = 5
     max_depth: int = 10
     leaf_threshold: float = 0.01
     ratio: float | None = None
+    gain: bool = True
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.max_depth < 0:
@@ -56,15 +60,12 @@ class PCT(Layered):
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
         # A value never exceeds its parent's, so a node below the leaf threshold has only such nodes below it: leaving
         # it out now is the same as removing its leaves, and theirs, at the end.
-        leaf = _log(self.leaf_threshold)
-        grown = append(tree, frontier, candidates, lambda score: score >= leaf)
+        leaf = log(self.leaf_threshold)
+        grown = append(tree, frontier, candidates, path_log_q(tree, frontier, candidates) >= leaf)
         return grown, self._expandable(grown, np.arange(len(tree), len(grown)), costs)
 
     def _expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
-        """Those of the nodes whose value is at least sₐ/sₜ (eq. 5); a root's is 1."""
+        """Those of the nodes whose value, or without `gain` whose confidence, is at least sₐ/sₜ (eq. 5); a root's is 1."""
         ratio = costs.ratio if self.ratio is None else self.ratio
-        return nodes[(tree.score[nodes] >= _log(ratio)) & (tree.depth[nodes] < self.max_depth)]
-
-
-def _log(x: float) -> float:
-    return math.log(x) if x > 0 else -math.inf
+        sure = tree.score if self.gain else tree.log_q
+        return nodes[(sure[nodes] >= log(ratio)) & (tree.depth[nodes] < self.max_depth)]

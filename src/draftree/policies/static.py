@@ -31,7 +31,8 @@ class Static(Policy):
     a tree does not tell ranks where an earlier candidate is missing.
 
     Attributes:
-        paths: a shipped tree, or a JSON file with a list of paths, each a list of ranks.
+        paths: a shipped tree, or a JSON file with a list of paths, each a list of ranks, alone or as `paths` of an object,
+            which is what `draftree train static` writes.
     """
 
     prunes_on_draws: ClassVar[bool] = False
@@ -71,7 +72,7 @@ def _grow(tree: Tree, frontier: Ints, below: Ints, candidates: Candidates) -> tu
         The tree, its new nodes, and the path that each is.
     """
     wanted = below[:, : candidates.tokens.shape[1]]
-    grown = append(tree, frontier, candidates, lambda _: wanted > 0)
+    grown = append(tree, frontier, candidates, wanted > 0)
     return grown, np.arange(len(tree), len(grown)), wanted[(wanted > 0) & (candidates.log_q > -np.inf)]
 
 
@@ -109,6 +110,8 @@ def _load(name: str) -> set[tuple[int, ...]]:
         found = json.loads(Path(name).read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"static: cannot read tree '{name}': {error}; allowed is a JSON list of lists of ranks") from error
+    if isinstance(found, dict):
+        found = found.get("paths", found)
     if not isinstance(found, list) or not found:
         raise UserError(f"static: tree '{name}' holds {json.dumps(found):.40}, allowed is a JSON list of lists of ranks")
     for path in found:

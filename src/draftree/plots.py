@@ -1,0 +1,75 @@
+"""Pictures of what was measured; they need matplotlib, an optional package."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draftree.costs import Costs, CostTable
+from draftree.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = (".pdf", ".png", ".svg")
+
+
+def check(path: Path) -> None:
+    """Refuses, before the work, a picture that could not be drawn after it.
+
+    Raises:
+        UserError: the file's name does not end in a format, or matplotlib is missing.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"the picture is '{path}', allowed is a name that ends in {', '.join(FORMATS)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UserError("drawing needs the package 'matplotlib': pip install 'draftree[plots]'") from error
+
+
+def draw_costs(found: CostTable, title: str, path: Path) -> None:
+    """Writes sₜ(n) and sₐ(f) against tokens, for each context in another colour; beside it both over those of one token.
+
+    There is a line of panels for each number of rows.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 0.8 + 3.8 * len(found.by_rows)), layout="constrained")
+    panels = figure.subplots(len(found.by_rows), 2, squeeze=False)
+    for (rows, entries), pair in zip(found.by_rows.items(), panels, strict=True):
+        for i, costs in enumerate(entries):
+            _draw(pair[0], pair[1], costs, f"C{i}")
+        _label(pair[0], pair[1], f"{rows} row{'s' * (rows > 1)}", sorted({w for e in entries for w in (*e.draft, *e.target)}))
+    where = ", ".join(found.about[k] for k in ("device", "dtype", "date") if k in found.about)
+    figure.suptitle(f"{title}\n{where}" if where else title, fontsize="medium")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise UserError(f"cannot write '{path}': {error.strerror}") from error
+
+
+def _draw(seconds: "Axes", relative: "Axes", costs: Costs, colour: str) -> None:
+    for curve, name, style in ((costs.target, "sₜ target pass", "-o"), (costs.draft, "sₐ draft step", "--s")):
+        widths = sorted(curve)
+        label = f"{name}, {costs.context:,} tokens before"
+        seconds.plot(widths, [1e3 * curve[w] for w in widths], style, color=colour, markersize=4, label=label)
+        relative.plot(widths, [curve[w] / curve[widths[0]] for w in widths], style, color=colour, markersize=4)
+
+
+def _label(seconds: "Axes", relative: "Axes", rows: str, widths: Sequence[int]) -> None:
+    seconds.set(yscale="log", ylabel="milliseconds", title=f"{rows}: draft step and target pass")
+    relative.set(ylabel="times that of one token", ylim=(0, None), title=f"{rows}: over the cost of one token")
+    for panel in (seconds, relative):
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(widths, [str(w) for w in widths])
+        panel.minorticks_off()
+        panel.set_xlabel("tokens of each row")
+        panel.grid(alpha=0.3)
+    low, high = seconds.get_ylim()
+    ticks = [m * 10.0**e for e in range(-6, 9) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+    seconds.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    seconds.legend(fontsize="small", loc="upper left")

@@ -1,0 +1,50 @@
+"""Logistic regression that learns one step at a time.
+
+Shapes: M examples, X features.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from draftree.tree import Bools, Floats
+
+FORGETTING = 0.001
+"""The share of what is known that a step forgets, so that a text of another kind is learnt."""
+CURVATURE = 0.05
+"""An example weighs at least this much: the curvature a(1 − a) of one that was taken for certain is near 0, and a step
+divided by it would throw the weights far off when it turns out otherwise."""
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """P(true | x) = σ(w · x), by recursive Newton steps around a prior.
+
+    Attributes:
+        weights: [X].
+        information: [X, X] the curvature of all that was learnt, the prior's included.
+        prior: how many examples of unit curvature the first weights count for.
+    """
+
+    weights: Floats
+    information: Floats
+    prior: float
+
+    @classmethod
+    def around(cls, *weights: float, prior: float) -> Self:
+        """Nothing learnt yet."""
+        return cls(np.array(weights), prior * np.eye(len(weights)), prior)
+
+    def __call__(self, x: Floats) -> Floats:
+        """[…] the probabilities of examples […, X]."""
+        probability: Floats = 1 / (1 + np.exp(-(x @ self.weights)))
+        return probability
+
+    def learn(self, x: Floats, true: Bools) -> Self:
+        """What is known after the examples [M, X] of a step, true or not [M]."""
+        p = self(x)
+        curvature = np.maximum(p * (1 - p), CURVATURE)
+        kept = (1 - FORGETTING) * self.information + FORGETTING * self.prior * np.eye(len(self.weights))
+        information = kept + (x * curvature[:, None]).T @ x
+        return replace(self, weights=self.weights + np.linalg.solve(information, x.T @ (true - p)), information=information)

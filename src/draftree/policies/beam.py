@@ -1,0 +1,56 @@
+"""Beam search as a tree: the best paths of each length go on (GLIDE + BeamSearch; GliDe + CaPE, section 5, Table 3).
+
+The paper says that each of the top k tokens of a position is used to draft the following ones, which gives "tree
+structures with many branches" (section 4.2), and that all are verified with a tree mask. It does not say what becomes of a
+beam that dies, one none of whose continuations is among the best. Here its nodes are verified with the rest: they
+have been drafted, most are shared with beams that live, and one that is accepted counts like any other. What a beam search
+returns otherwise, the beams that reach the end, is `survivors=true`.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from draftree.costs import Costs
+from draftree.errors import UserError
+from draftree.policies.base import Layered, append, path_log_q, top
+from draftree.tree import Candidates, Ints, Tree
+
+
+@final
+@dataclass(frozen=True)
+class Beam(Layered):
+    """Beam search by joint probability.
+
+    Attributes:
+        width: beams, and so the nodes of a layer (4 and 8 in the paper); of equals those with the lower numbers.
+        depth: layers (the paper's γ = 5).
+        survivors: whether only paths to the row's last layer are verified.
+    """
+
+    width: int = 4
+    depth: int = 5
+    survivors: bool = False
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.depth < 1:
+            raise UserError(f"beam: got width={self.width}, depth={self.depth}; allowed are at least 1")
+
+    @property
+    def candidates(self) -> int:
+        return self.width  # no beam has more than `width` continuations among the best
+
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
+        kept = top(tree, frontier, path_log_q(tree, frontier, candidates), self.width)
+        grown = append(tree, frontier, candidates, kept)
+        new = np.arange(len(tree), len(grown))
+        return grown, new[grown.depth[new] < self.depth]
+
+    def finish(self, tree: Tree, costs: Costs) -> Tree:
+        if not self.survivors:
+            return tree
+        deepest = np.zeros(tree.row.max() + 1, np.int64)
+        np.maximum.at(deepest, tree.row, tree.depth)
+        last = tree.depth == deepest[tree.row]
+        return tree.select(tree.ancestors[last].any(axis=0))

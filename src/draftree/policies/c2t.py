@@ -1,0 +1,91 @@
+"""C2T: a small classifier decides, layer by layer, which candidates are worth verifying (C2T, section 4).
+
+The joint probability of a node is no reliable estimate of its acceptance: at high entropy the likeliest token is accepted
+more often than its probability says, at low entropy less often, and deep nodes less often than shallow ones. A net of two
+layers reads all three (eq. 4). Candidates below a threshold never enter the tree, so that nothing is drafted behind them.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from draftree.costs import Costs
+from draftree.errors import UserError
+from draftree.policies._classifier import Classifier
+from draftree.policies.base import Layered, append, path_log_q
+from draftree.target import demo_folder
+from draftree.tree import Bools, Candidates, Floats, Ints, Tree
+
+
+@final
+@dataclass(frozen=True)
+class C2T(Layered):
+    """Classifier-based tree (algorithm 1).
+
+    Attributes:
+        beta: a candidate of a smaller confidence is left out (0.5 in the paper).
+        width: the likeliest candidates after each node that the classifier sees (the first TopK of section 4.2.2; 15).
+        layer_top: at most so many nodes of a layer stay, the most confident (the second TopK; 15); none for all.
+        depth: layers (10 in the paper).
+        classifier: its folder, as `draftree train c2t` writes it; the shipped one by default.
+        chain: only the likeliest candidate is looked at, and drafting ends at the first that is left out (section 5.5).
+    """
+
+    beta: float = 0.5
+    width: int = 15
+    layer_top: int | None = 15
+    depth: int = 10
+    classifier: str = ""
+    chain: bool = False
+
+    def __post_init__(self) -> None:
+        least = {"width": self.width, "depth": self.depth, "layer_top": 1 if self.layer_top is None else self.layer_top}
+        if min(least.values()) < 1:
+            got = ", ".join(f"{name}={value}" for name, value in least.items())
+            raise UserError(f"c2t: got {got}; allowed are at least 1, and none for layer_top")
+        if not 0 <= self.beta <= 1:
+            raise UserError(f"c2t: beta is {self.beta}, allowed is a number in [0, 1]")
+        _ = self.net  # a folder that is wrong is told at once
+
+    @cached_property
+    def net(self) -> Classifier:
+        """The classifier."""
+        return Classifier.load(Path(self.classifier) if self.classifier else demo_folder("c2t"))
+
+    @property
+    def candidates(self) -> int:
+        return 1 if self.chain else self.width
+
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
+        score = path_log_q(tree, frontier, candidates)
+        entropy = candidates.entropy(self.net.entropy_top) if self.net.reads_entropy else np.zeros(len(frontier))
+        depth = tree.depth[frontier].astype(np.float64) + 1
+        confidence = self.net.confidence(score, entropy[:, None], depth[:, None])
+        keep = (confidence >= self.beta) & (candidates.log_q > -np.inf)
+        if self.layer_top is not None:
+            keep &= among_best(confidence, keep, tree.row[frontier], self.layer_top)
+        grown = append(tree, frontier, candidates, keep, score, entropy)
+        new = np.arange(len(tree), len(grown))
+        return grown, new[grown.depth[new] < self.depth]
+
+
+def among_best(confidence: Floats, keep: Bools, rows: Ints, k: int) -> Bools:
+    """Which candidates are among the k most confident of their row in a layer.
+
+    Args:
+        confidence: [F, K].
+        keep: [F, K] those that compete.
+        rows: [F] the row of each frontier node.
+        k: of each row; of equal ones the first, which gets the lower number.
+    """
+    parent, rank = np.nonzero(keep)
+    order = np.lexsort((-confidence[parent, rank], rows[parent]))  # stable: equal ones stay in their order
+    sorted_rows = rows[parent][order]
+    place = np.arange(order.size) - np.searchsorted(sorted_rows, sorted_rows)
+    chosen = order[place < k]
+    found = np.zeros_like(keep)
+    found[parent[chosen], rank[chosen]] = True
+    return found

@@ -1,0 +1,44 @@
+"""DyJoint: a chain that stops before its joint probability falls too low (the baseline of C2T's Table 3).
+
+C2T names the criterion and the threshold, no more (section 5.5, Table 3). As in its own chain mode (algorithm 1), the
+token below the threshold is not verified: it was drafted, and is dropped.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from draftree.costs import Costs
+from draftree.errors import UserError
+from draftree.policies.base import Layered, append, log, path_log_q
+from draftree.tree import Candidates, Ints, Tree
+
+
+@final
+@dataclass(frozen=True)
+class DyJoint(Layered):
+    """The likeliest tokens in a row, while all of them together are likely enough.
+
+    Attributes:
+        threshold: a token whose path has a smaller probability ends the chain, and is not verified (0.08 in the paper).
+        length: tokens at most (10 in the paper).
+    """
+
+    threshold: float = 0.08
+    length: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise UserError(f"dyjoint: threshold is {self.threshold}, allowed is a number in [0, 1]")
+        if self.length < 1:
+            raise UserError(f"dyjoint: length is {self.length}, allowed is at least 1")
+
+    @property
+    def candidates(self) -> int:
+        return 1
+
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
+        grown = append(tree, frontier, candidates, path_log_q(tree, frontier, candidates) >= log(self.threshold))
+        new = np.arange(len(tree), len(grown))
+        return grown, new[grown.depth[new] < self.length]

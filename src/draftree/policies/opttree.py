@@ -1,0 +1,67 @@
+"""OPT-Tree: the tree of the largest expected acceptance under a budget of nodes (arXiv 2406.17276).
+
+A path's value, the product of q along it, estimates the probability that it is accepted, and so Σ value the number of
+accepted tokens. The n best of all nodes are the tree of n nodes with the largest Σ value, and they are connected, because no
+node is worth more than its parent. Layers are drafted until one adds too little to that sum.
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from draftree.costs import Costs
+from draftree.errors import UserError
+from draftree.policies.base import Expand, Policy, Room, append, best, fit, path_log_q, top
+from draftree.tree import Floats, Tree
+
+
+@final
+@dataclass(frozen=True)
+class OPTTree(Policy):
+    """The best nodes under a budget, drafted as deep as it pays.
+
+    It drafts more than it verifies, so it is not layered. The official code drafts one layer more than it verifies: it
+    looks at what a layer adds after the next one is drafted, and expands all n best of a layer. Here a layer is looked at
+    at once, and only nodes among the best so far are expanded: no other can have descendants among the best.
+
+    Attributes:
+        nodes: to verify, the root not counted; and candidates after each node (50 in the official code).
+        threshold: another layer is drafted only if the last one added more than this to Σ value; what a draft step costs
+            in target passes, sₐ/sₜ as measured on this machine, by default (0.5 in the official code).
+        max_depth: deepest layer (10 in the official code).
+    """
+
+    nodes: int = 50
+    threshold: float | None = None
+    max_depth: int = 10
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.max_depth < 1:
+            raise UserError(f"opttree: got nodes={self.nodes}, max_depth={self.max_depth}; allowed are at least 1")
+        if self.threshold is not None and not self.threshold >= 0:
+            raise UserError(f"opttree: threshold is {self.threshold}, allowed is none or a number of at least 0")
+
+    @property
+    def reads_costs(self) -> bool:
+        return self.threshold is None
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        nodes = min(self.nodes, room.nodes)
+        least = costs.ratio if self.threshold is None else self.threshold
+        frontier = np.arange(tree.roots if nodes else 0)
+        worth: Floats = np.zeros(len(room.depth))  # [R] Σ value of each row's best nodes so far
+        for _ in range(self.max_depth):
+            frontier = frontier[tree.depth[frontier] < room.depth[tree.row[frontier]]]
+            if not frontier.size:
+                break
+            before, candidates = len(tree), expand(tree, frontier, nodes)
+            score = path_log_q(tree, frontier, candidates)
+            tree = append(tree, frontier, candidates, top(tree, frontier, score, nodes), score)
+            kept = best(tree, np.arange(tree.roots, len(tree)), nodes)
+            rows = tree.row[kept]
+            total = np.zeros_like(worth)
+            np.add.at(total, rows, np.exp(tree.score[kept]))
+            frontier = kept[(kept >= before) & ((total - worth)[rows] > least)]
+            worth = total
+        return fit(tree, nodes)

@@ -1,0 +1,260 @@
+"""Ours: the tree that gains the most tokens for its measured time (docs/methods/yield.md).
+
+A step that drafts a tree is worth 1 + Σ value tokens and costs C seconds. Where λ is the rate at which tokens come at
+present, maximising 1 + Σ value − λ · C in every step maximises tokens per second over the whole run. So a node is
+verified if its value exceeds λ times what it adds to sₜ, and another layer is drafted while the tokens that it may be
+expected to add are worth λ · sₐ and more. Values are products of conditional acceptances, calibrated on what was accepted.
+
+Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes learnt from, X features.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+import numpy as np
+
+from draftree.costs import Costs
+from draftree.errors import UserError
+from draftree.policies._calibration import Logistic
+from draftree.policies.base import Expand, Policy, Room, append, best, fit
+from draftree.stats import Work
+from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
+
+MEMORY = 1 / 128
+"""The share of a step in what is remembered of the rate."""
+BEGINNING = 8.0
+"""For how many passes the rate of plain decoding counts, before it was measured."""
+RECENT = 0.3
+"""The share of the last step in what is remembered of the last ones."""
+LIKELY = 0.6
+"""What is expected of the first steps: how often some draft after an accepted node is accepted."""
+WIDEST = 32
+"""Nodes of a row that are expanded in one layer at most."""
+AHEAD = 64
+"""Over how many further nodes the price of one is averaged at most."""
+CREDIT, SAVINGS = 3.0, 12.0
+"""How many passes drafting may have cost more than it brought: at the beginning, and at most when it brought much."""
+CERTAIN = 1e-4
+"""No draft probability is taken to be closer to 1."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is known so far.
+
+    Attributes:
+        gained: passes that plain decoding would have needed for the tokens written, recent ones counting more.
+        spent: what they took, in the time of such passes.
+        acceptance: by source of the drafts, P(accepted | its parent was) of a node, see `_features`.
+        reach: P(some child accepted | accepted and expanded), see `_prospects`.
+        recent: in how many of the last steps some draft was accepted.
+        wealth: passes that drafting may still cost before plain decoding would have been better, so that whatever the
+            drafter does, the whole run takes at most `CREDIT` passes and the share for probes more than plain decoding.
+        idle: passes since something was drafted; they stay while probes succeed.
+    """
+
+    gained: float = 0.0
+    spent: float = 0.0
+    acceptance: Mapping[int, Logistic] = field(default_factory=dict)
+    reach: Logistic = field(default_factory=lambda: Logistic.around(np.log(LIKELY / (1 - LIKELY)), 0, 0, 0, prior=3.0))
+    recent: float = LIKELY
+    wealth: float = CREDIT
+    idle: float = 0.0
+
+    def calibration(self, source: int) -> Logistic:
+        """Of a source's drafts; at first, q itself is the estimate."""
+        return self.acceptance.get(source) or Logistic.around(0, 1, 1, 0, 0, prior=10.0)
+
+    def rate(self, costs: Costs, rows: int) -> float:
+        """λ, tokens per second: what plain decoding has, times the gain over it so far; never below it."""
+        return max((self.gained + BEGINNING) / (self.spent + BEGINNING), 1.0) * rows / costs.target_seconds(1)
+
+
+@final
+@dataclass(frozen=True)
+class Yield(Policy):
+    """The tree that gains the most tokens for its time.
+
+    Attributes:
+        width: candidates after each expanded node.
+        depth: deepest layer.
+        probe: where drafting does not pay, the share of time that may be spent on finding out whether it does again.
+    """
+
+    width: int = 8
+    depth: int = 12
+    probe: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.depth < 1:
+            raise UserError(f"yield: got width={self.width}, depth={self.depth}; allowed are at least 1")
+        if not 0 <= self.probe <= 1:
+            raise UserError(f"yield: probe is {self.probe}, allowed is a number in [0, 1]")
+
+    @property
+    def reads_costs(self) -> bool:
+        return True
+
+    def start(self) -> Memory:
+        return Memory()
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        market = _Market(costs, tree.roots, memory.rate(costs, tree.roots), memory.wealth * costs.target_seconds(1))
+        due = self.probe * memory.idle * costs.target_seconds(1) >= market.probe
+        frontier, deepest, probing = np.arange(tree.roots), np.minimum(room.depth, self.depth), False
+        while (frontier := frontier[tree.depth[frontier] < deepest[tree.row[frontier]]]).size:
+            paying = _paying(tree, best(tree, frontier, WIDEST), market, memory)
+            if not tree.drafted and not paying.size and due and market.probe <= market.left:
+                paying, probing = frontier, True
+            if not paying.size:
+                break
+            before, market = len(tree), market.after(len(paying))
+            tree = _grown(tree, paying, expand(tree, paying, self.width), market, memory, probing)
+            frontier = np.arange(before, len(tree))
+        return fit(_worthy(tree, market, probing), room.nodes)
+
+    def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Memory:
+        accepted = np.zeros(len(tree), np.bool_)
+        accepted[: tree.roots] = True
+        accepted[np.concatenate(verdict.paths)] = True
+        gained, spent = accepted.sum() / work.rows, (costs.step(work) - costs.commit) / costs.target_seconds(1)
+        known: Memory = replace(
+            memory,
+            gained=(1 - MEMORY) * memory.gained + gained,
+            spent=(1 - MEMORY) * memory.spent + spent,
+            wealth=min(memory.wealth + gained - (1 - self.probe) * spent, SAVINGS),
+        )
+        return _learnt(known, tree, accepted) if tree.drafted else replace(known, idle=known.idle + 1)
+
+
+@dataclass(frozen=True)
+class _Market:
+    """What time is worth in tokens.
+
+    Attributes:
+        costs: of the step.
+        rows: R.
+        rate: λ.
+        left: seconds that the step may still cost, beside a pass over the roots.
+    """
+
+    costs: Costs
+    rows: int
+    rate: float
+    left: float
+
+    @property
+    def probe(self) -> float:
+        """Seconds that one node a row takes, drafted and verified."""
+        return float(self._adds(np.array(self.rows))) + self.costs.draft_seconds(1)
+
+    def after(self, nodes: int) -> "_Market":
+        """What is left after a draft step over a frontier."""
+        return replace(self, left=self.left - self.costs.draft_seconds(nodes / self.rows))
+
+    def drafting(self, nodes: Ints) -> Floats:
+        """λ · sₐ of some frontiers; ∞ where it cannot be afforded together with a node."""
+        seconds = self.costs.drafts(nodes / self.rows)
+        return np.where(seconds + float(self._adds(np.array(1))) <= self.left, self.rate * seconds, np.inf)
+
+    def verifying(self, nodes: Ints) -> Floats:
+        """λ · what drafted nodes add to a pass; ∞ where it cannot be afforded."""
+        seconds = self._adds(nodes)
+        return np.where(seconds <= np.maximum(self.left, 0), self.rate * seconds, np.inf)
+
+    def _adds(self, nodes: Ints) -> Floats:
+        return self.costs.targets(1 + nodes / self.rows) - self.costs.target_seconds(1)
+
+    def further(self, nodes: int) -> float:
+        """The least that a node can cost beside some others, itself one of many or alone."""
+        ahead = np.arange(1, AHEAD + 1)
+        seconds = self._adds(np.append(nodes, nodes + ahead))
+        return self.rate * float(((seconds[1:] - seconds[0]) / ahead).min())
+
+
+def _paying(tree: Tree, frontier: Ints, market: _Market, memory: Memory) -> Ints:
+    """Those of the frontier that are worth a draft step together, best first; none if no number of them is.
+
+    Behind a node of value v an accepted child is found with probability v · reach; it has to pay for its verification too.
+    """
+    net = np.exp(tree.score[frontier]) * memory.reach(_prospects(tree, frontier, memory)) - market.further(_count(tree, market))
+    order = np.argsort(-net, kind="stable")
+    gain = np.cumsum(np.maximum(net[order], 0)) - market.drafting(np.arange(1, len(order) + 1))
+    most = int(np.argmax(gain))
+    return frontier[order[: most + 1]] if gain[most] > 0 else frontier[:0]
+
+
+def _grown(tree: Tree, frontier: Ints, candidates: Candidates, market: _Market, memory: Memory, probing: bool) -> Tree:
+    """The tree with those candidates that might pay for their verification."""
+    entropy = candidates.entropy()
+    x = _features(candidates.log_q, entropy[:, None], tree.depth[frontier][:, None] + 1)
+    found = memory.calibration(candidates.source)(x) * (candidates.log_q > -np.inf)
+    found /= np.maximum(found.sum(axis=1, keepdims=True), 1)  # at most one of them is accepted
+    with np.errstate(divide="ignore"):
+        score = tree.score[frontier][:, None] + np.log(found)
+    keep = np.exp(score) > (0 if probing else market.further(_count(tree, market)))
+    return append(tree, frontier, candidates, keep, score, entropy)
+
+
+def _worthy(tree: Tree, market: _Market, probing: bool) -> Tree:
+    """The tree's nodes of which each is worth its verification, found in one scan from the best to the worst."""
+    count = _count(tree, market)
+    keep = np.zeros(len(tree), np.bool_)
+    keep[: tree.roots] = True
+    keep[_ranked(tree)[:count]] = True
+    if probing and count == 0:  # the best child of every root
+        first = np.flatnonzero(tree.depth == 1)
+        first = first[np.lexsort((first, -tree.score[first], tree.row[first]))]
+        keep[first[np.unique(tree.row[first], return_index=True)[1]]] = True
+    return tree.select(keep)
+
+
+def _ranked(tree: Tree) -> Ints:
+    """Drafted nodes from the most to the least valuable; no child is worth more than its parent, whose number is lower."""
+    nodes = np.arange(tree.roots, len(tree))
+    return nodes[np.argsort(-tree.score[nodes], kind="stable")]
+
+
+def _count(tree: Tree, market: _Market) -> int:
+    """How many of the best nodes to verify: as many as gain the most over what they cost."""
+    values = np.exp(tree.score[_ranked(tree)])
+    gain = np.append(0.0, np.cumsum(values)) - market.verifying(np.arange(len(values) + 1))
+    return int(np.argmax(gain))
+
+
+def _learnt(memory: Memory, tree: Tree, accepted: Bools) -> Memory:
+    """What is known after a tree, of its children of accepted nodes."""
+    nodes = tree.roots + np.flatnonzero(accepted[tree.parents[tree.roots :]])
+    x = _features(tree.log_q[nodes], tree.entropy[nodes], tree.depth[nodes])
+    calibrated = dict(memory.acceptance)
+    for source in np.unique(tree.source[nodes]).tolist():
+        mine = tree.source[nodes] == source
+        calibrated[source] = memory.calibration(source).learn(x[mine], accepted[nodes[mine]])
+    expanded = np.unique(tree.parents[nodes])
+    reached = np.zeros(len(tree), np.bool_)
+    reached[tree.parents[nodes[accepted[nodes]]]] = True
+    success = bool(reached.any())
+    return replace(
+        memory,
+        acceptance=calibrated,
+        reach=memory.reach.learn(_prospects(tree, expanded, memory), reached[expanded]),
+        recent=(1 - RECENT) * memory.recent + RECENT * success,
+        idle=memory.idle if success else 0.0,  # a probe that succeeds is followed by another
+    )
+
+
+def _features(log_q: Floats, entropy: Floats, depth: Floats | Ints) -> Floats:
+    """[…, X] what the acceptance of nodes is judged by: 1, log q, −log(1 − q), entropy, depth (after C2T, section 4.1).
+
+    With weights 0, 1, 1, 0, 0 the estimate is q itself.
+    """
+    q = np.minimum(np.exp(log_q), 1 - CERTAIN)
+    bounded = np.maximum(log_q, np.log(CERTAIN))
+    return np.stack(np.broadcast_arrays(np.ones_like(q), bounded, -np.log1p(-q), entropy, depth), axis=-1)
+
+
+def _prospects(tree: Tree, nodes: Ints, memory: Memory) -> Floats:
+    """[M, X] what the acceptance of nodes' future children is judged by: 1, whether a root, log value, recent success."""
+    root = tree.depth[nodes] == 0
+    return np.stack((np.ones(len(nodes)), root, tree.score[nodes], np.full(len(nodes), memory.recent - LIKELY)), axis=-1)

@@ -1,0 +1,235 @@
+"""Draft steps and target passes timed on this machine, and kept on disk."""
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from draftree.cache import SlotCache
+from draftree.costs import Costs, CostTable, bracket
+from draftree.drafters.base import Drafter
+from draftree.errors import UserError
+from draftree.policies.base import append
+from draftree.sampling import Drawing
+from draftree.target import Target
+from draftree.tree import Candidates, Tree, Verdict
+
+FED, FED_WIDE = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)
+"""Tokens of a row at which a target pass is timed; the second ones on accelerators alone, where the cost bends late."""
+DRAFTED = (1, 2, 4, 8, 16, 32)
+"""Frontier nodes of a row at which a draft step is timed."""
+TOGETHER = 1024
+"""Tokens of all rows in a timed pass at most, the narrowest aside; beyond them costs are linear."""
+CONTEXTS = (128, 1024)
+"""Committed tokens of a row at which both are timed, as far as the target's context allows."""
+CANDIDATES = 5
+"""How many a timed draft step proposes after each node."""
+ROUNDS, LONGEST, SLOW = (3, 25), 4.0, 0.25
+"""How often each work is timed, at least and at most; for how many seconds all of them together, if the least allows it; and
+from how many seconds on the first time counts, as a warm-up matters little then."""
+
+Tell = Callable[[str], None]
+
+
+def monotone(seconds: Sequence[float]) -> list[float]:
+    """The nearest nondecreasing figures: neighbours that fall share their mean (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for value in seconds:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, m), (b, n) = pools[-2:]
+            pools[-2:] = [((a * m + b * n) / (m + n), m + n)]
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+def interleaved(works: Sequence[Callable[[], Any]], device: torch.device, longest: float) -> list[float]:
+    """Wall seconds of each work, run in turns and in changing order, so that a machine's moods meet all alike.
+
+    The lower quartile of the rounds: other programs on the machine only ever make a work slower.
+
+    Args:
+        works: what to time.
+        device: waited for before and after each.
+        longest: seconds of all rounds together, shared evenly; slow works get fewer of them, spread over the rounds.
+    """
+    accelerator: Any = torch.accelerator
+    wait = partial(accelerator.synchronize, device) if device.type != "cpu" else lambda: None
+
+    def timed(work: Callable[[], Any]) -> float:
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        return time.perf_counter() - start
+
+    first = [timed(work) for work in works]
+    seconds = [[once if once >= SLOW else timed(work)] for once, work in zip(first, works, strict=True)]
+    wanted = [int(np.clip(longest / len(works) / max(once[0], 1e-9), *ROUNDS)) - 1 for once in seconds]
+    rounds, order = max(wanted), np.random.default_rng(0)
+    for r in range(rounds):
+        for i in order.permutation(len(works)):
+            if (r + 1) * wanted[i] // rounds > r * wanted[i] // rounds:
+                seconds[i].append(timed(works[i]))
+    return [float(np.quantile(each, 0.25)) for each in seconds]
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """What decides the speed of a pass besides the models."""
+    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {"device": chip, "threads": str(torch.get_num_threads()), "torch": str(torch.__version__)}
+
+
+def _processor() -> str:
+    try:
+        names = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+        return names[0].split(":", 1)[1].strip()
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()
+
+
+def store(about: Mapping[str, str]) -> Path:
+    """Where the costs of one pairing on one machine are kept; `DRAFTREE_CACHE` moves the folder."""
+    home = Path(os.environ.get("DRAFTREE_CACHE") or Path.home() / ".cache" / "draftree")
+    key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
+    return home / "costs" / f"{key}.json"
+
+
+def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
+    """What the costs of a pairing depend on."""
+    decoder = target.decoder
+    shape = {k: str(getattr(decoder.config, k, "")) for k in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")}
+    shape["parameters"] = str(sum(p.numel() for p in decoder.model.parameters()))
+    attention = str(decoder.config._attn_implementation)
+    dtype = str(decoder.dtype).removeprefix("torch.")
+    return {
+        **machine(decoder.device), **shape, "dtype": dtype, "attention": attention, "target": target.name,
+        "drafter": drafter.described,
+    }  # fmt: skip
+
+
+def measured(
+    target: Target, drafter: Drafter[Any], rows: int = 1, refresh: bool = False, tell: Tell = lambda _: None
+) -> CostTable:
+    """The costs of a pairing on this machine: read from disk, or timed once and kept.
+
+    Args:
+        target: and
+        drafter: the pairing.
+        rows: of the batch, see `bracket`.
+        refresh: measure again what is on disk for so many rows.
+        tell: what is being measured.
+    """
+    about = identity(target, drafter)
+    path, rows = store(about), bracket(rows)
+    kept = _kept(path)
+    if kept is not None and kept.has(rows) and not refresh:
+        return kept
+    new = measure(target, drafter, rows, tell)
+    others = () if kept is None else kept.without(rows)
+    table = CostTable((*others, *new), about | {"date": time.strftime("%Y-%m-%d %H:%M")})
+    with suppress(OSError):  # a home that cannot be written to: measured again the next time
+        table.save(path)
+    return table
+
+
+def _kept(path: Path) -> CostTable | None:
+    """What is on disk, if it can be read: an earlier version may have written it otherwise."""
+    try:
+        return CostTable.load(path) if path.is_file() else None
+    except UserError:
+        return None
+
+
+def contexts(target: Target) -> tuple[int, ...]:
+    """How long the rows are that a target is timed behind: it and a drafter of the same context have to read on."""
+    longest = max(1, target.decoder.context - 4)
+    return tuple(sorted({min(c, longest) for c in CONTEXTS}))
+
+
+def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
+    """At how many tokens of each row a target pass is timed, and at how many a draft step."""
+    fed = FED if device == "cpu" else FED + FED_WIDE
+    passes, steps = ([w for w in several if w * rows <= TOGETHER or w <= 4] for several in (fed, DRAFTED))
+    return passes, steps
+
+
+def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = lambda _: None) -> tuple[Costs, ...]:
+    """Times target passes, draft steps and commits behind rows of several lengths, all of them in turns."""
+    device, many = target.decoder.device, f"{rows} row{'s' * (rows > 1)}"
+    passes, steps = widths(rows, device.type)
+    settings = []
+    for context in contexts(target):
+        tell(f"reading {many} of {context} tokens")
+        settings.append(_Setting.read(target, drafter, rows, context, max(passes)))
+    behind = " and ".join(str(s.context) for s in settings)
+    tell(f"timing draft steps and passes over 1 to {max(passes)} tokens, behind {many} of {behind} tokens")
+    works = [w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, steps))]
+    seconds = iter(interleaved(works, device, LONGEST))
+    commits = interleaved([s.commit() for s in settings], device, 0.2)  # last: it moves the caches on
+    found = []
+    for setting, commit in zip(settings, commits, strict=True):
+        target_curve, draft = (dict(zip(at, monotone([next(seconds) for _ in at]), strict=True)) for at in (passes, steps))
+        found.append(Costs(draft, target_curve, commit, setting.context, rows))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """Rows of one length that target and drafter have read."""
+
+    target: Target
+    drafter: Drafter[Any]
+    context: int
+    cache: SlotCache
+    planted: Tree
+    state: Any
+
+    @classmethod
+    def read(cls, target: Target, drafter: Drafter[Any], rows: int, context: int, widest: int) -> Self:
+        vocab = target.decoder.vocab
+        prompts, every, one = [np.arange(context) % vocab] * rows, np.arange(rows), np.ones(rows, np.int64)
+        cache = target.new_cache(rows, context + widest + 1)
+        taps = target.prefill(cache, prompts, drafter.needs).taps
+        planted = Tree.planted(every, one)
+        _, state = drafter.expand(drafter.start(prompts, one, taps), planted, every, CANDIDATES, Drawing())
+        return cls(target, drafter, context, cache, planted, state)
+
+    def target_pass(self, n: int) -> Callable[[], Any]:
+        """A pass over n tokens of each row."""
+        return partial(self.target.verify, self.cache, self._star(n), self.drafter.needs)
+
+    def draft_step(self, f: int) -> Callable[[], Any]:
+        """A draft step over f nodes of each row, behind roots already fed; its candidates become nodes."""
+        tree, rows = self._star(f + 1), self.planted.roots
+        frontier = np.arange(rows, rows * (f + 1))
+
+        def step() -> Tree:
+            candidates, _ = self.drafter.expand(self.state, tree, frontier, CANDIDATES, Drawing())
+            return append(tree, frontier, candidates)
+
+        return step
+
+    def commit(self) -> Callable[[], Any]:
+        """The drafter's commit of the roots, after the target's."""
+        rows = self.planted.roots
+        nothing = Verdict((np.zeros(0, np.int64),) * rows, np.ones(rows, np.int64))
+        taps = self.target.verify(self.cache, self.planted, self.drafter.needs).taps
+        self.target.commit(self.cache, self.planted, nothing)
+        before = np.full(rows, self.context)
+        return lambda: self.drafter.truncate(self.drafter.commit(self.state, self.planted, nothing, taps), before)
+
+    def _star(self, nodes: int) -> Tree:
+        """Every root with nodes − 1 children, child by child."""
+        parents = np.tile(np.arange(self.planted.roots), nodes - 1)
+        tokens, zero = np.arange(len(parents)) % self.target.decoder.vocab, np.zeros(len(parents))
+        return self.planted.append(parents, tokens, zero, zero, Candidates(tokens[None], zero[None]))

@@ -1,0 +1,667 @@
+"""Training of C2T's classifier on the trees that a drafter grows while the target writes (C2T, appendix B).
+
+The target writes greedily behind every prompt; before each of its steps EAGLE-2's complete tree is drafted, of which only
+the best nodes are verified. Of every node the joint probability, the entropy of the distribution it was drawn from and the
+depth are kept, and the label is whether the whole path to it is what the target went on to write.
+
+Shapes: N nodes of a tree, n entries (nodes of many trees), X features.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shlex
+import shutil
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+
+from draftree import inputs, terminal
+from draftree.costs import Costs
+from draftree.drafters.base import Drafter, Trainable
+from draftree.engine import Engine
+from draftree.errors import UnknownName, UserError
+from draftree.evaluation.provenance import fingerprint
+from draftree.evaluation.suites import content
+from draftree.policies._classifier import CONFIG, LEAST, Classifier, check_features, scaled
+from draftree.policies.base import Expand, Policy, Room, fit
+from draftree.policies.eagle2 import EAGLE2
+from draftree.prompts import encode
+from draftree.registry import build, parse
+from draftree.target import Target
+from draftree.text import Emitted, Request
+from draftree.training.data import rows
+from draftree.tree import ENTROPY_TOP, Bools, Candidates, Floats, Ints, Tree
+
+VERIFIED = 60
+"""Nodes of each complete tree that the target verifies; they only decide how fast it writes."""
+NEAR = 0.01
+"""Epochs whose recall is lower than the best by no more are alike; of those the least positive rate is picked."""
+ABOUT, PLAN = "about.json", "training.json"
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What `--set` sets.
+
+    Attributes:
+        features: P+H+d, P+H, P+d, H+d or P: joint probability, entropy, depth (table 1).
+        log_joint: whether the net reads log P (ours) or P.
+        hidden: units of the hidden layer (appendix B.3).
+        entropy_top: M, how many of the likeliest tokens an entropy is taken over (table 6).
+        depth: layers of the trees (11 in appendix B.1).
+        width: candidates of a node and nodes expanded in a layer (10 in appendix B.1).
+        tokens: the longest text behind a prompt.
+        trees: at most so many trees are grown; 0 for as many as the texts have steps.
+        negatives: rejected nodes learnt for each accepted one, drawn once; all accepted ones are learnt.
+        share: of the prompts that are used; by default all, and 0.1 for fine-tuning (appendix B.4).
+    """
+
+    features: str = "P+H+d"
+    log_joint: bool = True
+    hidden: int = 48
+    entropy_top: int = ENTROPY_TOP
+    depth: int = 11
+    width: int = 10
+    tokens: int = 128
+    trees: int = 0
+    negatives: float = 3.0
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_features(self.features)
+        least = {"hidden": 1, "entropy_top": 1, "depth": 1, "width": 1, "tokens": 2, "trees": 0}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise UserError(f"c2t: {name} is {getattr(self, name)}, allowed is a whole number of at least {low}")
+        if not 0 < self.negatives < math.inf:
+            raise UserError(f"c2t: negatives is {self.negatives}, allowed is a number above 0")
+        if not 0 < self.share <= 1:
+            raise UserError(f"c2t: share is {self.share}, allowed is a number in (0, 1]")
+
+    @classmethod
+    def read(cls, items: Sequence[str], start: Classifier | None) -> Self:
+        """The knobs set as key=value; the others are the paper's, or those of the classifier that is gone on with.
+
+        Raises:
+            UserError: a key or value is not allowed, or is another than that classifier's.
+        """
+        hints, given = typing.get_type_hints(cls), dict[str, Any]()
+        for item in items:
+            key, equals, text = item.partition("=")
+            if key not in hints:
+                raise UnknownName("key of c2t's training", key, hints)
+            if not equals:
+                raise UserError(f"'{item}' is not key=value; keys are {', '.join(hints)}")
+            given[key] = parse(text, hints[key], f"c2t: {key}")
+        if start is None:
+            return cls(**given)
+        own: dict[str, Any] = {"features": start.features, "log_joint": start.log_joint, "hidden": len(start.hidden_bias),
+                               "entropy_top": start.entropy_top}  # fmt: skip
+        for key in own.keys() & given.keys():
+            if given[key] != own[key]:
+                raise UserError(f"c2t: {key} is {given[key]}, allowed is {own[key]}: the classifier begun with has it")
+        usual: dict[str, Any] = {"share": 0.1}
+        return cls(**usual | own | given)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How it is learnt (appendix B.2).
+
+    Attributes:
+        epochs: passes over the entries.
+        batch_size: entries in a step.
+        lr: learning rate of Adam.
+        held_out: share of the texts that is measured on.
+        seed: of the first weights, the split and the order.
+    """
+
+    epochs: int = 10
+    batch_size: int = 1024
+    lr: float = 1e-3
+    held_out: float = 0.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}, allowed is a whole number of at least 1")
+        if not 0 < self.lr < math.inf:
+            raise UserError(f"lr is {self.lr}, allowed is a number above 0")
+        if not 0 < self.held_out < 1:
+            raise UserError(f"held_out is {self.held_out}, allowed is a number between 0 and 1: c2t picks by what is held out")
+        if not 0 <= self.seed < 2**64:
+            raise UserError(f"seed is {self.seed}, allowed is a whole number in 0 … 2⁶⁴ − 1")
+
+
+# Trees and labels.
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Entries of the data set, tree by tree, roots not among them.
+
+    Attributes:
+        joint: [n] P, the product of q along the path.
+        entropy: [n] H in nats.
+        depth: [n] d, 1 behind the root.
+        accepted: [n] the label.
+        tree: [n] a tree's number.
+    """
+
+    joint: Floats
+    entropy: Floats
+    depth: Floats
+    accepted: Bools
+    tree: Ints
+
+    def __len__(self) -> int:
+        return len(self.joint)
+
+    @property
+    def log_p(self) -> Floats:
+        """[n] log P."""
+        return np.log(np.maximum(self.joint, np.exp(LEAST)))
+
+    @property
+    def trees(self) -> int:
+        """How many there are."""
+        return len(np.unique(self.tree))
+
+    def take(self, which: Ints | Bools) -> "Nodes":
+        """Some entries."""
+        return Nodes(*(getattr(self, f.name)[which] for f in fields(self)))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Nodes"]) -> "Nodes":
+        """Those of several texts; trees are numbered on."""
+        first = np.cumsum([0, *(part.trees for part in parts)])
+        numbered = [replace(part, tree=part.tree + n) for part, n in zip(parts, first, strict=False)]
+        return cls(*(np.concatenate([getattr(part, f.name) for part in numbered]) for f in fields(cls)))
+
+    def sampled(self, negatives: float, rng: np.random.Generator) -> "Nodes":
+        """All accepted nodes, and for each of them `negatives` others."""
+        wrong = np.flatnonzero(~self.accepted)
+        count = min(len(wrong), round(negatives * int(self.accepted.sum())))
+        return self.take(np.sort(np.concatenate((np.flatnonzero(self.accepted), rng.choice(wrong, count, replace=False)))))
+
+
+def labels(tree: Tree, text: Sequence[int]) -> Bools:
+    """[N] whether a node's whole path is what was written.
+
+    Args:
+        tree: of one row.
+        text: what the target wrote behind its root; nodes beyond its end are not accepted.
+    """
+    right: Bools = tree.depth == 0
+    for depth, token in enumerate(text[: int(tree.depth.max())], 1):
+        layer = np.flatnonzero(tree.depth == depth)
+        right[layer] = right[tree.parents[layer]] & (tree.tokens[layer] == token)
+    return right
+
+
+class Recorder(Policy):
+    """Drafts EAGLE-2's complete trees of one row, keeps them, and lets the best nodes of each be verified.
+
+    Args:
+        knobs: depth, width and M.
+    """
+
+    def __init__(self, knobs: Knobs) -> None:
+        self._complete = knobs.width + (knobs.depth - 1) * knobs.width**2
+        self._grown = EAGLE2(self._complete, knobs.depth, knobs.width)
+        self._top = knobs.entropy_top
+        self.written: list[int] = []
+        self.drafts: list[tuple[int, Tree]] = []
+
+    def tell(self, events: Sequence[Emitted]) -> None:
+        """Takes down what was written."""
+        for event in events:
+            self.written += event.tokens
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        assert tree.roots == 1
+        after = np.zeros(1 + self._complete)  # of the distribution behind each node
+
+        def listened(tree: Tree, frontier: Ints, k: int) -> Candidates:
+            found = expand(tree, frontier, k)
+            after[frontier] = found.entropy(self._top)
+            return found
+
+        whole = self._grown.draft(listened, tree, costs, Room(room.depth, self._complete), memory)
+        self.drafts.append((len(self.written), replace(whole, entropy=after[whole.parents])))
+        return fit(whole, min(VERIFIED, room.nodes))
+
+    def nodes(self) -> Nodes:
+        """The entries of all trees drafted so far; a tree's depth has room for no more than what was still written."""
+        parts = [NONE]
+        for at, tree in self.drafts:
+            assert tree.tokens[0] == self.written[at - 1]
+            joint, depth, right = np.exp(tree.score), tree.depth.astype(np.float64), labels(tree, self.written[at:])
+            parts.append(Nodes(joint[1:], tree.entropy[1:], depth[1:], right[1:], np.zeros(tree.drafted, np.int64)))
+        return Nodes.joined(parts)
+
+
+NONE = Nodes(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, np.bool_), np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The entries of each text in a folder, so that an interrupted run goes on behind the last one.
+
+    Attributes:
+        folder: of them.
+        about: what they depend on.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+
+    def begin(self) -> None:
+        """Makes the folder.
+
+        Raises:
+            UserError: it holds those of other trees.
+        """
+        path = self.folder / ABOUT
+        if path.is_file():
+            before = json.loads(path.read_text())
+            if different := [name for name, value in self.about.items() if before.get(name) != value]:
+                was = ", ".join(f"{name}={before.get(name)}" for name in different)
+                raise UserError(f"'{self.folder}' holds trees with {was}: go on with the same, or use another folder")
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(dict(self.about), indent=1) + "\n")
+
+    def __getitem__(self, text: int) -> Nodes | None:
+        path = self._path(text)
+        if not path.is_file():
+            return None
+        with np.load(path) as found:
+            return Nodes(*(found[f.name].astype(getattr(NONE, f.name).dtype) for f in fields(Nodes)))
+
+    def __setitem__(self, text: int, nodes: Nodes) -> None:
+        partial = self._path(text).with_suffix(".partial")
+        narrow = {"joint": np.float32, "entropy": np.float32, "depth": np.int16, "accepted": np.bool_, "tree": np.int32}
+        with partial.open("wb") as file:
+            np.savez_compressed(file, **{name: getattr(nodes, name).astype(kind) for name, kind in narrow.items()})
+        partial.replace(self._path(text))
+
+    def _path(self, text: int) -> Path:
+        return self.folder / f"{text:06}.npz"
+
+
+def collect(
+    target: Target,
+    drafter: Drafter[Any],
+    requests: Sequence[Request],
+    knobs: Knobs,
+    kept: Collected,
+    listen: Callable[[int, int], None] = lambda *_: None,
+) -> list[Nodes]:
+    """The entries of each text, as far as `knobs.trees` reaches; those already kept are not grown again.
+
+    Args:
+        target: writes.
+        drafter: grows the trees.
+        requests: one for each text.
+        knobs: of the trees.
+        kept: where they are kept.
+        listen: told how many texts are done, and how many trees there are.
+    """
+    found: list[Nodes] = []
+    trees = 0
+    for number, request in enumerate(requests):
+        left = knobs.trees - trees if knobs.trees else math.inf
+        if left <= 0:
+            break
+        nodes = kept[number]
+        if nodes is None:
+            recorder = Recorder(knobs)
+            Engine(target, drafter, recorder).generate([request], on_tokens=recorder.tell)
+            kept[number] = recorder.nodes()
+            nodes = kept[number]  # in the precision in which it is kept
+            assert nodes is not None
+        found.append(nodes.take(nodes.tree < left))
+        trees += found[-1].trees
+        listen(number + 1, trees)
+    return found
+
+
+# Learning.
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch came to on the texts held out, every node of their trees counted.
+
+    Attributes:
+        epoch: its number, from 1.
+        loss: mean binary cross-entropy of what was learnt.
+        recall: of the accepted nodes, the share with a confidence of at least 0.5.
+        positive_rate: θ, of all nodes the share with such a confidence.
+    """
+
+    epoch: int
+    loss: float
+    recall: float
+    positive_rate: float
+
+
+def picked(epochs: Sequence[Epoch]) -> Epoch:
+    """The epoch whose classifier is kept: by recall, then by positive rate (appendix B.2).
+
+    Among the epochs whose recall is within one point of the best, the one of the least positive rate, the first of equals.
+    """
+    best = max(e.recall for e in epochs)
+    return min((e for e in epochs if e.recall >= best - NEAR), key=lambda e: (e.positive_rate, e.epoch))
+
+
+def measured(net: Classifier, held: Nodes) -> tuple[float, float]:
+    """Recall and positive rate at a confidence of 0.5."""
+    positive = net.confidence(held.log_p, held.entropy, held.depth) >= 0.5
+    return float(positive[held.accepted].mean()), float(positive.mean())
+
+
+def learn(
+    learnt: Nodes,
+    held: Nodes,
+    knobs: Knobs,
+    plan: Plan,
+    start: Classifier | None = None,
+    listen: Callable[[Epoch], None] = lambda _: None,
+) -> tuple[Classifier, list[Epoch]]:
+    """Trains a classifier; returns the picked epoch's, and what each epoch came to.
+
+    Args:
+        learnt: entries of the texts to learn; negatives are drawn from them here.
+        held: all entries of the others.
+        knobs: features, size, M, negatives.
+        plan: of learning.
+        start: what it begins with; random weights by default.
+        listen: told of each epoch.
+
+    Raises:
+        UserError: no node was accepted, or training diverged.
+    """
+    for name, nodes in (("to learn", learnt), ("held out", held)):
+        if not nodes.accepted.any():
+            raise UserError(f"of the {len(nodes)} drafted nodes {name} none was accepted; at least 1 is needed: use more data")
+    rng = np.random.default_rng([plan.seed, 1])
+    sampled = learnt.sampled(knobs.negatives, rng)
+    inputs = _inputs(sampled, knobs)
+    scale = Scale(inputs.mean(0), np.maximum(inputs.std(0), 1e-6))
+    x, y = torch.from_numpy((inputs - scale.mean) / scale.deviation).float(), torch.from_numpy(sampled.accepted).float()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.seed)
+        net = nn.Sequential(nn.Linear(x.shape[1], knobs.hidden), nn.ReLU(), nn.Linear(knobs.hidden, 1))
+    if start is not None:
+        _fill(net, start, scale)
+    optimizer = torch.optim.Adam(net.parameters(), lr=plan.lr)
+    epochs, nets = list[Epoch](), list[Classifier]()
+    for number in range(1, plan.epochs + 1):
+        loss = _pass(net, optimizer, x, y, torch.from_numpy(rng.permutation(len(x))).split(plan.batch_size))
+        if not math.isfinite(loss):
+            raise UserError(f"training diverged: the loss is {loss} in epoch {number}; try a smaller lr")
+        nets.append(_numpy(net, knobs, scale))
+        epochs.append(Epoch(number, loss, *measured(nets[-1], held)))
+        listen(epochs[-1])
+    return nets[picked(epochs).epoch - 1], epochs
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Mean and standard deviation of each feature, [X]: a net learns faster from features of one size.
+
+    It is a part of the first layer: W (x − m) / s + b = (W / s) x + (b − (W / s) m).
+    """
+
+    mean: Floats
+    deviation: Floats
+
+
+def _inputs(nodes: Nodes, knobs: Knobs) -> Floats:
+    """[n, X] features."""
+    read = {"P": scaled(nodes.log_p, knobs.log_joint), "H": nodes.entropy, "d": nodes.depth}
+    return np.stack([read[name] for name in knobs.features.split("+")], axis=1)
+
+
+def _pass(
+    net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, batches: Sequence[torch.Tensor]
+) -> float:
+    """One epoch; returns the mean loss of its entries."""
+    total = 0.0
+    for batch in batches:
+        loss = nn.functional.binary_cross_entropy_with_logits(net(x[batch])[:, 0], y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += float(loss.detach()) * len(batch)
+    return total / len(x)
+
+
+def _numpy(net: nn.Sequential, knobs: Knobs, scale: Scale) -> Classifier:
+    first, bias, last, last_bias = (p.detach().double().numpy().copy() for p in net.parameters())
+    first /= scale.deviation
+    known = knobs.features, knobs.entropy_top, knobs.log_joint
+    return Classifier(first, bias - first @ scale.mean, last[0], last_bias[0], *known)
+
+
+def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
+    bias = start.hidden_bias + start.hidden_weight @ scale.mean
+    given = start.hidden_weight * scale.deviation, bias, start.output_weight[None], start.output_bias[None]
+    with torch.no_grad():
+        for parameter, value in zip(net.parameters(), given, strict=True):
+            parameter.copy_(torch.from_numpy(value))
+
+
+# The command.
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `draftree train c2t` was asked for.
+
+    Attributes:
+        data: files of prompts.
+        out: the folder of the classifier.
+        target: its name.
+        drafter: the spec of the drafter whose trees are learnt from.
+        knobs: as key=value.
+        init_from: the classifier it begins with.
+        epochs: passes; None, as below, for the paper's.
+        batch_size: entries in a step.
+        lr: learning rate.
+        held_out: share of the texts.
+        seed: of everything drawn.
+        trees: the folder in which the trees stay; by default they lie in `out` until the run has ended.
+        device: of target and drafter.
+        dtype: of the target.
+    """
+
+    data: Sequence[Path]
+    out: Path
+    target: str = "demo"
+    drafter: str | None = None
+    knobs: Sequence[str] = ()
+    init_from: Path | None = None
+    epochs: float | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    held_out: float | None = None
+    seed: int = 0
+    trees: str = ""
+    device: str | None = None
+    dtype: str | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """What the options of the command line ask for.
+
+        Args:
+            given: the options that were set.
+
+        Raises:
+            UserError: one of them is of drafters only.
+        """
+        values = {k: v for k, v in given.items() if k not in ("name", "as_json")}
+        values = {{"features": "trees"}.get(k, k): v for k, v in values.items()}
+        known = [f.name for f in fields(cls)]
+        if foreign := [k for k in values if k not in known]:
+            raise UserError(f"--{foreign[0].replace('_', '-')} is of drafters, train c2t does not take it; see --help")
+        items = str(given.get("name", "")).partition(":")[2].split(",")
+        return cls(**{**values, "knobs": [*filter(None, items), *values.get("knobs", [])]})
+
+    def plan(self) -> Plan:
+        """The numbers given, and the paper's for the others."""
+        if self.epochs is not None and self.epochs != int(self.epochs):
+            raise UserError(f"epochs is {self.epochs}, allowed for c2t is a whole number")
+        given = {"epochs": None if self.epochs is None else int(self.epochs), "batch_size": self.batch_size, "lr": self.lr,
+                 "held_out": self.held_out, "seed": self.seed}  # fmt: skip
+        usual: dict[str, Any] = {"lr": 1e-4} if self.init_from is not None else {}
+        return Plan(**usual | {name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run came to.
+
+    Attributes:
+        texts: how many the target wrote.
+        trees: grown before their steps.
+        nodes: of these trees.
+        accepted: of these nodes.
+        entries: learnt, after negative sampling.
+        epochs: what each came to.
+        epoch: the one that is kept.
+    """
+
+    texts: int
+    trees: int
+    nodes: int
+    accepted: int
+    entries: int
+    epochs: tuple[Epoch, ...]
+    epoch: int
+
+    @property
+    def kept(self) -> Epoch:
+        """The figures of the classifier that was saved."""
+        return self.epochs[self.epoch - 1]
+
+
+def run(asked: Asked) -> Trained:
+    """Grows the trees, learns, and writes the classifier.
+
+    Raises:
+        UserError: something that was asked for does not exist, does not fit or is too little.
+    """
+    if not asked.drafter:
+        raise UserError("train c2t needs --drafter: the classifier learns from the trees that this drafter grows")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(f"train c2t was started in {os.environ['WORLD_SIZE']} processes, allowed is 1")
+    start = None if asked.init_from is None else Classifier.load(asked.init_from)
+    knobs, plan, method = Knobs.read(asked.knobs, start), asked.plan(), build("drafter", asked.drafter)
+    inputs.writable(asked.out, folder=True)
+    if (asked.out / CONFIG).is_file():
+        raise UserError(f"'{asked.out}' holds a finished classifier: name another folder to train into")
+    with terminal.busy("loading"):
+        target = inputs.load_target(asked.target, asked.device, asked.dtype)
+        drafter = method.open(target)
+        requests, too_long = prompts(target, asked.data, knobs)
+    if too_long:
+        terminal.remark(f"prompts left out, too long for the target's context: {too_long}")
+    kept = Collected(
+        Path(asked.trees) if asked.trees else asked.out / "trees", about(target, drafter, asked.drafter, requests, knobs)
+    )
+    kept.begin()
+    with terminal.progress("draft trees", len(requests)) as tell:
+        texts = collect(target, drafter, requests, knobs, kept, lambda done, trees: tell(done, f"{trees:,} trees"))
+    learnt, held = split(texts, plan)
+    with terminal.progress("train c2t", plan.epochs) as tell:
+        net, epochs = learn(learnt, held, knobs, plan, start, lambda e: tell(e.epoch, told(e)))
+    end = _summed(texts, learnt, knobs, epochs)
+    said = {"target": target.name, "drafter": asked.drafter, **{k: v for k, v in asdict(end).items() if k != "epochs"}}
+    figures = {"recall": end.kept.recall, "positive_rate": end.kept.positive_rate}
+    note = {"command": shlex.join(["draftree", *sys.argv[1:]]), **asdict(plan), **asdict(knobs), **said,
+            "skipped_too_long": too_long, "data": kept.about["prompts"],
+            "history": [asdict(e) for e in epochs], "held_out_trees": held.trees}  # fmt: skip
+    replace(net, trained_on=said | figures).save(asked.out)
+    (asked.out / PLAN).write_text(json.dumps(note, indent=1) + "\n")
+    if not asked.trees:
+        shutil.rmtree(kept.folder)
+    return end
+
+
+def told(epoch: Epoch) -> str:
+    """An epoch in a line."""
+    return f"loss {epoch.loss:.3f}, held out: recall {epoch.recall:.3f}, positive rate {epoch.positive_rate:.4f}"
+
+
+def show(end: Trained, out: Path) -> None:
+    """What a run came to, in a line."""
+    line = (
+        f"{out}: epoch {end.epoch} of {len(end.epochs)}, {told(end.kept)}; {end.entries:,} entries of {end.trees:,} trees "
+        f"({end.accepted:,} of {end.nodes:,} nodes accepted)"
+    )
+    terminal.output().print(line, soft_wrap=True, markup=False)
+
+
+def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Request], int]:
+    """A request for each prompt that fits, and how many do not.
+
+    Raises:
+        UserError: a row is no prompt, or too few fit.
+    """
+    asked = [encode(target.tokenizer, content(row, where)) for path in data for row, where in rows(path)]
+    fit_in = [ids for ids in asked if ids and len(ids) + knobs.tokens <= target.decoder.context]
+    used = fit_in[: math.ceil(knobs.share * len(fit_in))]
+    if len(used) < 2:
+        raise UserError(
+            f"of {len(asked)} prompts {len(used)} are used and fit the target's context of {target.decoder.context} with "
+            f"{knobs.tokens} new tokens; at least 2 are needed, one to learn and one to measure on"
+        )
+    return [Request(ids, knobs.tokens, target.eos, i) for i, ids in enumerate(used)], len(asked) - len(fit_in)
+
+
+def about(target: Target, drafter: Drafter[Any], spec: str, requests: Sequence[Request], knobs: Knobs) -> dict[str, Any]:
+    """What trees depend on."""
+    weights = fingerprint(drafter.model) if isinstance(drafter, Trainable) else ""
+    grown = {name: getattr(knobs, name) for name in ("depth", "width", "entropy_top", "tokens")}
+    models = {"target": fingerprint(target.decoder.model), "drafter": f"{spec}: {drafter.described}", "weights": weights}
+    return models | grown | {"prompts": _digest([list(r.prompt) for r in requests])}
+
+
+def split(texts: Sequence[Nodes], plan: Plan) -> tuple[Nodes, Nodes]:
+    """The entries to learn and those held out: whole texts, because trees of one text are alike.
+
+    Raises:
+        UserError: there is only one text with trees.
+    """
+    with_trees = [t for t in texts if len(t)]
+    if len(with_trees) < 2:
+        raise UserError(f"{len(with_trees)} texts have trees, at least 2 are needed: one to learn and one to measure on")
+    order = np.random.default_rng([plan.seed, 0]).permutation(len(with_trees)).tolist()
+    count = min(len(order) - 1, math.ceil(plan.held_out * len(order)))
+    held, learnt = ([with_trees[i] for i in sorted(part)] for part in (order[:count], order[count:]))
+    return Nodes.joined(learnt), Nodes.joined(held)
+
+
+def _summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, epochs: Sequence[Epoch]) -> Trained:
+    accepted, right = sum(int(t.accepted.sum()) for t in texts), int(learnt.accepted.sum())
+    entries = right + min(len(learnt) - right, round(knobs.negatives * right))
+    nodes, trees = sum(map(len, texts)), sum(t.trees for t in texts)
+    return Trained(len(texts), trees, nodes, accepted, entries, tuple(epochs), picked(epochs).epoch)
+
+
+def _digest(prompts: Sequence[Sequence[int]]) -> str:
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]

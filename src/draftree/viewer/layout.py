@@ -1,0 +1,78 @@
+"""Where a picture's boxes lie: depth goes to the right, and a first child stands on its parent's line."""
+
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from draftree.viewer.steps import Item, Step, children
+from draftree.viewer.tokens import percent, short
+
+CELL, PAD = 7.2, 8.0
+"""Pixels of a letter in 12 px of a fixed-width font, and left and right of a box's text."""
+ROW, HEIGHT, GAP = 28.0, 22.0, 26.0
+"""Pixels from line to line, of a box's height, and between two columns."""
+LONGEST = 18
+"""Cells of a token's text at most; the whole of it is in the tooltip."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """An item's place in pixels, the text in it, and its q in percent."""
+
+    x: float
+    y: float
+    width: float
+    label: str
+    figure: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tree's boxes in the items' order, and the size of the whole in pixels."""
+
+    boxes: tuple[Box, ...]
+    width: float
+    height: float
+
+
+def layout(step: Step) -> Layout:
+    """Lays a step's items out; no two boxes overlap."""
+    items = step.items
+    row = rows(items)
+    labels = [label(i) for i in items]
+    figures = ["" if i.node is None or i.node.parent < 0 else percent(i.node.q) for i in items]
+    widths = [measure(a, b) for a, b in zip(labels, figures, strict=True)]
+    left = columns(items, widths)
+    boxes = tuple(Box(left[item.depth], row[i] * ROW, widths[i], labels[i], figures[i]) for i, item in enumerate(items))
+    return Layout(boxes, max(b.x + b.width for b in boxes), max(row) * ROW + HEIGHT)
+
+
+def label(item: Item) -> str:
+    """A box's text; what it was stands before it, so that colours alone do not tell."""
+    return {"accepted": "✓ ", "bonus": "⇒ "}.get(item.kind, "") + short(item.text, LONGEST)
+
+
+def measure(text: str, figure: str) -> float:
+    """A box's width."""
+    return 2 * PAD + CELL * (cell_len(text) + (len(figure) + 1 if figure else 0))
+
+
+def columns(items: list[Item], widths: list[float]) -> list[float]:
+    """Where each depth's boxes begin."""
+    left = [0.0]
+    for depth in range(max(i.depth for i in items)):
+        left.append(left[-1] + GAP + max(w for i, w in zip(items, widths, strict=True) if i.depth == depth))
+    return left
+
+
+def rows(items: list[Item]) -> list[int]:
+    """Each item's line: its parent's for a first child, else the first free one, in the order of a walk along the branches."""
+    below = children(items)
+    row, used, waiting = [0] * len(items), 0, [0]
+    while waiting:
+        i = waiting.pop()
+        first = items[i].parent < 0 or below[items[i].parent][0] == i
+        used = used if first else used + 1
+        row[i] = used
+        waiting += reversed(below[i])
+    return row

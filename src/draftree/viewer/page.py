@@ -1,0 +1,76 @@
+"""A page to go through the steps: the text, and the tree of the step that is chosen. It loads nothing from anywhere."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from draftree.viewer.layout import GAP, HEIGHT, PAD, layout
+from draftree.viewer.steps import Step
+from draftree.viewer.summary import made_by, totals
+from draftree.viewer.svg import tip
+from draftree.viewer.tokens import flowing
+
+HOME = Path(__file__).parent
+
+
+def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
+    """The page, as a whole file."""
+    parts = {
+        "css": file("tree.css") + file("page.css"),
+        "js": file("page.js"),
+        "data": in_script({"height": HEIGHT, "pad": PAD, "gap": GAP, "steps": [drawn(s) for s in steps]}),
+        "prompt": escape(flowing(about.get("prompt", ""))),
+        "about": escape(made_by(about)),
+        "totals": escape(totals(steps)),
+        "text": "".join(map(spans, steps)),
+        "last": str(len(steps) - 1),
+        "first": str(min(1, len(steps) - 1)),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], file("page.html"))
+
+
+def file(name: str) -> str:
+    """What stands in a file beside this one."""
+    return (HOME / name).read_text(encoding="utf-8")
+
+
+def in_script(found: Any) -> str:
+    """JSON that can stand in a page: nothing in it ends the script, and all of it is ASCII."""
+    text = json.dumps(found, allow_nan=False, separators=(",", ":"))
+    return "".join(f"\\u{ord(c):04x}" if c in "<>&" else c for c in text)
+
+
+def spans(step: Step) -> str:
+    """The text that a step wrote, each token marked by how it came."""
+    return "".join(
+        f'<span class="{origin}" data-step="{step.number}">{escape(flowing(piece))}</span>'
+        for piece, origin in zip(step.pieces, step.origins, strict=True)
+    )
+
+
+def drawn(step: Step) -> dict[str, Any]:
+    """What the page draws of a step: a column for each figure, an entry for each item."""
+    items, placed = step.items, layout(step)
+    nodes = [i.node if i.node is not None and i.node.parent >= 0 else None for i in items]
+    return {
+        "head": step.head,
+        "width": round(placed.width, 1),
+        "height": placed.height,
+        "x": [round(b.x, 1) for b in placed.boxes],
+        "y": [round(b.y) for b in placed.boxes],
+        "w": [round(b.width, 1) for b in placed.boxes],
+        "label": [b.label for b in placed.boxes],
+        "figure": [b.figure for b in placed.boxes],
+        "text": [i.text for i in items],
+        "tip": [tip(i) for i in items],
+        "kind": [i.kind for i in items],
+        "parent": [i.parent for i in items],
+        "depth": [i.depth for i in items],
+        "q": [None if n is None else round(n.q, 4) for n in nodes],
+        "value": [None if n is None else round(n.value, 4) for n in nodes],
+        "entropy": [None if n is None or n.entropy is None else round(n.entropy, 3) for n in nodes],
+        "rank": [None if n is None else n.rank for n in nodes],
+    }

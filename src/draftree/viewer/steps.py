@@ -1,0 +1,191 @@
+"""What happened in each step, as plain values."""
+
+import codecs
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from draftree.text import Emitted, Origin
+from draftree.viewer.tokens import Vocabulary
+
+Kind = Literal["root", "accepted", "rejected", "bonus"]
+Listener = Callable[[list[Emitted]], None]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A token of a verified tree.
+
+    Attributes:
+        token: its id.
+        text: for a person to read, on one line.
+        parent: the parent's place among the step's nodes, −1 for the root.
+        depth: distance from the root.
+        q: the drafter's probability of it after its path, 1 for the root.
+        value: what the policy ranked it by, as a probability; for most, the product of q along the path.
+        entropy: of the distribution it was drawn from, in nats, None where the policy did not ask for it.
+        rank: its place among its siblings in draw order, from 1; 0 for the root.
+        accepted: whether the target accepted it; the root was written before.
+    """
+
+    token: int
+    text: str
+    parent: int
+    depth: int
+    q: float
+    value: float
+    entropy: float | None
+    rank: int
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class Item:
+    """What is drawn: a node, or what the target chose behind the last accepted one (which has no figures)."""
+
+    text: str
+    kind: Kind
+    parent: int
+    depth: int
+    node: Node | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One verification, or the prefill.
+
+    Attributes:
+        number: 0 for the prefill.
+        tokens: what was written, after every cut.
+        origins: how each of them came.
+        pieces: what each adds to the text; one that ends within a character adds nothing until that is whole.
+        nodes: the verified tree, the root first, parents before children.
+        bonus: the id and the text of the token that the target chose, None where the text ends before it.
+    """
+
+    number: int
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    pieces: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    bonus: tuple[int, str] | None
+
+    @property
+    def accepted(self) -> int:
+        """How many drafted nodes were accepted, before any cut."""
+        return sum(n.accepted for n in self.nodes)
+
+    @property
+    def depth(self) -> int:
+        """Of the tree."""
+        return max(n.depth for n in self.nodes)
+
+    @property
+    def head(self) -> str:
+        """The step's figures in a line."""
+        if self.number == 0:
+            return "the prompt's forward · 1 token"
+        cut = f" · the text ends after {len(self.tokens)} of them" if len(self.tokens) <= self.accepted else ""
+        nodes = len(self.nodes) - 1
+        return (
+            f"step {self.number} · {self.accepted + 1} token{'s' * (self.accepted > 0)} · "
+            f"{nodes} node{'s' * (nodes != 1)}, depth {self.depth}{cut}"
+        )
+
+    @property
+    def items(self) -> list[Item]:
+        """The nodes in their order, and behind them the bonus token as the last accepted node's youngest child."""
+        found = [
+            Item(n.text, "root" if n.parent < 0 else "accepted" if n.accepted else "rejected", n.parent, n.depth, n)
+            for n in self.nodes
+        ]
+        if self.bonus is not None:
+            last = max((i for i, n in enumerate(self.nodes) if n.accepted), default=0)
+            found.append(Item(self.bonus[1], "bonus", last, self.nodes[last].depth + 1))
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values by name, for other programs."""
+        bonus = None if self.bonus is None else dict(zip(("token", "text"), self.bonus, strict=True))
+        return {
+            "step": self.number,
+            "tokens": list(self.tokens),
+            "origins": list(self.origins),
+            "accepted": self.accepted,
+            "bonus": bonus,
+            "nodes": [asdict(n) for n in self.nodes],
+        }
+
+
+class Watch:
+    """Listens to a text being written, and notes its steps.
+
+    Args:
+        tokenizer: the target's.
+        draw: told each step at once.
+        then: told what this was told: at once, or where steps are drawn, at the end, so that the two do not mix.
+
+    Attributes:
+        steps: those of row 0 so far, the prefill first.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, draw: Callable[[Step], None] | None = None, then: Listener | None = None
+    ) -> None:
+        self.steps: list[Step] = []
+        self._vocabulary, self._draw, self._then = Vocabulary(tokenizer), draw, then
+        self._held: list[list[Emitted]] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # characters are spread over tokens
+
+    def __call__(self, events: list[Emitted]) -> None:
+        for event in (e for e in events if e.row == 0):
+            self.steps.append(self._step(event))
+            if self._draw is not None:
+                self._draw(self.steps[-1])
+        self._held.append(events)
+        if self._draw is None:
+            self.end()
+
+    def end(self) -> None:
+        """Passes on what was held back."""
+        held, self._held = self._held, []
+        if self._then is not None:
+            for events in held:
+                self._then(events)
+
+    def _step(self, event: Emitted) -> Step:
+        whole = len(event.tokens) > len(event.path)
+        bonus = (event.tokens[-1], self._vocabulary.text(event.tokens[-1])) if whole else None
+        pieces = tuple(self._piece(t) for t in event.tokens)
+        return Step(len(self.steps), tuple(event.tokens), tuple(event.origins), pieces, self._nodes(event), bonus)
+
+    def _piece(self, token: int) -> str:
+        return self._vocabulary.text(token) if token in self._vocabulary.special else self._decoded(token)
+
+    def _decoded(self, token: int) -> str:
+        return self._decoder.decode(self._vocabulary.data(token))
+
+    def _nodes(self, event: Emitted) -> tuple[Node, ...]:
+        tree, mine = event.tree, event.tree.of_row(event.row)
+        place, accepted = {int(n): i for i, n in enumerate(mine)}, set(event.path.tolist())
+        q, value = np.exp(tree.log_q), np.exp(np.minimum(tree.score, 0.0))
+        children, found = dict[int, int](), list[Node]()
+        for n in mine.tolist():
+            parent = place.get(int(tree.parents[n]), -1)
+            children[parent] = rank = children.get(parent, 0) + (parent >= 0)
+            entropy = float(tree.entropy[n]) or None
+            about = int(tree.depth[n]), float(q[n]), float(value[n]), entropy, rank, n in accepted
+            found.append(Node(int(tree.tokens[n]), self._vocabulary.text(int(tree.tokens[n])), parent, *about))
+        return tuple(found)
+
+
+def children(items: Sequence[Item]) -> list[list[int]]:
+    """For each item the places of its children, in draw order."""
+    found: list[list[int]] = [[] for _ in items]
+    for i, item in enumerate(items):
+        if item.parent >= 0:
+            found[item.parent].append(i)
+    return found

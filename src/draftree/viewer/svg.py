@@ -1,0 +1,120 @@
+"""All steps in one static picture, one below another."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import accumulate
+from pathlib import Path
+
+from draftree.viewer.layout import CELL, GAP, HEIGHT, PAD, Box, layout
+from draftree.viewer.steps import Item, Step
+from draftree.viewer.summary import made_by, totals
+from draftree.viewer.tokens import flowing, percent, short
+
+STEPS, TALLEST = 24, 6000.0
+"""How many steps are drawn at most, and how tall the picture may become by drawing another one, in pixels."""
+MARGIN, HEAD, CAPTION, BETWEEN = 24.0, 84.0, 24.0, 26.0
+"""Pixels around everything, of the head's lines, of a step's line, and between two steps."""
+NARROWEST = 760.0
+"""Pixels, so that the head has room."""
+
+CSS = (Path(__file__).parent / "tree.css").read_text(encoding="utf-8")
+STYLE = """
+.tree rect.ground { fill: var(--ground); stroke: none; }
+.tree .title { font-weight: bold; }
+.tree .muted { fill: var(--muted); }
+"""
+
+
+def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
+    """The picture, as a whole file."""
+    verified = [s for s in steps if s.number]
+    drawn = fitting(verified)
+    tall = [CAPTION + layout(s).height + BETWEEN for s in drawn]
+    width = max([NARROWEST, *(layout(s).width for s in drawn)]) + 2 * MARGIN
+    height = MARGIN + HEAD + sum(tall)
+    below = accumulate(tall, initial=MARGIN + HEAD)
+    body = "\n".join(figure(s, y) for s, y in zip(drawn, below, strict=False))
+    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
+    prompt = text_of(about.get("prompt", ""))
+    described = f"{totals(steps)}. {made_by(about)}. The text: {text_of(''.join(p for s in steps for p in s.pieces))}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="tree" {size} role="img" aria-labelledby="title desc">\n'
+        f'<title id="title">{escape("Trees drafted for: " + prompt)}</title>\n<desc id="desc">{escape(described)}</desc>\n'
+        f"<style>{CSS}{STYLE}</style>\n"
+        f'<rect class="ground" width="{width:.0f}" height="{height:.0f}" rx="8"/>\n'
+        f"{head(steps, drawn, about, int((width - 2 * MARGIN) / CELL))}\n{body}\n</svg>\n"
+    )
+
+
+def fitting(steps: Sequence[Step]) -> list[Step]:
+    """The first steps that a picture of sane size holds; at least one, if there is any."""
+    tall = accumulate(CAPTION + layout(s).height + BETWEEN for s in steps)
+    return [s for i, (s, t) in enumerate(zip(steps, tall, strict=True)) if i == 0 or (i < STEPS and t <= TALLEST)]
+
+
+def head(steps: Sequence[Step], drawn: Sequence[Step], about: Mapping[str, str], cells: int) -> str:
+    """The prompt, what wrote the text, its figures, and what the signs mean."""
+    count = sum(s.number > 0 for s in steps)
+    cut = f" · the first {len(drawn)} of {count} steps are drawn" if len(drawn) < count else ""
+    lines = [
+        ("title", text_of(about.get("prompt", ""))),
+        ("muted", made_by(about)),
+        ("muted", totals(steps) + cut),
+        ("muted", "✓ accepted · ⇒ chosen by the target · figures: q in percent · the fuller a box, the higher its value"),
+    ]
+    return "\n".join(
+        f'<text class="{style}" x="{MARGIN:g}" y="{MARGIN + 12 + 19 * i:g}">{escape(short(line, cells))}</text>'
+        for i, (style, line) in enumerate(lines)
+    )
+
+
+def text_of(text: str) -> str:
+    """Running text on one line, without what XML forbids."""
+    return " ".join(flowing(text).split())
+
+
+def figure(step: Step, y: float) -> str:
+    """One step: its line and its tree."""
+    items, boxes = step.items, layout(step).boxes
+    edges = [edge(i, boxes[i.parent], b) for i, b in zip(items, boxes, strict=True) if i.parent >= 0]
+    edges.sort(key=lambda drawn: 'class="rejected"' not in drawn)  # they share pieces: the accepted path lies on top
+    nodes = [node(i, b) for i, b in zip(items, boxes, strict=True)]
+    caption = f'<text class="title" x="0" y="12">{escape(step.head)}</text>'
+    inner = "\n".join([f'<g transform="translate(0 {CAPTION:g})">', *edges, *nodes, "</g>"])
+    return f'<g transform="translate({MARGIN:g} {y:g})">\n{caption}\n{inner}\n</g>'
+
+
+def edge(item: Item, parent: Box, box: Box) -> str:
+    """The line from a parent's right side to its child's left; it goes down in the gap before the child's column."""
+    start, bend = parent.x + parent.width, box.x - GAP / 2
+    up, down = parent.y + HEIGHT / 2, box.y + HEIGHT / 2
+    return f'<path class="{item.kind}" d="M{start:.1f} {up:g}H{bend:.1f}V{down:g}H{box.x:.1f}"/>'
+
+
+def node(item: Item, box: Box) -> str:
+    """A box with its text, its q and a tooltip; the higher its value, the fuller it is."""
+    return "\n".join(
+        [
+            f'<g class="{item.kind}" transform="translate({box.x:.1f} {box.y:g})"><title>{escape(tip(item))}</title>',
+            f'<rect width="{box.width:.1f}" height="{HEIGHT:g}" rx="5" fill-opacity="{fullness(item):.2f}"/>',
+            f'<text class="label" x="{PAD:g}" y="15">{escape(box.label)}</text>',
+            f'<text class="figure" x="{box.width - PAD:.1f}" y="15" text-anchor="end">{escape(box.figure)}</text></g>',
+        ]
+    )
+
+
+def fullness(item: Item) -> float:
+    """A box's opacity; the root of the value, because most values are small."""
+    return 0.5 * math.sqrt(item.node.value) if item.node is not None and item.node.parent >= 0 else 0.0
+
+
+def tip(item: Item) -> str:
+    """Everything about a node."""
+    n = item.node
+    if n is None:
+        return f"{item.text}: chosen by the target"
+    if n.parent < 0:
+        return f"{n.text}: written before"
+    entropy = "" if n.entropy is None else f", entropy {n.entropy:.2f} nats"
+    return f"{n.text}: {item.kind}, q {percent(n.q)} %, value {percent(n.value)} %{entropy}, rank {n.rank} of its siblings"

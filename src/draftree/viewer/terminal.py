@@ -1,0 +1,81 @@
+"""A step's tree in the terminal: a chain of single children on one line, a branch only where the tree branches."""
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from draftree.viewer.steps import Item, Kind, Step, children
+from draftree.viewer.tokens import percent, short
+
+STYLES: dict[Kind, str] = {"root": "default", "accepted": "bold green", "rejected": "dim", "bonus": "bold"}
+SIGNS: dict[Kind, str] = {"root": "", "accepted": "✓ ", "rejected": "", "bonus": "⇒ "}
+LEGEND = "✓ accepted · ⇒ chosen by the target · drafted tokens: q/value in percent"
+ARROW, BRANCH, LAST, THROUGH, BELOW = " ▸ ", "├ ", "└ ", "│ ", "  "
+
+LONGEST = 24
+"""Cells of a token at most; fewer in a terminal of less than 80 columns."""
+FIGURES = 16
+"""Cells that a sign, figures and an arrow need beside a token."""
+
+
+def draw(console: Console, step: Step) -> None:
+    """Prints a step's head and its tree, within the console's width, and a line behind it."""
+    if step.number == 0:
+        console.print(Text(LEGEND, style="dim"), soft_wrap=True)
+    console.print(Text(step.head, style="bold"), soft_wrap=True)
+    for line in lines(step, console.width):
+        console.print(line, soft_wrap=True)
+    console.print()
+
+
+def lines(step: Step, width: int) -> Iterator[Text]:
+    """The tree's lines, none wider than `width` (which is taken for 40 where it is less)."""
+    width = max(width, 40)
+    items = step.items
+    below = children(items)
+    longest = min(LONGEST, width // 2 - FIGURES)
+
+    def branch(i: int, prefix: str, first: str) -> Iterator[Text]:
+        run = [i]
+        while len(below[run[-1]]) == 1:
+            run += below[run[-1]]
+        forks = below[run[-1]]
+        yield from wrapped((unit(items[j], longest) for j in run), width, prefix + first, prefix + hang(first, bool(forks)))
+        inner = prefix + {BRANCH: THROUGH, LAST: BELOW, "": ""}[first]
+        for j in forks:
+            yield from branch(j, inner, LAST if j == forks[-1] else BRANCH)
+
+    return branch(0, "", "")
+
+
+def hang(first: str, forks: bool) -> str:
+    """What stands before the further lines of a chain: lines of the tree must go on through them."""
+    return {BRANCH: THROUGH, LAST: BELOW, "": ""}[first] + (THROUGH if forks else BELOW)
+
+
+def unit(item: Item, longest: int) -> Text:
+    """A token with its figures."""
+    found = Text(SIGNS[item.kind] + short(item.text, longest), style=STYLES[item.kind])
+    if item.node is not None and item.node.parent >= 0:
+        found.append(f" {percent(item.node.q)}/{percent(item.node.value)}", style="not bold")
+    return found
+
+
+def wrapped(units: Iterable[Text], width: int, first: str, rest: str) -> Iterator[Text]:
+    """A chain on as many lines as it needs, broken between tokens."""
+    line, fresh = Text(narrow(first, width)), True
+    for found in units:
+        if not fresh and line.cell_len + len(ARROW) + found.cell_len > width:
+            yield line
+            line = Text(narrow(rest, width)).append(ARROW.lstrip(), style="dim")
+        elif not fresh:
+            line.append(ARROW, style="dim")
+        line.append(found)
+        fresh = False
+    yield line
+
+
+def narrow(prefix: str, width: int) -> str:
+    """The prefix, without its beginning where a tree branches so often that tokens would have less than half a line."""
+    return prefix if len(prefix) <= width // 2 else "…" + prefix[1 - width // 2 :]

@@ -1,0 +1,94 @@
+"""Tokens as a person can read them: white space made visible, control characters and halves of characters escaped."""
+
+import re
+import unicodedata
+from functools import cached_property, lru_cache
+
+from rich.cells import cell_len, set_cell_size
+from transformers import PreTrainedTokenizerBase
+
+SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+HIDDEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"}
+"""Unicode categories that a screen shows as nothing, or that move what stands around them."""
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""A byte where a tokenizer has no token for a character, as SentencePiece writes it."""
+
+
+@lru_cache(maxsize=1)
+def byte_letters() -> dict[str, int]:
+    """How byte-level tokenizers write each byte (GPT-2): as itself where that can be seen, else by a letter from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in seen]
+    return {chr(b): b for b in seen} | {chr(0x100 + i): b for i, b in enumerate(rest)}
+
+
+class Vocabulary:
+    """What tokens stand for.
+
+    Args:
+        tokenizer: the target's.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, bytes] = {}
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Ids that are no part of the text."""
+        return frozenset(self._tokenizer.all_special_ids)
+
+    def data(self, token: int) -> bytes:
+        """The token's bytes in UTF-8; they need not be whole characters."""
+        if token not in self._known:
+            self._known[token] = self._data(token)
+        return self._known[token]
+
+    def text(self, token: int) -> str:
+        """The token on one line, with nothing in it that cannot be seen."""
+        return visible(self.data(token)) or f"#{token}"
+
+    def _data(self, token: int) -> bytes:
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        if not isinstance(piece, str):  # an id that pads the vocabulary
+            return b""
+        if token in self.special:
+            return piece.encode()
+        if found := BYTE.fullmatch(piece):
+            return bytes([int(found[1], 16)])
+        decoded = str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        letters = byte_letters()
+        if all(c in letters for c in piece):
+            data = bytes(letters[c] for c in piece)
+            if data.decode(errors="replace") == decoded:  # else the letters stand for themselves
+                return data
+        # Alone, a SentencePiece token loses the space in front of it.
+        return (" " if piece.startswith("▁") and not decoded.startswith(" ") else "").encode() + decoded.encode()
+
+
+def visible(data: bytes) -> str:
+    """Bytes on one line: spaces and line ends as signs, what is no character as ⟨hexadecimal bytes⟩."""
+    halves = data.decode(errors="surrogateescape")
+    shown = re.sub("[\udc80-\udcff]+", lambda m: f"⟨{m[0].encode(errors='surrogateescape').hex(' ').upper()}⟩", halves)
+    text = "".join(SIGNS.get(c, escaped(c)) for c in shown)
+    return f"◌{text}" if text and unicodedata.category(text[0]).startswith("M") else text
+
+
+def flowing(text: str) -> str:
+    """Text as it runs on, with line ends marked, and control characters escaped."""
+    return "".join(c if c in " \t" else "⏎\n" if c == "\n" else SIGNS.get(c, escaped(c)) for c in text)
+
+
+def escaped(character: str) -> str:
+    """The character, or how Python writes it where it cannot be seen."""
+    return ascii(character)[1:-1] if unicodedata.category(character) in HIDDEN else character
+
+
+def short(text: str, cells: int) -> str:
+    """The text cut to a number of terminal cells."""
+    return text if cell_len(text) <= cells else set_cell_size(text, cells - 1).rstrip() + "…"
+
+
+def percent(share: float) -> str:
+    """A probability in whole percent, without the sign."""
+    return "<1" if 0 < share < 0.005 else f"{100 * share:.0f}"

@@ -1,0 +1,303 @@
+"""Ours: decisions by hand, what is learnt, and what it may cost.
+
+Shapes: F frontier nodes, K candidates.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftree import registry
+from draftree.costs import Costs
+from draftree.engine import Engine
+from draftree.errors import UserError
+from draftree.policies._calibration import Logistic
+from draftree.policies.base import Expand, Room
+from draftree.sampling import Sampling
+from draftree.stats import Work
+from draftree.testing.fakes import Always, Never, Sometimes, TableDrafter, random_table, table_target, tiny_target
+from draftree.text import Request
+from draftree.tree import Candidates, Tree, Verdict
+from rules import following, levels
+from test_policies import always, paths
+
+Yield: Any = registry.part("policy", "yield")
+NONE = np.zeros(0, np.int64)
+CPU = Costs({1: 0.05, 8: 0.08, 32: 0.16}, {1: 1.0, 2: 1.15, 4: 1.4, 8: 1.8, 16: 2.7, 64: 8.0})
+"""A pass over 16 tokens costs 2.7 times one over one."""
+
+
+def sure(r: float, **known: Any) -> Any:
+    """A memory that takes q for the acceptance, expects some child to be accepted with probability r, and may spend."""
+    reach = Logistic.around(np.log(r / (1 - r)), 0, 0, 0, prior=1e9)
+    return replace(Yield().start(), reach=reach, wealth=99.0, **known)
+
+
+def grown(
+    expand: Expand, costs: Costs, memory: Any, policy: Any = None, depth: tuple[int, ...] = (99,), nodes: int = 512
+) -> Tree:
+    rows = np.arange(len(depth))
+    return (policy or Yield()).draft(expand, Tree.planted(rows, rows), costs, Room(np.array(depth), nodes), memory)
+
+
+# The rate.
+
+
+@pytest.mark.parametrize(("rate", "drafts"), [(1.0, 1), (1.49, 1), (1.51, 0), (5 / 3, 0)])
+def test_a_hard_step_declines_where_the_run_is_fast(rate: float, drafts: int) -> None:
+    # Plain: 1 token in 1 s. One node of value .3: 1.3 tokens in 1 + .1 (draft) + .1 (verification) = 1.2 s. The ratio of the
+    # step, 1.083, would always draft. It pays while .3 > λ · .2, that is at λ < 1.5; where an easy step of 4 tokens in 2 s
+    # follows, λ = 5 / 3 and the run is faster without: 5 / 3 = 1.667 against 5.3 / 3.2 = 1.656.
+    costs = Costs({1: 0.1}, {1: 1.0, 2: 1.1, 3: 9.0})
+    memory = sure(0.3, gained=1e9 * rate, spent=1e9)
+    tree = grown(always(0.3), costs, memory)
+    assert tree.drafted == drafts
+
+
+def test_the_rate_is_that_of_the_run_and_never_below_plain_decoding() -> None:
+    costs = Costs({1: 0.25}, {1: 0.5, 2: 1.0})
+    memory = Yield().start()
+    assert memory.rate(costs, 1) == 2.0, "1 / s(1) at the beginning"
+    assert replace(memory, gained=32.0, spent=8.0).rate(costs, 1) == pytest.approx(2 * (32 + 8) / (8 + 8))
+    assert replace(memory, gained=1.0, spent=50.0).rate(costs, 1) == 2.0
+    assert replace(memory, gained=32.0, spent=8.0).rate(costs, 4) == pytest.approx(8 * 40 / 16), "tokens of all four rows"
+
+
+def test_a_step_is_accounted_in_plain_passes() -> None:
+    costs = Costs({1: 0.25}, {1: 0.5, 2: 0.6}, commit=9.0)
+    tree = grown(always(0.9), costs, sure(0.9), Yield(depth=1))
+    assert tree.drafted == 1
+    work = Work((1,), 2, 1, 7)  # .25 + .6 seconds are 1.7 passes; they brought 2 tokens
+    known = Yield(probe=0.0).observe(Yield().start(), tree, Verdict((np.array([1]),), np.array([5])), work, costs)
+    assert (known.gained, known.spent) == pytest.approx((2.0, 1.7))
+    assert known.wealth == pytest.approx(1 + 2 - 1.7)
+
+
+# The scan.
+
+
+def test_nodes_are_verified_while_their_value_exceeds_their_price() -> None:
+    # q = .5, .3: values .5 .3 | .25 .15 .15 .09. A node costs .2 passes, so at λ = 1 those of more than .2 stay.
+    costs = Costs({1: 1e-6}, {1: 1.0, 2: 1.2})
+    tree = grown(always(0.5, 0.3), costs, sure(0.8), Yield(depth=2))
+    assert paths(tree) == [(0,), (1,), (0, 0)]
+    # At λ = 1.3 a node costs .26.
+    assert paths(grown(always(0.5, 0.3), costs, sure(0.8, gained=1.3e9, spent=1e9), Yield(depth=2))) == [(0,), (1,)]
+
+
+def test_a_step_in_the_cost_is_taken_where_enough_nodes_lie_behind_it() -> None:
+    # Free up to 3 tokens, then .3 more at once: a third node of value .15 does not pay for it, a third to sixth together do.
+    costs = Costs({1: 1e-6}, {1: 1.0, 3: 1.0 + 1e-9, 4: 1.3, 9: 1.3 + 1e-9})
+    few = grown(always(0.3, 0.2, 0.15), costs, sure(0.9), Yield(depth=1))
+    assert paths(few) == [(0,), (1,)]
+    many = grown(always(0.3, 0.2, 0.15, 0.12, 0.11, 0.1), costs, sure(0.9), Yield(depth=1))
+    assert len(paths(many)) == 6
+
+
+def test_a_layer_is_drafted_while_it_pays() -> None:
+    # Nothing costs but draft steps of .2 passes. Some child is accepted with .6, so a node of value v is worth expanding at
+    # .6 v > .2: the root, .5 (.3 > .2), and not .25 (.15).
+    costs = Costs({1: 0.2}, {1: 1.0})
+    asked: list[tuple[list[int], int]] = []
+    tree = grown(following(lambda _: [np.log(0.5)], asked), costs, sure(0.6))
+    assert [frontier for frontier, _ in asked] == [[0], [1]]
+    assert tree.drafted == 2
+
+
+def test_the_frontier_is_as_wide_as_pays() -> None:
+    # Values .5 and .3; a draft step over one node costs .1, over two .25. Expanding .5 brings .6 · .5 = .3 for .1; the second
+    # would bring .18 for another .15 and is expanded too, but not where it costs .2 more.
+    asked: list[tuple[list[int], int]] = []
+    rule = following(lambda _: np.log([0.5, 0.3]).tolist(), asked)
+    grown(rule, Costs({1: 0.1, 2: 0.25, 3: 9.0}, {1: 1.0}), sure(0.6), Yield(depth=2))
+    grown(rule, Costs({1: 0.1, 2: 0.3, 3: 9.0}, {1: 1.0}), sure(0.6), Yield(depth=2))
+    assert [sorted(frontier) for frontier, _ in asked] == [[0], [1, 2], [0], [1]]
+
+
+@given(st.integers(0, 99), st.floats(0.0, 0.4), st.floats(1.0, 4.0))
+def test_no_other_number_of_nodes_is_better(seed: int, price: float, rate: float) -> None:
+    costs = Costs({1: 1e-9}, {1: 1.0, 2: 1.0 + price, 9: 1.0 + 6 * price, 99: 1.1 + 90 * price})
+    memory = sure(1 - 1e-9, gained=rate * 1e9, spent=1e9)  # so that nothing that pays is left undrafted
+    everything = grown(following(levels(seed, 3)), Costs({1: 1e-9}, {1: 1.0}), memory, Yield(width=3, depth=3))
+    tree = grown(following(levels(seed, 3)), costs, memory, Yield(width=3, depth=3))
+    values = np.sort(np.exp(everything.score[1:]))[::-1]
+    worth = lambda n: values[:n].sum() - rate * (costs.target_seconds(1 + n) - 1)
+    assert worth(tree.drafted) == pytest.approx(max(worth(n) for n in range(len(values) + 1)), abs=1e-6)
+
+
+def test_rows_share_a_pass() -> None:
+    costs = Costs({1: 1e-6}, {1: 1.0, 2: 1.4})
+    one = grown(always(0.5, 0.3), costs, sure(0.8), Yield(depth=1))
+    three = grown(always(0.5, 0.3), costs, sure(0.8), Yield(depth=1), depth=(9, 0, 9))
+    assert paths(one) == [(0,)]
+    # A node of one of three rows adds .4 / 3 to the pass, and a second is worth 3 tokens: the price of a node is the same.
+    assert [paths(three, r) for r in range(3)] == [[(0,)], [], [(0,)]]
+
+
+# What is learnt.
+
+
+def accepted_as(rule: Callable[[np.random.Generator, float], bool], steps: int = 300) -> Any:
+    """A memory after many steps with one drafted token of a random q, accepted by a rule."""
+    rng, policy, memory = np.random.default_rng(0), Yield(), Yield().start()
+    for _ in range(steps):
+        q = float(rng.uniform(0.05, 0.95))
+        root = Tree.planted(np.arange(1), np.arange(1))
+        tree = root.append(
+            np.array([0]), np.array([1]), np.log([q]), np.log([q]), Candidates(np.array([[1]]), np.array([[0.0]]))
+        )
+        path = np.array([1]) if rule(rng, q) else NONE
+        memory = policy.observe(memory, tree, Verdict((path,), np.array([2])), Work((1,), 2, 1, 9), CPU)
+    return memory
+
+
+def believed(memory: Any, *q: float) -> list[float]:
+    x = np.stack([np.ones(len(q)), np.log(q), -np.log1p(-np.array(q)), np.zeros(len(q)), np.ones(len(q))], axis=-1)
+    return memory.calibration(0)(x).tolist()
+
+
+def test_at_first_q_is_the_acceptance() -> None:
+    assert believed(Yield().start(), 0.1, 0.5, 0.9) == pytest.approx([0.1, 0.5, 0.9])
+
+
+def test_an_overconfident_drafter_is_seen_through() -> None:
+    memory = accepted_as(lambda rng, q: rng.random() < q**3)
+    assert believed(memory, 0.3, 0.5, 0.9) == pytest.approx([0.027, 0.125, 0.729], abs=0.1)
+
+
+def test_an_underconfident_drafter_too() -> None:
+    memory = accepted_as(lambda rng, q: rng.random() < q ** (1 / 3))
+    assert believed(memory, 0.1, 0.5, 0.9) == pytest.approx([0.46, 0.79, 0.97], abs=0.12)
+
+
+def test_only_children_of_accepted_nodes_teach() -> None:
+    # 1 and 2 lie below the root, 3 below 1, 4 below 2; 2 is accepted and 4 is not: nothing is known of 3.
+    root = Tree.planted(np.arange(1), np.arange(1))
+    log_q = np.log([0.5, 0.4, 0.9, 0.8])
+    tree = root.append(np.array([0, 0]), np.array([1, 2]), log_q[:2], log_q[:2], Candidates(NONE[None], NONE[None]))
+    tree = tree.append(np.array([1, 2]), np.array([1, 2]), log_q[2:], log_q[2:], Candidates(NONE[None], NONE[None]))
+    verdict, work = Verdict((np.array([2]),), np.array([0])), Work((1, 2), 5, 1, 9)
+    other = replace(tree, log_q=np.where(np.arange(5) == 3, np.log(0.01), tree.log_q))
+    known = [Yield().observe(Yield().start(), t, verdict, work, CPU).calibration(0).weights.tolist() for t in (tree, other)]
+    assert known[0] == known[1] != Yield().start().calibration(0).weights.tolist()
+
+
+def test_siblings_sum_to_at_most_one() -> None:
+    memory = replace(sure(0.9), acceptance={0: Logistic.around(3.0, 0, 0, 0, 0, prior=1.0)})  # .95 for each
+    tree = grown(always(0.2, 0.2, 0.2, 0.2), Costs({1: 1e-6}, {1: 1.0}), memory, Yield(depth=1))
+    assert np.exp(tree.score[1:]) == pytest.approx([0.25] * 4)
+    two = grown(always(0.2), Costs({1: 1e-6}, {1: 1.0}), memory, Yield(depth=2))
+    assert np.exp(two.score[1:]) == pytest.approx([0.9526, 0.9526**2], abs=1e-4), "values multiply along the path"
+
+
+def test_sources_are_told_apart() -> None:
+    memory = accepted_as(lambda rng, q: False)
+    assert believed(memory, 0.9)[0] < 0.3
+    x = np.array([[1, np.log(0.9), -np.log(0.1), 0, 1]])
+    assert memory.calibration(1)(x) == pytest.approx([0.9]), "of another source nothing is known"
+
+
+def test_what_was_learnt_is_kept_by_how_tokens_are_chosen() -> None:
+    target = table_target(random_table(5, 0), context=60)
+    engine = Engine(target, TableDrafter(torch.full((5, 5), 0.2)), Yield(), costs=CPU)
+    request = Request([1, 2], 20)
+    for sampling in (Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=1.0, seed=2)):
+        engine.generate([request], sampling)
+    assert {key[2].temperature for key in engine.learned} == {0.0, 1.0}
+    assert len(engine.learned) == 2, "a seed is no other way to choose"
+    before = engine.learned[Yield(), engine.drafter.described, Sampling()].spent
+    engine.generate([request])
+    assert engine.learned[Yield(), engine.drafter.described, Sampling()].spent > before
+
+
+# When nothing pays.
+
+
+def test_no_drafter_costs_more_than_its_credit() -> None:
+    target = tiny_target(context=200)
+    engine = Engine(target, Never([[1]], target.decoder.vocab), Yield(), costs=CPU)
+    spent, plain = 0.0, 0
+    for number in range(3):
+        request = Request([5, 6, 7 + number], 128, number=number)
+        engine.drafter = Never([[*request.prompt, *engine.plain([request]).tokens[0]]], target.decoder.vocab)
+        stats = engine.generate([request], reuse=False).stats
+        spent, plain = spent + sum(map(CPU.step, stats.work)), plain + len(stats.steps)
+        assert spent <= (plain + 1) / (1 - Yield().probe) + 1e-9
+        assert spent <= 1.02 * plain
+    assert 0 < sum(w.fed - 1 for w in stats.work) < 10, "it still probes"
+
+
+def test_it_recovers() -> None:
+    # 200 steps in which nothing is accepted, then a drafter that is always right.
+    target = tiny_target(context=400)
+    engine = Engine(target, Never([[1]], target.decoder.vocab), Yield(), costs=CPU)
+    request = Request([5, 6, 7], 150)
+    plan = [*request.prompt, *engine.plain([request]).tokens[0]]
+    lengths = []
+    for script in (Never, Always, Always):
+        engine.drafter = script([plan], target.decoder.vocab)
+        engine.drafter.__class__.described = "script"  # the same lesson for all three
+        lengths.append(engine.generate([request], reuse=False).stats.acceptance_length)
+    assert lengths[0] == 1
+    assert lengths[2] > 2.5
+
+
+def test_a_probe_is_one_token() -> None:
+    memory = replace(sure(0.001), idle=1e4)
+    asked: list[list[int]] = []
+    tree = grown(always(0.01, 0.005, asked=asked), CPU, memory, depth=(9, 9))
+    assert asked == [[0, 1]]
+    assert [paths(tree, r) for r in (0, 1)] == [[(0,)], [(0,)]]
+    assert grown(always(0.01), CPU, replace(memory, idle=1.0)).drafted == 0
+    assert grown(always(0.01), CPU, replace(memory, wealth=0.0)).drafted == 0, "what there is not cannot be spent"
+
+
+def test_a_probe_that_succeeds_is_followed_by_another() -> None:
+    tree = grown(always(0.01), CPU, replace(sure(0.001), idle=1e4))
+    work = Work((1,), 2, 1, 9)
+    observe = lambda path: (
+        Yield().observe(replace(sure(0.001), idle=1e4), tree, Verdict((path,), np.array([2])), work, CPU).idle
+    )
+    assert observe(np.array([1])) == 1e4
+    assert observe(NONE) == 0
+
+
+@given(st.integers(0, 20), st.floats(0.05, 3.0))
+def test_no_step_spends_more_than_there_is(seed: int, wealth: float) -> None:
+    asked: list[tuple[list[int], int]] = []
+    tree = grown(following(levels(seed, 4, lowest=1), asked), CPU, replace(sure(0.9), wealth=wealth))
+    extra = sum(CPU.draft_seconds(len(frontier)) for frontier, _ in asked) + CPU.target_seconds(1 + tree.drafted) - 1
+    assert extra <= wealth + 1e-9
+
+
+# Knobs.
+
+
+@pytest.mark.parametrize("wrong", [{"width": 0}, {"depth": 0}, {"probe": -0.1}, {"probe": 2.0}, {"probe": float("nan")}])
+def test_knobs_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="allowed"):
+        Yield(**wrong)
+
+
+def test_its_name_is_a_keyword() -> None:
+    assert registry.build("policy", "yield:width=3,depth=2,probe=0") == Yield(3, 2, 0.0)
+    assert "yield" in registry.names("policy")
+    assert Yield().reads_costs
+
+
+def test_a_mediocre_drafter_pays() -> None:
+    target = tiny_target(context=200)
+    request = Request([5, 6, 7], 128)
+    engine = Engine(target, Never([[1]], target.decoder.vocab), Yield(), costs=CPU)
+    plan = [*request.prompt, *engine.plain([request]).tokens[0]]
+    engine.drafter = Sometimes([plan], target.decoder.vocab)
+    for _ in range(3):
+        stats = engine.generate([request], reuse=False).stats
+    tokens = sum(s.accepted + 1 for s in stats.steps)
+    assert sum(map(CPU.step, stats.work)) < 0.9 * tokens
