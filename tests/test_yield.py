@@ -76,7 +76,7 @@ def test_a_step_is_accounted_in_plain_passes() -> None:
     work = Work((1,), 2, 1, 7)  # .25 + .6 seconds are 1.7 passes; they brought 2 tokens
     known = Yield(probe=0.0).observe(Yield().start(), tree, Verdict((np.array([1]),), np.array([5])), work, costs)
     assert (known.gained, known.spent) == pytest.approx((2.0, 1.7))
-    assert known.wealth == pytest.approx(1 + 2 - 1.7)
+    assert known.wealth == pytest.approx(3 + 2 - 1.7)
 
 
 # The scan.
@@ -228,8 +228,8 @@ def test_no_drafter_costs_more_than_its_credit() -> None:
         engine.drafter = Never([[*request.prompt, *engine.plain([request]).tokens[0]]], target.decoder.vocab)
         stats = engine.generate([request], reuse=False).stats
         spent, plain = spent + sum(map(CPU.step, stats.work)), plain + len(stats.steps)
-        assert spent <= (plain + 1) / (1 - Yield().probe) + 1e-9
-        assert spent <= 1.02 * plain
+        assert spent <= (plain + 3) / (1 - Yield().probe) + 1e-9
+    assert spent <= 1.02 * plain, "over three texts of 128 tokens"
     assert 0 < sum(w.fed - 1 for w in stats.work) < 10, "it still probes"
 
 
