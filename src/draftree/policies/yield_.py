@@ -187,7 +187,7 @@ def _paying(tree: Tree, frontier: Ints, market: _Market, memory: Memory) -> Ints
 
 def _grown(tree: Tree, frontier: Ints, candidates: Candidates, market: _Market, memory: Memory, probing: bool) -> Tree:
     """The tree with those candidates that might pay for their verification."""
-    entropy = candidates.entropy()
+    entropy = candidates.entropy(None)
     x = _features(candidates.log_q, entropy[:, None], tree.depth[frontier][:, None] + 1)
     found = memory.calibration(candidates.source)(x) * (candidates.log_q > -np.inf)
     found /= np.maximum(found.sum(axis=1, keepdims=True), 1)  # at most one of them is accepted

@@ -1,0 +1,91 @@
+"""What growing a tree costs by itself: the policy's own time, without the drafter's.
+
+    python benchmarks/growth.py --out benchmarks/results/growth.json
+
+Candidates are made up beforehand (V = 4,096, rows of random logits), so that an answer takes no time. Every policy grows trees
+of about 16, 64 and 256 nodes; medians of interleaved runs, one thread, in microseconds per layer and per node.
+
+Shapes: F frontier nodes, K candidates, V vocabulary.
+"""
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+
+from draftree.costs import Costs
+from draftree.policies.base import Policy, Room
+from draftree.registry import build
+from draftree.timing import machine
+from draftree.tree import Candidates, Ints, Tree
+
+POLICIES = {
+    16: ["chain:length=16", "vct:width=2,depth=3", "beam:width=4,depth=4", "eagle2:nodes=16,depth=4,width=4", "pct:ratio=0.12",
+         "opttree:nodes=16,threshold=0.1", "c2t:beta=0.6", "yield"],
+    64: ["chain:length=64", "vct:width=3,depth=3", "beam:width=10,depth=6", "eagle2:nodes=64,depth=6,width=10",
+         "pct:ratio=0.03", "opttree:nodes=64,threshold=0.1", "c2t:beta=0.3", "yield"],
+    256: ["vct:width=4,depth=4", "beam:width=32,depth=8", "eagle2:nodes=256,depth=8,width=32", "pct:ratio=0.006,width=8",
+          "opttree:nodes=256,threshold=0.1", "c2t:beta=0.05,layer_top=none", "yield"],
+}  # fmt: skip
+PRICES = {16: 0.02, 64: 0.004, 256: 0.0008}
+"""What a node adds to a pass, in passes, for policies that read costs: the dearer, the smaller the tree."""
+
+
+class Ready:
+    """A drafter whose answers lie ready; counts its calls and the time it takes."""
+
+    def __init__(self, seed: int, rows: int = 512, vocab: int = 4096) -> None:
+        logits = torch.from_numpy(np.random.default_rng(seed).gumbel(size=(rows, vocab)) * 1.7).float()
+        logits[torch.arange(rows), torch.arange(rows) * 7] += 14.0
+        self.log_probs = torch.log_softmax(logits, dim=-1)
+        top = self.log_probs.topk(64, dim=-1)
+        self.tokens, self.log_q = top.indices.numpy(), top.values.double().numpy()
+        self.layers, self.seconds = 0, 0.0
+
+    def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        start = time.perf_counter()
+        at = frontier % len(self.tokens)
+        found = Candidates(self.tokens[at, :k], self.log_q[at, :k], self.log_probs[torch.from_numpy(at)])
+        self.layers += 1
+        self.seconds += time.perf_counter() - start
+        return found
+
+
+def once(policy: Policy, costs: Costs, seed: int) -> tuple[float, int, int]:
+    """Seconds of the policy, layers and nodes of one tree."""
+    expand, memory = Ready(seed), policy.start()
+    start = time.perf_counter()
+    tree = policy.draft(
+        expand, Tree.planted(np.zeros(1, np.int64), np.ones(1, np.int64)), costs, Room(np.array([64]), 512), memory
+    )
+    return time.perf_counter() - start - expand.seconds, expand.layers, tree.drafted
+
+
+def main(out: Annotated[Path, typer.Option()], rounds: Annotated[int, typer.Option()] = 30) -> None:
+    torch.set_num_threads(1)
+    rows = []
+    for size, specs in POLICIES.items():
+        costs = Costs({1: 1e-3, 64: 1e-3}, {1: 1.0, 1000: 1.0 + 999 * PRICES[size]})
+        policies = {spec: build("policy", spec) for spec in specs}
+        for policy in policies.values():
+            once(policy, costs, 0)
+        runs = [{spec: once(policy, costs, seed) for spec, policy in policies.items()} for seed in range(rounds)]
+        for spec in specs:
+            seconds, layers, nodes = zip(*(run[spec] for run in runs), strict=True)
+            per_layer = [1e6 * s / max(n, 1) for s, n in zip(seconds, layers, strict=True)]
+            per_node = [1e6 * s / max(n, 1) for s, n in zip(seconds, nodes, strict=True)]
+            rows.append({
+                "size": size, "policy": spec, "layers": statistics.median(layers), "nodes": statistics.median(nodes),
+                "us_per_layer": round(statistics.median(per_layer), 1), "us_per_node": round(statistics.median(per_node), 2),
+            })  # fmt: skip
+            print(rows[-1])
+    out.write_text(json.dumps({"provenance": machine(torch.device("cpu")) | {"rounds": rounds}, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
