@@ -132,7 +132,7 @@ def test_every_policy_ends_with_the_last_head(policy: str) -> None:
         engine = Engine(t, drafter_of(t, heads=1), build("policy", policy), costs=COSTS)
         written = engine.generate(requests, sampling)
         assert written.tokens == engine.plain(requests, sampling).tokens
-        assert {s.depth for s in written.stats.steps} == {0, 1}  # the last token of a text has no room for drafts
+        assert max(s.depth for s in written.stats.steps) == 1, "there is one head"
 
 
 @pytest.mark.parametrize("arch", ARCHS)
