@@ -18,7 +18,8 @@ from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import report, suites
-from draftree.evaluation.runner import Cell, Journal, Written, difference, product
+from draftree.evaluation.runner import Cell, Journal, Written, assemble, chosen, difference, product
+from draftree.inputs import load_target
 from draftree.policies.chain import Chain
 from draftree.stats import Stats, Step, Work
 from draftree.terminal import narrowed, table
@@ -92,6 +93,20 @@ def test_a_row_that_is_no_prompt_is_told_with_its_line(tmp_path: Path, row: str,
         suites.load(str(path))
 
 
+def test_the_first_so_many_of_each_category(folder: str, prompts: Path, tmp_path: Path) -> None:
+    engine = next(iter(assemble(lambda: load_target(folder, None, None), ["pld"], ["chain"], None).values()))
+    asked = suites.load(str(prompts)).prompts
+    numbers = lambda limit, each=None: [r.number for r in chosen(asked, engine, 12, limit, each)[0]]
+    everyone = numbers(None)
+    firsts: dict[str, int] = {}
+    for prompt in asked:
+        if prompt.number in everyone:
+            firsts.setdefault(prompt.category, prompt.number)
+    assert numbers(None, 1) == sorted(firsts.values()) != everyone
+    assert numbers(2, 1) == sorted(firsts.values())[:2]
+    assert numbers(None, 9) == everyone
+
+
 def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results" / "r.json"
     status = run("--suite", str(prompts), "--target", folder, "--drafter", "pld", "--drafter", "pld:ngram=1",
@@ -102,8 +117,8 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
     assert status == 0
     assert found == json.loads(out.read_text())
     assert [p.name for p in out.parent.iterdir()] == ["r.json"]
-    assert "too long for the target's context: 1" in told
-    assert found["provenance"]["suite"]["skipped_too_long"] == 1
+    assert "too long for the target's context: 1 of " in told
+    assert list(found["provenance"]["suite"]["skipped_too_long"].values()) == [1]
     assert {"commit", "versions", "hardware", "command", "seed", "date", "target", "costs"} <= set(found["provenance"])
     assert len(found["rows"]) == 2 * (1 + 2 * 2)
     for row in found["rows"]:

@@ -165,6 +165,7 @@ def bench(
     temperature: Annotated[list[float], typer.Option(help="0 for greedy decoding; repeat it for several.")] = GREEDY,
     category: Annotated[list[str], typer.Option(help="Only prompts of this category; repeat it for several.")] = ALL,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    per_category: Annotated[int | None, typer.Option(min=1, help="Only the first so many of each category.")] = None,
     max_new_tokens: MaxNew = 128,
     repeats: Annotated[int, typer.Option(min=1, help="How often each text is written; seconds are means.")] = 1,
     seed: Seed = 0,
@@ -188,11 +189,13 @@ def bench(
     inputs.quiet()
     with terminal.busy("loading"):
         engines = assemble(lambda: inputs.load_target(target, device, dtype), drafter, policy, fixed)
-        requests, too_long = chosen(selected, next(iter(engines.values())), max_new_tokens, limit)
+        requests, too_long = chosen(selected, next(iter(engines.values())), max_new_tokens, limit, per_category)
     if too_long:
-        terminal.errors().print(f"draftree: prompts left out, too long for the target's context: {too_long}")
+        of = ", ".join(f"{count} of {name or 'no category'}" for name, count in too_long.items())
+        terminal.errors().print(f"draftree: prompts left out, too long for the target's context: {of}")
     picked = {"name": prompts.name, "sha256": prompts.sha256, "categories": category, "limit": limit,
-              "skipped_too_long": too_long, "turns": "of several, the first is asked"}  # fmt: skip
+              "per_category": per_category, "skipped_too_long": too_long,
+              "turns": "of several, the first is asked"}  # fmt: skip
     about = {
         "suite": picked,
         "repeats": repeats,

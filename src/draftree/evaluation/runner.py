@@ -6,6 +6,7 @@ Nothing is reused between runs, whoever comes first changes from prompt to promp
 import json
 import os
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
@@ -323,19 +324,32 @@ def difference(target: Target, request: Request, ours: Sequence[int], plain: Seq
     return Difference(at, float(best[0] - best[1]))
 
 
-def chosen(prompts: Sequence[Prompt], engine: Engine, max_new_tokens: int, limit: int | None) -> tuple[list[Request], int]:
-    """The requests to run, and how many prompts were left out because their text would not fit the context.
+def chosen(
+    prompts: Sequence[Prompt], engine: Engine, max_new_tokens: int, limit: int | None, per_category: int | None = None
+) -> tuple[list[Request], dict[str, int]]:
+    """The requests to run, and by category how many prompts were left out because their text would not fit the context.
+
+    Args:
+        prompts: in the order of their file.
+        engine: whose target and tokenizer it is about.
+        max_new_tokens: for each of them.
+        limit: the first so many of those that fit.
+        per_category: before that, the first so many of each category.
 
     Raises:
         UserError: none fits.
     """
     context = engine.target.decoder.context
-    all_of_them = [Request(encode(engine.tokenizer, p.content), max_new_tokens, engine.eos, p.number) for p in prompts]
-    fit = [r for r in all_of_them if len(r.prompt) + max_new_tokens <= context]
+    asked = [Request(encode(engine.tokenizer, p.content), max_new_tokens, engine.eos, p.number) for p in prompts]
+    fit = [(r, p.category) for r, p in zip(asked, prompts, strict=True) if len(r.prompt) + max_new_tokens <= context]
     if not fit:
         raise UserError(
             f"all {len(prompts)} prompts are too long: with {max_new_tokens} new tokens the shortest has "
-            f"{min(len(r.prompt) for r in all_of_them) + max_new_tokens}, allowed is the target's context of {context}"
+            f"{min(len(r.prompt) for r in asked) + max_new_tokens}, allowed is the target's context of {context}"
         )
-    check(fit, engine.target)
-    return fit[:limit], len(prompts) - len(fit)
+    check([request for request, _ in fit], engine.target)
+    left_out = Counter(p.category for p in prompts) - Counter(category for _, category in fit)
+    if per_category is not None:
+        at = [Counter(c for _, c in fit[:i])[category] for i, (_, category) in enumerate(fit)]  # how many came before it
+        fit = [f for f, before in zip(fit, at, strict=True) if before < per_category]
+    return [request for request, _ in fit[:limit]], dict(left_out)
