@@ -58,6 +58,7 @@ class Engine:
         acceptor: keeps what the target would have produced; by default `greedy` at temperature 0, else `match`.
         costs: seconds on this machine; measured on first use where the policy asks.
         held: what the last call left in the caches, for the next one with the same beginning.
+        carried: what the drafter keeps from text to text.
         learned: what policies that learn have learnt, by policy, drafter and how tokens are chosen.
     """
 
@@ -67,6 +68,7 @@ class Engine:
     acceptor: Acceptor | None = None
     costs: Costs | CostTable | None = None
     held: Held | None = field(default=None, init=False, repr=False)
+    carried: Any = field(default=None, init=False, repr=False)
     learned: dict[tuple[Policy, str, Sampling], Any] = field(default_factory=dict, init=False, repr=False)
     _measured: CostTable | None = field(default=None, init=False, repr=False)
 
@@ -93,7 +95,8 @@ class Engine:
             requests: one for each row.
             sampling: how tokens are chosen.
             on_tokens: told the new tokens of every step; its own time is not counted.
-            reuse: whether a prefix shared with the last call's texts is taken from the caches.
+            reuse: whether a prefix shared with the last call's texts is taken from the caches. What a drafter carries from
+                text to text it keeps in any case.
 
         Raises:
             UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
@@ -111,6 +114,7 @@ class Engine:
         run(speculate(self.target, self.drafter, self.policy, acceptor, costs, texts), texts, on_tokens)
         self.learned[lesson] = texts.memory
         self.held = Held(texts.committed, texts.cache, texts.drafter_state)
+        self.carried = self.drafter.carry(texts.drafter_state)
         return Generation(texts.written, texts.stats)
 
     def plain(
@@ -140,7 +144,7 @@ class Engine:
     def _texts(self, requests: Sequence[Request], sampling: Sampling, reuse: bool) -> Texts:
         held = self.held
         if not reuse or held is None or len(held.texts) != len(requests) or not self.target.reuses_prefixes:
-            return Texts(requests, sampling, self._cache(requests))
+            return Texts(requests, sampling, self._cache(requests), self.carried)
         shared = np.array([common(t, r.prompt) for t, r in zip(held.texts, requests, strict=True)], np.int64)
         held.cache.truncate(shared)
         return Texts(requests, sampling, held.cache, self.drafter.truncate(held.drafter_state, shared))

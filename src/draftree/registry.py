@@ -4,7 +4,7 @@ A name that Python keeps for itself has an underscore behind it in the file's na
 
 name                        the part with its defaults
 name:key=value,key=value    some knobs set
-FOLDER                      a trained drafter by its checkpoint
+FOLDER                      a trained drafter by its checkpoint, or one that searches by its datastore
 """
 
 import importlib
@@ -21,6 +21,7 @@ import draftree.acceptors
 import draftree.drafters
 import draftree.policies
 from draftree.acceptors.base import Acceptor
+from draftree.drafters._stored import Stored
 from draftree.drafters.base import Method, TrainableMethod
 from draftree.errors import UnknownName, UserError
 from draftree.policies.base import Policy
@@ -63,9 +64,12 @@ def build(kind: str, spec: str) -> Any:
         UserError: the name, a key or a value is not one that is known.
     """
     name, _, rest = spec.partition(":")
-    if kind == "drafter" and Path(spec).is_dir():
-        name, rest = method_of(Path(spec)), f"checkpoint={spec}"
+    folder = kind == "drafter" and Path(spec).is_dir()
+    if folder:
+        name, rest = method_of(Path(spec)), ""
     cls = part(kind, name)
+    if folder:
+        rest = f"{'datastore' if issubclass(cls, Stored) else 'checkpoint'}={spec}"
     hints = typing.get_type_hints(cls)
     known = {f.name: hints[f.name] for f in fields(cls) if f.init}
     values: dict[str, Any] = {}

@@ -43,7 +43,7 @@ class Drafter(ABC, Generic[State]):
             prompts: each row's committed token ids.
             roots: [R] each row's root.
             taps: of the prompt tokens the target was fed: all, or those behind a reused prefix.
-            state: of an earlier text, truncated to that prefix.
+            state: of an earlier text, truncated to that prefix, or what `carry` left of it.
         """
 
     @abstractmethod
@@ -63,6 +63,14 @@ class Drafter(ABC, Generic[State]):
     @abstractmethod
     def truncate(self, state: State, lengths: Ints) -> State:
         """The state as it was when each row had `lengths[r]` committed tokens, to be gone on from with `start`."""
+
+    def carry(self, state: State) -> State | None:
+        """What a finished call leaves for later ones with other texts; nothing by default.
+
+        It knows no rows: `start` is given it as it is, with any number of prompts. Whatever a drafter learns over a session
+        passes through here, so that while rows are written none of them depends on its neighbours.
+        """
+        return None
 
     def probes(self, state: State) -> Probes | None:
         """Rows that should ride along in the next verification; none by default."""

@@ -1,6 +1,7 @@
 """Runs to be compared: the plain baseline and every cell side by side, one text at a time.
 
-Nothing is reused between runs, whoever comes first changes from prompt to prompt, and all of it happens in one process.
+No cache is reused between runs, whoever comes first changes from prompt to prompt, and all of it happens in one process.
+What a drafter keeps over a session goes from prompt to prompt, within its own cell.
 """
 
 import json
@@ -88,6 +89,8 @@ class Bench:
         requests: one for each prompt.
         seed: of the draws.
         repeats: how often each text is written.
+        carried: what each cell's drafter keeps from prompt to prompt; no cell finds another's text, nor its own of an
+            earlier repeat.
     """
 
     cells: Sequence[Cell]
@@ -95,18 +98,24 @@ class Bench:
     requests: Sequence[Request]
     seed: int = 0
     repeats: int = 1
+    carried: dict[Cell, Any] = field(default_factory=dict)
 
     @property
     def target(self) -> Target:
         """The target of all of them."""
         return next(iter(self.engines.values())).target
 
-    def write(self, cell: Cell, request: Request) -> Generation:
-        """One text by one cell."""
+    def write(self, cell: Cell, request: Request, last: bool = False) -> Generation:
+        """One text by one cell; after the last of its repeats the drafter may remember it."""
         sampling = Sampling(temperature=cell.temperature, seed=self.seed)
         if cell.drafter is None or cell.policy is None:
             return next(iter(self.engines.values())).plain([request], sampling)
-        return self.engines[cell.drafter, cell.policy].generate([request], sampling, reuse=False)
+        engine = self.engines[cell.drafter, cell.policy]
+        engine.carried = self.carried.get(cell)
+        written = engine.generate([request], sampling, reuse=False)
+        if last:
+            self.carried[cell] = engine.carried
+        return written
 
     def prompt(self, index: int) -> dict[Cell, Written]:
         """All cells on one prompt; each repeat starts with another cell."""
@@ -115,7 +124,7 @@ class Bench:
         for repeat in range(self.repeats):
             first = (index * self.repeats + repeat) % len(self.cells)
             for cell in [*self.cells[first:], *self.cells[:first]]:
-                done[cell].append(self.write(cell, request))
+                done[cell].append(self.write(cell, request, last=repeat == self.repeats - 1))
         return {cell: Written(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()}
 
     def warm(self) -> None:
