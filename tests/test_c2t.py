@@ -556,6 +556,16 @@ def test_a_drafter_is_trained_without_a_drafter(draftree, data: Path, tmp_path: 
     status, _, err = draftree("train", "edd", "--drafter", "edd", "--data", data, "--out", tmp_path / "out")
     assert (status, len(err.splitlines())) == (2, 1)
     assert "--drafter is 'edd', allowed where a policy is trained" in err
+    status, _, err = draftree("train", "edd", "--costs", data, "--data", data, "--out", tmp_path / "out")
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "allowed where a policy is trained (static)" in err
+
+
+def test_a_policy_is_named_where_it_was_meant(draftree, data: Path, tmp_path: Path) -> None:
+    status, _, err = draftree("train", "stattic", "--data", data, "--out", tmp_path / "out")
+    assert status == 2
+    assert "'stattic'" in err
+    assert "did you mean 'static'" in err
 
 
 def test_where_nothing_is_accepted_there_is_nothing_to_learn(tmp_path: Path) -> None:

@@ -351,8 +351,9 @@ def train_drafter(
         return find_static_tree({option: value for option, value in ctx.params.items() if given(ctx, option)})
     if name.partition(":")[0] == "c2t":
         return train_classifier({option: value for option, value in ctx.params.items() if given(ctx, option)})
-    if drafter is not None:
-        raise UserError(f"--drafter is '{drafter}', allowed where a policy is trained (c2t, static), and '{name}' is a drafter")
+    for option, value, where in (("--drafter", drafter, "c2t, static"), ("--costs", costs, "static")):
+        if value is not None:
+            raise UserError(f"{option} is '{value}', allowed where a policy is trained ({where}), and '{name}' is a drafter")
     if "LOCAL_RANK" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once; DDP remarks on what is meant to be so
     try:

@@ -96,7 +96,7 @@ def trainable(spec: str, knobs: Sequence[str]) -> TrainableMethod:
     name, _, given = spec.partition(":")
     known = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
     if name not in known:
-        raise UnknownName("drafter that can be trained", name, known)
+        raise UnknownName("drafter or policy that can be trained", name, [*known, "c2t", "static"])
     items = [*filter(None, given.split(",")), *knobs]
     if any(item.partition("=")[0] == "checkpoint" for item in items):
         raise UserError(f"'{name}' was given a checkpoint, but training starts from the target's own weights")

@@ -181,7 +181,7 @@ def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text], phase: i
     while (live := np.array([r for r in range(rows) if at[r] + 1 < len(texts[r].tokens)], np.int64)).size:
         ends = [min(int(at[r]) + length, len(texts[r].tokens) - 1) for r in live]
         blocks = [texts[r].tokens[at[r] : end] for r, end in zip(live, ends, strict=True)]
-        tree, asked, state = _drafted(drafter, state, live, blocks)
+        tree, asked, state = chained(drafter, state, live, blocks, 1)
         verified = target.verify(cache, tree, drafter.needs, drafter.probes(state))
         nexts = [texts[r].tokens[at[r] + 1 : end + 1] for r, end in zip(live, ends, strict=True)]
         found += [_compared(tree, nodes, c, verified, live, at, nexts) for nodes, c in asked]
@@ -194,15 +194,16 @@ def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text], phase: i
     return Places.joined(found)
 
 
-Asked = list[tuple[Ints, Candidates]]
+Proposed = list[tuple[Ints, Candidates]]
+"""Nodes of one depth, and what was proposed after them."""
 
 
-def _drafted(drafter: Drafter[Any], state: Any, live: Ints, blocks: Sequence[Ints]) -> tuple[Tree, Asked, Any]:
-    """The chains of some blocks, one for each live row, and what was proposed after the nodes of each depth."""
+def chained(drafter: Drafter[Any], state: Any, live: Ints, blocks: Sequence[Ints], k: int) -> tuple[Tree, Proposed, Any]:
+    """The chains of some blocks, one for each live row, and the k candidates proposed after the nodes of each depth."""
     tree = Tree.planted(live, np.array([b[0] for b in blocks]))
     frontier, asked = np.arange(len(live)), []
     for depth in range(max(map(len, blocks))):
-        candidates, state = drafter.expand(state, tree, frontier, 1, Drawing())
+        candidates, state = drafter.expand(state, tree, frontier, k, Drawing())
         asked.append((frontier, candidates))
         which = np.searchsorted(live, tree.row[frontier])
         on = np.array([len(blocks[i]) > depth + 1 for i in which], np.bool_)

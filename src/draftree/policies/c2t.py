@@ -15,9 +15,9 @@ import numpy as np
 from draftree.costs import Costs
 from draftree.errors import UserError
 from draftree.policies._classifier import Classifier
-from draftree.policies.base import Layered, append, path_log_q
+from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.target import demo_folder
-from draftree.tree import Bools, Candidates, Floats, Ints, Tree
+from draftree.tree import Candidates, Ints, Tree
 
 
 @final
@@ -66,26 +66,8 @@ class C2T(Layered):
         confidence = self.net.confidence(score, entropy[:, None], depth[:, None])
         keep = (confidence >= self.beta) & (candidates.log_q > -np.inf)
         if self.layer_top is not None:
-            keep &= among_best(confidence, keep, tree.row[frontier], self.layer_top)
+            keep &= top(tree, frontier, np.where(keep, confidence, -np.inf), self.layer_top)
         grown = append(tree, frontier, candidates, keep, score, entropy)
         new = np.arange(len(tree), len(grown))
         return grown, new[grown.depth[new] < self.depth]
 
-
-def among_best(confidence: Floats, keep: Bools, rows: Ints, k: int) -> Bools:
-    """Which candidates are among the k most confident of their row in a layer.
-
-    Args:
-        confidence: [F, K].
-        keep: [F, K] those that compete.
-        rows: [F] the row of each frontier node.
-        k: of each row; of equal ones the first, which gets the lower number.
-    """
-    parent, rank = np.nonzero(keep)
-    order = np.lexsort((-confidence[parent, rank], rows[parent]))  # stable: equal ones stay in their order
-    sorted_rows = rows[parent][order]
-    place = np.arange(order.size) - np.searchsorted(sorted_rows, sorted_rows)
-    chosen = order[place < k]
-    found = np.zeros_like(keep)
-    found[parent[chosen], rank[chosen]] = True
-    return found

@@ -29,17 +29,16 @@ from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import NotANumber, UnknownName, UserError
 from draftree.evaluation import doctor, report
-from draftree.evaluation._driven import Text
+from draftree.evaluation._driven import Proposed, Text, chained
 from draftree.policies.chain import Chain
 from draftree.prompts import encode
 from draftree.registry import build, parse
-from draftree.sampling import Drawing
 from draftree.stats import Work
 from draftree.target import Target
 from draftree.text import Request
 from draftree.timing import measured
 from draftree.training import data
-from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
+from draftree.tree import Bools, Floats, Ints, Tree, Verdict
 
 T = TypeVar("T")
 Ranks = tuple[int, ...]
@@ -207,7 +206,7 @@ def drive(target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: i
     found: list[list[Ints]] = [[] for _ in texts]
     while (live := np.flatnonzero(at < last)).size:
         chains = [texts[r].tokens[at[r] : min(at[r] + depth, last[r]) + 1] for r in live.tolist()]  # and what comes after
-        tree, asked, state = _chained(drafter, state, live, chains, width)
+        tree, asked, state = chained(drafter, state, live, [chain[:-1] for chain in chains], width)
         verified = target.verify(cache, tree, drafter.needs, drafter.probes(state))
         for r, line in zip(live.tolist(), _compared(tree, asked, verified.logits, live, chains, depth), strict=True):
             found[r].append(line)
@@ -216,26 +215,6 @@ def drive(target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: i
         state = drafter.commit(state, tree, verdict, verified.taps.take(np.arange(len(live))))
         at[live] += 1
     return Driven([np.stack(lines) for lines in found], width)
-
-
-Proposed = list[tuple[Ints, Candidates]]
-"""Nodes of one depth, and what was proposed after them."""
-
-
-def _chained(drafter: Drafter[Any], state: Any, live: Ints, chains: Sequence[Ints], width: int) -> tuple[Tree, Proposed, Any]:
-    """The tree of all but the last token of each chain, and what was proposed after the nodes of each depth."""
-    tree, asked = Tree.planted(live, np.array([c[0] for c in chains])), Proposed()
-    frontier, lengths = np.arange(len(live)), np.array([len(c) - 1 for c in chains])
-    for depth in range(1, int(lengths.max()) + 1):
-        candidates, state = drafter.expand(state, tree, frontier, width, Drawing())
-        asked.append((frontier, candidates))
-        chain = np.searchsorted(live, tree.row[frontier])
-        on = lengths[chain] > depth
-        tokens, nothing = np.array([chains[i][depth] for i in chain[on]], np.int64), np.zeros(int(on.sum()))
-        forced = Candidates(tokens[:, None], nothing[:, None], draw=candidates.draw)
-        tree = tree.append(frontier[on], tokens, nothing, nothing, forced)
-        frontier = np.arange(len(tree) - len(tokens), len(tree))
-    return tree, asked, state
 
 
 def _compared(tree: Tree, asked: Proposed, logits: torch.Tensor, live: Ints, chains: Sequence[Ints], depths: int) -> Ints:
