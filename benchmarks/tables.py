@@ -1,8 +1,8 @@
-"""Writes the README's tables from the saved results beside this file.
+"""Writes the tables of README.md and docs/results.md from the saved results beside this file.
 
 python benchmarks/tables.py            # between <!-- table:NAME --> and <!-- /table -->, from results/NAME.json;
                                        # <!-- table:NAME columns: A, B --> names the columns
-python benchmarks/tables.py --check    # writes nothing; exit status 1 if the README differs
+python benchmarks/tables.py --check    # writes nothing; exit status 1 if a document differs
 """
 
 import argparse
@@ -32,21 +32,23 @@ def main() -> int:
     """Refreshes or checks; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, tell whether the README is up to date")
-    parser.add_argument("--readme", type=Path, default=HERE.parent / "README.md")
+    parser.add_argument("--document", type=Path, action="append", help="instead of these two; repeat it")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args()
+    documents = args.document or [HERE.parent / "README.md", HERE.parent / "docs" / "results.md"]
     try:
-        before = args.readme.read_text()
-        after = refreshed(before, args.results)
+        texts = {path: path.read_text() for path in documents}
+        fresh = {path: refreshed(text, args.results) for path, text in texts.items()}
     except (OSError, UserError) as error:
         print(f"tables: {error}", file=sys.stderr)
         return 2
-    if args.check and before != after:
-        print(f"{args.readme} is not what the saved results say: run python benchmarks/tables.py", file=sys.stderr)
-        return 1
-    if before != after:
-        args.readme.write_text(after)
-    return 0
+    stale = [path for path in documents if texts[path] != fresh[path]]
+    for path in stale:
+        if args.check:
+            print(f"{path} is not what the saved results say: run python benchmarks/tables.py", file=sys.stderr)
+        else:
+            path.write_text(fresh[path])
+    return int(args.check and bool(stale))
 
 
 if __name__ == "__main__":

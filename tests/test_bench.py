@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -378,11 +379,12 @@ def test_a_table_is_written_from_its_result(tables: ModuleType, folder: str, pro
     assert tables.refreshed(after, tmp_path) == after
 
 
-def test_the_readme_says_what_the_saved_results_say(tables: ModuleType) -> None:
-    if not list((ROOT / "benchmarks" / "results").glob("*.json")):
-        pytest.skip("no results are saved yet")
-    text = (ROOT / "README.md").read_text()
-    assert tables.refreshed(text, ROOT / "benchmarks" / "results") == text
+@pytest.mark.parametrize("document", ["README.md", "docs/results.md"])
+def test_a_document_says_what_the_saved_results_say(tables: ModuleType, document: str) -> None:
+    text = (ROOT / document).read_text()
+    results = ROOT / "benchmarks" / "results"
+    assert all((results / f"{name}.json").is_file() for name in re.findall(r"<!-- table:(\S+)", text))
+    assert tables.refreshed(text, results) == text
 
 
 def test_a_difference_is_told_with_its_place_and_margin() -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 
 from draftree import registry
+from draftree.drafters._fused import Fused
 from draftree.drafters.edd import EDD
 from draftree.drafters.pld import PLD
 from draftree.errors import UnknownName, UserError
@@ -70,6 +71,53 @@ def test_a_checkpoint_folder_is_a_drafter(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(UserError, match="is no object"):
         registry.build("drafter", str(tmp_path))
+
+
+def test_drafters_are_fused_by_a_plus(tmp_path: Path) -> None:
+    assert registry.build("drafter", "edd+pld") == Fused((EDD(), PLD()))
+    spec = "pld:ngram=2,length=4+edd:loss=ce+pld"
+    assert registry.build("drafter", spec) == Fused((PLD(ngram=2, length=4), EDD(loss="ce"), PLD()))
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"draftree": {"drafter": "edd"}}))
+    for spec in (f"{folder}+pld", f"edd:checkpoint={folder}+pld"):
+        assert registry.build("drafter", spec) == Fused((EDD(checkpoint=str(folder)), PLD()))
+    assert registry.build("drafter", f"pld+edd:checkpoint={folder}") == Fused((PLD(), EDD(checkpoint=str(folder))))
+
+
+def test_a_plus_in_a_path_that_exists_fuses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    folder = tmp_path / "one+pld"  # what stands before the + exists too, and is no drafter
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"draftree": {"drafter": "edd"}}))
+    held = EDD(checkpoint=str(folder))
+    assert registry.build("drafter", str(folder)) == held
+    assert registry.build("drafter", f"pld+{folder}+pld:ngram=1") == Fused((PLD(), held, PLD(ngram=1)))
+    assert registry.build("drafter", f"edd:checkpoint={folder}") == held
+    assert registry.build("drafter", f"edd:checkpoint={folder},loss=ce") == EDD(checkpoint=str(folder), loss="ce")
+    assert registry.build("drafter", f"edd:loss=ce,checkpoint={folder}+pld") == Fused((EDD(str(folder), loss="ce"), PLD()))
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("edd+pldd", "unknown drafter 'pldd'.*did you mean 'pld'"),
+        ("edd:checkpoint=no/folder+pldd", "unknown drafter 'pldd'"),
+        ("pld:ngram=x+edd", "pld:ngram is 'x', allowed is a whole number"),
+        ("edd+pld:3", "'3' in spec 'pld:3' is not key=value"),
+        ("edd+pld:ngrm=3", "unknown key of drafter 'pld' 'ngrm'"),
+        ("edd+", "unknown drafter ''"),
+        ("+", "unknown drafter ''"),
+    ],
+)
+def test_what_is_wrong_in_a_fusion_is_named(spec: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        registry.build("drafter", spec)
+
+
+def test_policies_are_not_fused() -> None:
+    with pytest.raises(UserError, match=r"unknown policy 'pct\+vct'"):
+        registry.build("policy", "pct+vct")
 
 
 @pytest.mark.parametrize(

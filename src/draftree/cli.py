@@ -39,6 +39,9 @@ app = typer.Typer(
     help="Exactly what a causal language model would have written anyway, in far fewer forward passes.",
 )
 
+datastore = typer.Typer(cls=Commands, help="Build and show the corpora that drafters without training search.")
+app.add_typer(datastore, name="datastore")
+
 EDD, PCT, GREEDY, ALL, ONE = ["edd"], ["pct"], [0.0], list[str](), [1]
 NO_FILES = list[Path]()
 
@@ -65,7 +68,8 @@ def top(ctx: typer.Context, version: Annotated[bool, typer.Option("--version", h
         print(__version__)
         raise typer.Exit
     if ctx.invoked_subcommand is None:
-        known = ", ".join(sorted(c.name or "" for c in app.registered_commands))
+        commands = [c.name or "" for c in app.registered_commands] + [g.name or "" for g in app.registered_groups]
+        known = ", ".join(sorted(commands))
         raise UserError(f"no command was given, known are {known}; draftree --help explains them")
 
 
@@ -438,6 +442,48 @@ def export_drafter(
     else:
         told = f"{done.out}: '{done.drafter}' as {done.format}, {done.tensors} tensors, {done.bytes / 1e6:.1f} MB"
         terminal.output().print(told, soft_wrap=True, markup=False, highlight=False)
+
+
+@datastore.callback(invoke_without_command=True)
+def datastore_top(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        raise UserError("no command was given, known are build, show; draftree datastore --help explains them")
+
+
+@datastore.command(name="build")
+def build_datastore(
+    kind: Annotated[str, typer.Option(help="The drafter that will search it.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(help="Text, source code, JSONL, JSON or parquet, or a folder of them; repeat it for several."),
+    ],
+    out: Annotated[Path, typer.Option(help="The new folder, which --drafter takes.")],
+    target: TargetName = "demo",
+    settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="How it is built; repeat it.")] = ALL,
+    as_json: AsJson = False,
+) -> None:
+    """Build a datastore from a corpus, for the targets that have this one's tokenizer."""
+    from draftree import inputs
+    from draftree.datastores import command
+
+    inputs.quiet()
+    said = command.build(command.Asked(kind, target, data, out, settings))
+    if as_json:
+        emit({"out": str(out)} | said)
+    else:
+        command.print_built(out, said)
+
+
+@datastore.command(name="show")
+def show_datastore(folder: Annotated[Path, typer.Argument(help="Of a datastore.")], as_json: AsJson = False) -> None:
+    """Show what a datastore was built from, how, and for which tokenizer."""
+    from draftree.datastores import command
+
+    said = command.show(folder)
+    if as_json:
+        emit(said)
+    else:
+        command.print_note(folder, said)
 
 
 def emit(found: Mapping[str, Any]) -> None:

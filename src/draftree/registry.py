@@ -5,6 +5,7 @@ A name that Python keeps for itself has an underscore behind it in the file's na
 name                        the part with its defaults
 name:key=value,key=value    some knobs set
 FOLDER                      a trained drafter by its checkpoint, or one that searches by its datastore
+a+b                         drafters fused, each of them a spec or a folder
 """
 
 import importlib
@@ -21,6 +22,7 @@ import draftree.acceptors
 import draftree.drafters
 import draftree.policies
 from draftree.acceptors.base import Acceptor
+from draftree.drafters._fused import Fused
 from draftree.drafters._stored import Stored
 from draftree.drafters.base import Method, TrainableMethod
 from draftree.errors import UnknownName, UserError
@@ -63,8 +65,10 @@ def build(kind: str, spec: str) -> Any:
     Raises:
         UserError: the name, a key or a value is not one that is known.
     """
+    if kind == "drafter" and len(several := fused(spec)) > 1:
+        return Fused(tuple(build(kind, one) for one in several))
     name, _, rest = spec.partition(":")
-    folder = kind == "drafter" and Path(spec).is_dir()
+    folder = kind == "drafter" and spec != "" and Path(spec).is_dir()
     if folder:
         name, rest = method_of(Path(spec)), ""
     cls = part(kind, name)
@@ -83,6 +87,24 @@ def build(kind: str, spec: str) -> Any:
             raise UnknownName(f"key of {kind} '{name}'", key, known)
         values[key] = parse(text, known[key], f"{name}:{key}")
     return cls(**values)
+
+
+def fused(spec: str) -> list[str]:
+    """The specs of the drafters between which there is a `+`; one that belongs to a path that exists is none of these."""
+    found, pieces = [], spec.split("+")
+    while pieces:
+        n = next(n for n in range(len(pieces), 0, -1) if n == 1 or _is_path("+".join(pieces[:n])))
+        found.append("+".join(pieces[:n]))
+        del pieces[:n]
+    return found
+
+
+def _is_path(spec: str) -> bool:
+    """Whether a spec with a `+` in it names one drafter: by its folder, or with the `+` in nothing but paths."""
+    if Path(spec).is_dir():
+        return True
+    items = [item.partition("=") for item in spec.split(",") if "+" in item]
+    return all("+" not in key and value and Path(value).exists() for key, _, value in items)
 
 
 def method_of(folder: Path) -> str:

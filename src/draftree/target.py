@@ -231,6 +231,7 @@ class Target:
         seen = [tree.ancestors[np.ix_(i, i)] for i in rows] if cache.rows > 1 else [tree.ancestors]
         if probes is not None:
             last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
+            last = np.minimum(last, self.decoder.context - 1)  # a text that is full has no root, but may still have probes
             # Probes only guess: beyond a change of rope, or the context, they would disturb what must be exact.
             kept = replace(probes, positions=np.minimum(probes.positions, last))
             tokens, positions, seen = _with_probes(kept, tokens, positions, seen)

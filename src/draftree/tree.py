@@ -42,7 +42,8 @@ class Candidates:
         log_q: [F, K] natural log of q(token | path); −∞ where there are fewer than K.
         log_probs: [F, V] the whole log q, or None for a drafter without one (retrieval).
         draw: how the tokens were drawn.
-        source: which drafter proposed them (0 unless drafters are fused).
+        source: which drafter proposed them, see `Tree.source`.
+        sources: [F, K] of each, where they are of several drafters, fused.
     """
 
     tokens: Ints
@@ -50,6 +51,12 @@ class Candidates:
     log_probs: Tensor | None = None
     draw: Draw = Draw.POINT
     source: int = 0
+    sources: Ints | None = None
+
+    @property
+    def origin(self) -> Ints:
+        """[F, K] which drafter proposed each, see `Tree.source`."""
+        return np.full(self.tokens.shape, self.source) if self.sources is None else self.sources
 
     def entropy(self, top: int | None = ENTROPY_TOP) -> Floats:
         """[F] entropy of q in nats over its likeliest tokens (C2T, section 4.1, eq. 3), or over all (None).
@@ -79,7 +86,8 @@ class Tree:
         row: [N] which sequence the node belongs to.
         log_q: [N] log q(token | path), 0 for a root.
         score: [N] what the policy ranks by; for most, the node's log value (the sum of log q along its path).
-        source: [N] which drafter proposed the node, −1 for a root.
+        source: [N] which drafter proposed the node, −1 for a root and 0 for a drafter alone. Of fused ones, source + 1 has
+            a bit for each that did: of two, 0 is the first, 1 the second, 2 both.
         entropy: [N] of the distribution a node was drawn from, in nats, where the policy asked for it; else 0.
         number: [N] the node's number while it was drafted; drafters key their caches by it.
         draw: how the nodes were drawn.
@@ -130,6 +138,7 @@ class Tree:
         q_row: Ints | None = None,
         q: Tensor | None = None,
         entropy: Floats | None = None,
+        source: Ints | None = None,
     ) -> "Tree":
         """The tree with further nodes behind the present ones, in the order given.
 
@@ -142,6 +151,7 @@ class Tree:
             q_row: [M] for sampled draws, the row of `q` each was drawn from.
             q: [E, V] all draft distributions so far, for sampled draws.
             entropy: [M] of the distribution each was drawn from.
+            source: [M] which drafter proposed each, where it was not the same for all.
         """
         m = len(parents)
         return replace(
@@ -152,7 +162,7 @@ class Tree:
             row=np.concatenate((self.row, self.row[parents])),
             log_q=np.concatenate((self.log_q, log_q)),
             score=np.concatenate((self.score, score)),
-            source=np.concatenate((self.source, np.full(m, candidates.source))),
+            source=np.concatenate((self.source, np.full(m, candidates.source) if source is None else source)),
             entropy=np.concatenate((self.entropy, np.zeros(m) if entropy is None else entropy)),
             number=np.concatenate((self.number, np.arange(len(self), len(self) + m))),
             draw=candidates.draw,

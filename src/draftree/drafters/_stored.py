@@ -1,12 +1,23 @@
-"""What drafters share that search a datastore: a folder built from a corpus, with a note of what it is and for whom."""
+"""What drafters share that search a datastore: a folder built from a corpus, with a note of what it is and for whom.
 
+The note is the entry of the folder's `config.json` that is ours, as a trained drafter has one. Token ids mean nothing
+without the tokenizer they come from, so the note has a hash of it, and no other tokenizer's datastore is opened.
+"""
+
+import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
+from draftree.drafters._checkpoint import about
 from draftree.drafters.base import Method
+from draftree.errors import UserError
+from draftree.target import Target
 from draftree.tree import Ints
 
 Documents = Iterable[Ints]
@@ -43,3 +54,72 @@ class Stored(Method):
         Raises:
             UserError: a setting is not known, or the corpus is empty.
         """
+
+    @classmethod
+    def kind(cls) -> str:
+        """The method's name, which is its file's."""
+        return cls.__module__.rpartition(".")[2].removesuffix("_")
+
+    def store(self, target: Target) -> Path | None:
+        """The folder of the datastore, looked at and found to fit a target; None where none was named.
+
+        Raises:
+            UserError: there is no datastore of this kind, or it was built for another tokenizer.
+        """
+        if not self.datastore:
+            return None
+        folder = Path(self.datastore)
+        said, kind = note(folder), self.kind()
+        if said["drafter"] != kind:
+            raise UserError(f"'{folder}' is a datastore for '{said['drafter']}', asked for was one for '{kind}'")
+        if (own := tokenizer_hash(target.tokenizer)) != said.get("tokenizer"):
+            raise UserError(
+                f"datastore '{folder}' holds tokens of the tokenizer of '{said.get('target')}' ({said.get('tokenizer')}), but "
+                f"target '{target.name}' has another ({own}): build one for it (draftree datastore build --kind {kind} "
+                f"--target {target.name} --data … --out FOLDER)"
+            )
+        fits_vocabulary(folder, int(said.get("vocab", 0)), target)
+        return folder
+
+
+def note(folder: Path) -> dict[str, Any]:
+    """What a datastore says of itself; it has a `drafter`.
+
+    Raises:
+        UserError: it is not a datastore.
+    """
+    if not folder.is_dir():
+        raise UserError(f"datastore '{folder}' does not exist: a folder was expected that draftree datastore build has made")
+    said = about(folder)
+    if "drafter" not in said or "tokenizer" not in said:
+        raise UserError(f"'{folder}' is not a datastore: its config.json does not say of which drafter and tokenizer")
+    return said
+
+
+def fits_vocabulary(where: Path, vocab: int, target: Target) -> None:
+    """Refuses tokens that the target cannot be fed.
+
+    Raises:
+        UserError: it says how many ids there are.
+    """
+    if vocab > target.decoder.vocab:
+        raise UserError(
+            f"datastore '{where}' has token ids up to {vocab - 1}, allowed are those below the vocabulary of target "
+            f"'{target.name}': {target.decoder.vocab}"
+        )
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of what decides which ids a text has: vocabulary, merges and added tokens.
+
+    Where a fast tokenizer's own serialisation has them; how it is padded or cut, which calls change, stays out.
+    """
+    if tokenizer.is_fast:
+        fast: Any = tokenizer
+        whole = json.loads(fast.backend_tokenizer.to_str())
+        model = whole["model"]
+        added = [(token["id"], token["content"]) for token in whole["added_tokens"]]
+        said = [model.get("type"), model.get("vocab"), model.get("merges"), added]
+    else:
+        said = [tokenizer.get_vocab(), sorted(tokenizer.get_added_vocab().items())]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,8 +1,13 @@
-"""What drafters share whose state is the text itself: each row's committed tokens."""
+"""What drafters share whose state is the text itself: each row's committed tokens.
+
+Shapes: F frontier nodes, K candidates.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 
-from draftree.tree import Ints, Tree, Verdict
+from draftree.tree import Floats, Ints, Tree, Verdict
 
 Texts = tuple[Ints, ...]
 
@@ -19,3 +24,16 @@ def extended(texts: Texts, tree: Tree, verdict: Verdict) -> Texts:
 def cut(texts: Texts, lengths: Ints) -> Texts:
     """The first `lengths[r]` tokens of each text."""
     return tuple(t[:n] for t, n in zip(texts, lengths.tolist(), strict=True))
+
+
+def ragged(candidates: Sequence[tuple[Ints, Floats]], k: int) -> tuple[Ints, Floats]:
+    """Tokens and their values [F, K'] of lists of candidates of any length, 0 behind them.
+
+    K' is the longest list's, and at least 1 and at most K.
+    """
+    width = max([1, *(min(k, len(tokens)) for tokens, _ in candidates)])
+    tokens, values = np.zeros((len(candidates), width), np.int64), np.zeros((len(candidates), width))
+    for i, (some, theirs) in enumerate(candidates):
+        n = min(width, len(some))
+        tokens[i, :n], values[i, :n] = some[:n], theirs[:n]
+    return tokens, values

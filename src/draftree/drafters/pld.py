@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 
-from draftree.drafters._texts import Texts, cut, extended
+from draftree.drafters._texts import Texts, cut, extended, ragged
 from draftree.drafters.base import Drafter, Method
 from draftree.errors import UserError
 from draftree.sampling import Drawing
 from draftree.target import Taps, Target
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+
+NONE = -1
+"""Stands behind the end of a continuation that is shorter than others."""
 
 
 @final
@@ -19,14 +22,21 @@ from draftree.tree import Candidates, Ints, Tree, Verdict
 class PLD(Method):
     """Prompt lookup decoding.
 
+    Differs from the run of Spec-Bench (earliest match, 10 tokens) where a match has fewer than `length` tokens behind it:
+    they are drafted, and not none; and where there is no match nothing is drafted, and not a made-up token.
+
     Attributes:
         ngram: longest suffix looked for; shorter ones down to one token are tried after it.
-        length: how many tokens of the continuation are drafted.
-        confidence: q of every token found; there is no model to ask, and policies that prune by value need a number.
+        length: how many tokens of a continuation are drafted.
+        match: which places of the longest suffix found count: the latest, the earliest (as in Spec-Bench), or all, their
+            continuations merged as a trie.
+        confidence: that what followed then follows now; there is no model to ask, and policies that prune by value need a
+            number. q is the confidence, times the share of the continuations that go on with the token.
     """
 
     ngram: int = 3
     length: int = 10
+    match: Literal["latest", "earliest", "all"] = "latest"
     confidence: float = 0.8
 
     def __post_init__(self) -> None:
@@ -35,6 +45,8 @@ class PLD(Method):
                 f"pld: got ngram={self.ngram}, length={self.length}, confidence={self.confidence}; "
                 "allowed are at least 1, at least 1, and a number in (0, 1]"
             )
+        if self.match not in ("latest", "earliest", "all"):
+            raise UserError(f"pld: match is '{self.match}', allowed are latest, earliest, all")
 
     def open(self, target: Target) -> "PLDDrafter":
         return PLDDrafter(self)
@@ -45,24 +57,39 @@ class PLD(Method):
 
 @final
 class PLDDrafter(Drafter[Texts]):
-    """Drafts the continuation of the latest earlier occurrence; its state is each row's committed text."""
+    """Drafts what followed earlier occurrences; its state is each row's committed text."""
 
     def __init__(self, knobs: PLD) -> None:
         self.knobs = knobs
+
+    @property
+    def described(self) -> str:
+        return repr(self.knobs)
 
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None) -> Texts:
         return tuple(prompts)
 
     def expand(self, state: Texts, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Texts]:
-        tokens = np.zeros((len(frontier), 1), np.int64)
-        log_q = np.full((len(frontier), 1), -np.inf)
-        for i, node in enumerate(frontier):
-            path = tree.path(int(node))
-            drafted = tree.tokens[path[1:]]
-            found = continuation(np.append(state[int(tree.row[node])], tree.tokens[path[0]]), self.knobs)
-            if len(found) > len(drafted) and np.array_equal(found[: len(drafted)], drafted):
-                tokens[i, 0], log_q[i, 0] = found[len(drafted)], np.log(self.knobs.confidence)
-        return Candidates(tokens, log_q), state
+        through: dict[int, Ints] = {}
+        below = [shares(self._through(state, tree, node, through), int(tree.depth[node])) for node in frontier.tolist()]
+        tokens, share = ragged(below, k)
+        with np.errstate(divide="ignore"):  # a share of 0 is no candidate
+            return Candidates(tokens, np.log(self.knobs.confidence * share)), state
+
+    def _through(self, state: Texts, tree: Tree, node: int, known: dict[int, Ints]) -> Ints:
+        """[places, length] the continuations that begin with the path to a node; the text is searched once for each root.
+
+        Args:
+            known: those of other nodes, to which the node and its ancestors are added.
+        """
+        if node not in known:
+            parent = int(tree.parents[node])
+            if parent < 0:
+                known[node] = continuations(np.append(state[int(tree.row[node])], tree.tokens[node]), self.knobs)
+            else:
+                above, depth = self._through(state, tree, parent, known), int(tree.depth[parent])
+                known[node] = above[above[:, depth] == tree.tokens[node]] if depth < self.knobs.length else above[:0]
+        return known[node]
 
     def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
         return extended(state, tree, verdict)
@@ -71,12 +98,36 @@ class PLDDrafter(Drafter[Texts]):
         return cut(state, lengths)
 
 
-def continuation(text: Ints, knobs: PLD) -> Ints:
-    """What followed the longest suffix of `text` that stands in it before, at its latest place; empty if none does."""
-    for n in range(min(knobs.ngram, len(text) - 1), 0, -1):
-        windows = np.lib.stride_tricks.sliding_window_view(text[:-1], n)
-        places = np.flatnonzero((windows == text[-n:]).all(axis=1))
-        if places.size:
-            after = int(places[-1]) + n
-            return text[after : after + knobs.length]
-    return text[:0]
+def continuations(text: Ints, knobs: PLD) -> Ints:
+    """[places, length] what followed the longest suffix of `text` that stands in it before, `NONE` behind its end.
+
+    In the order of the text; no place if the last token is new.
+    """
+    last = len(text) - 1
+    ends = np.flatnonzero(text[:last] == text[last:]) if last > 0 else np.zeros(0, np.int64)
+    for n in range(1, min(knobs.ngram, last)):
+        longer = ends[ends >= n]
+        longer = longer[text[longer - n] == text[last - n]]
+        if not longer.size:
+            break
+        ends = longer
+    chosen = {"latest": ends[-1:], "earliest": ends[:1], "all": ends}[knobs.match]
+    places = chosen[:, None] + np.arange(1, knobs.length + 1)
+    return np.where(places <= last, text[np.minimum(places, last)], NONE) if chosen.size else places
+
+
+def shares(found: Ints, depth: int) -> tuple[Ints, Floats]:
+    """The tokens with which continuations go on after a depth, and their shares of those that do.
+
+    The largest share comes first, the lower token of equals.
+
+    Args:
+        found: [places, length] the continuations.
+    """
+    following = found[:, depth] if depth < found.shape[1] else found[:0, 0]
+    following = following[following != NONE]
+    if len(following) < 2:  # as it is wherever one place is drafted from
+        return following, np.ones(len(following))
+    tokens, counts = np.unique(following, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return tokens[order], counts[order] / len(following)

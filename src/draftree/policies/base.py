@@ -144,7 +144,7 @@ def append(
         q = candidates.log_probs.exp() if q is None else torch.cat((q, candidates.log_probs.exp()))
     found = candidates.tokens[parent, rank], candidates.log_q[parent, rank], score[parent, rank]
     uncertain = None if entropy is None else entropy[parent]
-    return tree.append(frontier[parent], *found, candidates, q_row, q, uncertain)
+    return tree.append(frontier[parent], *found, candidates, q_row, q, uncertain, candidates.origin[parent, rank])
 
 
 def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:

@@ -1,0 +1,84 @@
+"""How many nodes does a policy need for the τ that another reaches? From a saved bench of both at several settings.
+
+    python benchmarks/equal_tau.py RESULT.json --policy c2t:beta --beside eagle2:nodes
+
+Policies are named by how their specs begin. For every row of the first, the nodes a step that the second needs for the same τ
+are interpolated on its curve, linearly between the two settings around it; where the curve does not reach, there is no figure.
+Intervals: 95 %, bootstrap over prompts, the same ones for both.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from draftree.errors import UnknownName, UserError
+from draftree.evaluation.report import read
+from draftree.terminal import table
+
+Row = dict[str, Any]
+DRAWS = 2000
+
+
+def figures(row: Row, prompts: np.ndarray) -> tuple[float, float]:
+    """τ and nodes a step over some prompts."""
+    each = row["per_prompt"]
+    steps, accepted, nodes = (np.array(each[k], np.float64)[prompts].sum() for k in ("steps", "accepted", "nodes"))
+    return float(accepted / steps + 1), float(nodes / steps)
+
+
+def share(row: Row, curve: Sequence[Row], prompts: np.ndarray) -> float:
+    """The row's nodes by those that the curve needs for its τ; NaN beyond its ends."""
+    tau, nodes = figures(row, prompts)
+    points = sorted(figures(r, prompts) for r in curve)
+    return nodes / float(np.interp(tau, *zip(*points, strict=True), left=np.nan, right=np.nan))
+
+
+def lines(rows: Sequence[Row], mine: Callable[[str], bool], theirs: Callable[[str], bool], seed: int) -> list[dict[str, str]]:
+    """A line for each setting of the policy, by drafter."""
+    found = []
+    drawn = np.random.default_rng(seed)
+    for row in (r for r in rows if r["policy"] and mine(r["policy"])):
+        curve = [r for r in rows if r["drafter"] == row["drafter"] and r["policy"] and theirs(r["policy"])]
+        n = len(row["per_prompt"]["steps"])
+        whole = share(row, curve, np.arange(n))
+        spread = [share(row, curve, drawn.integers(0, n, n)) for _ in range(DRAWS)]
+        low, high = np.nanquantile(spread, [0.025, 0.975]) if not np.isnan(spread).all() else (np.nan, np.nan)
+        tau, nodes = figures(row, np.arange(n))
+        told = "beyond the curve" if np.isnan(whole) else f"{whole:.2f} [{low:.2f}, {high:.2f}]"
+        found.append({"drafter": row["drafter"], "policy": row["policy"], "τ": f"{tau:.2f}", "nodes/step": f"{nodes:.1f}",
+                      "nodes at equal τ, by the other's [95 %]": told})  # fmt: skip
+    return found
+
+
+def main() -> int:
+    """Prints the comparison."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--policy", required=True, help="how its specs begin")
+    parser.add_argument("--beside", required=True, help="how the specs of the other policy's curve begin")
+    parser.add_argument("--with", dest="containing", default="", help="only specs of the curve that contain this")
+    parser.add_argument("--without", help="no specs of the curve that contain this")
+    args = parser.parse_args()
+    mine = lambda spec: spec.startswith(args.policy)
+    left_out = lambda spec: args.without is not None and args.without in spec
+    theirs = lambda spec: spec.startswith(args.beside) and args.containing in spec and not left_out(spec)
+    try:
+        rows = read(args.result)["rows"]
+        for name, wanted in ((args.policy, mine), (args.beside, theirs)):
+            if not any(r["policy"] and wanted(r["policy"]) for r in rows):
+                raise UnknownName("policy", name, {r["policy"] for r in rows if r["policy"]})
+    except UserError as error:
+        print(f"equal_tau: {error}", file=sys.stderr)
+        return 2
+    title = f"nodes of {args.policy}… at the τ it reaches, by those of {args.beside}…"
+    Console().print(table(title, lines(rows, mine, theirs, 0)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""What ADED costs: the search alone, all of a step's drafting, adaptation, and the bytes of its store.
+
+    python benchmarks/search.py --out benchmarks/results/search.json --megabytes 10
+
+The corpus is Python source of this environment in a random order, in the tokenizer of the demo target; the texts written
+are other files of it, committed a few tokens a step without any model. One thread, medians and 99th percentiles in
+microseconds.
+"""
+
+import json
+import statistics
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from tokenizers import Tokenizer
+
+from draftree.costs import Costs
+from draftree.drafters._ngrams import Grams, Plan, build
+from draftree.drafters.aded import ADED, ADEDDrafter, State
+from draftree.engine import load
+from draftree.policies._search import search
+from draftree.policies.base import Room
+from draftree.policies.mcts import MCTS, Local
+from draftree.sampling import Drawing
+from draftree.target import Needs, Taps
+from draftree.timing import machine
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+COSTS = Costs({1: 1.0}, {1: 1.0})
+WRITTEN = 3
+"""Tokens of a step: two accepted and the bonus."""
+CHATS, CHAT_TOKENS = 770_000, 1_300
+"""The corpus to extrapolate to: as many chats of so many tokens (UltraChat's conversations are some thousand words long)."""
+FIELDS = ["search", "draft", "commit", "expand", "nodes"]
+
+
+def documents(tokenizer: Tokenizer, megabytes: float, skip: int) -> Iterator[Ints]:
+    """Source files of the environment, all but every `skip`-th, until there are so many bytes."""
+    left = megabytes * 1e6
+    for number, file in enumerate(sources()):
+        if left <= 0:
+            return
+        if number % skip:
+            text = file.read_text(errors="ignore")
+            left -= len(text.encode())
+            yield np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+
+
+@cache
+def sources() -> list[Path]:
+    """Python files in a random order, so that every part of them is like the whole."""
+    paths = sysconfig.get_paths()
+    found = sorted({file for name in ("stdlib", "purelib") for file in Path(paths[name]).rglob("*.py")})
+    return [found[i] for i in np.random.default_rng(0).permutation(len(found))]
+
+
+class Timed:
+    """A drafter as a policy asks it; adds up its time."""
+
+    def __init__(self, drafter: ADEDDrafter, state: State) -> None:
+        self.drafter, self.state, self.seconds = drafter, state, 0.0
+
+    def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        start = time.perf_counter()
+        found, _ = self.drafter.expand(self.state, tree, frontier, k, Drawing())
+        self.seconds += time.perf_counter() - start
+        return found
+
+
+def steps(drafter: ADEDDrafter, policy: MCTS, text: Ints, taps: Taps, most: int) -> Iterator[tuple[float, ...]]:
+    """Seconds of each step: the search alone, all drafting, adaptation, the drafter's part; and nodes."""
+    at = 200
+    state = drafter.start([text[:at]], text[at : at + 1], taps)
+    for _ in range(min(most, (len(text) - at - 1) // WRITTEN)):
+        roots, expand = Tree.planted(np.zeros(1, np.int64), text[at : at + 1]), Timed(drafter, state)
+        start = time.perf_counter()
+        tree = policy.draft(expand, roots, COSTS, Room(np.array([64]), 512), None)
+        drafted, asked = time.perf_counter() - start, expand.seconds
+        near = Local.of(*policy._asked(expand, roots, Room(np.array([64]), 512)))
+        start = time.perf_counter()
+        search(roots.tokens, near.first, near.last, near.prior, near.prior, 1.0, policy.iterations, policy.c1, policy.c2, False)
+        searched = time.perf_counter() - start
+        path = roots
+        for token in text[at + 1 : at + WRITTEN]:
+            path = path.append(
+                np.array([len(path) - 1]),
+                np.array([token]),
+                np.zeros(1),
+                np.zeros(1),
+                Candidates(np.zeros((1, 1)), np.zeros((1, 1))),
+            )
+        verdict = Verdict((np.arange(1, len(path)),), text[at + WRITTEN : at + WRITTEN + 1])
+        start = time.perf_counter()
+        state = drafter.commit(state, path, verdict, taps)
+        yield searched, drafted, time.perf_counter() - start, asked, tree.drafted
+        at += WRITTEN
+
+
+def stored(tokenizer: Tokenizer, megabytes: float, folder: Path) -> dict[str, Any]:
+    """Builds a store; its figures, and how long it took to build and to open."""
+    folder.mkdir()
+    texts = list(documents(tokenizer, megabytes, 10))
+    start = time.perf_counter()
+    figures = build(texts, Plan(3, tokenizer.get_vocab_size()), folder, lambda _: None)
+    built = time.perf_counter() - start
+    start = time.perf_counter()
+    Grams.opened(folder)
+    return figures | {"build_s": built, "open_ms": 1e3 * (time.perf_counter() - start),
+                      "bytes_per_distinct": figures["bytes"] / figures["distinct"],
+                      "bytes_per_stored": figures["bytes"] / figures["stored"]}  # fmt: skip
+
+
+def extrapolated(sizes: list[dict[str, Any]]) -> dict[str, float]:
+    """Distinct tri-grams of `CHATS` chats, if their number grows by the power law of the two largest stores (Heaps)."""
+    small, large = sizes[-2:]
+    power = np.log(large["distinct"] / small["distinct"]) / np.log(large["tokens"] / small["tokens"])
+    distinct = large["distinct"] * (CHATS * CHAT_TOKENS / large["tokens"]) ** power
+    return {"power": float(power), "distinct": float(distinct), "bytes": float(distinct * large["bytes_per_distinct"])}
+
+
+def main(
+    out: Annotated[Path, typer.Option()],
+    megabytes: Annotated[float, typer.Option()] = 10,
+    texts: Annotated[int, typer.Option()] = 12,
+    most: Annotated[int, typer.Option()] = 80,
+) -> None:
+    torch.set_num_threads(1)
+    engine = load("demo", "pld", "chain")
+    tokenizer = engine.tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    taps = engine.target.prefill(engine.target.new_cache(1, 1), [np.array([1])], Needs()).taps
+    with tempfile.TemporaryDirectory() as scratch:
+        sizes = [stored(tokenizer, megabytes * part, Path(scratch) / str(part)) for part in (0.25, 0.5, 1)]
+        drafter = ADEDDrafter(ADED(), Grams.opened(Path(scratch) / "1"))
+        held = [f.read_text(errors="ignore") for f in sources()[::10]]
+        ids = [np.array(tokenizer.encode(t, add_special_tokens=False).ids) for t in held if 3_000 < len(t) < 30_000][:texts]
+        for first in ids[:1]:
+            list(steps(drafter, MCTS(), first, taps, 2))  # compiled and warm
+        rows = [row for text in ids for row in steps(drafter, MCTS(), text, taps, most)]
+    columns = dict(zip(FIELDS, zip(*rows, strict=True), strict=True))
+    micro = {
+        name: {"median": 1e6 * statistics.median(v), "p99": 1e6 * float(np.quantile(v, 0.99))} for name, v in columns.items()
+    }
+    nodes = {"median": statistics.median(columns["nodes"]), "most": max(columns["nodes"])}
+    result = {
+        "provenance": machine(torch.device("cpu")) | {"megabytes": str(megabytes), "steps": str(len(rows))},
+        "us": {name: micro[name] for name in FIELDS[:-1]},
+        "nodes": nodes,
+        "stores": sizes,
+        "chats": extrapolated(sizes),
+    }
+    assert all(a["tokens"] < b["tokens"] for a, b in pairwise(sizes)), "there is not that much source text"
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)

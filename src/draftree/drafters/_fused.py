@@ -1,0 +1,358 @@
+"""Several drafters fused into one: what each proposes goes into one tree (docs/methods/fusion.md).
+
+The first part with a whole q, a trained drafter, is the guide, and its q is left as it is. A token that another part
+finds gets the acceptance that such finds had so far, and the guide's other tokens share what is left: with nothing found
+the candidates are the guide's own. Without a guide, all parts' finds are judged.
+
+Shapes: R rows, P parts, F frontier nodes, K candidates, X features, M candidates of all nodes in one list, C distinct ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+
+from draftree.drafters.base import Drafter, Method
+from draftree.errors import UserError
+from draftree.policies._calibration import Logistic
+from draftree.sampling import Drawing
+from draftree.target import Needs, Probes, Taps, Target
+from draftree.tree import Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
+
+BESIDE = (1.0, 0.5, 1.0, 2.0)
+"""What a find is worth beside a guide, before any was judged: log-odds of its acceptance as weights of `_features`. A find
+multiplies the odds that the guide gives the token, as independent evidence does; modestly, by 2.7 for one of q = ½."""
+ALONE = (0.0, 1.0, 0.0, 2.0)
+"""And without a guide: at first, the part's own q is the estimate."""
+PRIOR = 4.0
+"""How many examples of unit curvature these count for."""
+RECENT, NEUTRAL = 0.2, 0.5
+"""The share of the last find in what is remembered of a row's last ones, and what is remembered of none."""
+CERTAIN = 1e-4
+"""No probability that is learnt from is taken to be closer to 0 or 1."""
+MOST = 1 - 1e-3
+"""All finds after a node are worth this much together at most, so that something is left for the guide's tokens."""
+
+
+@final
+@dataclass(frozen=True)
+class Fused(Method):
+    """Drafters whose candidates go into one tree; in a spec they stand with `+` between them.
+
+    Attributes:
+        parts: their knobs; of equal candidates the earlier part's come first.
+    """
+
+    parts: tuple[Method, ...]
+
+    def open(self, target: Target) -> "FusedDrafter":
+        return FusedDrafter([part.open(target) for part in self.parts])
+
+    def example(self, target: Target) -> "FusedDrafter":
+        return FusedDrafter([part.example(target) for part in self.parts])
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What is known in one row of how often one part's finds are accepted, given that their parent was.
+
+    Attributes:
+        beside: where there was a guide.
+        alone: where there was none.
+        recent: how often the last finds in this row's text held the right token.
+    """
+
+    beside: Logistic = field(default_factory=lambda: Logistic.around(*BESIDE, prior=PRIOR))
+    alone: Logistic = field(default_factory=lambda: Logistic.around(*ALONE, prior=PRIOR))
+    recent: float = NEUTRAL
+
+
+@dataclass(frozen=True)
+class Find:
+    """What a part found after a frontier, kept until the verdict says what of it was right.
+
+    Attributes:
+        part: which one.
+        guided: whether there was a guide.
+        numbers: [F] the frontier's nodes.
+        tokens: [F, K] ids.
+        there: [F, K] where there is a candidate.
+        guide: [F, K] the guide's q; 0 without one.
+        x: [F, K, X] what its acceptance is judged by, see `_features`.
+        value: [F, K] the estimate of it.
+    """
+
+    part: int
+    guided: bool
+    numbers: Ints
+    tokens: Ints
+    there: Bools
+    guide: Floats
+    x: Floats
+    value: Floats
+
+
+@dataclass(frozen=True)
+class Fusing:
+    """The state of fused drafters.
+
+    Attributes:
+        parts: [P] their own states.
+        trust: [R][P] what each row has learnt; what `carry` leaves has one row, which stands for all.
+        finds: of this step.
+    """
+
+    parts: tuple[Any, ...]
+    trust: tuple[tuple[Trust, ...], ...]
+    finds: tuple[Find, ...] = ()
+
+    @property
+    def together(self) -> tuple[Trust, ...]:
+        """[P] what all rows have learnt."""
+        return tuple(_together(rows) for rows in zip(*self.trust, strict=True))
+
+
+@final
+class FusedDrafter(Drafter[Fusing]):
+    """Drafters that are asked for the same nodes, and their candidates merged.
+
+    Raises:
+        UserError: more than one of them sends probes along with a verification.
+    """
+
+    def __init__(self, parts: Sequence[Drafter[Any]]) -> None:
+        self.parts = tuple(parts)
+        self._probing = [i for i, part in enumerate(self.parts) if type(part).probes is not Drafter.probes]
+        if len(self._probing) > 1:
+            both = " and ".join(f"'{self.parts[i].described}'" for i in self._probing)
+            raise UserError(f"{both} cannot be fused: each sends probe rows with the verification, allowed is one that does")
+
+    @property
+    def needs(self) -> Needs:
+        every = [part.needs for part in self.parts]
+        hidden, kv = (layer for needs in every for layer in needs.hidden), (layer for needs in every for layer in needs.kv)
+        return Needs(tuple(dict.fromkeys(hidden)), tuple(dict.fromkeys(kv)))
+
+    @property
+    def described(self) -> str:
+        return " + ".join(part.described for part in self.parts)
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Fusing | None = None) -> Fusing:
+        before = (None,) * len(self.parts) if state is None else state.parts
+        known = (Trust(),) * len(self.parts) if state is None else state.together
+        inner = [part.start(prompts, roots, own(part, taps), s) for part, s in zip(self.parts, before, strict=True)]
+        fresh = tuple(replace(trust, recent=NEUTRAL) for trust in known)
+        return Fusing(tuple(inner), (fresh,) * len(prompts))
+
+    def expand(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Fusing]:
+        """The merged candidates; samples stay one part's own, the first's that can draw them."""
+        inner, proposed = list(state.parts), []
+        for i, part in enumerate(self.parts):
+            candidates, inner[i] = part.expand(state.parts[i], tree, frontier, k, drawing)
+            proposed.append(replace(candidates, source=(1 << i) - 1))
+            if candidates.draw is not Draw.POINT:  # what others would add was not drawn from the same q
+                return proposed[-1], replace(state, parts=tuple(inner))
+        guide = next((i for i, candidates in enumerate(proposed) if candidates.log_probs is not None), None)
+        finds = []
+        for i, candidates in enumerate(proposed):
+            if i != guide and (candidates.log_q > -np.inf).any():
+                trust = [state.trust[row][i] for row in tree.row[frontier].tolist()]
+                finds.append(_find(i, candidates, None if guide is None else proposed[guide], tree.number[frontier], trust))
+        state = replace(state, parts=tuple(inner), finds=(*state.finds, *finds))
+        if not finds:
+            return proposed[guide or 0], state
+        return merged(None if guide is None else proposed[guide], finds, k), state
+
+    def commit(self, state: Fusing, tree: Tree, verdict: Verdict, taps: Taps) -> Fusing:
+        inner = [part.commit(s, tree, verdict, own(part, taps)) for part, s in zip(self.parts, state.parts, strict=True)]
+        trust = list(state.trust)
+        for root in range(tree.roots):
+            row, kept = int(tree.row[root]), verdict.kept(root)
+            nexts = np.append(tree.tokens[kept[1:]], verdict.bonus[root])
+            trust[row] = tuple(
+                _learnt(known, [f for f in state.finds if f.part == i], tree.number[kept], nexts)
+                for i, known in enumerate(trust[row])
+            )
+        return Fusing(tuple(inner), tuple(trust))
+
+    def truncate(self, state: Fusing, lengths: Ints) -> Fusing:
+        inner = [part.truncate(s, lengths) for part, s in zip(self.parts, state.parts, strict=True)]
+        return Fusing(tuple(inner), (state.together,) * len(state.trust))
+
+    def carry(self, state: Fusing) -> Fusing:
+        inner = [part.carry(s) for part, s in zip(self.parts, state.parts, strict=True)]
+        return Fusing(tuple(inner), (state.together,))
+
+    def probes(self, state: Fusing) -> Probes | None:
+        return self.parts[self._probing[0]].probes(state.parts[self._probing[0]]) if self._probing else None
+
+
+def own(part: Drafter[Any], taps: Taps) -> Taps:
+    """The taps that a part asked for."""
+    return replace(taps, hidden={layer: taps.hidden[layer] for layer in part.needs.hidden})
+
+
+def _find(part: int, found: Candidates, guide: Candidates | None, numbers: Ints, trust: Sequence[Trust]) -> Find:
+    """A part's candidates with their estimated acceptance.
+
+    Args:
+        part: which one.
+        found: its candidates.
+        guide: the guide's.
+        numbers: [F] of the frontier's nodes.
+        trust: [F] what is known of the part in each node's row.
+    """
+    there, log_q = found.log_q > -np.inf, np.full(found.tokens.shape, -np.inf)
+    if guide is not None and guide.log_probs is not None:
+        index = torch.from_numpy(found.tokens).to(guide.log_probs.device)
+        log_q = guide.log_probs.gather(-1, index).double().cpu().numpy()
+    x = _features(found.log_q, None if guide is None else log_q, np.array([t.recent for t in trust]))
+    weights = np.stack([(t.alone if guide is None else t.beside).weights for t in trust])
+    value = np.where(there, 1 / (1 + np.exp(-(x * weights[:, None]).sum(-1))), 0.0)
+    return Find(part, guide is not None, numbers, found.tokens, there, np.exp(log_q), x, value)
+
+
+def _features(log_q: Floats, guide: Floats | None, recent: Floats) -> Floats:
+    """[F, K, X] what acceptance is judged by: 1, the log-odds of the part's q and of the guide's, recent success."""
+    ours = _log_odds(log_q)
+    theirs = np.zeros_like(ours) if guide is None else _log_odds(guide)
+    return np.stack((np.ones_like(ours), ours, theirs, np.broadcast_to(recent[:, None] - NEUTRAL, ours.shape)), axis=-1)
+
+
+def _log_odds(log_q: Floats) -> Floats:
+    q = np.clip(np.exp(log_q), CERTAIN, 1 - CERTAIN)
+    return np.asarray(np.log(q) - np.log1p(-q))
+
+
+@dataclass(frozen=True)
+class _Proposals:
+    """Candidates of all nodes in one list.
+
+    Attributes:
+        at: [M] the node each follows, by its place in the frontier.
+        token: [M] its id.
+        parts: [M] who proposes it, a bit for each part.
+        log_q: [M] of the guide, −∞ for what it does not propose.
+        value: [M] of what was found, 0 for what was not.
+        seen: [M] the guide's q of what was found, 0 for what was not.
+    """
+
+    at: Ints
+    token: Ints
+    parts: Ints
+    log_q: Floats
+    value: Floats
+    seen: Floats
+
+    @classmethod
+    def of(cls, found: Find) -> Self:
+        at, rank = np.nonzero(found.there)
+        value, seen = found.value[at, rank], found.guide[at, rank]
+        return cls(at, found.tokens[at, rank], np.full(len(at), 1 << found.part), np.full(len(at), -np.inf), value, seen)
+
+    @classmethod
+    def guided(cls, guide: Candidates) -> Self:
+        at, rank = np.nonzero(guide.log_q > -np.inf)
+        zero = np.zeros(len(at))
+        return cls(at, guide.tokens[at, rank], np.full(len(at), guide.source + 1), guide.log_q[at, rank], zero, zero)
+
+    @classmethod
+    def joined(cls, several: Sequence[Self]) -> Self:
+        return cls(*(np.concatenate([getattr(each, f.name) for each in several]) for f in fields(cls)))
+
+    def distinct(self) -> tuple[Self, Ints]:
+        """One for each node and token, and where in the list it came first [C]."""
+        key = self.at * (self.token.max(initial=0) + 1) + self.token
+        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        parts, log_q, value, seen = np.zeros(len(first), np.int64), np.full(len(first), -np.inf), *np.zeros((2, len(first)))
+        np.bitwise_or.at(parts, which, self.parts)
+        for largest, column in ((log_q, self.log_q), (value, self.value), (seen, self.seen)):
+            np.maximum.at(largest, which, column)
+        return replace(
+            self, at=self.at[first], token=self.token[first], parts=parts, log_q=log_q, value=value, seen=seen
+        ), first
+
+
+def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidates:
+    """The K best candidates of each node by falling q, equal ones in the order of parts and ranks.
+
+    A token proposed by several parts becomes one candidate. Where it was found, it gets the largest of the finds' values:
+    parts that search the same text bring the same evidence, and are no independent causes, as a noisy-or would have them.
+    What the guide says of it is no second opinion either, but among what the value was estimated from.
+
+    Args:
+        guide: the guide's candidates.
+        finds: of the other parts, at least one.
+        k: how many.
+    """
+    nodes, several = len(finds[0].tokens), [_Proposals.of(f) for f in finds]
+    if guide is not None:
+        before = sum((1 << f.part) <= guide.source for f in finds)
+        several.insert(before, _Proposals.guided(guide))
+    every, first = _Proposals.joined(several).distinct()
+    log_q = _shared(every, nodes)
+
+    order = np.lexsort((first, -log_q, every.at))
+    place = np.arange(len(order)) - np.searchsorted(every.at[order], every.at[order])
+    order, place = order[place < k], place[place < k]
+    shape = nodes, int(place.max()) + 1
+    tokens, values, sources = np.zeros(shape, np.int64), np.full(shape, -np.inf), np.full(shape, -1)
+    at = every.at[order], place
+    tokens[at], values[at], sources[at] = every.token[order], log_q[order], every.parts[order] - 1
+    return Candidates(tokens, values, None if guide is None else guide.log_probs, sources=sources)
+
+
+def _shared(every: _Proposals, nodes: int) -> Floats:
+    """[C] log q of distinct candidates: what was found has its value, the guide's others share the rest in their proportions.
+
+    That is Jeffrey's rule: what was learnt of some tokens says nothing of how the others compare with each other. So siblings
+    sum to 1 at most. After a node where nothing was found, q is the guide's, bit for bit.
+    """
+    found = every.value > 0
+    total = np.bincount(every.at, every.value, nodes)
+    cut = MOST / np.maximum(total, MOST)
+    listed = np.bincount(every.at, np.where(found, 0, np.exp(every.log_q)), nodes)
+    rest = np.maximum(1 - np.bincount(every.at, every.seen, nodes), np.maximum(listed, CERTAIN))  # q sums to 1 only nearly
+    shift = np.where(total > 0, np.log1p(-total * cut) - np.log(rest), 0.0)
+    return np.where(found, np.log(np.where(found, every.value * cut[every.at], 1.0)), every.log_q + shift[every.at])
+
+
+def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Trust:
+    """What is known of a part after a step of its row.
+
+    Args:
+        trust: what was known.
+        finds: of the part in this step.
+        kept: [n] numbers of root and accepted nodes.
+        nexts: [n] the token that the target chose after each. So all that was found after them is judged, whether it
+            came into the verified tree or not; of what was found after other nodes nothing is known.
+    """
+    recent, beside, alone = trust.recent, trust.beside, trust.alone
+    examples: dict[bool, list[tuple[Floats, Bools]]] = {}
+    for f in finds:
+        here = np.flatnonzero(np.isin(f.numbers, kept) & f.there.any(axis=1))
+        right = f.there[here] & (f.tokens[here] == nexts[np.searchsorted(kept, f.numbers[here])][:, None])
+        for success in right.any(axis=1).tolist():
+            recent += RECENT * (success - recent)
+        if here.size:
+            examples.setdefault(f.guided, []).append((f.x[here][f.there[here]], right[f.there[here]]))
+    for guided, several in examples.items():
+        x, true = (np.concatenate(column) for column in zip(*several, strict=True))
+        beside, alone = (beside.learn(x, true), alone) if guided else (beside, alone.learn(x, true))
+    return Trust(beside, alone, recent)
+
+
+def _together(rows: Sequence[Trust]) -> Trust:
+    """What several rows have learnt of one part: their weights' mean by what is known of each."""
+    if len(rows) == 1:
+        return rows[0]
+    beside, alone = (_mean([getattr(row, name) for row in rows]) for name in ("beside", "alone"))
+    return Trust(beside, alone, float(np.mean([row.recent for row in rows])))
+
+
+def _mean(several: Sequence[Logistic]) -> Logistic:
+    information = np.sum([each.information for each in several], axis=0)
+    weights = np.linalg.solve(information, np.sum([each.information @ each.weights for each in several], axis=0))
+    return replace(several[0], weights=weights, information=information / len(several))

@@ -1,0 +1,191 @@
+"""Tri-gram statistics of a corpus, adapted to what the target writes (ADED, Liu et al. 2024; official code: Adaptix)."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from draftree.drafters._ngrams import Adapted, Grams, Memory, Plan, build, successors, width_of
+from draftree.drafters._stored import Documents, Stored
+from draftree.drafters.base import Drafter
+from draftree.errors import UnknownName, UserError
+from draftree.sampling import Drawing
+from draftree.target import Taps, Target
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+TOP = 12
+"""Successors of a context (appendix, "Configuration of ADED")."""
+SETTINGS = {"n": 3, "top": TOP, "threshold": 1}
+"""Of a build: tokens of an n-gram; successors stored of each context, 0 for all; the least count that is stored."""
+
+
+@final
+@dataclass(frozen=True)
+class ADED(Stored):
+    """An n-gram model of a corpus (eq. 1) that what was written lately makes likelier (Algorithm 2).
+
+    The policy that belongs to it is `mcts`. After a context that neither the corpus nor the text has, it proposes nothing.
+
+    - Every step counts each n-gram of the last `window` tokens, the root among them, once more: its weight, which is its
+      share in the corpus or 0, grows by `increment`, to `cap` at most. Neither the paper nor the official code
+      renormalises; here q is the weight's part of all weights after that context, those not stored included, so that an
+      n-gram that was not adapted keeps its share and none has a q above 1.
+    - The paper's "threshold for the elimination of tri-gram probability, at 12" is what the official code does: it reads
+      the 12 likeliest successors. Read as a count it is the setting `threshold` of a build.
+    - By Figure 2 the n-grams of the prompt go into the matrix first; the official code looks at the last `window` tokens
+      only (`prompt=false`).
+
+    Attributes:
+        n: tokens of an n-gram, 2 to 4; the datastore's by default, 3 without one.
+        top: successors of a context that are read from the datastore.
+        adapt: whether what is written changes the weights.
+        window: tokens looked at in each step.
+        increment: added to a weight for each time it is seen.
+        cap: the most that a weight grows to.
+        prompt: whether all n-grams of a prompt count once when it is read.
+        session: whether what one text added is kept for the next ones; else each begins with the datastore alone.
+    """
+
+    n: int | None = None
+    top: int = TOP
+    adapt: bool = True
+    window: int = 16
+    increment: float = 0.04
+    cap: float = 3.0
+    prompt: bool = True
+    session: bool = True
+
+    def __post_init__(self) -> None:
+        for name, ok, allowed in (
+            ("n", self.n in (None, 2, 3, 4), "2, 3, 4 and none"),
+            ("top", self.top >= 1, "at least 1"),
+            ("window", self.window >= 1, "at least 1"),
+            ("increment", 0 < self.increment < math.inf, "a number above 0"),
+            ("cap", 0 < self.cap < math.inf, "a number above 0"),
+        ):
+            if not ok:
+                raise UserError(f"aded: {name} is {getattr(self, name)}, allowed is {allowed}")
+
+    def open(self, target: Target) -> "ADEDDrafter":
+        if not self.datastore:
+            return ADEDDrafter(self, Grams.none(self.n or 3, target.decoder.vocab))
+        grams = Grams.opened(Path(self.datastore))
+        if self.n not in (None, grams.n):
+            raise UserError(f"aded: n is {self.n}, allowed is {grams.n}: '{self.datastore}' holds {grams.n}-grams")
+        if grams.vocab > target.decoder.vocab:
+            raise UserError(
+                f"aded: '{self.datastore}' is for {grams.vocab:,} tokens, allowed are at most {target.decoder.vocab:,}"
+            )
+        return ADEDDrafter(self, grams)
+
+    def example(self, target: Target) -> "ADEDDrafter":
+        vocab = target.decoder.vocab
+        steps = [np.arange(200) * step % vocab for step in (1, 3, 11)]
+        return ADEDDrafter(self, Grams.of(steps, Plan(self.n or 3, vocab)))
+
+    @classmethod
+    def build(
+        cls, documents: Documents, vocab: int, folder: Path, settings: Mapping[str, str], tell: Callable[[str], None]
+    ) -> dict[str, Any]:
+        values = dict(SETTINGS)
+        for name, text in settings.items():
+            if name not in SETTINGS:
+                raise UnknownName("setting of an aded datastore", name, SETTINGS)
+            if not text.isdecimal() or (name == "n" and text not in ("2", "3", "4")):
+                allowed = "2, 3 and 4" if name == "n" else "a whole number of at least 0"
+                raise UserError(f"aded: {name} is '{text}', allowed is {allowed}")
+            values[name] = int(text)
+        return build(documents, Plan(values["n"], vocab, values["top"], values["threshold"]), folder, tell)
+
+
+@dataclass(frozen=True)
+class State:
+    """What is known of each row.
+
+    Attributes:
+        memory: increments of earlier texts of the session; the same for all rows.
+        rows: of each row its text with the root behind it, and its own increments.
+        shared: tokens of each row's text that the next one begins with, of a truncated state; none of any other.
+    """
+
+    memory: Memory
+    rows: tuple[Adapted, ...]
+    shared: tuple[int, ...] = ()
+
+
+@final
+class ADEDDrafter(Drafter[State]):
+    """Looks up what followed the last n − 1 tokens.
+
+    Args:
+        knobs: of the method.
+        grams: of the corpus; never changed.
+    """
+
+    def __init__(self, knobs: ADED, grams: Grams) -> None:
+        self.knobs, self.grams = knobs, grams
+        self._most = math.ceil(knobs.cap / knobs.increment)
+        self._width = width_of(grams.vocab)
+
+    @property
+    def described(self) -> str:
+        return f"{replace(self.knobs, datastore='')}, {len(self.grams)} {self.grams.n}-grams"
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None) -> State:
+        memory, shared = Memory.empty(), (0,) * len(prompts)
+        if state is not None and self.knobs.session:
+            memory = state.memory.plus(state.rows, self.grams.n, self._width, self._most)
+            shared = state.shared or shared
+        rows = [self._read(np.append(p, root), n) for p, root, n in zip(prompts, roots, shared, strict=True)]
+        return State(memory, tuple(rows))
+
+    def _read(self, text: Ints, shared: int) -> Adapted:
+        """A prompt and its root; what was read of it before is in the memory."""
+        row = Adapted.empty().plus(text, self.grams.n)
+        if self.knobs.adapt and self.knobs.prompt:
+            row = row.incremented(max(0, shared - self.grams.n + 1), self.grams.n)
+        return self._stepped(row)
+
+    def _stepped(self, row: Adapted) -> Adapted:
+        """Algorithm 2: the n-grams of the last tokens count once more."""
+        if not self.knobs.adapt:
+            return row
+        return row.incremented(len(row.tokens) - self.knobs.window, self.grams.n)
+
+    def expand(self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, State]:
+        tokens, log_q = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)
+        rows, knobs = tree.row[frontier], self.knobs
+        for row in np.unique(rows).tolist():
+            here = rows == row
+            tokens[here], log_q[here] = successors(
+                self.grams.table,
+                state.memory,
+                state.rows[row],
+                frontier[here],
+                tree.tokens,
+                tree.parents,
+                k,
+                self.grams.n,
+                self._width,
+                knobs.top,
+                knobs.increment,
+                knobs.cap,
+            )
+        return Candidates(tokens, log_q), state
+
+    def commit(self, state: State, tree: Tree, verdict: Verdict, taps: Taps) -> State:
+        rows = list(state.rows)
+        for root in range(tree.roots):  # the root is in the text already; the bonus is the next one
+            new = np.append(tree.tokens[verdict.paths[root]], verdict.bonus[root])
+            row = int(tree.row[root])
+            rows[row] = self._stepped(rows[row].plus(new, self.grams.n))
+        return replace(state, rows=tuple(rows))
+
+    def truncate(self, state: State, lengths: Ints) -> State:
+        return replace(state, shared=tuple(lengths.tolist()))
+
+    def carry(self, state: State) -> State | None:
+        return replace(state, shared=()) if self.knobs.session else None

@@ -1,0 +1,333 @@
+"""Lookahead decoding: n-grams that the target itself makes up beside the text, by Jacobi iteration (Fu et al. 2024).
+
+A window of guessed tokens rides along in every verification. What the target says after each of them fills, diagonal by
+diagonal, n-grams, which are drafted when their first token comes up.
+
+Shapes: R rows, N tokens of an n-gram, W columns of the window, P probe rows, V vocabulary, F frontier nodes, K candidates.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.drafters.base import Drafter, Method
+from draftree.errors import UserError
+from draftree.sampling import Drawing
+from draftree.target import Probes, Taps, Target
+from draftree.tree import Bools, Candidates, Ints, Tree, Verdict
+
+Gram = tuple[int, ...]
+"""The N − 1 tokens of an n-gram behind its first one, or a beginning of them."""
+Pool = Mapping[int, tuple[Gram, ...]]
+"""By the first token of an n-gram, what may follow it; the most recently met last."""
+Nexts = tuple[Sequence[int], Sequence[float]]
+"""The tokens met next at some place, and the share of each; the largest first."""
+NOTHING: Nexts = ((), ())
+Window = tuple[Ints, ...]
+"""Levels 0, 1, … of guessed tokens.
+
+Column j of level l is a guess at the token l + j places behind the root. Level 0 begins with column 1, its column 0 being the
+root; the others begin with column 0.
+"""
+
+
+@final
+@dataclass(frozen=True)
+class Lookahead(Method):
+    """Lookahead decoding, the paper's algorithm 2 (lookahead branch, verification branch and n-gram pool in one pass).
+
+    The defaults are those of the run in the ADED paper (appendix F); the authors of Lookahead recommend 5, 7, 7 for a target
+    of 7 billion parameters. Two errors of the official code are not repeated: it accepts at most N − 2 of the N − 1 tokens of
+    a guess, because a full match is counted one short, and when several tokens were accepted it enters n-grams into the pool
+    that end with the last of them again and again, instead of those of the text.
+
+    Attributes:
+        ngram: N, tokens of an n-gram; the window has N − 1 levels.
+        window: W, columns of the window. (N − 1) · W − 1 probe rows ride along in every pass once the window is filled,
+            somewhat fewer in the N − 2 steps before.
+        guesses: G, how many n-grams of the same first token the pool keeps; the least recently met goes first.
+        seed_prompt: whether the n-grams of the text, prompt and output, are put in the pool with those of the window.
+        chain: whether drafts go on behind the N − 1 tokens of a guess with the guesses for its last token.
+    """
+
+    ngram: int = 5
+    window: int = 15
+    guesses: int = 15
+    seed_prompt: bool = True
+    chain: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ngram < 3 or self.window < 1 or self.guesses < 1:
+            raise UserError(
+                f"lookahead: got ngram={self.ngram}, window={self.window}, guesses={self.guesses}; "
+                "allowed are at least 3, at least 1, and at least 1"
+            )
+
+    def open(self, target: Target) -> "LookaheadDrafter":
+        return LookaheadDrafter(self)
+
+    def example(self, target: Target) -> "LookaheadDrafter":
+        return LookaheadDrafter(Lookahead(ngram=4, window=3, guesses=4))
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """What is known of one text.
+
+    Attributes:
+        text: the committed tokens.
+        pool: n-grams met in the window and, with `seed_prompt`, in the text and its root.
+        window: without levels where the text was cut and not yet gone on from.
+        tried: [N − 1] at how many places the pool had guesses, by how many tokens of them had come before.
+        right: [N − 1] at how many of these the next token was among them.
+    """
+
+    text: Ints
+    pool: Pool
+    window: Window
+    tried: tuple[int, ...]
+    right: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Lookaheads:
+    """The state: all rows, and which of them still write, as far as is known."""
+
+    rows: tuple[Row, ...]
+    live: Ints
+
+
+@final
+class LookaheadDrafter(Drafter[Lookaheads]):
+    """Drafts from its pool of n-grams and has the window verified along with the drafts.
+
+    q(token | path) is a product of two numbers. One is the share of the token among the n-grams of the root's token that
+    begin with the path, the most recently met counting 1, the one before 1/2, then 1/3 and so on. The other is how often
+    the text went on with any of them in this row so far, by depth, (right + 1) / (tried + 2).
+
+    The window holds guesses whatever the sampling: each next one is the likeliest token. The output does not depend on it.
+    """
+
+    def __init__(self, knobs: Lookahead) -> None:
+        self.knobs = knobs
+
+    @property
+    def described(self) -> str:
+        return repr(self.knobs)
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Lookaheads | None = None) -> Lookaheads:
+        before = [self._empty()] * len(prompts) if state is None else state.rows
+        rows = []
+        for row, prompt, root in zip(before, prompts, roots.tolist(), strict=True):
+            read = self._read(row, [*prompt[len(row.text) :].tolist(), root], len(row.text))
+            rows.append(replace(read, window=first_window(np.append(prompt, root), self.knobs)))
+        return Lookaheads(tuple(rows), np.arange(len(prompts)))
+
+    def expand(self, state: Lookaheads, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Lookaheads]:
+        found = self._found(state, tree, frontier)
+        width = max(1, min(k, max((len(nexts) for (nexts, _), _ in found), default=1)))
+        tokens, q = np.zeros((len(frontier), width), np.int64), np.zeros((len(frontier), width))
+        for i, ((nexts, shares), rate) in enumerate(found):
+            n = min(len(nexts), width)
+            tokens[i, :n], q[i, :n] = nexts[:n], shares[:n]
+            q[i] *= rate
+        log_q = np.log(q, out=np.full(q.shape, -np.inf), where=q > 0)
+        return Candidates(tokens, log_q), replace(state, live=tree.row[: tree.roots])
+
+    def _found(self, state: Lookaheads, tree: Tree, frontier: Ints) -> list[tuple[Nexts, float]]:
+        """For each frontier node the next tokens and their shares, and how often one of such is right."""
+        parents, tokens, length = tree.parents.tolist(), tree.tokens.tolist(), self.knobs.ngram - 1
+        found = list[tuple[Nexts, float]]()
+        for node, at, depth in zip(frontier.tolist(), tree.row[frontier].tolist(), tree.depth[frontier].tolist(), strict=True):
+            row, behind = state.rows[at], depth % length if self.knobs.chain else depth
+            if behind >= length:
+                found.append((NOTHING, 0.0))
+                continue
+            path = [0] * behind
+            for i in range(behind - 1, -1, -1):
+                path[i], node = tokens[node], parents[node]
+            rate = (row.right[behind] + 1) / (row.tried[behind] + 2)
+            found.append((after(row.pool, tokens[node], tuple(path)), rate))
+        return found
+
+    def probes(self, state: Lookaheads) -> Probes | None:
+        sent = self._sent(state)
+        if not sent:
+            return None
+        rows = np.repeat(list(sent), [len(where[0]) for where in sent.values()])
+        windows = [np.concatenate(state.rows[r].window) for r in sent]
+        positions = [len(state.rows[r].text) + level + column for r, (level, column) in sent.items()]
+        visible, at = np.zeros((len(rows), len(rows)), np.bool_), 0
+        for level, column in sent.values():
+            end = at + len(level)
+            visible[at:end, at:end] = sees(level, column)
+            at = end
+        return Probes(np.concatenate(windows), rows, np.concatenate(positions), visible)
+
+    def _sent(self, state: Lookaheads) -> dict[int, tuple[Ints, Ints]]:
+        """By row, the levels and columns of the probes it sends, in their order."""
+        windows = {r: state.rows[r].window for r in state.live.tolist()}
+        return {r: places(tuple(map(len, window))) for r, window in windows.items() if window}
+
+    def commit(self, state: Lookaheads, tree: Tree, verdict: Verdict, taps: Taps) -> Lookaheads:
+        rows, next_level = list(state.rows), self._next_level(state, taps.probe_logits)
+        for root, bonus in enumerate(verdict.bonus.tolist()):
+            r = int(tree.row[root])
+            new = [*tree.tokens[verdict.kept(root)].tolist(), bonus]
+            graded = self._graded(rows[r], new)
+            moved = self._looked_ahead(graded, new[0], next_level.get(r))
+            rows[r] = self._read(moved, new, len(moved.text) + 1)
+        return Lookaheads(tuple(rows), tree.row[: tree.roots])
+
+    def _next_level(self, state: Lookaheads, logits: Tensor | None) -> dict[int, Ints]:
+        """By row, the target's choices after the last level of its window; nothing where no probes were sent."""
+        sent, end, last = self._sent(state), 0, dict[int, Ints]()
+        if logits is None or not sent:
+            return {}
+        for r, (level, _) in sent.items():
+            end += len(level)
+            last[r] = np.arange(end - len(state.rows[r].window[-1]), end)
+        index = torch.from_numpy(np.concatenate(list(last.values()))).to(logits.device)
+        chosen = logits.index_select(0, index).argmax(dim=-1).cpu().numpy()
+        cuts = np.cumsum([len(each) for each in last.values()])[:-1]
+        return dict(zip(last, np.split(chosen, cuts), strict=True))
+
+    def _looked_ahead(self, row: Row, root: int, new: Ints | None) -> Row:
+        """With the n-grams that a new level completes in the pool, and the window one step further."""
+        if new is None:
+            return row
+        full = len(row.window) == self.knobs.ngram - 1
+        met = grams(row.window, root, new) if full else ()
+        return replace(row, pool=filled(row.pool, met, self.knobs.guesses), window=advanced(row.window, new, full))
+
+    def _graded(self, row: Row, new: Sequence[int]) -> Row:
+        """With what a root and the tokens after it say of the guesses for it."""
+        tried, right, start = list(row.tried), list(row.right), 0
+        for i, token in enumerate(new[1:]):
+            if self.knobs.chain and i - start == len(tried):
+                start = i
+            if i - start == len(tried):
+                break
+            nexts, _ = after(row.pool, new[start], tuple(new[start + 1 : i + 1]))
+            if not nexts:
+                break
+            tried[i - start] += 1
+            right[i - start] += token in nexts
+        return replace(row, tried=tuple(tried), right=tuple(right))
+
+    def _read(self, row: Row, new: Sequence[int], known: int) -> Row:
+        """With committed tokens, and a root as the last of `new`, behind the text.
+
+        Args:
+            row: the text so far.
+            new: what comes behind it.
+            known: how many of all these tokens' beginning are in the pool.
+        """
+        n, whole = self.knobs.ngram, np.concatenate((row.text, np.array(new, np.int64)))
+        met = of_text(whole[max(0, known + 1 - n) :].tolist(), n) if self.knobs.seed_prompt else ()
+        return replace(row, text=whole[:-1], pool=filled(row.pool, met, self.knobs.guesses))
+
+    def _empty(self) -> Row:
+        none = (0,) * (self.knobs.ngram - 1)
+        return Row(np.zeros(0, np.int64), {}, (), none, none)
+
+    def truncate(self, state: Lookaheads, lengths: Ints) -> Lookaheads:
+        """The texts cut, and pools of their own n-grams alone; the window is drawn when the text goes on."""
+        n, cap, rows = self.knobs.ngram, self.knobs.guesses, []
+        for row, length in zip(state.rows, lengths.tolist(), strict=True):
+            text = row.text[:length]
+            met = of_text(text.tolist(), n) if self.knobs.seed_prompt else ()
+            rows.append(replace(self._empty(), text=text, pool=filled({}, met, cap)))
+        return Lookaheads(tuple(rows), state.live)
+
+
+def first_window(text: Ints, knobs: Lookahead) -> Window:
+    """Level 0 with W + N − 3 columns, of which the N − 2 steps that fill the other levels use up N − 2.
+
+    Tokens of the text, drawn by its length, so that the same text begins with the same window.
+    """
+    generator = np.random.Generator(np.random.Philox(key=0, counter=[0, 0, 0, len(text)]))
+    return (text[generator.integers(len(text), size=knobs.window + knobs.ngram - 3)],)
+
+
+@lru_cache(maxsize=64)
+def places(widths: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Level and column of each token of a window whose levels have so many tokens, level by level."""
+    level = np.repeat(np.arange(len(widths)), widths)
+    column = np.concatenate([np.arange(n) + (i == 0) for i, n in enumerate(widths)])
+    return level, column
+
+
+def sees(level: Ints, column: Ints) -> Bools:
+    """[P, P] whether token i of a window sees token j: level 0 up to its own column, and its column up to its own level."""
+    along = (level[None, :] == 0) & (column[None, :] <= column[:, None])
+    up = (column[None, :] == column[:, None]) & (level[None, :] <= level[:, None])
+    seen: Bools = along | up
+    return seen
+
+
+def advanced(window: Window, new: Ints, full: bool) -> Window:
+    """The window behind the next token: every guess keeps its place in the text, one token nearer to the root.
+
+    The window goes on by one token however many were accepted, as in the official code: what the target found after
+    a root is then a guess at the text that is as many tokens further on.
+
+    Args:
+        window: all its levels, or those filled so far.
+        new: the target's choices after the last of them.
+        full: whether the last level is the last there is. Then the lowest level goes, else each loses its first column.
+    """
+    if full:
+        lowest, *others = (*window[1:], new)
+        return lowest[1:], *others
+    if len(window) == 1:  # column 0 of level 0 is the root, which is no probe: `new` begins after column 1
+        return window[0][1:], new
+    return *(level[1:] for level in window), new[1:]
+
+
+def grams(window: Window, root: int, new: Ints) -> list[tuple[int, Gram]]:
+    """The n-gram of each column of a full window, topped by the target's choices: first token, the others."""
+    first = [root, *window[0].tolist()]
+    return list(zip(first, zip(*(level.tolist() for level in (*window[1:], new)), strict=True), strict=True))
+
+
+def of_text(text: Sequence[int], n: int) -> Iterable[tuple[int, Gram]]:
+    """The n-grams of a text in their order: first token, the others."""
+    return ((text[i], tuple(text[i + 1 : i + n])) for i in range(len(text) - n + 1))
+
+
+def filled(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
+    """A pool that has met further n-grams, of which it keeps the last `cap` different ones for each first token."""
+    new = dict(pool)
+    for first, rest in met:
+        kept = tuple(known for known in new.get(first, ()) if known != rest)
+        new[first] = (*kept, rest)[-cap:]
+    return new
+
+
+def after(pool: Pool, token: int, path: Gram) -> Nexts:
+    """What followed `token` and then `path` in a pool's n-grams."""
+    known = pool.get(token)
+    return NOTHING if known is None else trie(known).get(path, NOTHING)
+
+
+@lru_cache(maxsize=256)
+def trie(known: tuple[Gram, ...]) -> Mapping[Gram, Nexts]:
+    """What came next behind each beginning of a first token's n-grams; a more recent one weighs more."""
+    weights: dict[Gram, dict[int, float]] = {}
+    for age, gram in enumerate(reversed(known), start=1):
+        for i, token in enumerate(gram):
+            nexts = weights.setdefault(gram[:i], {})
+            nexts[token] = nexts.get(token, 0.0) + 1 / age
+    found = dict[Gram, Nexts]()
+    for path, nexts in weights.items():
+        order, whole = sorted(nexts, key=lambda token: -nexts[token]), sum(nexts.values())
+        found[path] = order, [nexts[token] / whole for token in order]
+    return found

@@ -1,0 +1,249 @@
+"""Retrieval: what followed the last few tokens wherever they stand in a corpus (He et al. 2024, REST)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from draftree.drafters._stored import Documents, Stored, fits_vocabulary
+from draftree.drafters._suffixes import (
+    NOTHING,
+    Corpus,
+    Trie,
+    best_children,
+    context_of,
+    continuations,
+    follow,
+    grow,
+    joined,
+    search,
+    suffix_array,
+)
+from draftree.drafters._texts import Texts, cut, extended
+from draftree.drafters.base import Drafter
+from draftree.errors import UnknownName, UserError
+from draftree.sampling import Drawing
+from draftree.target import Taps, Target
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"
+"""The files of a datastore: uint32 tokens, a separator behind each document, and their suffix array."""
+NOBODY = np.zeros(0, np.int64)
+EMPTY = Trie(NOBODY, np.zeros(0), NOBODY, NOBODY)
+NOTHING_FOUND = Trie(np.full(1, NOTHING), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.int64))
+"""A root without children."""
+
+
+@final
+@dataclass(frozen=True)
+class REST(Stored):
+    """Retrieval-based speculative decoding.
+
+    Attributes:
+        datastore: its folder, or a file of REST's official code (.idx).
+        longest: suffix of the text that is looked for; shorter ones are tried after it.
+        shortest: of them; what is not found is not drafted.
+        continuation: how many tokens behind a match are counted.
+        nodes: of the trie of continuations; the most frequent are kept.
+        matches: at most that are counted, evenly spread over all.
+    """
+
+    longest: int = 16
+    shortest: int = 2
+    continuation: int = 10
+    nodes: int = 64
+    matches: int = 5000
+
+    def __post_init__(self) -> None:
+        least = {"shortest": 1, "longest": self.shortest, "continuation": 1, "nodes": 1, "matches": 1}
+        for name, allowed in least.items():
+            if (got := getattr(self, name)) < allowed:
+                raise UserError(f"rest: {name} is {got}, allowed is at least {allowed}")
+
+    @classmethod
+    def build(
+        cls, documents: Documents, vocab: int, folder: Path, settings: Mapping[str, str], tell: Callable[[str], None]
+    ) -> dict[str, Any]:
+        for key in settings:
+            raise UnknownName("setting of a datastore for 'rest'", key, ())
+        read = [document.astype(np.uint32) for document in documents if len(document)]
+        if not read:
+            raise UserError("the corpus is empty: it has 0 tokens, at least 1 is needed")
+        corpus = indexed(read, vocab, tell)
+        np.save(folder / TOKENS, corpus.tokens)
+        np.save(folder / SUFFIXES, corpus.suffixes)
+        return {}
+
+    def open(self, target: Target) -> "RESTDrafter":
+        if Path(self.datastore).is_file():
+            return RESTDrafter(self, read_official(Path(self.datastore), target))
+        if (folder := self.store(target)) is None:
+            raise UserError(
+                f"'rest' needs a datastore: build one (draftree datastore build --kind rest --target {target.name} --data … "
+                "--out FOLDER) and name its folder, or use rest:datastore=FOLDER"
+            )
+        return RESTDrafter(self, (Corpus(mapped(folder / TOKENS), mapped(folder / SUFFIXES)),))
+
+    def example(self, target: Target) -> "RESTDrafter":
+        few = min(target.decoder.vocab, 61)  # tokens enough to differ, and few enough that every pair is found somewhere
+        drawn = np.random.default_rng(5).integers(0, few, (30, 200))
+        return RESTDrafter(self, (indexed(list(drawn), target.decoder.vocab),))
+
+
+@final
+@dataclass(frozen=True)
+class Retrieval:
+    """What a step has found so far.
+
+    Attributes:
+        texts: each row's committed tokens.
+        trie: of what followed the root's context of each row, and those of nodes that stand in none of them.
+        at: of the first nodes of the step's tree, their nodes in the trie; −1 where a node stands in none.
+    """
+
+    texts: Texts
+    trie: Trie = EMPTY
+    at: Ints = field(default_factory=lambda: NOBODY)
+
+
+@final
+class RESTDrafter(Drafter[Retrieval]):
+    """Drafts the trie of what followed the text's last tokens; below nodes that are not in it, that of their own path.
+
+    Each row is searched for once a step, as REST does it. A node that another drafter proposed, and of which the trie
+    knows nothing, is searched for with the tokens before it.
+
+    Args:
+        knobs: of the method.
+        corpora: what is searched; all of them as if they were one.
+    """
+
+    def __init__(self, knobs: REST, corpora: Sequence[Corpus]) -> None:
+        self.knobs, self._corpora = knobs, corpora
+        for corpus in corpora:  # compiles, or loads, what the first step would wait for
+            grow(self._behind(corpus, (0, 0, 1)), 1)
+        self.expand(Retrieval((np.zeros(1, np.int64),)), Tree.planted(*np.zeros((2, 1), np.int64)), np.arange(1), 1, Drawing())
+
+    @property
+    def described(self) -> str:
+        size = sum(len(corpus.tokens) for corpus in self._corpora)
+        return f"{replace(self.knobs, datastore='')}, {size} tokens"  # where its folder lies does not matter
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Retrieval | None = None) -> Retrieval:
+        return Retrieval(tuple(prompts))
+
+    def expand(self, state: Retrieval, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Retrieval]:
+        trie = state.trie
+        at = follow(state.at, tree.tokens, tree.parents, trie.tokens, trie.first, trie.children)
+        if (unknown := frontier[at[frontier] < 0]).size:
+            found = [self.retrieve(self._context(state, tree, node)) for node in unknown.tolist()]
+            at[unknown] = len(trie) + np.cumsum([0, *map(len, found[:-1])])
+            trie = together([trie, *found])
+        tokens, log_q = best_children(at[frontier], k, trie.tokens, trie.log_q, trie.first, trie.children)
+        return Candidates(tokens, log_q), replace(state, trie=trie, at=at)
+
+    def retrieve(self, context: Ints) -> Trie:
+        """The trie of what followed the longest end of a context; a bare root where it stands nowhere."""
+        knobs = self.knobs
+        ranges = [search(c.tokens, c.suffixes, context, knobs.longest, knobs.shortest) for c in self._corpora]
+        longest = max(n for n, _, _ in ranges)
+        if not longest:
+            return NOTHING_FOUND
+        rows = [self._behind(c, r) for c, r in zip(self._corpora, ranges, strict=True) if r[0] == longest]
+        return Trie(*grow(rows[0] if len(rows) == 1 else merged(rows), knobs.nodes))
+
+    def _behind(self, corpus: Corpus, found: tuple[int, int, int]) -> Ints:
+        """[M, L] the continuations of a range of places."""
+        length, low, high = found
+        knobs = self.knobs
+        return continuations(corpus.tokens, corpus.suffixes, low, high, length, knobs.continuation, knobs.matches)
+
+    def _context(self, state: Retrieval, tree: Tree, node: int) -> Ints:
+        return context_of(state.texts[int(tree.row[node])], tree.tokens, tree.parents, node, self.knobs.longest)
+
+    def commit(self, state: Retrieval, tree: Tree, verdict: Verdict, taps: Taps) -> Retrieval:
+        return Retrieval(extended(state.texts, tree, verdict))
+
+    def truncate(self, state: Retrieval, lengths: Ints) -> Retrieval:
+        return Retrieval(cut(state.texts, lengths))
+
+
+def together(tries: Sequence[Trie]) -> Trie:
+    """Several tries in one, in their order."""
+    begin = np.cumsum([0, *(len(t) for t in tries[:-1])]).tolist()
+    return Trie(
+        np.concatenate([t.tokens for t in tries]),
+        np.concatenate([t.log_q for t in tries]),
+        np.concatenate([t.first + at for t, at in zip(tries, begin, strict=True)]),
+        np.concatenate([t.children for t in tries]),
+    )
+
+
+def merged(rows: Sequence[Ints]) -> Ints:
+    """[M, L] the continuations of several corpora, sorted."""
+    whole = np.concatenate(rows)
+    return whole[np.lexsort(whole.T[::-1])]
+
+
+def indexed(documents: list[Any], vocab: int, tell: Callable[[str], None] = lambda _: None) -> Corpus:
+    """The corpus of some documents."""
+    tokens = joined(documents)
+    tell(f"sorting {len(tokens):,} suffixes")
+    return Corpus(tokens, suffix_array(tokens, vocab))
+
+
+def mapped(path: Path) -> Any:
+    """An array of a datastore, read from disk where it is looked at.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        found = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"cannot read '{path}' of the datastore: {str(error).splitlines()[0]}") from error
+    if found.ndim != 1 or found.dtype.kind not in "ui" or not len(found):
+        raise UserError(f"'{path}' holds {found.dtype} {list(found.shape)}, allowed is one row of whole numbers")
+    return np.asarray(found)
+
+
+def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
+    """The chunks of a file that REST's code has written, read from disk where they are looked at.
+
+    Each is a uint32 with the bytes of its tokens, the tokens, a uint32 with the bytes of the suffix array, and this as
+    int32, all little-endian. There is a suffix for every token, so its size tells whether tokens are uint16 or, as in
+    the branch `llama3`, int32. No document ends in it.
+
+    Raises:
+        UserError: it is not such a file, or has tokens that the target has not.
+    """
+    whole, found, at = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8), [], 0
+    while at < len(whole):
+        tokens, at = _part(whole, at, path)
+        suffixes, at = _part(whole, at, path)
+        width = 4 * len(tokens) // max(len(suffixes), 1)
+        if width not in (2, 4) or len(suffixes) % 4 or len(tokens) * 4 != width * len(suffixes):
+            raise UserError(
+                f"'{path}' is not a datastore of REST's code: {len(tokens)} bytes of tokens and {len(suffixes)} of suffixes "
+                "are neither 2 + 4 nor 4 + 4 for each token"
+            )
+        corpus = Corpus(tokens.view("<u2" if width == 2 else "<i4"), suffixes.view("<i4"))
+        last = int(corpus.suffixes[-1])  # where the largest token stands
+        if not 0 <= last < len(corpus.tokens):
+            raise UserError(f"'{path}' is not a datastore of REST's code: suffix {last} of {len(corpus.tokens)} tokens")
+        fits_vocabulary(path, int(corpus.tokens[last]) + 1, target)
+        found.append(corpus)
+    if not found:
+        raise UserError(f"'{path}' is not a datastore of REST's code: it is empty")
+    return tuple(found)
+
+
+def _part(whole: Any, at: int, path: Path) -> tuple[Any, int]:
+    """The bytes behind their number, and where the next part begins."""
+    begin = at + 4
+    end = begin + (int.from_bytes(whole[at:begin].tobytes(), "little") if begin <= len(whole) else len(whole))
+    if end > len(whole):
+        raise UserError(f"'{path}' is not a datastore of REST's code: a part ends at byte {end}, the file at {len(whole)}")
+    return np.asarray(whole[begin:end]), end

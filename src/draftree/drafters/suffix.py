@@ -1,0 +1,130 @@
+"""SuffixDecoding: what followed the longest match most often, in the text and in earlier outputs (Oliaro et al. 2024)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+
+from draftree.drafters._suffix_tree import MOST, Limits, Memory, Shorts, children, draft
+from draftree.drafters._texts import Texts, cut, extended
+from draftree.drafters.base import Drafter, Method
+from draftree.errors import UserError
+from draftree.sampling import Drawing
+from draftree.target import Taps, Target
+from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+
+
+@final
+@dataclass(frozen=True)
+class Suffix(Method):
+    """SuffixDecoding (arXiv 2411.04975, section 4).
+
+    For each length p of the text's last tokens, and for the text and the memory, a tree is grown from what followed: the
+    node of the largest probability along its path comes first, up to factor · p nodes. The tree with the largest sum of
+    these probabilities is the draft. q of a token is its share of the continuations of its path.
+
+    Attributes:
+        longest: pattern looked for, in tokens.
+        length: tokens of a continuation at most (the official code bounds pattern and continuation together, by 64).
+        factor: α, drafted tokens for each token of the pattern (the official code's default is 1).
+        least: probability of a drafted token along its path (0.1 in the official code).
+        session: whether earlier outputs are remembered.
+        memory: tokens of them at most; the oldest are forgotten.
+        places: occurrences of a pattern that are counted at most: those whose match goes on longest.
+    """
+
+    longest: int = 32
+    length: int = 64
+    factor: float = 4.0
+    least: float = 0.1
+    session: bool = True
+    memory: int = 1_000_000
+    places: int = 256
+
+    def __post_init__(self) -> None:
+        for name, allowed, ok in (
+            ("longest", "at least 1", self.longest >= 1),
+            ("length", "at least 1", self.length >= 1),
+            ("factor", "a number of at least 1", 1 <= self.factor < np.inf),
+            ("least", "a number in [0, 1]", 0 <= self.least <= 1),
+            ("memory", "16 … 2147483647", 16 <= self.memory < 2**31),
+            ("places", "at least 1", self.places >= 1),
+        ):
+            if not ok:
+                raise UserError(f"suffix: {name} is {getattr(self, name)}, allowed is {allowed}")
+
+    def open(self, target: Target) -> "SuffixDrafter":
+        return SuffixDrafter(self)
+
+    def example(self, target: Target) -> "SuffixDrafter":
+        return SuffixDrafter(self)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the drafter has read.
+
+    Attributes:
+        texts: each row's committed text.
+        begun: [R] where the output begins in it.
+        memory: outputs of earlier calls.
+        drafts: by row, the root the draft behind the text was grown for, and the draft; they follow from the rest, and
+            spare the layers of a step from growing them again.
+    """
+
+    texts: Texts
+    begun: Ints
+    memory: Memory
+    drafts: tuple[tuple[int, tuple[int, Shorts, Floats]], ...] = ()
+
+
+@final
+class SuffixDrafter(Drafter[Written]):
+    """Drafts the likeliest continuations by frequency."""
+
+    def __init__(self, knobs: Suffix) -> None:
+        self.knobs = knobs
+        self._limits = Limits(knobs.longest, knobs.length, float(knobs.factor), float(knobs.least), knobs.places)
+
+    @property
+    def described(self) -> str:
+        return repr(self.knobs)
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Written | None = None) -> Written:
+        begun = np.array([len(p) for p in prompts], np.int64)
+        return Written(tuple(prompts), begun, Memory.empty() if state is None else state.memory)
+
+    def expand(self, state: Written, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Written]:
+        width = min(k, MOST)
+        tokens, log_q = np.zeros((len(frontier), width), np.int64), np.full((len(frontier), width), -np.inf)
+        rows, depth, drafts = tree.row[frontier], int(tree.depth.max()), dict(state.drafts)
+        for row in np.unique(rows).tolist():
+            text, mine = state.texts[row], rows == row
+            root = int(tree.tokens[: tree.roots][tree.row[: tree.roots] == row][0])
+            room = np.empty(len(text) + 1 + depth, np.int32)
+            room[: len(text)], room[len(text)] = text, root
+            end = len(text) + 1
+            if row not in drafts or drafts[row][0] != root:
+                drafts[row] = root, *draft(room, end, state.memory, self._limits)
+            tokens[mine], log_q[mine] = children(
+                room, end, *drafts[row][1:], tree.parents, tree.tokens, frontier[mine], width, state.memory, self._limits
+            )
+        used = max(1, int((log_q > -np.inf).sum(axis=1).max(initial=0)))
+        return Candidates(tokens[:, :used], log_q[:, :used]), replace(state, drafts=tuple(drafts.items()))
+
+    def commit(self, state: Written, tree: Tree, verdict: Verdict, taps: Taps) -> Written:
+        return replace(state, texts=extended(state.texts, tree, verdict), drafts=())
+
+    def truncate(self, state: Written, lengths: Ints) -> Written:
+        return Written(cut(state.texts, lengths), lengths, self._remembered(state))
+
+    def carry(self, state: Written) -> Written | None:
+        return Written((), np.zeros(0, np.int64), self._remembered(state)) if self.knobs.session else None
+
+    def _remembered(self, state: Written) -> Memory:
+        """The memory with what the rows have written since they were started."""
+        if not self.knobs.session:
+            return state.memory
+        outputs = [text[begun:] for text, begun in zip(state.texts, state.begun.tolist(), strict=True)]
+        return state.memory.remember(outputs, self.knobs.longest, self.knobs.memory)

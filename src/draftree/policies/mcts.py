@@ -1,0 +1,199 @@
+"""Monte-Carlo tree search in what the drafter knows nearby: the most visited beginnings, one token longer (ADED)."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftree.costs import Costs
+from draftree.errors import UserError
+from draftree.policies._search import likeliest, repeats, search
+from draftree.policies.base import Expand, Policy, Room, append, best, fit, path_log_q
+from draftree.tree import Candidates, Floats, Ints, Tree
+
+Scalar = TypeVar("Scalar", np.bool_, np.float64)
+BREADTH = 1024
+"""Nodes of a row and layer that are asked about at most; the paper's setting has 144."""
+
+
+@final
+@dataclass(frozen=True)
+class MCTS(Policy):
+    """The search of ADED (Algorithm 1, eq. 16-17; official code: Adaptix), for any drafter.
+
+    First the drafter is asked, layer by layer, for all sentences of `length` tokens, the root among them: with 12 candidates
+    after each node three calls of 1, 12 and 144 nodes. The search itself then asks nobody. Of the nodes it came to, the most
+    visited are kept, and each is continued by its likeliest next token.
+
+    Where the paper and the official code differ, the paper is the default:
+
+    - reward: Algorithm 1 adds "score from tri-gram matrix" along the sentence, which is taken to be the probability of
+      each token after the two before it. The official code looks for the token before instead.
+    - unvisited: by eq. 17 as it stands a child that was never visited has Q = 0; the official code visits each once first.
+    - Algorithm 1 sorts sentences "by score" and does not say which; like the official code this sorts by visits. Nodes
+      never visited are not drafted.
+    - The official code takes candidates in the order of a hash map; here the likeliest comes first, ties go to the
+      lower number, and the draws follow from the root's token, so that a text always gets the same trees.
+
+    Attributes:
+        iterations: of the search (150 in the paper).
+        c1: exploration (eq. 16; 32 in the paper, 2.414 in its Figures 4a and 5).
+        c2: how many visits it takes for exploration to grow (eq. 16; 8 in the paper).
+        length: tokens of a sentence, the root among them; with the token behind it a node lies at most this deep.
+        continuations: nodes kept (24 in the paper).
+        width: candidates after each node (12 in the paper).
+        reward: of a sentence: `paper`, 1 + Σ q of its tokens; `official`, 1 + Σ q of the token before coming once more;
+            `likelihood`, Σ log q, which is eq. 8 with the sign of a log-likelihood.
+        unvisited: `zero`, Q = 0 (eq. 17); `first`, before all others (official code).
+        search: `mcts`, or `greedy`, the nodes of the largest path probability without any search (the ablation).
+        nodes: drafted nodes of a row at most.
+    """
+
+    iterations: int = 150
+    c1: float = 32.0
+    c2: float = 8.0
+    length: int = 4
+    continuations: int = 24
+    width: int = 12
+    reward: Literal["paper", "official", "likelihood"] = "paper"
+    unvisited: Literal["zero", "first"] = "zero"
+    search: Literal["mcts", "greedy"] = "mcts"
+    nodes: int = 64
+
+    def __post_init__(self) -> None:
+        choices: dict[str, tuple[str, ...]] = {
+            "reward": ("paper", "official", "likelihood"),
+            "unvisited": ("zero", "first"),
+            "search": ("mcts", "greedy"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise UserError(f"mcts: {name} is '{getattr(self, name)}', allowed are {', '.join(allowed)}")
+        if min(self.iterations, self.continuations, self.width, self.nodes) < 1 or self.length < 2:
+            got = ", ".join(f"{n}={getattr(self, n)}" for n in ("iterations", "continuations", "width", "nodes", "length"))
+            raise UserError(f"mcts: got {got}; allowed are at least 1, and at least 2 for length")
+        if not (0 <= self.c1 < np.inf and 0 < self.c2 < np.inf):
+            raise UserError(f"mcts: got c1={self.c1}, c2={self.c2}; allowed are a number of at least 0 and one above 0")
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        tree, frontier, candidates = self._asked(expand, tree, room)
+        near, whole = Local.of(tree, frontier, candidates), len(tree)
+        value = near.path if self.search == "greedy" else self._searched(tree, near)
+        kept = near.best(value, self.continuations)
+        longer = near.longer(kept)
+        value[longer] = value[near.parents[longer]] + near.log_q[longer]
+        wanted = near.parents < 0
+        wanted[kept] = wanted[longer] = True
+        keep, score = near.layered(wanted), near.layered(value)
+        tree = append(replace(tree, score=value[:whole]), frontier, candidates, keep, score)
+        number = whole - 1 + np.cumsum(wanted[whole:])[kept[kept >= whole] - whole]
+        tree = self._ends(expand, tree, number, room)
+        return fit(tree.select(np.append(wanted[:whole], np.ones(len(tree) - whole, np.bool_))), min(self.nodes, room.nodes))
+
+    def _asked(self, expand: Expand, tree: Tree, room: Room) -> tuple[Tree, Ints, Candidates]:
+        """All sentences: the tree without their last layer, and that layer's parents and candidates."""
+        nodes = np.arange(tree.roots)
+        for layer in range(1, self.length):
+            frontier = nodes[tree.depth[nodes] < room.depth[tree.row[nodes]]]
+            if not frontier.size:
+                break
+            candidates = expand(tree, frontier, self.width)
+            if layer == self.length - 1:
+                return tree, frontier, candidates
+            before = len(tree)
+            tree = append(tree, frontier, candidates)
+            nodes = np.arange(before, len(tree))
+            if self.width**layer > BREADTH:
+                nodes = np.sort(best(tree, nodes, BREADTH))
+        return tree, nodes[:0], Candidates(np.zeros((0, 1), np.int64), np.zeros((0, 1)))
+
+    def _searched(self, tree: Tree, near: "Local") -> Floats:
+        """[M] the logarithm of the share of sentences that went through each node; −∞ for none."""
+        gain, offset = near.gain(self.reward)
+        seeds, each_first = tree.tokens[: tree.roots], self.unvisited == "first"
+        visits, _ = search(
+            seeds, near.first, near.last, near.prior, gain, offset, self.iterations, self.c1, self.c2, each_first
+        )
+        visits[: tree.roots] = self.iterations
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(visits / self.iterations))
+
+    def _ends(self, expand: Expand, tree: Tree, nodes: Ints, room: Room) -> Tree:
+        """The likeliest token behind sentences of full length."""
+        frontier = nodes[tree.depth[nodes] < room.depth[tree.row[nodes]]]
+        if not frontier.size:
+            return tree
+        return append(tree, frontier, expand(tree, frontier, 1))
+
+
+@dataclass(frozen=True)
+class Local:
+    """The local model: the nodes of a tree, and behind them a last layer that is not in it yet.
+
+    Attributes:
+        tokens, parents, row, log_q: [M] as in a tree.
+        prior: [M] q.
+        path: [M] log of the product of q along the path.
+        first, last: [M] where the node's children begin and end.
+        layer: [F, K] the numbers of the last layer's candidates, 0 for missing ones.
+    """
+
+    tokens: Ints
+    parents: Ints
+    row: Ints
+    log_q: Floats
+    prior: Floats
+    path: Floats
+    first: Ints
+    last: Ints
+    layer: Ints
+
+    @classmethod
+    def of(cls, tree: Tree, frontier: Ints, candidates: Candidates) -> "Local":
+        """The nodes of a tree in their order, and the candidates in theirs."""
+        there = candidates.log_q > -np.inf
+        at, rank = np.nonzero(there)
+        layer = np.where(there, len(tree) + np.cumsum(there).reshape(there.shape) - 1, 0)
+        parents = np.concatenate((tree.parents, frontier[at]))
+        log_q = np.concatenate((tree.log_q, candidates.log_q[at, rank]))
+        everyone = np.arange(len(parents))  # parents never fall, as a layer follows the order of its frontier
+        return cls(
+            tokens=np.concatenate((tree.tokens, candidates.tokens[at, rank])),
+            parents=parents,
+            row=np.concatenate((tree.row, tree.row[frontier[at]])),
+            log_q=log_q,
+            prior=np.exp(log_q),
+            path=np.concatenate((tree.score, path_log_q(tree, frontier, candidates)[at, rank])),
+            first=np.searchsorted(parents, everyone),
+            last=np.searchsorted(parents, everyone, side="right"),
+            layer=layer,
+        )
+
+    def best(self, value: Floats, k: int) -> Ints:
+        """The k best of each row, in the order of their numbers; of equals the lower number, and −∞ never.
+
+        No value exceeds the parent's, so what is kept is connected.
+        """
+        found = np.flatnonzero((value > -np.inf) & (self.parents >= 0))
+        order = np.lexsort((-value[found], self.row[found]))
+        rows = self.row[found[order]]
+        place = np.arange(order.size) - np.searchsorted(rows, rows)
+        return np.sort(found[order[place < k]])
+
+    def longer(self, nodes: Ints) -> Ints:
+        """The likeliest child of each node that has any, if it is not among the nodes itself."""
+        found = likeliest(nodes, self.first, self.last, self.prior)
+        return np.setdiff1d(found[found >= 0], nodes)
+
+    def layered(self, of: NDArray[Scalar]) -> NDArray[Scalar]:
+        """[F, K] of what is known of every node [M], that of the last layer."""
+        return np.where(self.layer > 0, of[self.layer], np.zeros((), of.dtype))
+
+    def gain(self, reward: str) -> tuple[Floats, float]:
+        """[M] what a sentence's reward gets for going through each node, and what it begins with."""
+        if reward == "likelihood":
+            return self.log_q, 0.0
+        if reward == "official":  # the row of each pair of tokens is asked for the pair's second token, not for the next
+            return repeats(self.tokens, self.first, self.last, self.prior)[self.parents], 1.0
+        return self.prior, 1.0
