@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draftree import registry
@@ -121,6 +121,7 @@ def test_the_frontier_is_as_wide_as_pays() -> None:
 
 
 @given(st.integers(0, 99), st.floats(0.0, 0.4), st.floats(1.0, 4.0))
+@example(34, 0.1640625, 1.0)  # a child of the root that does not pay beside nothing, but does beside its sibling
 def test_no_other_number_of_nodes_is_better(seed: int, price: float, rate: float) -> None:
     costs = Costs({1: 1e-9}, {1: 1.0, 2: 1.0 + price, 9: 1.0 + 6 * price, 99: 1.1 + 90 * price})
     memory = sure(1 - 1e-9, gained=rate * 1e9, spent=1e9)  # so that nothing that pays is left undrafted

@@ -66,6 +66,13 @@ class Memory:
         """Of a source's drafts; at first, q itself is the estimate."""
         return self.acceptance.get(source) or Logistic.around(0, 1, 1, 0, 0, prior=10.0)
 
+    def accepted(self, x: Floats, source: Ints) -> Floats:
+        """[F, K] the conditional acceptance of candidates, x [F, K, X], each judged by what is known of its source [F, K]."""
+        found = np.zeros(source.shape)
+        for one in np.unique(source).tolist():
+            found[source == one] = self.calibration(one)(x[source == one])
+        return found
+
     def rate(self, costs: Costs, rows: int) -> float:
         """λ, tokens per second: what plain decoding has, times the gain over it so far; never below it."""
         return max((self.gained + BEGINNING) / (self.spent + BEGINNING), 1.0) * rows / costs.target_seconds(1)
@@ -110,7 +117,7 @@ class Yield(Policy):
             if not paying.size:
                 break
             before, market = len(tree), market.after(len(paying))
-            tree = _grown(tree, paying, expand(tree, paying, self.width), market, memory, probing)
+            tree = _grown(tree, paying, expand(tree, paying, self.width), memory)
             frontier = np.arange(before, len(tree))
         return fit(_worthy(tree, market, probing), room.nodes)
 
@@ -185,16 +192,15 @@ def _paying(tree: Tree, frontier: Ints, market: _Market, memory: Memory) -> Ints
     return frontier[order[: most + 1]] if gain[most] > 0 else frontier[:0]
 
 
-def _grown(tree: Tree, frontier: Ints, candidates: Candidates, market: _Market, memory: Memory, probing: bool) -> Tree:
-    """The tree with those candidates that might pay for their verification."""
+def _grown(tree: Tree, frontier: Ints, candidates: Candidates, memory: Memory) -> Tree:
+    """The tree with all candidates: which of them pay for their verification is known when the tree is."""
     entropy = candidates.entropy(None)
     x = _features(candidates.log_q, entropy[:, None], tree.depth[frontier][:, None] + 1)
-    found = memory.calibration(candidates.source)(x) * (candidates.log_q > -np.inf)
+    found = memory.accepted(x, candidates.origin) * (candidates.log_q > -np.inf)
     found /= np.maximum(found.sum(axis=1, keepdims=True), 1)  # at most one of them is accepted
     with np.errstate(divide="ignore"):
         score = tree.score[frontier][:, None] + np.log(found)
-    keep = np.exp(score) > (0 if probing else market.further(_count(tree, market)))
-    return append(tree, frontier, candidates, keep, score, entropy)
+    return append(tree, frontier, candidates, None, score, entropy)
 
 
 def _worthy(tree: Tree, market: _Market, probing: bool) -> Tree:

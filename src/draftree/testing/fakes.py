@@ -267,5 +267,8 @@ class Coached(Drafter[tuple[Any, Texts]]):
     def truncate(self, state: tuple[Any, Texts], lengths: Ints) -> tuple[Any, Texts]:
         return self._drafter.truncate(state[0], lengths), self._script.truncate(state[1], lengths)
 
+    def carry(self, state: tuple[Any, Texts]) -> tuple[Any, Texts]:
+        return self._drafter.carry(state[0]), ()
+
     def probes(self, state: tuple[Any, Texts]) -> Probes | None:
         return self._drafter.probes(state[0])
