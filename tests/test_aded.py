@@ -154,10 +154,16 @@ def test_figures_of_a_build_and_its_files(tmp_path: Path) -> None:
     assert any("sorting" in line for line in told)
     assert any("merging" in line for line in told)
     assert {f.suffix for f in tmp_path.iterdir()} == {".bin", ".json"}, "nothing is left of the runs"
-    drafter = build("drafter", f"aded:datastore={tmp_path},adapt=false").open(table_target(torch.full((101, 100, 100), 0.01)))
+    drafter = ADEDDrafter(ADED(adapt=False), Grams.opened(tmp_path))
     assert after(drafter, read(drafter, [1, 2]), [2]) == pytest.approx({3: 2 / 3}, abs=1e-5)
     with pytest.raises(ValueError, match="read-only"):
         drafter.grams.table.share[0] = 1
+
+
+def test_a_folder_that_does_not_say_whose_tokens_it_holds_is_refused(tmp_path: Path) -> None:
+    ADED.build([np.arange(9)], 100, tmp_path, {}, lambda _: None)
+    with pytest.raises(UserError, match="is not a datastore: its config.json does not say of which drafter and tokenizer"):
+        build("drafter", f"aded:datastore={tmp_path}").open(table_target(torch.full((101, 100, 100), 0.01)))
 
 
 def test_a_build_does_not_depend_on_how_it_is_cut(tmp_path: Path) -> None:

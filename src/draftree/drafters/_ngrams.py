@@ -18,19 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from draftree.compiled import compiled
 from draftree.errors import UserError
 from draftree.tree import Floats, Ints
 
 Array = NDArray[Any]
-Function = TypeVar("Function", bound=Callable[..., object])
-compiled: Callable[[Function], Function] = cast(Any, njit(cache=True, nogil=True))
-"""Compiles a function on its first call, and keeps the machine code beside the source for later processes."""
 
 HEADER = "ngrams.json"
 BLOCK = 64

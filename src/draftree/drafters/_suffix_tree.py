@@ -11,19 +11,18 @@ block is never written to, so an older state goes on seeing what it saw.
 Shapes: N tokens of memory, P places with a continuation, B blocks, M drafted tokens, F frontier nodes, K candidates.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from draftree.compiled import compiled
 from draftree.tree import Floats, Ints
 
 Shorts = NDArray[np.int32]
 Occurrences = tuple[Shorts, Shorts]
 """Places where a match ends, and how many tokens match there; longest first."""
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 END = -1
 """Stands behind every document of the memory."""
@@ -31,11 +30,6 @@ BLOCKS = 8
 """The memory is forgotten by blocks of at most this part of its size."""
 MOST = 512
 """Drafted tokens at most: no step verifies more (`text.MAX_NODES`)."""
-
-
-def compiled(function: Function) -> Function:
-    """Compiles on first use and keeps the result beside the source; for the type checker the function stays what it is."""
-    return cast(Function, njit(cache=True)(function))
 
 
 class Limits(NamedTuple):

@@ -6,30 +6,21 @@ all the places where something stands, those at the end of a document come last 
 Shapes: T tokens of the corpus, C of them in a context, M matches, L tokens of a continuation, N nodes of a trie, E of a tree.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from draftree.compiled import compiled
 from draftree.tree import Floats, Ints
 
 Array = NDArray[Any]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 SEPARATOR = 2**32 - 1
 """Stands behind every document."""
 NOTHING = -1
 """In a continuation: its document has ended. Of a tree's node: its place in a trie is not known."""
-
-
-def compiled(function: Function) -> Function:
-    """The function as machine code, which is kept on disk."""
-    machine: Any = njit(cache=True, nogil=True)(function)
-    made: Function = machine
-    return made
 
 
 @dataclass(frozen=True)

@@ -70,15 +70,11 @@ class ADED(Stored):
                 raise UserError(f"aded: {name} is {getattr(self, name)}, allowed is {allowed}")
 
     def open(self, target: Target) -> "ADEDDrafter":
-        if not self.datastore:
+        if (folder := self.store(target)) is None:
             return ADEDDrafter(self, Grams.none(self.n or 3, target.decoder.vocab))
-        grams = Grams.opened(Path(self.datastore))
+        grams = Grams.opened(folder)
         if self.n not in (None, grams.n):
-            raise UserError(f"aded: n is {self.n}, allowed is {grams.n}: '{self.datastore}' holds {grams.n}-grams")
-        if grams.vocab > target.decoder.vocab:
-            raise UserError(
-                f"aded: '{self.datastore}' is for {grams.vocab:,} tokens, allowed are at most {target.decoder.vocab:,}"
-            )
+            raise UserError(f"aded: n is {self.n}, allowed is {grams.n}: '{folder}' holds {grams.n}-grams")
         return ADEDDrafter(self, grams)
 
     def example(self, target: Target) -> "ADEDDrafter":

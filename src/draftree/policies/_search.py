@@ -7,17 +7,11 @@ Shapes: R rows, M nodes of the local model, W nodes asked about.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit
 
+from draftree.compiled import compiled
 from draftree.tree import Floats, Ints
-
-Function = TypeVar("Function", bound=Callable[..., object])
-compiled: Callable[[Function], Function] = cast(Any, njit(cache=True, nogil=True))
-"""Compiles a function on its first call, and keeps the machine code beside the source for later processes."""
 
 
 @compiled

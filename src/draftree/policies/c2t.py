@@ -70,4 +70,3 @@ class C2T(Layered):
         grown = append(tree, frontier, candidates, keep, score, entropy)
         new = np.arange(len(tree), len(grown))
         return grown, new[grown.depth[new] < self.depth]
-
