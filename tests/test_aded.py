@@ -19,7 +19,6 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.base import Room, append
 from draftree.policies.mcts import MCTS
-from draftree.registry import build
 from draftree.sampling import Drawing
 from draftree.target import Needs
 from draftree.testing import table_target
@@ -158,12 +157,6 @@ def test_figures_of_a_build_and_its_files(tmp_path: Path) -> None:
     assert after(drafter, read(drafter, [1, 2]), [2]) == pytest.approx({3: 2 / 3}, abs=1e-5)
     with pytest.raises(ValueError, match="read-only"):
         drafter.grams.table.share[0] = 1
-
-
-def test_a_folder_that_does_not_say_whose_tokens_it_holds_is_refused(tmp_path: Path) -> None:
-    ADED.build([np.arange(9)], 100, tmp_path, {}, lambda _: None)
-    with pytest.raises(UserError, match="is not a datastore: its config.json does not say of which drafter and tokenizer"):
-        build("drafter", f"aded:datastore={tmp_path}").open(table_target(torch.full((101, 100, 100), 0.01)))
 
 
 def test_a_build_does_not_depend_on_how_it_is_cut(tmp_path: Path) -> None:
@@ -370,9 +363,10 @@ def refusals(folder: Path) -> list[tuple[str, Any]]:
     ADED.build([np.array([1, 2, 3, 4])], 5, folder, {"n": "2"}, lambda _: None)
     target = table_target(torch.full((4, 3, 3), 1 / 3))
     return [
-        ("n is 3, allowed is 2", lambda: ADED(str(folder), n=3).open(target)),
-        ("is for 5 tokens, allowed are at most 3", lambda: ADED(str(folder)).open(target)),
-        ("holds no n-grams", lambda: ADED(str(folder / "nowhere")).open(target)),
+        ("n is 3, allowed is 2", lambda: ADED(n=3).searching(folder)),
+        ("no readable config", lambda: ADED(str(folder)).open(target)),
+        ("'.*nowhere' does not exist", lambda: ADED(str(folder / "nowhere")).open(target)),
+        ("holds no n-grams", lambda: ADED().searching(folder / "nowhere")),
         ("n is 5, allowed is 2, 3, 4", lambda: ADED(n=5)),
         ("cap is 0.0, allowed is a number above 0", lambda: ADED(cap=0.0)),
         ("window is 0", lambda: ADED(window=0)),
@@ -383,7 +377,7 @@ def refusals(folder: Path) -> list[tuple[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("case", range(10))
+@pytest.mark.parametrize("case", range(11))
 def test_what_cannot_be_used_is_refused(case: int, tmp_path: Path) -> None:
     said, call = refusals(tmp_path)[case]
     with pytest.raises(UserError, match=said):
@@ -401,6 +395,6 @@ def test_a_datastore_that_was_cut_short_is_refused(tmp_path: Path) -> None:
 def test_described_tells_drafters_apart_but_not_folders(tmp_path: Path) -> None:
     ADED.build([np.array([1, 2, 3, 4])], 5, tmp_path, {}, lambda _: None)
     target = table_target(torch.full((6, 5, 5), 0.2))
-    stored, plain = ADED(str(tmp_path)).open(target).described, ADED().open(target).described
+    stored, plain = ADED(str(tmp_path)).searching(tmp_path).described, ADED().open(target).described
     assert str(tmp_path) not in stored
     assert len({stored, plain, ADED(window=3).open(target).described}) == 3

@@ -1,10 +1,11 @@
 """Suffix decoding: counts and drafts against a plain search, by hand, and what is remembered of earlier outputs."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from draftree.costs import Costs
@@ -217,9 +218,11 @@ def test_the_places_of_every_pattern_are_found(text: list[int], documents: list[
 
 
 @given(st.lists(st.integers(-1, 2), min_size=1, max_size=30), st.integers(1, 8))
+@example([1, 0, 0, 0, 0, 0], 3)
 def test_the_order_is_that_of_the_texts_read_backwards(tokens: list[int], longest: int) -> None:
     order = by_context(np.array([*tokens, END], np.int32), longest)
-    contexts = [([*tokens[: i + 1]][::-1][:longest], i) for i in order.tolist()]
+    reach = 2 ** math.ceil(math.log2(longest))
+    contexts = [([*tokens[: i + 1]][::-1][:reach], i) for i in order.tolist()]
     assert contexts == sorted(contexts)
     followed = [i for i, (t, after) in enumerate(zip(tokens, [*tokens[1:], END], strict=True)) if t != END != after]
     assert sorted(order.tolist()) == followed

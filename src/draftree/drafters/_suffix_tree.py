@@ -110,9 +110,10 @@ def _joined(documents: Sequence[Shorts], allowed: int) -> list[Shorts]:
 
 
 def by_context(tokens: Shorts, longest: int) -> Shorts:
-    """The places that another token follows, sorted by up to `longest` tokens read backwards from them.
+    """The places that another token follows, sorted by at least `longest` tokens read backwards from them.
 
-    Prefix doubling (Manber and Myers 1990) on the reversed text; of equal contexts the earlier place comes first.
+    Prefix doubling (Manber and Myers 1990) on the reversed text, so it is the next power of two of them; of equal contexts
+    the earlier place comes first.
     """
     _, rank = np.unique(tokens, return_inverse=True)
     rank, width = rank.astype(np.int64), 1

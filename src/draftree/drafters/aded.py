@@ -72,6 +72,14 @@ class ADED(Stored):
     def open(self, target: Target) -> "ADEDDrafter":
         if (folder := self.store(target)) is None:
             return ADEDDrafter(self, Grams.none(self.n or 3, target.decoder.vocab))
+        return self.searching(folder)
+
+    def searching(self, folder: Path) -> "ADEDDrafter":
+        """The drafter with what is in a folder, for whose tokenizer it is looked after elsewhere.
+
+        Raises:
+            UserError: it holds n-grams of another n, or none.
+        """
         grams = Grams.opened(folder)
         if self.n not in (None, grams.n):
             raise UserError(f"aded: n is {self.n}, allowed is {grams.n}: '{folder}' holds {grams.n}-grams")
