@@ -53,6 +53,7 @@ def main() -> None:
             suite.append({"prompt": found, "category": "stdlib", "file": str(path.relative_to(LIBRARY))})
             held_out.add(path)
     corpus = args.out / "corpus"
+    shutil.rmtree(corpus, ignore_errors=True)  # of a run with other prompts
     for path in sources():
         if path not in held_out:
             copy = corpus / path.relative_to(LIBRARY)

@@ -41,8 +41,9 @@ from draftree.registry import build
 kind, folder, ids = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 def resident():
     return {k: int(v.split()[0]) for k, _, v in (l.partition(":") for l in open("/proc/self/status")) if k.startswith("Rss")}
-engine = load("demo", drafter="pld", policy="trie")
+engine = load("demo", drafter="pld", policy="mcts" if kind == "aded" else "trie")
 tokens = np.load(ids)
+engine.generate([Request(tokens[-192:].tolist(), 32)], reuse=False)
 before = resident()
 begun = time.perf_counter()
 drafter = build("drafter", folder).open(engine.target)
@@ -133,8 +134,10 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         engine = load("demo", drafter=drafter, policy=policy)
         engine.costs = measured(engine.target, engine.drafter)
         prompts = suites.load(str(args.suite)).select(args.category)
-        seconds = watched(engine)
-        for request in chosen(prompts, engine, 128, args.limit)[0]:
+        requests = chosen(prompts, engine, 128, args.limit)[0]
+        engine.generate(requests[:1], Sampling(), reuse=False)
+        engine.carried, seconds = None, watched(engine)
+        for request in requests:
             engine.generate([request], Sampling(), reuse=False)
         forward = engine.costs.at(128, 1).target_seconds(1)
         yield {"drafter": drafter, "policy": policy, "steps": len(seconds), "target_seconds": forward,

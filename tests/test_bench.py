@@ -95,7 +95,7 @@ def test_a_row_that_is_no_prompt_is_told_with_its_line(tmp_path: Path, row: str,
 
 
 def test_the_first_so_many_of_each_category(folder: str, prompts: Path, tmp_path: Path) -> None:
-    engine = next(iter(assemble(lambda: load_target(folder, None, None), ["pld"], ["chain"], None).values()))
+    engine = next(iter(assemble(lambda: load_target(folder, None, None), [("pld", "chain")], None).values()))
     asked = suites.load(str(prompts)).prompts
     numbers = lambda limit, each=None: [r.number for r in chosen(asked, engine, 12, limit, each)[0]]
     everyone = numbers(None)
@@ -106,6 +106,23 @@ def test_the_first_so_many_of_each_category(folder: str, prompts: Path, tmp_path
     assert numbers(None, 1) == sorted(firsts.values()) != everyone
     assert numbers(2, 1) == sorted(firsts.values())[:2]
     assert numbers(None, 9) == everyone
+
+
+def test_pairs_stand_beside_the_product(folder: str, prompts: Path, tmp_path: Path) -> None:
+    def ran(*args: str) -> list[tuple[str, str]]:
+        out = tmp_path / "r"
+        run("--suite", str(prompts), "--target", folder, "--max-new-tokens", "2", "--limit", "1", "--out", str(out), *args)
+        return [(r["drafter"], r["policy"]) for r in json.loads(out.read_text())["rows"][1:]]
+
+    assert ran("--pair", "pld chain:length=2") == [("pld", "chain:length=2")]
+    assert ran("--pair", "pld trie", "--pair", "suffix trie", "--drafter", "pld", "--policy", "chain", "--policy", "trie") == [
+        ("pld", "chain"), ("pld", "trie"), ("suffix", "trie"),
+    ]  # fmt: skip
+
+
+def test_a_pair_is_two_specs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run("--suite", "demo", "--pair", "pld", "--out", str(tmp_path / "r")) == 2
+    assert "--pair is 'pld', allowed are the specs of a drafter and a policy with a space" in capsys.readouterr().err
 
 
 def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,7 +340,7 @@ def test_intervals_are_paired_and_seeded() -> None:
 
 
 def test_a_journal_of_another_run_or_a_broken_line_is_not_read(tmp_path: Path) -> None:
-    cells, path = product(["d"], ["p"], [0.0]), tmp_path / "j"
+    cells, path = product([("d", "p")], [0.0]), tmp_path / "j"
     done = {cell: counts(3, [1], [Work((1, 2), 4, 1, 7), Work((), 1, 1, 9)]) for cell in cells}
     journal = Journal(path, {"run": 1})
     assert journal.read(cells) == []

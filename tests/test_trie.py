@@ -36,6 +36,14 @@ def test_no_other_nodes_are_worth_more(seed: int, width: int, nodes: int) -> Non
     assert len(tree) - 1 == min(nodes, len(every))
 
 
+def test_a_long_path_is_followed_to_its_end() -> None:
+    # .95 and 63 others that share .05: of the 64 best nodes 29 are the path, .95 … .95²⁹ = .23, each worth more than .05/63.
+    rule = lambda _: [log(0.95), *[log(0.05 / 63)] * 63]
+    tree = grown(Trie(), following(rule, []), (29,))
+    assert tree.depth.max() == 29
+    assert len(tree) == 1 + 64
+
+
 def test_a_trie_of_no_nodes_is_refused() -> None:
     with pytest.raises(UserError, match="trie: nodes is 0, allowed is at least 1"):
         Trie(0)

@@ -106,7 +106,7 @@ def generate(
         viewer.check_picture(trees)
     inputs.quiet()
     with terminal.busy("loading") as say:
-        loaded = assemble(lambda: inputs.load_target(target, device, dtype), [drafter], [policy], fixed, acceptor)
+        loaded = assemble(lambda: inputs.load_target(target, device, dtype), [(drafter, policy)], fixed, acceptor)
         engine = loaded[drafter, policy]
         request = Request(encode(engine.tokenizer, text if raw else question(text)), max_new_tokens, engine.eos)
         warm(engine, request, sampling, baseline, say)
@@ -161,10 +161,14 @@ def list_parts(as_json: AsJson = False) -> None:
 
 @app.command(name="bench")
 def bench(
+    ctx: typer.Context,
     suite: Annotated[str, typer.Option(help="A shipped suite, or a file of prompts.")],
     out: Annotated[Path, typer.Option(help="Where the result is saved, as JSON.")],
     drafter: Annotated[list[str], typer.Option(help="A spec or a checkpoint's folder; repeat it for several.")] = EDD,
     policy: Annotated[list[str], typer.Option(help="A spec; repeat it for several.")] = PCT,
+    pair: Annotated[
+        list[str], typer.Option(metavar="'DRAFTER POLICY'", help="A drafter with this policy alone; repeat it for several.")
+    ] = ALL,
     target: TargetName = "demo",
     temperature: Annotated[list[float], typer.Option(help="0 for greedy decoding; repeat it for several.")] = GREEDY,
     category: Annotated[list[str], typer.Option(help="Only prompts of this category; repeat it for several.")] = ALL,
@@ -185,14 +189,16 @@ def bench(
     from draftree import inputs, terminal
     from draftree.evaluation import report, suites
     from draftree.evaluation.provenance import provenance
-    from draftree.evaluation.runner import Bench, Journal, assemble, chosen, product
+    from draftree.evaluation.runner import Bench, Journal, assemble, chosen, paired, product
 
-    prompts, fixed, cells = suites.load(suite), inputs.costs_of_each(costs, drafter), product(drafter, policy, temperature)
+    whole = not pair or given(ctx, "drafter") or given(ctx, "policy")
+    pairs = paired(drafter, policy, pair) if whole else paired([], [], pair)
+    prompts, fixed, cells = suites.load(suite), inputs.costs_of_each(costs, [d for d, _ in pairs]), product(pairs, temperature)
     selected = prompts.select(category)
     inputs.writable(out)
     inputs.quiet()
     with terminal.busy("loading"):
-        engines = assemble(lambda: inputs.load_target(target, device, dtype), drafter, policy, fixed)
+        engines = assemble(lambda: inputs.load_target(target, device, dtype), pairs, fixed)
         requests, too_long = chosen(selected, next(iter(engines.values())), max_new_tokens, limit, per_category)
     if too_long:
         of = ", ".join(f"{count} of {name or 'no category'}" for name, count in too_long.items())

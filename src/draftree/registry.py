@@ -11,6 +11,7 @@ a+b                         drafters fused, each of them a spec or a folder
 import importlib
 import keyword
 import pkgutil
+import re
 import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
@@ -27,6 +28,9 @@ from draftree.drafters._stored import Stored
 from draftree.drafters.base import Method, TrainableMethod
 from draftree.errors import UnknownName, UserError
 from draftree.policies.base import Policy
+
+PLUS = re.compile(r"(?<![\d.]e)\+|\+(?!\d)", re.IGNORECASE)
+"""Between two drafters; the one of a number, as in 1e+2, is not."""
 
 KINDS: dict[str, tuple[types.ModuleType, type]] = {
     "drafter": (draftree.drafters, Method),
@@ -68,12 +72,10 @@ def build(kind: str, spec: str) -> Any:
     if kind == "drafter" and len(several := fused(spec)) > 1:
         return Fused(tuple(build(kind, one) for one in several))
     name, _, rest = spec.partition(":")
-    folder = kind == "drafter" and spec != "" and Path(spec).is_dir()
-    if folder:
-        name, rest = method_of(Path(spec)), ""
+    if kind == "drafter" and spec and Path(spec).is_dir():
+        method = part(kind, method_of(Path(spec)))
+        return method(**{"datastore" if issubclass(method, Stored) else "checkpoint": spec})
     cls = part(kind, name)
-    if folder:
-        rest = f"{'datastore' if issubclass(cls, Stored) else 'checkpoint'}={spec}"
     hints = typing.get_type_hints(cls)
     known = {f.name: hints[f.name] for f in fields(cls) if f.init}
     values: dict[str, Any] = {}
@@ -90,8 +92,14 @@ def build(kind: str, spec: str) -> Any:
 
 
 def fused(spec: str) -> list[str]:
-    """The specs of the drafters between which there is a `+`; one that belongs to a path that exists is none of these."""
-    found, pieces = [], spec.split("+")
+    """The specs of the drafters between which there is a `+`; one that belongs to a path that exists is none of these.
+
+    Raises:
+        UserError: there is none on one side of it.
+    """
+    found, pieces = [], PLUS.split(spec)
+    if len(pieces) > 1 and "" in pieces and not Path(spec).exists():
+        raise UserError(f"'{spec}' has a '+' with nothing on one side, allowed are drafters on both: edd+suffix")
     while pieces:
         n = next(n for n in range(len(pieces), 0, -1) if n == 1 or _is_path("+".join(pieces[:n])))
         found.append("+".join(pieces[:n]))

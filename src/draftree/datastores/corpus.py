@@ -125,7 +125,7 @@ class Reading:
             self.tell(done)
 
     def _of(self, file: File) -> Iterator[str]:
-        if file.path.suffix in READERS:
+        if file.path.suffix.lower() in READERS:
             for row, where in rows(file.path):
                 yield from texts(row, where, self.tokenizer)
         elif (text := decoded(file.path)) is not None:

@@ -80,7 +80,7 @@ class Memory(NamedTuple):
             longest: pattern that will be looked for.
             size: tokens at most, the ends of documents included.
         """
-        allowed = max(size // BLOCKS, 2)  # any smaller, and no document would have a continuation
+        allowed = max(size // BLOCKS, 3)  # any smaller, and no document would have a continuation
         new = [np.append(d[1 - allowed :], END).astype(np.int32) for d in documents if len(d) > 1]
         if not new:
             return self

@@ -72,7 +72,13 @@ class ADED(Stored):
     def open(self, target: Target) -> "ADEDDrafter":
         if (folder := self.store(target)) is None:
             return ADEDDrafter(self, Grams.none(self.n or 3, target.decoder.vocab))
-        return self.searching(folder)
+        drafter = self.searching(folder)
+        if width_of(drafter.grams.vocab) < width_of(target.decoder.vocab):  # ids beyond would pass for others
+            raise UserError(
+                f"aded: '{folder}' has room for ids up to {2 ** width_of(drafter.grams.vocab) - 1}, but target '{target.name}' "
+                f"has {target.decoder.vocab} ids, more than its tokenizer; rest can serve it"
+            )
+        return drafter
 
     def searching(self, folder: Path) -> "ADEDDrafter":
         """The drafter with what is in a folder, for whose tokenizer it is looked after elsewhere.
@@ -131,7 +137,7 @@ class ADEDDrafter(Drafter[State]):
 
     def __init__(self, knobs: ADED, grams: Grams) -> None:
         self.knobs, self.grams = knobs, grams
-        self._most = math.ceil(knobs.cap / knobs.increment)
+        self._most = math.ceil(min(knobs.cap / knobs.increment, 2**31 - 1))
         self._width = width_of(grams.vocab)
 
     @property

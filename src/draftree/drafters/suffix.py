@@ -48,7 +48,7 @@ class Suffix(Method):
             ("length", "at least 1", self.length >= 1),
             ("factor", "a number of at least 1", 1 <= self.factor < np.inf),
             ("least", "a number in [0, 1]", 0 <= self.least <= 1),
-            ("memory", "16 … 2147483647", 16 <= self.memory < 2**31),
+            ("memory", "24 … 2147483647", 24 <= self.memory < 2**31),
             ("places", "at least 1", self.places >= 1),
         ):
             if not ok:

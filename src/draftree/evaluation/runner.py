@@ -156,10 +156,20 @@ class Bench:
         overlap = float(np.concatenate([p.overlap for p in places]).mean()) if places else None
         return Quality(overlap, costs.ratio)
 
+    def remember(self, requests: Sequence[Request]) -> None:
+        """Writes again, for a run that goes on, what cells have learnt from: what a drafter or a policy keeps is not saved."""
+        for cell in self.cells:
+            if cell.drafter is not None and cell.policy is not None:
+                engine = self.engines[cell.drafter, cell.policy]
+                if engine.carried is not None or any(memory is not None for memory in engine.learned.values()):
+                    for request in requests:
+                        self.write(cell, request, last=True)
+
     def run(self, journal: "Journal", advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, Written]]:
         """All prompts, in order; those in the journal are not run again."""
         self.warm()
         done = journal.read(self.cells)[: len(self.requests)]
+        self.remember(self.requests[: len(done)])
         for index in range(len(self.requests)):
             if index >= len(done):
                 done.append(self.prompt(index))
@@ -174,35 +184,47 @@ def short(request: Request) -> Request:
     return replace(request, prompt=request.prompt[-WARM_PROMPT:], max_new_tokens=tokens, eos=frozenset())
 
 
-def product(drafters: Sequence[str], policies: Sequence[str], temperatures: Sequence[float]) -> list[Cell]:
-    """The baseline and every drafter under every policy, at each temperature."""
-    pairs = [(d, p) for d in dict.fromkeys(drafters) for p in dict.fromkeys(policies)]
+def paired(drafters: Sequence[str], policies: Sequence[str], pairs: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Every drafter with every policy, and further pairs, each as its two specs with a space between them.
+
+    Raises:
+        UserError: a pair is not two specs.
+    """
+    found = [(d, p) for d in drafters for p in policies]
+    for pair in pairs:
+        drafter, _, policy = pair.strip().rpartition(" ")
+        if not drafter:
+            raise UserError(f"--pair is '{pair}', allowed are the specs of a drafter and a policy with a space between them")
+        found.append((drafter.strip(), policy))
+    return list(dict.fromkeys(found))
+
+
+def product(pairs: Sequence[tuple[str, str]], temperatures: Sequence[float]) -> list[Cell]:
+    """The baseline and every pair of drafter and policy, at each temperature."""
     return [Cell(d, p, t) for t in dict.fromkeys(temperatures) for d, p in [(None, None), *pairs]]
 
 
 def assemble(
     load: Callable[[], Target],
-    drafters: Sequence[str],
-    policies: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
     costs: Mapping[str, CostTable] | CostTable | None,
     acceptor: str | None = None,
 ) -> dict[tuple[str, str], Engine]:
-    """An engine for every drafter under every policy; specs are read before the target is loaded, so mistakes come at once.
+    """An engine for every pair; specs are read before the target is loaded, so mistakes come at once.
 
     Args:
         load: the target.
-        drafters: specs.
-        policies: specs.
+        pairs: specs of a drafter and a policy.
         costs: for all drafters or by drafter, instead of measuring.
         acceptor: a spec; chosen by the temperature where it is not given.
     """
-    known = costs if isinstance(costs, Mapping) else dict.fromkeys(drafters, costs)
-    methods = {d: build("drafter", d) for d in drafters}
-    grown = {p: build("policy", p) for p in policies}
+    known = costs if isinstance(costs, Mapping) else dict.fromkeys((d for d, _ in pairs), costs)
+    methods = {d: build("drafter", d) for d, _ in pairs}
+    grown = {p: build("policy", p) for _, p in pairs}
     rule = build("acceptor", acceptor) if acceptor else None
     target = load()
     opened = {d: method.open(target) for d, method in methods.items()}
-    return {(d, p): Engine(target, opened[d], grown[p], rule, known.get(d)) for d in opened for p in grown}
+    return {(d, p): Engine(target, opened[d], grown[p], rule, known.get(d)) for d, p in pairs}
 
 
 @dataclass
@@ -308,6 +330,7 @@ def warm(
         replace(engine, costs=UNIT).generate([short(request)], sampling, reuse=False)  # mistakes are told before measuring
         engine.costs = measured(engine.target, engine.drafter, tell=tell)
     engine.generate([short(request)], sampling, reuse=False)
+    engine.held = engine.carried = None  # what is timed shall not find its own beginning
     if baseline:
         engine.plain([short(request)], sampling)
 
@@ -318,6 +341,7 @@ def compare(engine: Engine, request: Request, sampling: Sampling, first: Generat
     In that order a machine that slowly becomes faster or slower favours neither.
     """
     plain = [engine.plain([request], sampling) for _ in range(2)]
+    engine.carried = None  # nor the first run's text
     runs = [first, engine.generate([request], sampling, reuse=False)]
     written, base = (Written(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
     other = next((g.tokens[0] for g in (*runs, *plain) if g.tokens != plain[0].tokens), None)

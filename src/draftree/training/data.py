@@ -67,7 +67,7 @@ def rows(path: Path) -> Iterator[tuple[Row, str]]:
     if not path.exists():
         raise UserError(f"data '{path}' does not exist: a .jsonl, .json, .parquet or text file or a folder was expected")
     if not path.is_dir():
-        yield from READERS.get(path.suffix, _text)(path)
+        yield from READERS.get(path.suffix.lower(), _text)(path)
         return
     for file in sorted(p for p in path.rglob("*") if p.is_file()):
         if file.suffix in (".jsonl", ".parquet"):
