@@ -18,10 +18,11 @@ from typing import Any
 from rich.console import Console
 
 from draftree.evaluation.provenance import provenance
+from draftree.policies._classifier import FEATURES
 from draftree.target import Target
 from draftree.terminal import table
+from draftree.tree import ENTROPY_TOP
 
-FEATURES = ("P+H+d", "P+H", "P+d", "H+d", "P")
 HIDDEN = (2, 4, 8, 16, 24, 48)
 ENTROPY_TOPS = (10, 100, 1000, 4096)
 
@@ -31,7 +32,7 @@ def settings() -> Iterator[dict[str, Any]]:
     yield from ({"features": features} for features in FEATURES)
     yield {"log_joint": "false"}
     yield from ({"hidden": hidden} for hidden in HIDDEN[:-1])
-    yield from ({"entropy_top": top} for top in ENTROPY_TOPS if top != 1000)
+    yield from ({"entropy_top": top} for top in ENTROPY_TOPS if top != ENTROPY_TOP)
 
 
 def trained(setting: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def trained(setting: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]
     out = args.work / name.replace("+", "_")
     if not (out / "training.json").is_file():
         knobs = {"trees": args.trees, **setting}
-        trees = args.work / f"trees-{setting.get('entropy_top', 1000)}"
+        trees = args.work / f"trees-{setting.get('entropy_top', ENTROPY_TOP)}"
         command = [sys.executable, "-m", "draftree", "train", "c2t", "--drafter", args.drafter, "--held-out", "0.2",
                    "--features", str(trees), "--out", str(out)]  # fmt: skip
         command += [item for path in args.data for item in ("--data", str(path))]

@@ -35,6 +35,8 @@ def share(row: Row, curve: Sequence[Row], prompts: np.ndarray) -> float:
     """The row's nodes by those that the curve needs for its τ; NaN beyond its ends."""
     tau, nodes = figures(row, prompts)
     points = sorted(figures(r, prompts) for r in curve)
+    if not points:
+        return float("nan")
     return nodes / float(np.interp(tau, *zip(*points, strict=True), left=np.nan, right=np.nan))
 
 
@@ -43,13 +45,16 @@ def lines(rows: Sequence[Row], mine: Callable[[str], bool], theirs: Callable[[st
     found = []
     drawn = np.random.default_rng(seed)
     for row in (r for r in rows if r["policy"] and mine(r["policy"])):
-        curve = [r for r in rows if r["drafter"] == row["drafter"] and r["policy"] and theirs(r["policy"])]
+        same = lambda r, row=row: (r["drafter"], r["temperature"]) == (row["drafter"], row["temperature"])
+        curve = [r for r in rows if r["policy"] and theirs(r["policy"]) and same(r)]
         n = len(row["per_prompt"]["steps"])
         whole = share(row, curve, np.arange(n))
         spread = [share(row, curve, drawn.integers(0, n, n)) for _ in range(DRAWS)]
-        low, high = np.nanquantile(spread, [0.025, 0.975]) if not np.isnan(spread).all() else (np.nan, np.nan)
+        reached = 1 - np.isnan(spread).mean()  # near the curve's ends some draws leave it
+        low, high = np.nanquantile(spread, [0.025, 0.975]) if reached else (np.nan, np.nan)
         tau, nodes = figures(row, np.arange(n))
-        told = "beyond the curve" if np.isnan(whole) else f"{whole:.2f} [{low:.2f}, {high:.2f}]"
+        sure = f", {reached:.0%} of draws" if reached < 1 else ""
+        told = "beyond the curve" if np.isnan(whole) else f"{whole:.2f} [{low:.2f}, {high:.2f}]{sure}"
         found.append({"drafter": row["drafter"], "policy": row["policy"], "τ": f"{tau:.2f}", "nodes/step": f"{nodes:.1f}",
                       "nodes at equal τ, by the other's [95 %]": told})  # fmt: skip
     return found

@@ -2,8 +2,9 @@
 
     python benchmarks/growth.py --out benchmarks/results/growth.json
 
-Candidates are made up beforehand (V = 4,096, rows of random logits), so that an answer takes no time. Every policy grows trees
-of about 16, 64 and 256 nodes; medians of interleaved runs, one thread, in microseconds per layer and per node.
+Candidates are made up beforehand (V = 4,096, rows of random logits), so that an answer takes no time. Policies grow trees
+of about 16, 64 and 256 nodes, as near as their knobs come on these candidates (each row says its size); medians of interleaved
+runs, one thread, in microseconds per layer and per node.
 
 Shapes: F frontier nodes, K candidates, V vocabulary.
 """

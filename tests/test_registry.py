@@ -106,8 +106,8 @@ def test_a_plus_in_a_path_that_exists_fuses_nothing(tmp_path: Path) -> None:
         ("pld:ngram=x+edd", "pld:ngram is 'x', allowed is a whole number"),
         ("edd+pld:3", "'3' in spec 'pld:3' is not key=value"),
         ("edd+pld:ngrm=3", "unknown key of drafter 'pld' 'ngrm'"),
-        ("edd+", "unknown drafter ''"),
-        ("+", "unknown drafter ''"),
+        ("edd+", "has a '\\+' with nothing on one side"),
+        ("+", "has a '\\+' with nothing on one side"),
     ],
 )
 def test_what_is_wrong_in_a_fusion_is_named(spec: str, told: str) -> None:

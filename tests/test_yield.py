@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from draftree import registry
 from draftree.costs import Costs
+from draftree.drafters.lookahead import Lookahead
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies._calibration import Logistic
@@ -234,7 +235,31 @@ def test_no_drafter_costs_more_than_its_credit() -> None:
     assert 0 < sum(w.fed - 1 for w in stats.work) < 10, "it still probes"
 
 
-def test_it_recovers() -> None:
+def test_probes_that_ride_along_are_not_its_account() -> None:
+    target = tiny_target(context=400)
+    engine = Engine(target, Lookahead(ngram=3, window=4, guesses=4).open(target), Yield(), costs=CPU)
+    stats = engine.generate([Request([5, 6, 7] * 10, 200)], reuse=False).stats
+    assert sum(bool(w.frontiers) for w in stats.work[-60:]) > 10, "it goes on asking"
+
+
+def test_a_drafter_that_finds_nothing_is_asked_now_and_then() -> None:
+    asked: list[int] = []
+    memory, policy, bare = Yield().start(), Yield(), Verdict((NONE,), np.array([1]))
+    for step in range(400):
+
+        def nothing(tree: Tree, frontier: Any, k: int, step: int = step) -> Candidates:
+            asked.append(step)
+            return Candidates(np.zeros((len(frontier), 1), np.int64), np.full((len(frontier), 1), -np.inf))
+
+        tree = grown(nothing, CPU, memory, policy)
+        work = Work((1,) * asked.count(step), 1, 1, 100)
+        memory = policy.observe(memory, tree, bare, work, CPU)
+    early = sum(step < 100 for step in asked)
+    assert early < 30, "it is seen that nothing comes"
+    assert 0 < len(asked) - early < 0.2 * 300, "a probe of .05 passes is due every few steps"
+
+
+def test_it_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     # 200 steps in which nothing is accepted, then a drafter that is always right.
     target = tiny_target(context=400)
     engine = Engine(target, Never([[1]], target.decoder.vocab), Yield(), costs=CPU)
@@ -243,7 +268,7 @@ def test_it_recovers() -> None:
     lengths = []
     for script in (Never, Always, Always):
         engine.drafter = script([plan], target.decoder.vocab)
-        engine.drafter.__class__.described = "script"  # the same lesson for all three
+        monkeypatch.setattr(script, "described", "script")  # the same lesson for all three
         lengths.append(engine.generate([request], reuse=False).stats.acceptance_length)
     assert lengths[0] == 1
     assert lengths[2] > 2.5

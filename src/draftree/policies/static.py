@@ -18,6 +18,8 @@ from draftree.errors import UnknownName, UserError
 from draftree.policies.base import Expand, Policy, Room, append
 from draftree.tree import Candidates, Ints, Tree
 
+RANKS = 1024
+"""Candidates of a node that a path can name."""
 SHIPPED = Path(__file__).with_name("trees.json")
 """The trees of the official codes, by name."""
 
@@ -116,9 +118,10 @@ def _load(name: str) -> set[tuple[int, ...]]:
         raise UserError(f"static: tree '{name}' holds {json.dumps(found):.40}, allowed is a JSON list of lists of ranks")
     for path in found:
         if not _is_path(path):
-            raise UserError(f"static: tree '{name}' has path {json.dumps(path):.40}, allowed are lists of ranks from 0")
+            told = f"tree '{name}' has path {json.dumps(path):.40}"
+            raise UserError(f"static: {told}, allowed are lists of ranks from 0 to {RANKS - 1}")
     return {(), *map(tuple, found)}
 
 
 def _is_path(path: object) -> TypeGuard[list[int]]:
-    return isinstance(path, list) and bool(path) and all(type(rank) is int and rank >= 0 for rank in path)
+    return isinstance(path, list) and bool(path) and all(type(rank) is int and 0 <= rank < RANKS for rank in path)

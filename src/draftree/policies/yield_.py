@@ -125,14 +125,21 @@ class Yield(Policy):
         accepted = np.zeros(len(tree), np.bool_)
         accepted[: tree.roots] = True
         accepted[np.concatenate(verdict.paths)] = True
-        gained, spent = accepted.sum() / work.rows, (costs.step(work) - costs.commit) / costs.target_seconds(1)
+        own = replace(work, fed=len(tree))  # probes ride along and commits are made whatever is drafted
+        gained, spent = accepted.sum() / work.rows, (costs.step(own) - costs.commit) / costs.target_seconds(1)
         known: Memory = replace(
             memory,
             gained=(1 - MEMORY) * memory.gained + gained,
             spent=(1 - MEMORY) * memory.spent + spent,
             wealth=min(memory.wealth + gained - (1 - self.probe) * spent, SAVINGS),
         )
-        return _learnt(known, tree, accepted) if tree.drafted else replace(known, idle=known.idle + 1)
+        if tree.drafted:
+            return _learnt(known, tree, accepted)
+        if not work.frontiers:
+            return replace(known, idle=known.idle + 1)
+        roots = np.arange(tree.roots)  # nothing was found, or nothing worth verifying: drafting did not pay
+        reach = known.reach.learn(_prospects(tree, roots, known), np.zeros(len(roots), np.bool_))
+        return replace(known, reach=reach, recent=(1 - RECENT) * known.recent, idle=0.0)
 
 
 @dataclass(frozen=True)

@@ -523,7 +523,7 @@ class Asked:
 
     def plan(self) -> Plan:
         """The numbers given, and the paper's for the others."""
-        if self.epochs is not None and self.epochs != int(self.epochs):
+        if self.epochs is not None and not float(self.epochs).is_integer():
             raise UserError(f"epochs is {self.epochs}, allowed for c2t is a whole number")
         given = {"epochs": None if self.epochs is None else int(self.epochs), "batch_size": self.batch_size, "lr": self.lr,
                  "held_out": self.held_out, "seed": self.seed}  # fmt: skip

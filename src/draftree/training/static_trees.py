@@ -35,7 +35,7 @@ from draftree.prompts import encode
 from draftree.registry import build, parse
 from draftree.stats import Work
 from draftree.target import Target
-from draftree.text import Request
+from draftree.text import MAX_NODES, Request
 from draftree.timing import measured
 from draftree.training import data
 from draftree.tree import Bools, Floats, Ints, Tree, Verdict
@@ -86,7 +86,7 @@ class Settings:
         for name, least in (("depth", 1), ("width", 1), ("tokens", 2), ("prompts", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"static: {name} is {getattr(self, name)}, allowed is a whole number of at least {least}")
-        full = sum(self.width**d for d in range(1, self.depth + 1))
+        full = min(MAX_NODES, sum(self.width**d for d in range(1, self.depth + 1)))  # no step verifies more
         if self.nodes is not None and not 1 <= self.nodes <= full:
             told = f"allowed are auto and 1 … {full}, with depth {self.depth} and width {self.width}"
             raise UserError(f"static: nodes is {self.nodes}, {told}")
