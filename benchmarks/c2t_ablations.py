@@ -24,7 +24,7 @@ from draftree.terminal import table
 from draftree.tree import ENTROPY_TOP
 
 HIDDEN = (2, 4, 8, 16, 24, 48)
-ENTROPY_TOPS = (10, 100, 1000, 4096)
+ENTROPY_TOPS = (100, 1000, 4096)
 
 
 def settings() -> Iterator[dict[str, Any]]:

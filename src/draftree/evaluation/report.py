@@ -270,6 +270,7 @@ def cells(r: Row) -> dict[str, str]:
         "same output": "yes" if r["same_output"] else f"{r['prompts'] - r['different_prompts']} of {r['prompts']}",
         "draft share": figure(r.get("draft_share")),
         "tokens/s": f"{r['tokens_per_second']:.1f}",
+        "ms/token": f"{1e3 / r['tokens_per_second']:.1f}" if r["tokens_per_second"] else "",
         "draft s": f"{r['draft_seconds']:.2f}",
         "verify s": f"{r['verify_seconds']:.2f}",
         "seconds": f"{r['seconds']:.2f}",
