@@ -353,17 +353,17 @@ def test_truncating_is_starting_anew_with_what_was_carried(session: bool) -> Non
 
 
 @settings(deadline=None)
-@given(st.lists(st.lists(TEXT, max_size=3), max_size=8), st.sampled_from([16, 40, 80]))
+@given(st.lists(st.lists(TEXT, max_size=3), max_size=8), st.sampled_from([24, 40, 80]))
 def test_the_memory_is_bounded_and_forgets_the_oldest(calls: list[list[list[int]]], size: int) -> None:
     memory, given_in = Memory.empty(), list[int]()
     for documents in calls:
         memory = memory.remember([ints(d) for d in documents], 4, size)
         for d in documents:
-            given_in += [*d[1 - max(size // 8, 2) :], END] if len(d) > 1 else []
+            given_in += [*d[1 - max(size // 8, 3) :], END] if len(d) > 1 else []
         assert len(memory.tokens) <= size
         held = memory.tokens.tolist()
         assert held == given_in[len(given_in) - len(held) :], "what is left is the newest"
-        assert len(held) == len(given_in) or len(held) > size - 2 * max(size // 8, 2), "no more is forgotten than must be"
+        assert len(held) == len(given_in) or len(held) > size - 2 * max(size // 8, 3), "no more is forgotten than must be"
         blocks, orders = memory.blocks, memory.sorted_blocks
         for b in range(len(blocks) - 1):
             block = memory.tokens[blocks[b] : blocks[b + 1]]
@@ -400,7 +400,7 @@ def test_the_second_time_a_text_is_written_in_fewer_passes() -> None:
         ({"length": 0}, "suffix: length is 0, allowed is at least 1"),
         ({"factor": 0.5}, "suffix: factor is 0.5, allowed is a number of at least 1"),
         ({"least": 1.5}, r"suffix: least is 1.5, allowed is a number in \[0, 1\]"),
-        ({"memory": 3}, "suffix: memory is 3, allowed is 16"),
+        ({"memory": 3}, "suffix: memory is 3, allowed is 24"),
         ({"places": 0}, "suffix: places is 0, allowed is at least 1"),
     ],
     ids=str,
