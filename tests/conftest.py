@@ -1,10 +1,28 @@
-"""One thread for every test, because the models are tiny and threads would only wait for each other; and no deadlines."""
+"""One thread for every test, as the models are tiny and threads would only wait; no deadlines; and the command line."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from hypothesis import settings
+
+from draftree.cli import main
 
 torch.set_num_threads(1)
 
 # The parent is whatever hypothesis chose: where CI is set, it draws the same examples every time.
 settings.register_profile("draftree", parent=settings.default, deadline=None)
 settings.load_profile("draftree")
+
+
+@pytest.fixture
+def draftree(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command: (exit status, standard output, standard error)."""
+
+    def run(*args: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(a) for a in args])
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run

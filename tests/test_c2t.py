@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree import registry
-from draftree.cli import main
 from draftree.engine import Engine, Generation
 from draftree.errors import UserError
 from draftree.policies._classifier import FEATURES, Classifier
@@ -429,19 +428,6 @@ def data(tmp_path: Path) -> Path:
              {"messages": [{"role": "user", "content": "lalala"}, {"role": "assistant", "content": "no"}]}]  # fmt: skip
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
     return tmp_path / "prompts.jsonl"
-
-
-@pytest.fixture
-def draftree(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command: (exit status, standard output, standard error)."""
-
-    def run(*args: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(a) for a in args])
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 SMALL = ("--set", "depth=4", "--set", "width=2", "--set", "tokens=12", "--set", "hidden=6", "--epochs", "3")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from draftree import Request, Sampling, inputs, load, terminal
-from draftree.cli import main, train_drafter
+from draftree.cli import train_drafter
 from draftree.costs import Costs, CostTable
 from draftree.prompts import encode, question
 from draftree.target import demo_folder
@@ -41,19 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured costs stay inside the test."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def draftree(capfd: pytest.CaptureFixture[str]):
-    """Runs a command: (exit status, standard output, standard error)."""
-
-    def run(*args: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(args)
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def test_generate_prints_one_json_object(draftree, folder: str) -> None:

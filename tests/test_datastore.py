@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftree.cli import main
 from draftree.datastores import command
 from draftree.datastores.corpus import BATCH, Reading, batches, files, texts
 from draftree.drafters._stored import tokenizer_hash
@@ -34,19 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured costs stay inside the test."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
-@pytest.fixture
-def draftree(capfd: pytest.CaptureFixture[str]):
-    """Runs a command: (exit status, standard output, standard error)."""
-
-    def run(*args: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(args)
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def documents(path: Path, template: str | None = TEMPLATE) -> tuple[list[str], Reading]:

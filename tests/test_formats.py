@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from architectures import VOCAB, fresh, target
-from draftree.cli import main
 from draftree.decoder import Decoder
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.eagle3 import EAGLE3
@@ -362,19 +361,6 @@ def test_a_pickle_of_anything_else_is_refused(method: type[EAGLE | EAGLE3], tmp_
 def folder(tmp_path: Path) -> Path:
     quiet()
     return target_folder(tmp_path / "target")
-
-
-@pytest.fixture
-def draftree(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command: (exit status, standard output, standard error)."""
-
-    def run(*args: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(a) for a in args])
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def ours(name: str, folder: Path, to: Path) -> Target:

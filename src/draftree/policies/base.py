@@ -147,6 +147,12 @@ def append(
     return tree.append(frontier[parent], *found, candidates, q_row, q, uncertain, candidates.origin[parent, rank])
 
 
+def added(before: Tree, grown: Tree, depth: int) -> Ints:
+    """The nodes that a layer has added and below which a tree of such a depth may go on."""
+    new = np.arange(len(before), len(grown))
+    return new[grown.depth[new] < depth]
+
+
 def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:
     """[F, K] the candidates' log value where q itself is the estimate: the parent's score plus log q."""
     return tree.score[frontier][:, None] + candidates.log_q
@@ -164,7 +170,7 @@ def best(tree: Tree, nodes: Ints, k: int, by: Floats | None = None) -> Ints:
         by: [N] what to rank by; the score by default.
     """
     nodes = np.sort(nodes)
-    order, place = _ranked(tree.row[nodes], (tree.score if by is None else by)[nodes])
+    order, place = ranked(tree.row[nodes], (tree.score if by is None else by)[nodes])
     return nodes[order[place < k]]
 
 
@@ -177,13 +183,13 @@ def top(tree: Tree, frontier: Ints, score: Floats, k: int) -> Bools:
         score: [F, K] what to rank by; −∞ for missing candidates.
         k: how many.
     """
-    order, place = _ranked(np.repeat(tree.row[frontier], score.shape[1]), score.ravel())
+    order, place = ranked(np.repeat(tree.row[frontier], score.shape[1]), score.ravel())
     keep = np.zeros(score.size, np.bool_)
     keep[order[place < k]] = True
     return keep.reshape(score.shape)
 
 
-def _ranked(rows: Ints, score: Floats) -> tuple[Ints, Ints]:
+def ranked(rows: Ints, score: Floats) -> tuple[Ints, Ints]:
     """The order by row and falling score, the first of equals first; and in that order each one's place in its row."""
     order = np.lexsort((-score, rows))
     rows = rows[order]

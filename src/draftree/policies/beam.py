@@ -14,7 +14,7 @@ import numpy as np
 
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Layered, append, path_log_q, top
+from draftree.policies.base import Layered, added, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -44,8 +44,7 @@ class Beam(Layered):
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
         kept = top(tree, frontier, path_log_q(tree, frontier, candidates), self.width)
         grown = append(tree, frontier, candidates, kept)
-        new = np.arange(len(tree), len(grown))
-        return grown, new[grown.depth[new] < self.depth]
+        return grown, added(tree, grown, self.depth)
 
     def finish(self, tree: Tree, costs: Costs) -> Tree:
         if not self.survivors:

@@ -15,7 +15,7 @@ import numpy as np
 from draftree.costs import Costs
 from draftree.errors import UserError
 from draftree.policies._classifier import Classifier
-from draftree.policies.base import Layered, append, path_log_q, top
+from draftree.policies.base import Layered, added, append, path_log_q, top
 from draftree.target import demo_folder
 from draftree.tree import Candidates, Ints, Tree
 
@@ -68,5 +68,4 @@ class C2T(Layered):
         if self.layer_top is not None:
             keep &= top(tree, frontier, np.where(keep, confidence, -np.inf), self.layer_top)
         grown = append(tree, frontier, candidates, keep, score, entropy)
-        new = np.arange(len(tree), len(grown))
-        return grown, new[grown.depth[new] < self.depth]
+        return grown, added(tree, grown, self.depth)

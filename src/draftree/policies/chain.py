@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import numpy as np
-
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Layered, append
+from draftree.policies.base import Layered, added, append
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -37,5 +35,4 @@ class Chain(Layered):
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
         grown = append(tree, frontier, candidates)
-        new = np.arange(len(tree), len(grown))
-        return grown, new[grown.depth[new] < self.length]
+        return grown, added(tree, grown, self.length)

@@ -7,11 +7,9 @@ token below the threshold is not verified: it was drafted, and is dropped.
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
-
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Layered, append, log, path_log_q
+from draftree.policies.base import Layered, added, append, log, path_log_q
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -40,5 +38,4 @@ class DyJoint(Layered):
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
         grown = append(tree, frontier, candidates, path_log_q(tree, frontier, candidates) >= log(self.threshold))
-        new = np.arange(len(tree), len(grown))
-        return grown, new[grown.depth[new] < self.length]
+        return grown, added(tree, grown, self.length)

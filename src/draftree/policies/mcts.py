@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from draftree.costs import Costs
 from draftree.errors import UserError
 from draftree.policies._search import likeliest, repeats, search
-from draftree.policies.base import Expand, Policy, Room, append, best, fit, path_log_q
+from draftree.policies.base import Expand, Policy, Room, append, best, fit, path_log_q, ranked
 from draftree.tree import Candidates, Floats, Ints, Tree
 
 Scalar = TypeVar("Scalar", np.bool_, np.float64)
@@ -176,9 +176,7 @@ class Local:
         No value exceeds the parent's, so what is kept is connected.
         """
         found = np.flatnonzero((value > -np.inf) & (self.parents >= 0))
-        order = np.lexsort((-value[found], self.row[found]))
-        rows = self.row[found[order]]
-        place = np.arange(order.size) - np.searchsorted(rows, rows)
+        order, place = ranked(self.row[found], value[found])
         return np.sort(found[order[place < k]])
 
     def longer(self, nodes: Ints) -> Ints:

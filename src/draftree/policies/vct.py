@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
-
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Layered, append, path_log_q, top
+from draftree.policies.base import Layered, added, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -42,5 +40,4 @@ class VCT(Layered):
         score = path_log_q(tree, frontier, candidates)
         kept = None if self.layer_top is None else top(tree, frontier, score, self.layer_top)
         grown = append(tree, frontier, candidates, kept)
-        new = np.arange(len(tree), len(grown))
-        return grown, new[grown.depth[new] < self.depth]
+        return grown, added(tree, grown, self.depth)
