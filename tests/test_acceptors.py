@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 
 from draftree.acceptors.base import Acceptor, check_exact, walk
+from draftree.acceptors.block import Block
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
+from draftree.acceptors.multiround import MultiRound
+from draftree.acceptors.rejection import Rejection
+from draftree.acceptors.typical import Typical
 from draftree.costs import Costs
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
@@ -21,6 +25,7 @@ from draftree.loop import plain, speculate
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
+from draftree.policies.static import Static
 from draftree.policies.vct import VCT
 from draftree.sampling import Chance, Distributions, Keyed, Sampling
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
@@ -95,6 +100,25 @@ def test_match_has_the_targets_distribution(sampling: Sampling, policy: Policy, 
     assert distribution(policy, Match(), q, sampling) == pytest.approx(wanted([1], 3, sampling), abs=1e-12)
 
 
+REJECTING: dict[str, tuple[Acceptor, Policy]] = {
+    "rejection-chain": (Rejection(), Chain(3)),
+    "rejection-vct": (Rejection(), VCT(2, 2)),
+    "block-chain": (Block(), Chain(3)),
+    "multiround-chain": (MultiRound(), Chain(3)),
+    "multiround-vct": (MultiRound(), VCT(2, 2)),
+    "multiround-all": (MultiRound(), VCT(3, 1)),
+    "multiround-repeating-vct": (MultiRound(replacement=True), VCT(2, 2)),
+}
+
+
+@pytest.mark.parametrize("q", [NEAR, FAR], ids=["near", "far"])
+@pytest.mark.parametrize("pairing", REJECTING.values(), ids=REJECTING)
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_rejection_has_the_targets_distribution(sampling: Sampling, pairing: tuple[Acceptor, Policy], q: Tensor) -> None:
+    acceptor, policy = pairing
+    assert distribution(policy, acceptor, q, sampling) == pytest.approx(wanted([1], 3, sampling), abs=1e-12)
+
+
 def test_plain_has_the_targets_distribution() -> None:
     target, sampling = table_target(TABLE), SAMPLINGS["all"]
 
@@ -109,32 +133,40 @@ def test_plain_has_the_targets_distribution() -> None:
 
 @dataclass(frozen=True)
 class Dropping(Layered):
-    """Draws two children of each node and drops the unlikely ones, by their own and their siblings' draws."""
-
-    draw: ClassVar[Draw] = Draw.WITHOUT_REPLACEMENT
+    """Has two children of each node and drops the unlikely ones, by their own and their siblings' draws."""
 
     @property
     def candidates(self) -> int:
         return 2
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        grown = append(tree, frontier, candidates, lambda score: score > np.log(0.3))
+        grown = append(tree, frontier, candidates, candidates.log_q > np.log(0.3))
         new = np.arange(len(tree), len(grown))
         return grown, new[grown.depth[new] < 2]
 
 
 @dataclass(frozen=True)
-class DroppingRepeats(Dropping):
-    """The same with replacement, so that siblings may be equal."""
+class Asking(Acceptor):
+    """Another rule, with candidates drawn as it is told and not as that rule wants."""
 
-    draw: ClassVar[Draw] = Draw.WITH_REPLACEMENT
+    rule: Acceptor
+    kind: Draw
+    exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
+    survives_pruning: ClassVar[bool] = True
+
+    @property
+    def draw(self) -> Draw:
+        return self.kind
+
+    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+        return self.rule.accept(tree, p, chance)
 
 
-@pytest.mark.parametrize("policy", [Dropping(), DroppingRepeats()], ids=lambda p: p.draw.value)
+@pytest.mark.parametrize("kind", [Draw.WITHOUT_REPLACEMENT, Draw.WITH_REPLACEMENT], ids=lambda d: d.value)
 @pytest.mark.parametrize("name", ["t=1", "all"])
-def test_match_survives_sampled_draws_and_pruning_on_them(policy: Policy, name: str) -> None:
-    sampling = SAMPLINGS[name]
-    assert distribution(policy, Match(), FAR, sampling, length=2) == pytest.approx(wanted([1], 2, sampling), abs=1e-12)
+def test_match_survives_sampled_draws_and_pruning_on_them(kind: Draw, name: str) -> None:
+    sampling, rule = SAMPLINGS[name], Asking(Match(), kind)
+    assert distribution(Dropping(), rule, FAR, sampling, length=2) == pytest.approx(wanted([1], 2, sampling), abs=1e-12)
 
 
 # What must make the enumeration fail.
@@ -238,7 +270,7 @@ def test_match_draws_once_a_node_at_its_own_place() -> None:
             self.places.append((row, depth))
             return int(p.argmax())
 
-        def bernoulli(self, p: float, row: int, depth: int) -> bool:
+        def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
             raise AssertionError("match asks for tokens alone")
 
     logits = torch.zeros(7, 10)
@@ -266,33 +298,50 @@ def test_match_with_keyed_noise_is_the_same_for_every_tree() -> None:
 
 @dataclass(frozen=True)
 class Picky(Acceptor):
-    """Exact for draws without replacement alone, and not where they are pruned."""
+    """Wants draws without replacement, is exact for them alone, and not where they are pruned."""
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset({Draw.WITHOUT_REPLACEMENT})
     survives_pruning: ClassVar[bool] = False
+
+    kind: Draw = Draw.WITHOUT_REPLACEMENT
+
+    @property
+    def draw(self) -> Draw:
+        return self.kind
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Keeping(Dropping):
-    """Draws, and keeps whatever was drawn."""
-
-    prunes_on_draws: ClassVar[bool] = False
-
-
 def test_pairings_that_are_not_exact_are_refused() -> None:
-    check_exact(Keeping(), Picky())
-    with pytest.raises(
-        UserError, match="'picky' is not exact where policy 'dropping' prunes on what was drawn; allowed: match"
-    ):
-        check_exact(Dropping(), Picky())
-    with pytest.raises(UserError, match="'picky' is not exact for point draws of policy 'chain'; allowed: without-replacement"):
-        check_exact(Chain(), Picky())
-    policies: list[Any] = [Dropping(), DroppingRepeats(), Keeping(), Chain(), VCT(), PCT()]
+    check_exact(Chain(), Picky())
+    with pytest.raises(UserError, match="'picky' is not exact where policy 'pct' prunes on what was drawn; allowed: match"):
+        check_exact(PCT(), Picky())
+    with pytest.raises(UserError, match="'picky' is not exact for point draws; allowed: without-replacement"):
+        check_exact(Chain(), Picky(Draw.POINT))
+    policies: list[Any] = [Dropping(), Chain(), VCT(), PCT()]
     for policy, acceptor in itertools.product(policies, (Greedy(), Match())):
         check_exact(policy, acceptor)
+    for policy, acceptor in itertools.product(
+        (Chain(), VCT(), Static()), (Rejection(), MultiRound(), MultiRound(True), Block())
+    ):
+        check_exact(policy, acceptor)
+    for policy, acceptor in itertools.product(
+        (PCT(), VCT(layer_top=3)), (Rejection(), MultiRound(), MultiRound(True), Block())
+    ):
+        with pytest.raises(UserError, match="prunes on what was drawn; allowed: match"):
+            check_exact(policy, acceptor)
+    check_exact(PCT(), Typical())  # lossy, and says so
+
+
+@pytest.mark.parametrize(
+    ("acceptor", "temperature"),
+    [(Greedy(), 1.0), (Rejection(), 0.0), (MultiRound(), 0.0), (Block(), 0.0), (Typical(), 0.0)],
+    ids=str,
+)
+def test_a_rule_that_does_not_serve_a_temperature_is_refused(acceptor: Acceptor, temperature: float) -> None:
+    with pytest.raises(UserError, match=f"does not serve temperature {temperature:g}; allowed: "):
+        check_exact(Chain(), acceptor, Sampling(temperature))
 
 
 # The enumeration itself.
@@ -310,4 +359,4 @@ def test_outcomes_are_all_there_with_their_probabilities() -> None:
 def test_match_at_temperature_0_is_greedy() -> None:
     target, requests = tiny_target(), [Request([3, 1, 4], 9), Request([2], 7, number=1)]
     engine = Engine(target, PLD().open(target), Chain(), Match())
-    assert engine.generate(requests).tokens == engine.plain(requests).tokens
+    assert engine.write(requests).tokens == engine.plain(requests).tokens

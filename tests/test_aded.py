@@ -349,10 +349,10 @@ def test_a_repeating_text_is_written_in_fewer_passes_and_the_same() -> None:
     target = table_target(table, 80)
     engine = Engine(target, ADED().open(target), MCTS(), costs=COSTS)
     requests = [Request([0, 1], 40), Request([3], 30)]
-    written = engine.generate(requests)
+    written = engine.write(requests)
     assert written.tokens == engine.plain(requests).tokens
     assert written.stats.acceptance_length > 2.5
-    later = engine.generate([Request([2, 3], 40)])
+    later = engine.write([Request([2, 3], 40)])
     assert later.stats.acceptance_length > 4.5, "the session knows how it goes on from the first token"
 
 

@@ -331,7 +331,7 @@ def test_complete_trees_are_recorded_before_they_are_cut(monkeypatch: pytest.Mon
     request, plan = text_of(target, 12)
     monkeypatch.setattr(training, "VERIFIED", 2)  # of the three right nodes two are verified
     recorder = Recorder(Knobs(depth=3, width=2, entropy_top=5))
-    done = Engine(target, Always([plan], 61), recorder).generate([request], on_tokens=recorder.tell)
+    done = Engine(target, Always([plan], 61), recorder).write([request], on_tokens=recorder.tell)
     assert recorder.written == done.tokens[0] == plan[3:]
     nodes = recorder.nodes()
     # Behind the prompt's token each step writes 3: trees with room for 10, 7, 4 and 1 layers; complete are 2 + 4 + 4 nodes.
@@ -347,7 +347,7 @@ def test_complete_trees_are_recorded_before_they_are_cut(monkeypatch: pytest.Mon
 def test_a_text_without_trees_has_no_entries() -> None:
     target = tiny_target()
     recorder = Recorder(Knobs())
-    Engine(target, Never([[]], 61), recorder).generate([Request([3], 1)], on_tokens=recorder.tell)
+    Engine(target, Never([[]], 61), recorder).write([Request([3], 1)], on_tokens=recorder.tell)
     assert len(recorder.nodes()) == 0
 
 

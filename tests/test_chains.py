@@ -90,9 +90,9 @@ def test_a_spec_names_the_knobs() -> None:
 
 
 def test_a_chains_shape_does_not_depend_on_draws() -> None:
-    assert not Chain.prunes_on_draws
-    assert DyMax.prunes_on_draws
-    assert DyJoint.prunes_on_draws
+    assert not Chain().prunes_on_draws
+    assert DyMax().prunes_on_draws
+    assert DyJoint().prunes_on_draws
     for q in (0.01, 0.5, 1.0):
         assert paths(grown(Chain(5), always(q), nodes=3)) == [(0,), (0, 0), (0, 0, 0)], "room cuts by number"
 

@@ -74,7 +74,7 @@ def test_always_is_accepted_and_never_is_not(suite: Suite) -> None:
     lengths = {}
     for name in SCRIPTED:
         engine = Engine(suite.target, suite.drafter(name, [request], sampling), Chain(4), costs=COSTS)
-        lengths[name] = engine.generate([request]).stats.acceptance_length
+        lengths[name] = engine.write([request]).stats.acceptance_length
     assert lengths["always"] == 4.0, "12 tokens in three steps: 5, 5 and the last 2"
     assert lengths["never"] == 1.0 < lengths["sometimes"] < 4.0
 
@@ -230,7 +230,7 @@ def test_the_table_model_under_ragged_batches(sampling: Sampling) -> None:
     requests = [Request([0], 9), Request([3, 1, 2, 2], 4, number=1), Request([2] * 12, 9, number=2)]
     engine = Engine(target, TableDrafter(q), VCT(2, 3))
     apart = [engine.plain([r], sampling).tokens[0] for r in requests]
-    together = engine.generate(requests, sampling)
+    together = engine.write(requests, sampling)
     assert together.tokens == apart
     assert [len(t) for t in apart] == [9, 4, 5]
     assert together.stats.acceptance_length > 1.3
@@ -270,7 +270,7 @@ def test_a_drafter_drafts_nothing_beyond_its_own_context(suite: Suite) -> None:
         requests = [Request(suite.prompt(n), 9, number=n) for n in lengths]
         plans = [[*r.prompt, *suite.reference(r, Sampling())] for r in requests]
         engine = Engine(suite.target, Coached(short, Always(plans, 61)), Chain(3), costs=COSTS)
-        written = engine.generate(requests)
+        written = engine.write(requests)
         assert written.tokens == [suite.wanted(r, Sampling()) for r in requests]
 
 
@@ -338,8 +338,8 @@ def test_text_does_not_depend_on_neighbours_or_their_order(suite: Suite) -> None
     sampling = Sampling(temperature=1.2, seed=5)
     requests = [Request(suite.prompt(3 + 2 * n), 6, number=n) for n in range(3)]
     engine = Engine(suite.target, suite.drafter("vdm", requests, sampling), VCT(2, 3), Match(), COSTS)
-    forwards = engine.generate(requests, sampling).tokens
-    backwards = engine.generate(requests[::-1], sampling).tokens[::-1]
+    forwards = engine.write(requests, sampling).tokens
+    backwards = engine.write(requests[::-1], sampling).tokens[::-1]
     assert forwards == backwards == [engine.plain([r], sampling).tokens[0] for r in requests]
-    assert engine.generate([replace(requests[0], number=7)], sampling).tokens != forwards[:1]
-    assert engine.generate(requests[:1], replace(sampling, seed=6)).tokens != forwards[:1]
+    assert engine.write([replace(requests[0], number=7)], sampling).tokens != forwards[:1]
+    assert engine.write(requests[:1], replace(sampling, seed=6)).tokens != forwards[:1]

@@ -31,7 +31,7 @@ def test_every_method_is_shipped_trained(name: str, target: Target) -> None:
     engine = Engine(target, build("drafter", name).open(target), Chain(length=4))
     prompts = ["How many legs do 3 dogs and 2 birds have together?", "A pen costs $2 and a book $7. What do 5 of each cost?"]
     requests = [Request(encode(engine.tokenizer, question(p)), 48, engine.eos, number=i) for i, p in enumerate(prompts)]
-    written = engine.generate(requests)
+    written = engine.write(requests)
     assert written.tokens == engine.plain(requests).tokens
     assert written.stats.acceptance_length > 1.3
 

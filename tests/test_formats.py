@@ -177,7 +177,7 @@ def test_a_layout_is_recognised_drafted_with_and_written_back(name: str, tmp_pat
     assert build("drafter", str(folder)) == {"eagle": EAGLE, "eagle3": EAGLE3}[method](checkpoint=str(folder))
     requests = [Request([5, 6, 7], 7), Request([9, 4, 8, 11, 3], 5, number=1)]
     engine, sampling = Engine(t, drafter, VCT(2, 3), costs=COSTS), Sampling(0.9, seed=2)
-    assert engine.generate(requests, sampling).tokens == engine.plain(requests, sampling).tokens
+    assert engine.write(requests, sampling).tokens == engine.plain(requests, sampling).tokens
     drafter.save(tmp_path / "copy")
     assert same(read(tmp_path / "copy"), tensors)
     config = config_of(tmp_path / "copy")

@@ -22,7 +22,7 @@ from draftree.policies.base import Policy, append
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import build
-from draftree.sampling import Drawing, Keyed
+from draftree.sampling import Drawing, Keyed, Sampling
 from draftree.target import Needs, Probes, Taps
 from draftree.testing import TableDrafter, random_table, table_target, tiny_target
 from draftree.testing.conformance import CHECKS, Case, Suite, pairwise
@@ -244,7 +244,7 @@ def test_the_tree_remembers_who_proposed_a_node() -> None:
 
 
 def test_samples_are_one_parts_own() -> None:
-    drawing = Drawing(Draw.WITHOUT_REPLACEMENT, 1.0, Keyed(5, np.array([0]), np.array([2])))
+    drawing = Drawing(Draw.WITHOUT_REPLACEMENT, Sampling(1.0), Keyed(5, np.array([0]), np.array([2])))
     table = TableDrafter(random_table(9, 2)[0])
     drafter = FusedDrafter([Given({6: 0.5}), table])
     tree, frontier = Tree.planted(np.arange(1), np.array([3])), np.arange(1)
@@ -353,7 +353,7 @@ def written(engine: Engine, requests: list[Request]) -> Trees:
             if e.tree is not None and len(nodes) > 1:
                 trees[e.row].append([(int(e.tree.tokens[n]), round(float(e.tree.log_q[n]), 9)) for n in nodes])
 
-    return Trees(engine.generate(requests, on_tokens=told).tokens, trees)
+    return Trees(engine.write(requests, on_tokens=told).tokens, trees)
 
 
 @pytest.mark.parametrize("policy", [PCT(), EAGLE2(nodes=12, depth=4)], ids=str)
@@ -411,7 +411,7 @@ def test_copying_gains() -> None:
     for drafter in (*drafters, FusedDrafter(drafters)):
         engine = Engine(TABLE, drafter, EAGLE2(nodes=6, depth=5, width=3), costs=COSTS)
         first, second = Request([0], 40), Request([1], 40)
-        got = [engine.generate([r]) for r in (first, second)]
+        got = [engine.write([r]) for r in (first, second)]
         assert [g.tokens for g in got] == [engine.plain([r]).tokens for r in (first, second)]
         steps.append(sum(g.stats.acceptance_length for g in got))
     assert steps[2] > max(steps[:2])

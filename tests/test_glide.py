@@ -524,7 +524,7 @@ def test_nothing_is_drafted_beyond_its_own_context(tmp_path: Path) -> None:
         requests = [Request(p.tolist(), 9, number=n) for n, p in enumerate(prompts)]
         plain = [Engine(t, short, Chain(3), costs=COSTS).plain([r]).tokens[0] for r in requests]
         script = Always([[*r.prompt, *p] for r, p in zip(requests, plain, strict=True)], VOCAB)
-        assert Engine(t, Coached(short, script), Chain(3), costs=COSTS).generate(requests).tokens == plain
+        assert Engine(t, Coached(short, script), Chain(3), costs=COSTS).write(requests).tokens == plain
 
 
 def test_a_text_that_outgrows_its_cache_goes_on() -> None:
@@ -536,4 +536,4 @@ def test_a_text_that_outgrows_its_cache_goes_on() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(draftree.drafters.glide, "SPARE", 1)
         engine = Engine(suite.target, drafter, VCT(2, 2), costs=COSTS)
-        assert engine.generate([Request(prompt, 20)], Sampling()).tokens == plain
+        assert engine.write([Request(prompt, 20)], Sampling()).tokens == plain

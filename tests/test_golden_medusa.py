@@ -86,7 +86,7 @@ def test_a_greedy_run(run: int) -> None:
     t = target()
     engine = Engine(t, drafter_for(t), Static(f"medusa/{setting['tree']}"), rule, COSTS)
     # Our trees end where the text ends, theirs do not: leave room behind their last step.
-    written = engine.generate([Request(wanted["prompt"], count + 8)]).tokens[0]
+    written = engine.write([Request(wanted["prompt"], count + 8)]).tokens[0]
     assert written[:count] == wanted["output"][len(wanted["prompt"]) :] == wanted["hf_greedy_continuation"][:count]
     steps = rule.steps[: wanted["n_steps"]]
     assert [len(v.paths[0]) for _, v, _ in steps] == wanted["accept_lengths"]
@@ -130,7 +130,7 @@ def test_the_pad_of_the_official_code_is_not_accepted() -> None:
     engine = Engine(t, drafter, Static("medusa/mc_sim_7b_63"), rule, COSTS)
     for number in range(7):
         request = Request(rng.integers(3, 256, 20).tolist(), 60, number=number)
-        assert engine.generate([request], reuse=False).tokens == engine.plain([request]).tokens
+        assert engine.write([request], reuse=False).tokens == engine.plain([request]).tokens
     deepest = golden()["trees"]["mc_sim_7b_63"]["position_offsets"][-1]
     ends = [(tree, v.paths[0]) for tree, v, _ in rule.steps if v.bonus[0] == 0 and 0 < len(v.paths[0]) < deepest]
     tempted = [tree for tree, path in ends if not tree.children(path[-1]).size]

@@ -32,4 +32,4 @@ def test_a_cache_grows_with_the_text(name: str) -> None:
     torch.manual_seed(0)
     engine = Engine(target, part("drafter", name)().example(target), VCT(width=2, depth=3))
     requests = [Request([5, 6, 7], 60), Request([9, 8, 7, 6, 5], 40, number=1)]
-    assert engine.generate(requests).tokens == engine.plain(requests).tokens
+    assert engine.write(requests).tokens == engine.plain(requests).tokens

@@ -130,7 +130,7 @@ def test_every_policy_ends_with_the_last_head(policy: str) -> None:
     requests = [Request(text.tolist(), 7, number=i) for i, text in enumerate(texts([4, 6], np.random.default_rng(5)))]
     for sampling in (Sampling(), Sampling(temperature=1.0)):
         engine = Engine(t, drafter_of(t, heads=1), build("policy", policy), costs=COSTS)
-        written = engine.generate(requests, sampling)
+        written = engine.write(requests, sampling)
         assert written.tokens == engine.plain(requests, sampling).tokens
         assert max(s.depth for s in written.stats.steps) == 1, "there is one head"
 
@@ -297,7 +297,7 @@ def test_the_published_layouts_are_recognised_read_and_written_back(arch: Arch, 
         assert worst(found.log_probs[depth], by_hand(t, tensors, arch, taps.hidden[LAST], path[: depth + 1])) < NOISE
     request = Request([5, 6, 7], 6)
     engine = Engine(t, drafter, VCT(2, 3), costs=COSTS)
-    assert engine.generate([request]).tokens == engine.plain([request]).tokens
+    assert engine.write([request]).tokens == engine.plain([request]).tokens
     drafter.save(tmp_path / "copy")
     assert sorted(f.name for f in (tmp_path / "copy").iterdir()) == ["config.json", "hydra_lm_head.pt"]
     assert same(torch.load(tmp_path / "copy" / "hydra_lm_head.pt", weights_only=True), tensors)

@@ -110,7 +110,7 @@ def test_nodes_of_a_depth_and_row_share_one_list(kind: Draw) -> None:
     drafter = drafter_of(t, heads=2)
     state, tree = started(t, drafter, [5, 3])
     tree = attach(tree, [0, 0, 1, 2, 4], [3, 4, 5, 6, 7])  # nodes 2, 3 and 5 below row 0, 4 below row 1, and one node too deep
-    drawing = Drawing(kind, 1.0, Keyed(0, np.arange(2), np.full(2, 5)))
+    drawing = Drawing(kind, Sampling(1.0), Keyed(0, np.arange(2), np.full(2, 5)))
     found, state = drafter.expand(state, tree, np.array([3, 4, 2, 6, 5, 0]), 3, drawing)
     assert tree.depth[[3, 4, 2, 6, 5, 0]].tolist() == [1, 1, 1, 2, 2, 0]
     assert found.log_probs is not None
@@ -121,7 +121,8 @@ def test_nodes_of_a_depth_and_row_share_one_list(kind: Draw) -> None:
     assert not torch.equal(found.log_probs[0], found.log_probs[5])
     assert (found.log_q[3:5] == -np.inf).all()
     assert (found.tokens[3:5] == 0).all()
-    assert np.allclose(found.log_probs[3:5].exp(), 1 / VOCAB)
+    if kind is not Draw.COUPLED:  # which knows the noise of these places, too
+        assert np.allclose(found.log_probs[3:5].exp(), 1 / VOCAB)
     assert np.isfinite(found.log_q[[0, 1, 2, 5]]).all()
     entropies = Candidates(found.tokens, found.log_q, found.log_probs).entropy()
     assert entropies[0] == entropies[2]
@@ -133,7 +134,7 @@ def test_every_policy_ends_with_the_last_head(policy: str) -> None:
     requests = [Request(text.tolist(), 7, number=i) for i, text in enumerate(texts([4, 6], np.random.default_rng(5)))]
     for sampling in (Sampling(), Sampling(temperature=1.0)):
         engine = Engine(t, drafter_of(t, heads=1), build("policy", policy), costs=COSTS)
-        written = engine.generate(requests, sampling)
+        written = engine.write(requests, sampling)
         assert written.tokens == engine.plain(requests, sampling).tokens
         assert max(s.depth for s in written.stats.steps) == 1, "there is one head"
 
@@ -304,7 +305,7 @@ def test_published_layouts_are_recognised_read_and_written_back(writer: Writer, 
         assert (head(states) - theirs).abs().max() < 1e-9
     request = Request([5, 6, 7], 6)
     engine = Engine(t, drafter, VCT(2, 3), costs=COSTS)
-    assert engine.generate([request]).tokens == engine.plain([request]).tokens
+    assert engine.write([request]).tokens == engine.plain([request]).tokens
     drafter.save(tmp_path / "copy")
     assert same(stored(tmp_path / "copy"), wanted)
     config = json.loads((tmp_path / "copy" / "config.json").read_text())

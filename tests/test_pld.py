@@ -173,7 +173,7 @@ def test_commit_and_truncate_follow_the_text() -> None:
 
 def test_a_repeating_text_is_written_in_fewer_passes() -> None:
     engine = Engine(TARGET, PLDDrafter(PLD()), Chain(5), costs=COSTS)
-    written, plain = engine.generate([Request([0], 40)]), engine.plain([Request([0], 40)])
+    written, plain = engine.write([Request([0], 40)]), engine.plain([Request([0], 40)])
     assert written.tokens == plain.tokens
     assert written.stats.acceptance_length > 1.7, "greedy decoding of a table runs in a circle"
 

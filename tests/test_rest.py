@@ -15,7 +15,6 @@ from draftree.drafters._suffixes import SEPARATOR, Trie, continuations, grow, jo
 from draftree.drafters.rest import REST, RESTDrafter, Retrieval, indexed, read_official
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
-from draftree.loop import Drafting
 from draftree.policies.base import Layered, Room
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie as TriePolicy
@@ -24,7 +23,7 @@ from draftree.sampling import Drawing
 from draftree.target import Needs
 from draftree.testing import random_table, table_target
 from draftree.text import Request
-from draftree.tree import Candidates, Tree, Verdict
+from draftree.tree import Candidates, Ints, Tree, Verdict
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TARGET = table_target(random_table(4, 1), context=64)
@@ -158,7 +157,13 @@ def test_a_shorter_suffix_is_taken_where_the_longer_one_ends_its_document() -> N
 
 def drafted(model: RESTDrafter, text: Document, policy: Layered) -> dict[tuple[int, ...], float]:
     """The paths of the tree behind a text whose last token is the root, and their values."""
-    draft = Drafting(model, model.start([np.array(text[:-1], np.int64)], np.array(text[-1:]), TAPS))
+    state = model.start([np.array(text[:-1], np.int64)], np.array(text[-1:]), TAPS)
+
+    def draft(tree: Tree, frontier: Ints, k: int) -> Candidates:
+        nonlocal state
+        candidates, state = model.expand(state, tree, frontier, k, Drawing())
+        return candidates
+
     roots = Tree.planted(np.array([0]), np.array(text[-1:], np.int64))
     tree = policy.draft(draft, roots, COSTS, Room(np.array([50]), 1000), None)
     return {tuple(tree.tokens[tree.path(n)[1:]].tolist()): float(np.exp(tree.score[n])) for n in range(1, len(tree))}
@@ -240,7 +245,7 @@ def test_commit_and_truncate_follow_the_text_and_forget_what_was_found() -> None
 def test_a_text_that_stands_in_the_corpus_is_written_in_fewer_passes() -> None:
     plain = Engine(TARGET, drafter([[0]]), TriePolicy(), costs=COSTS).plain([Request([0], 40)])
     engine = Engine(TARGET, drafter([plain.tokens[0]]), TriePolicy(), costs=COSTS)
-    written = engine.generate([Request([0], 40)])
+    written = engine.write([Request([0], 40)])
     assert written.tokens == plain.tokens
     assert written.stats.acceptance_length > 4
 

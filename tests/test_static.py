@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from draftree import registry
 from draftree.errors import UnknownName, UserError
 from draftree.policies.static import SHIPPED, Static
-from draftree.tree import Draw
 from rules import Rule, following, levels
 from test_policies import always, grown, paths
 
@@ -128,8 +127,7 @@ def test_a_missing_candidate_takes_what_is_below_it_and_shifts_no_rank(tmp_path:
 
 
 def test_its_shape_does_not_depend_on_what_was_drawn() -> None:
-    assert not Static.prunes_on_draws
-    assert Static.draw is Draw.POINT
+    assert not Static().prunes_on_draws
     for seed in range(5):
         drawn = following(levels(seed, 4, missing=0.0))
         assert paths(grown(Static(), drawn)) == in_order(TREES["eagle1/mc_sim_7b_63"])

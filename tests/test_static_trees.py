@@ -404,7 +404,7 @@ def test_the_last_line_tells_what_was_found_and_the_tree_is_used(
     assert out.splitlines()[-1].endswith(last)
     engine = load(folder, f"lm:model={folder}", f"static:paths={tmp_path / 'tree.json'}")
     request = Request(encode(engine.tokenizer, question("7?")), 12, engine.eos)
-    done = engine.generate([request])
+    done = engine.write([request])
     assert done.tokens == engine.plain([request]).tokens
     assert {s.nodes for s in done.stats.steps[:-1]} == {2}
 

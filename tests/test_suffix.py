@@ -386,7 +386,7 @@ def test_the_second_time_a_text_is_written_in_fewer_passes() -> None:
     for session in (True, False):
         engine = Engine(TARGET, SuffixDrafter(Suffix(session=session)), Chain(5), costs=COSTS)
         plain = engine.plain(requests).tokens
-        first, second = (engine.generate(requests, reuse=reuse) for reuse in (True, False))
+        first, second = (engine.write(requests, reuse=reuse) for reuse in (True, False))
         assert first.tokens == second.tokens == plain
         assert first.stats.acceptance_length > 1.7, "greedy decoding of a table runs in a circle"
         steps[session] = len(first.stats.steps), len(second.stats.steps)

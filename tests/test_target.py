@@ -193,7 +193,7 @@ def test_an_engine_reuses_a_prefix_and_writes_the_same(name: str, method: EDD | 
     (text,) = texts([10], rng)
     engine = Engine(t, method.example(t), VCT(width=2, depth=3))
     first = Request(text.tolist(), max_new_tokens=8)
-    wrote = engine.generate([first]).tokens[0]
+    wrote = engine.write([first]).tokens[0]
     follow_up = Request([*text.tolist(), *wrote[:5], 7, 8, 9], max_new_tokens=8)
     read: list[int] = []
     prefill = Target.prefill
@@ -205,9 +205,9 @@ def test_an_engine_reuses_a_prefix_and_writes_the_same(name: str, method: EDD | 
         return verified
 
     monkeypatch.setattr(Target, "prefill", counted)
-    again = engine.generate([follow_up]).tokens
+    again = engine.write([follow_up]).tokens
     assert read == [3]
-    assert again == engine.generate([follow_up], reuse=False).tokens == engine.plain([follow_up]).tokens
+    assert again == engine.write([follow_up], reuse=False).tokens == engine.plain([follow_up]).tokens
     assert read == [3, 18, 18]
 
 
@@ -306,9 +306,9 @@ def test_generation_across_a_change_of_rope_equals_plain_decoding(name: str, met
     engine = Engine(t, method.example(t), VCT(width=2, depth=4))
     requests = [Request(text.tolist(), max_new_tokens=14) for text in texts([5, 14, 24, 10], rng)]
     alone = [engine.plain([request]).tokens[0] for request in requests]
-    assert [engine.generate([request]).tokens[0] for request in requests] == alone
+    assert [engine.write([request]).tokens[0] for request in requests] == alone
     assert engine.plain(requests).tokens == alone  # whatever the neighbours' lengths
-    assert engine.generate(requests).tokens == alone
+    assert engine.write(requests).tokens == alone
 
 
 @pytest.mark.parametrize("name", CROSSING)

@@ -235,7 +235,7 @@ def engine(target: Target, drafter: str) -> Engine:
 def test_the_same_text_in_the_same_steps(name: str, both: tuple[Target, Target], wide: Path) -> None:
     small, large = both
     a, b = engine(small, name), engine(large, f"{name}:checkpoint={wide / name}")
-    first, second = a.generate(requests(small)), b.generate(requests(large))
+    first, second = a.write(requests(small)), b.write(requests(large))
     assert first.tokens == second.tokens
     assert first.stats.steps == second.stats.steps
     assert first.stats.acceptance_length > 1.5, "a drafter that drafts nonsense would prove little"

@@ -210,11 +210,11 @@ def test_what_was_learnt_is_kept_by_how_tokens_are_chosen() -> None:
     engine = Engine(target, TableDrafter(torch.full((5, 5), 0.2)), Yield(), costs=CPU)
     request = Request([1, 2], 20)
     for sampling in (Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=1.0, seed=2)):
-        engine.generate([request], sampling)
+        engine.write([request], sampling)
     assert {key[2].temperature for key in engine.learned} == {0.0, 1.0}
     assert len(engine.learned) == 2, "a seed is no other way to choose"
     before = engine.learned[Yield(), engine.drafter.described, Sampling()].spent
-    engine.generate([request])
+    engine.write([request])
     assert engine.learned[Yield(), engine.drafter.described, Sampling()].spent > before
 
 
@@ -228,7 +228,7 @@ def test_no_drafter_costs_more_than_its_credit() -> None:
     for number in range(3):
         request = Request([5, 6, 7 + number], 128, number=number)
         engine.drafter = Never([[*request.prompt, *engine.plain([request]).tokens[0]]], target.decoder.vocab)
-        stats = engine.generate([request], reuse=False).stats
+        stats = engine.write([request], reuse=False).stats
         spent, plain = spent + sum(map(CPU.step, stats.work)), plain + len(stats.steps)
         assert spent <= (plain + 3) / (1 - Yield().probe) + 1e-9
     assert spent <= 1.02 * plain, "over three texts of 128 tokens"
@@ -238,7 +238,7 @@ def test_no_drafter_costs_more_than_its_credit() -> None:
 def test_probes_that_ride_along_are_not_its_account() -> None:
     target = tiny_target(context=400)
     engine = Engine(target, Lookahead(ngram=3, window=4, guesses=4).open(target), Yield(), costs=CPU)
-    stats = engine.generate([Request([5, 6, 7] * 10, 200)], reuse=False).stats
+    stats = engine.write([Request([5, 6, 7] * 10, 200)], reuse=False).stats
     assert sum(bool(w.frontiers) for w in stats.work[-60:]) > 10, "it goes on asking"
 
 
@@ -269,7 +269,7 @@ def test_it_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     for script in (Never, Always, Always):
         engine.drafter = script([plan], target.decoder.vocab)
         monkeypatch.setattr(script, "described", "script")  # the same lesson for all three
-        lengths.append(engine.generate([request], reuse=False).stats.acceptance_length)
+        lengths.append(engine.write([request], reuse=False).stats.acceptance_length)
     assert lengths[0] == 1
     assert lengths[2] > 2.5
 
@@ -324,6 +324,6 @@ def test_a_mediocre_drafter_pays() -> None:
     plan = [*request.prompt, *engine.plain([request]).tokens[0]]
     engine.drafter = Sometimes([plan], target.decoder.vocab)
     for _ in range(3):
-        stats = engine.generate([request], reuse=False).stats
+        stats = engine.write([request], reuse=False).stats
     tokens = sum(s.accepted + 1 for s in stats.steps)
     assert sum(map(CPU.step, stats.work)) < 0.9 * tokens

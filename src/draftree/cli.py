@@ -100,7 +100,7 @@ def generate(
     from draftree.evaluation.runner import Comparison, assemble, compare, warm
     from draftree.prompts import encode, question
 
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+    sampling = Sampling(temperature, top_k, top_p, min_p, seed=seed)
     text, fixed = inputs.prompt_text(prompt), inputs.fixed_costs(costs)
     if trees is not None:
         viewer.check_picture(trees)
@@ -114,7 +114,7 @@ def generate(
     stream = terminal.Stream(console, engine.tokenizer) if console.is_terminal and not as_json else None
     draw = partial(viewer.draw, console) if show_trees and not as_json else None
     watch = viewer.Watch(engine.tokenizer, draw, stream) if show_trees or trees is not None else None
-    first = engine.generate([request], sampling, watch or stream, reuse=False)
+    first = engine.write([request], sampling, watch or stream, reuse=False)
     if watch is not None:
         watch.end()
     written = terminal.decode(engine.tokenizer, first.tokens[0])

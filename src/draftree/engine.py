@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from draftree.acceptors.match import Match
 from draftree.cache import SlotCache
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Drafter, Method
-from draftree.errors import UserError
 from draftree.loop import plain, speculate
 from draftree.policies.base import Policy
 from draftree.registry import build
@@ -82,7 +81,7 @@ class Engine:
         """The ids that end a text, by the target's generation config."""
         return self.target.eos
 
-    def generate(
+    def write(
         self,
         requests: Sequence[Request],
         sampling: Sampling = Sampling(),
@@ -101,21 +100,35 @@ class Engine:
         Raises:
             UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
         """
+        texts, steps = self.begin(requests, sampling, reuse)
+        run(steps, texts, on_tokens)
+        return Generation(texts.written, texts.stats)
+
+    def begin(
+        self, requests: Sequence[Request], sampling: Sampling = Sampling(), reuse: bool = True
+    ) -> tuple[Texts, Iterator[list[Emitted]]]:
+        """The texts to be written, and the steps that write them; `write` in slow motion.
+
+        Raises:
+            UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
+        """
         check(requests, self.target)
         acceptor = self.acceptor or usual(sampling)
-        if not sampling.greedy and isinstance(acceptor, Greedy):
-            raise UserError(f"acceptor 'greedy' at temperature {sampling.temperature} would ignore it; allowed: match")
-        check_exact(self.policy, acceptor)
+        check_exact(self.policy, acceptor, sampling)
+        costs = self.prices(len(requests))
         texts = self._texts(requests, sampling, reuse)
         self.held = None
-        lesson = self.policy, self.drafter.described, replace(sampling, seed=0)
+        texts.stats.acceptor = type(acceptor).__name__.lower()
+        texts.stats.draw = texts.drawing(acceptor.draw).kind.value
+        return texts, self._steps(texts, acceptor, costs)
+
+    def _steps(self, texts: Texts, acceptor: Acceptor, costs: Costs | CostTable) -> Iterator[list[Emitted]]:
+        lesson = self.policy, self.drafter.described, texts.sampling.knobs
         texts.memory = self.learned.get(lesson)
-        costs = self.prices(len(requests))
-        run(speculate(self.target, self.drafter, self.policy, acceptor, costs, texts), texts, on_tokens)
+        yield from speculate(self.target, self.drafter, self.policy, acceptor, costs, texts)
         self.learned[lesson] = texts.memory
         self.held = Held(texts.committed, texts.cache, texts.drafter_state)
         self.carried = self.drafter.carry(texts.drafter_state)
-        return Generation(texts.written, texts.stats)
 
     def plain(
         self,

@@ -6,9 +6,9 @@ Shapes: N nodes, V vocabulary.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import final
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Self, final
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from draftree.errors import NotANumber, UserError
@@ -26,6 +27,12 @@ from draftree.tree import Candidates, Draw, Floats, Ints
 
 BEYOND = 8
 """Values that a top-k asks for beyond k; half-precision logits often tie."""
+
+
+SPREAD = 0.5
+"""Of coupled candidates: how far apart log p and log q are taken to be, beside Gumbel noise of scale 1."""
+KEPT = 64
+"""Places whose noise is kept: drafter and target ask for the same ones, and a step's last are the next one's first."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,9 @@ class Sampling:
         top_k: how many of the likeliest tokens are kept; 0 keeps all.
         top_p: the least mass of likeliest tokens that is kept; 1 keeps all.
         min_p: the least probability kept, relative to the likeliest token; 0 keeps all.
+        typical_p: the least mass of the most typical tokens that is kept; 1 keeps all.
         seed: seed of the keyed noise, 0 … 2⁶⁴ − 1.
+        warpers: what makes p of the logits, instead of what the knobs above stand for.
 
     Raises:
         UserError: a value is out of its range.
@@ -47,7 +56,9 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int = 0
+    warpers: tuple[LogitsProcessor, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, allowed, ok in (
@@ -55,6 +66,7 @@ class Sampling:
             ("top_k", "a whole number of at least 0", self.top_k >= 0),
             ("top_p", "a number in (0, 1]", 0 < self.top_p <= 1),
             ("min_p", "a number in [0, 1]", 0 <= self.min_p <= 1),
+            ("typical_p", "a number in (0, 1]", 0 < self.typical_p <= 1),
             ("seed", "a whole number in 0 … 2⁶⁴ − 1", 0 <= self.seed < 2**64),
         ):
             if not ok:
@@ -65,11 +77,18 @@ class Sampling:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0
 
+    @property
+    def knobs(self) -> Self:
+        """The same without what differs from call to call."""
+        return replace(self, seed=0, warpers=None)
+
     @cached_property
     def processors(self) -> Sequence[LogitsProcessor]:
         """Hugging Face's own processors, in the order `generate` applies them; none for greedy decoding."""
         if self.greedy:
             return ()
+        if self.warpers is not None:
+            return self.warpers
         steps: list[LogitsProcessor] = []
         if self.temperature != 1:
             steps.append(TemperatureLogitsWarper(self.temperature))
@@ -79,18 +98,44 @@ class Sampling:
             steps.append(TopPLogitsWarper(self.top_p))
         if self.min_p:
             steps.append(MinPLogitsWarper(self.min_p))
+        if self.typical_p < 1:
+            steps.append(TypicalLogitsWarper(self.typical_p))
         return tuple(steps)
+
+
+def processed(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
+    """[V] logits of one place after processors, which see them as transformers shows them: float32, and theirs to change.
+
+    Args:
+        logits: [V] raw ones; float64 stays float64.
+        processors: in their order.
+        ids: the whole text before the place.
+    """
+    exact = logits.dtype is torch.float64
+    scores = logits[None].to(copy=True, dtype=torch.float64 if exact else torch.float32)
+    shown = torch.tensor([list(ids)], device=scores.device)
+    for step in processors:
+        scores = step(shown, scores)
+    return scores[0]
+
+
+def nothing_own(node: int) -> Sequence[LogitsProcessor]:
+    """That no request has processors of its own."""
+    return ()
 
 
 @final
 class Distributions:
-    """p after every node of a tree, computed where it is asked for and nowhere else.
+    """p after every node of a tree, computed where it is asked for and nowhere else, and once.
+
+    A processor that keeps count of its calls is called as plain decoding would call it: once for every token, in their order.
 
     Args:
         logits: [N, V] the target's raw logits.
-        processors: what turns raw logits into the request's, given the node's whole text.
+        processors: what turns raw logits into the request's, given the node's whole text; the same for all requests.
         text: the token ids of a node's sequence up to and including it, asked only when there are processors.
         greedy: whether the temperature is 0, so that p is certain of the likeliest token.
+        own: the processors of a node's own request, which come first.
 
     Raises:
         NotANumber: the logits hold NaN, or no finite number at some node.
@@ -102,41 +147,59 @@ class Distributions:
         processors: Sequence[LogitsProcessor],
         text: Callable[[int], Sequence[int]],
         greedy: bool = False,
+        own: Callable[[int], Sequence[LogitsProcessor]] = nothing_own,
     ) -> None:
-        self._logits, self._processors, self._text, self._greedy = logits, processors, text, greedy
+        self._logits, self._processors, self._text, self._greedy, self._own = logits, processors, text, greedy, own
         best, index = logits.max(dim=-1)  # NaN wins a maximum, so the check costs no pass of its own
         if not bool(torch.isfinite(best).all()):
             raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
         self._argmax: list[int] = index.tolist()
+        self._scores: dict[int, Tensor] = {}
+        self._p: dict[int, Tensor] = {}
+
+    def raw(self, node: int) -> Tensor:
+        """[V] the target's logits as they are."""
+        return self._logits[node]
 
     def processed(self, node: int) -> Tensor:
         """[V] logits after the request's processors."""
-        scores = self._logits[node : node + 1]
-        if self._processors:
-            ids = torch.tensor([list(self._text(node))], device=scores.device)
-            for step in self._processors:
-                scores = step(ids, scores)
-        return scores[0]
+        if node not in self._scores:
+            steps = (*self._own(node), *self._processors)
+            self._scores[node] = processed(self.raw(node), steps, self._text(node)) if steps else self.raw(node)
+        return self._scores[node]
 
     def argmax(self, node: int) -> int:
-        """The likeliest token after a node; the lower id wins a tie."""
-        if not self._processors:
+        """The likeliest token after a node; the lower id wins a tie.
+
+        Raises:
+            NotANumber: the processors forbid every token.
+        """
+        if not self._processors and not self._own(node):
             return self._argmax[node]
-        return int(self.processed(node).argmax())
+        best, index = self.processed(node).max(dim=-1)
+        if not bool(torch.isfinite(best)):
+            raise NotANumber("the processed logits are not finite numbers: the processors forbid every token, or one is wrong")
+        return int(index)
 
     def __call__(self, node: int) -> Tensor:
         """[V] p(· | path of the node), float64 on the host.
 
         Raises:
-            NotANumber: a processor made infinities of the logits (a tiny temperature in half precision, say).
+            NotANumber: a processor made infinities of the logits (a tiny temperature in half precision, say), or forbids all.
         """
+        if node not in self._p:
+            self._p[node] = self._compute(node)
+        return self._p[node]
+
+    def _compute(self, node: int) -> Tensor:
         if self._greedy:
             certain = torch.zeros(self._logits.shape[-1], dtype=torch.float64)
             certain[self.argmax(node)] = 1
             return certain
         p = torch.softmax(self.processed(node).double().cpu(), dim=-1)
         if not bool(torch.isfinite(p).all()):
-            raise NotANumber("the processed logits are not finite numbers: the temperature is too small for the dtype")
+            told = "the temperature is too small for the dtype, or the processors forbid every token"
+            raise NotANumber(f"the processed logits are not finite numbers: {told}")
         return p
 
 
@@ -148,8 +211,8 @@ class Chance(ABC):
         """A token of distribution p [V], drawn for the place `depth` tokens behind sequence `row`'s root."""
 
     @abstractmethod
-    def bernoulli(self, p: float, row: int, depth: int) -> bool:
-        """True with probability p, for the same place."""
+    def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
+        """True with probability p, for the same place; `index` tells apart several questions about it."""
 
 
 @final
@@ -158,6 +221,9 @@ class Keyed(Chance):
 
     A token is argmax(log p + g) with Gumbel noise g from the counter-based generator Philox, so plain and
     speculative decoding of one seed write the same text.
+
+    Every other use of noise is keyed by the step's root too, so that it is fresh in every step: a rule that has looked at
+    drafts it did not accept (block verification) would be wrong if the same place were drafted with the same noise again.
 
     Args:
         seed: the run's seed.
@@ -169,18 +235,34 @@ class Keyed(Chance):
         self._seed, self._requests, self._positions = seed, requests, positions
 
     def uniform(self, row: int, depth: int, kind: int, n: int) -> Floats:
-        """[n] numbers in [0, 1) for one place; `kind` tells apart the uses of a place."""
-        place = int(self._positions[row]) + depth + 1
-        key = np.array([self._seed, int(self._requests[row])], np.uint64)  # a list of large seeds would be read as floats
-        generator = np.random.Philox(key=key, counter=[0, 0, place, kind])
-        return np.random.Generator(generator).random(n)
+        """[n] numbers in [0, 1) for one place; `kind` tells apart its uses, 0 being the target's own choice of a token."""
+        root = int(self._positions[row])
+        return _uniform(self._seed, int(self._requests[row]), root + 1 if kind else 0, root + depth + 1, kind, n)
+
+    def gumbel(self, row: int, depth: int, n: int) -> Floats:
+        """[n] the noise that the target's token for a place is drawn with."""
+        return _choosing(self._seed, int(self._requests[row]), int(self._positions[row]) + depth + 1, n)
 
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         with np.errstate(divide="ignore"):
-            return int(np.argmax(np.log(p.numpy()) + gumbel(self.uniform(row, depth, 0, len(p)))))
+            return int(np.argmax(np.log(p.numpy()) + self.gumbel(row, depth, len(p))))
 
-    def bernoulli(self, p: float, row: int, depth: int) -> bool:
-        return bool(self.uniform(row, depth, 1, 1)[0] < p)
+    def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
+        return bool(self.uniform(row, depth, 1, index + 1)[index] < p)
+
+
+def _uniform(seed: int, request: int, step: int, place: int, kind: int, n: int) -> Floats:
+    key = np.array([seed, request], np.uint64)  # a list of large seeds would be read as floats
+    generator = np.random.Philox(key=key, counter=[0, step, place, kind])
+    return np.random.Generator(generator).random(n)
+
+
+@lru_cache(KEPT)
+def _choosing(seed: int, request: int, place: int, n: int) -> Floats:
+    """The target's noise for a place; one array serves all that ask, so nobody may change it."""
+    noise = gumbel(_uniform(seed, request, 0, place, 0, n))
+    noise.flags.writeable = False
+    return noise
 
 
 def gumbel(uniform: Floats) -> Floats:
@@ -196,13 +278,25 @@ class Drawing:
 
     Attributes:
         kind: of draw.
-        temperature: the request's; sampled draws come from q at this temperature.
-        noise: for sampled draws.
+        sampling: the request's; q goes through the same warpers as p, and in greedy decoding through none.
+        noise: for all but `point` draws.
+        shaped: what the requests' own processors make of logits [F, V] after the frontier at hand.
     """
 
     kind: Draw = Draw.POINT
-    temperature: float = 0.0
+    sampling: Sampling = field(default_factory=Sampling)
     noise: Keyed | None = None
+    shaped: Callable[[Tensor], Tensor] | None = None
+
+    def log_q(self, logits: Tensor) -> Tensor:
+        """[F, V] log q of a drafter's logits, in float32 or, where they are draws of their own or float64, in float64."""
+        logits = logits.double() if self.noise is not None or logits.dtype is torch.float64 else logits.float()
+        if self.shaped is not None:
+            logits = self.shaped(logits)
+        nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text
+        for step in self.sampling.processors:
+            logits = step(nobody, logits)
+        return torch.log_softmax(logits, dim=-1)
 
 
 def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
@@ -211,26 +305,55 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) ->
     Args:
         logits: [F, V] after each frontier node.
         k: how many; fewer where the vocabulary is smaller.
-        drawing: top-k for `point` draws (the lower id wins a tie), else samples of q at the request's temperature.
+        drawing: top-k for `point` draws (the lower id wins a tie) and for coupled ones, else samples of q.
         rows: [F] each frontier node's sequence.
         depths: [F] its depth.
     """
     k = min(k, logits.shape[-1])
-    if drawing.kind is Draw.POINT or drawing.noise is None:
-        log_probs = torch.log_softmax(logits if logits.dtype is torch.float64 else logits.float(), dim=-1)
-        tokens, log_q = top_k(log_probs, k)
-        return Candidates(tokens, log_q, log_probs)
-    log_probs = torch.log_softmax(logits.double() / (drawing.temperature or 1.0), dim=-1)
-    log_q_all = log_probs.cpu().numpy()
+    log_probs = drawing.log_q(logits)
+    if drawing.kind is Draw.COUPLED and drawing.noise is not None:
+        log_probs = coupled(log_probs, drawing.noise, rows, depths)
+    elif drawing.kind.sampled and drawing.noise is not None:
+        return _sampled(log_probs, k, drawing.kind, drawing.noise, rows, depths)
+    tokens, log_q = top_k(log_probs, k)
+    return Candidates(tokens, log_q, log_probs, Draw.POINT if drawing.noise is None else drawing.kind)
+
+
+def coupled(log_probs: Tensor, noise: Keyed, rows: Ints, depths: Ints) -> Tensor:
+    """[F, V] log q of what the target will choose, given the noise it will choose with.
+
+    The target takes argmax(log p + g), and g is known before p is. Where log p differs from log q by Gumbel noise of scale
+    `SPREAD`, the token is x with probability softmax((log q + g) / SPREAD)(x): the surer, the further the first is ahead.
+    """
+    places = zip(rows.tolist(), depths.tolist(), strict=True)
+    g = np.stack([noise.gumbel(row, depth, log_probs.shape[-1]) for row, depth in places])
+    return torch.log_softmax((log_probs + torch.from_numpy(g).to(log_probs.device)) / SPREAD, dim=-1)
+
+
+def _sampled(log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints) -> Candidates:
+    """K draws of each q; where without replacement fewer tokens can come, the others are missing."""
+    log_q = log_probs.cpu().numpy()
     tokens = np.empty((len(rows), k), np.int64)
     for i, (row, depth) in enumerate(zip(rows.tolist(), depths.tolist(), strict=True)):
-        if drawing.kind is Draw.WITHOUT_REPLACEMENT:  # the top k of log q + Gumbel noise, in order
-            tokens[i] = np.argsort(-(log_q_all[i] + gumbel(drawing.noise.uniform(row, depth, 2, log_q_all.shape[1]))))[:k]
+        if kind is Draw.WITHOUT_REPLACEMENT:  # the top k of log q + Gumbel noise, in order
+            tokens[i] = np.argsort(-(log_q[i] + gumbel(noise.uniform(row, depth, 2, log_q.shape[1]))))[:k]
         else:
             for j in range(k):
-                noise = gumbel(drawing.noise.uniform(row, depth, 2 + j, log_q_all.shape[1]))
-                tokens[i, j] = np.argmax(log_q_all[i] + noise)
-    return Candidates(tokens, np.take_along_axis(log_q_all, tokens, axis=1), log_probs, drawing.kind)
+                tokens[i, j] = np.argmax(log_q[i] + gumbel(noise.uniform(row, depth, 2 + j, log_q.shape[1])))
+    return Candidates(tokens, np.take_along_axis(log_q, tokens, axis=1), log_probs, kind)
+
+
+def allowed(candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int) -> Candidates:
+    """Candidates of a search without those that the processors of a request forbid.
+
+    Args:
+        candidates: [F, K], without a whole q.
+        shaped: what the processors make of logits [F, V].
+        vocab: V.
+    """
+    scores = shaped(torch.zeros(len(candidates.tokens), vocab, dtype=torch.float64)).numpy()
+    forbidden = np.take_along_axis(scores, candidates.tokens, axis=1) == -np.inf
+    return replace(candidates, log_q=np.where(forbidden, -np.inf, candidates.log_q))
 
 
 def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:

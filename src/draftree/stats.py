@@ -44,6 +44,9 @@ class Stats:
         verify_seconds: the target's pass, the acceptance and the commit.
         seconds: everything from the prompt's ids to the last token's.
         work: one for each verification.
+        acceptor: the rule that accepted drafts; none for plain decoding.
+        draw: how it wanted them drawn.
+        lossy: whether a rule that may change the output had a part in it.
     """
 
     new_tokens: int = 0
@@ -52,6 +55,9 @@ class Stats:
     verify_seconds: float = 0.0
     seconds: float = 0.0
     work: list[Work] = field(default_factory=list)
+    acceptor: str | None = None
+    draw: str | None = None
+    lossy: bool = False
 
     @property
     def acceptance_length(self) -> float:
@@ -87,7 +93,7 @@ class Stats:
     def as_json(self) -> dict[str, Any]:
         """The figures by the names of the command line."""
         names = ("new_tokens", "acceptance_length", "alpha", "nodes_per_step", "depth_per_step", "draft_seconds",
-                 "verify_seconds", "seconds", "tokens_per_second")  # fmt: skip
+                 "verify_seconds", "seconds", "tokens_per_second", "acceptor", "draw", "lossy")  # fmt: skip
         return {"steps": len(self.steps)} | {n: getattr(self, n) for n in names}
 
 
@@ -100,6 +106,9 @@ def total(parts: Sequence[Stats]) -> Stats:
         sum(p.verify_seconds for p in parts),
         sum(p.seconds for p in parts),
         [w for p in parts for w in p.work],
+        parts[0].acceptor if parts else None,
+        parts[0].draw if parts else None,
+        any(p.lossy for p in parts),
     )
 
 

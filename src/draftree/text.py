@@ -3,22 +3,28 @@
 Shapes: R rows, N nodes, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
+from transformers import LogitsProcessor
 
 from draftree.cache import SlotCache
 from draftree.errors import UserError
 from draftree.policies.base import Room
-from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling
+from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling, processed, top_k
 from draftree.stats import Stats, Step, Work
 from draftree.target import Probes, Target
 from draftree.tree import Draw, Ints, Tree, Verdict
 
 Origin = Literal["prefill", "drafted", "bonus"]
+Ending = Literal["length", "eos", "stop", "context"]
+"""Why a text ended: its limit, an EOS token, one of its criteria, or the target's context."""
+Criterion = Callable[[Tensor, Any], Any]
+"""criterion(ids [1, n], scores) → whether a text ends here, a bool or a tensor [1]; transformers' StoppingCriteria are such."""
 
 MAX_NODES = 512
 """Drafted nodes a row and step at most, whatever the policy."""
@@ -33,12 +39,44 @@ class Request:
         max_new_tokens: how many may come, at least one.
         eos: ids that end the text; they are emitted.
         number: the request's number; with a seed it decides the noise, so equal numbers get equal draws.
+        processors: its own logits processors, applied before the sampling's, in greedy decoding too.
+        guides: those of them that are applied to drafts too, so that no draft is wasted on what they forbid: they must be
+            functions of the text alone. Output does not depend on them.
+        forced: the one token that can come after a text, if there is only one; it is drafted without asking the drafter.
+        criteria: asked after every token; the first to say yes makes it the last.
+        before: padding that processors and criteria are shown before the prompt, as transformers shows it.
+        logprobs: how many of the likeliest tokens' log-probabilities are told beside each token's own; None tells none.
+        keep_scores: whether the whole logits, raw and processed, are kept for each token.
     """
 
     prompt: Sequence[int]
     max_new_tokens: int = 128
     eos: frozenset[int] = frozenset()
     number: int = 0
+    processors: tuple[LogitsProcessor, ...] = ()
+    guides: tuple[LogitsProcessor, ...] = ()
+    forced: Callable[[Sequence[int]], int | None] | None = None
+    criteria: tuple[Criterion, ...] = ()
+    before: Sequence[int] = ()
+    logprobs: int | None = None
+    keep_scores: bool = False
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """How likely a token was: log p by the target's raw logits, before any processor, and the likeliest tokens' beside it."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The logits [V] that a token was chosen by: the target's own, and what the request's processors made of them."""
+
+    raw: Tensor
+    processed: Tensor
 
 
 @dataclass(frozen=True)
@@ -51,6 +89,9 @@ class Emitted:
         origins: how each came: from the prefill, drafted and accepted, or chosen by the target.
         tree: the verified forest, of all rows.
         path: the row's accepted nodes there.
+        logprobs: one for each token, where the request wants them.
+        scores: one for each token, where the request keeps them.
+        ending: why the text ends with these tokens, if it does.
     """
 
     row: int
@@ -58,6 +99,9 @@ class Emitted:
     origins: list[Origin]
     tree: Tree
     path: Ints
+    logprobs: list[Logprob] = field(default_factory=list)
+    scores: list[Scores] = field(default_factory=list)
+    ending: Ending | None = None
 
 
 @dataclass
@@ -124,16 +168,49 @@ class Texts:
         return self.noise if self.branches is None else self.branches
 
     def drawing(self, kind: Draw) -> Drawing:
-        """How the drafter is to draw in this step."""
-        return Drawing(kind, self.sampling.temperature, None if kind is Draw.POINT else self.noise)
+        """How the drafter is to draw in this step; in greedy decoding there is nothing to draw."""
+        noise = None if kind is Draw.POINT or self.sampling.greedy else self.noise
+        return Drawing(Draw.POINT if noise is None else kind, self.sampling, noise)
+
+    def shown(self, tree: Tree, node: int) -> list[int]:
+        """The ids of a node's text up to and including it, as processors and criteria see them."""
+        row = int(tree.row[node])
+        path = tree.tokens[tree.path(node)].tolist()
+        return [*self.requests[row].before, *self.committed[row].tolist(), *path]
+
+    def forced(self, tree: Tree, frontier: Ints) -> Ints | None:
+        """[F, 1] the only token that can come after each node of a frontier; None where some node leaves a choice."""
+        found = []
+        for node in frontier.tolist():
+            rule = self.requests[int(tree.row[node])].forced
+            token = None if rule is None else rule(self.shown(tree, node))
+            if token is None:
+                return None
+            found.append([token])
+        return np.array(found, np.int64)
+
+    def guided(self, tree: Tree, frontier: Ints) -> Callable[[Tensor], Tensor] | None:
+        """What the rows' guides make of draft logits [F, V] after a frontier; None where there are none."""
+        guides = [self.requests[row].guides for row in tree.row[frontier].tolist()]
+        if not any(guides):
+            return None
+
+        def shaped(logits: Tensor) -> Tensor:
+            rows = zip(logits, guides, frontier.tolist(), strict=True)
+            return torch.stack([processed(one, own, self.shown(tree, node)) for one, own, node in rows])
+
+        return shaped
 
     def distributions(self, tree: Tree, logits: Tensor) -> Distributions:
         """p after every node of a verified tree."""
 
-        def text(node: int) -> list[int]:
-            return [*self.committed[int(tree.row[node])].tolist(), *tree.tokens[tree.path(node)].tolist()]
-
-        return Distributions(logits, self.sampling.processors, text, self.sampling.greedy)
+        return Distributions(
+            logits,
+            self.sampling.processors,
+            lambda node: self.shown(tree, node),
+            self.sampling.greedy,
+            lambda node: self.requests[int(tree.row[node])].processors,
+        )
 
     def room(self, target: Target) -> Room:
         """How deep each row's tree may be: no deeper than the tokens it still may write before the bonus."""
@@ -144,40 +221,67 @@ class Texts:
         return Room(np.array(depth, np.int64), MAX_NODES)
 
     def emit(
-        self, target: Target, tree: Tree, verdict: Verdict, probes: Probes | None = None, step: bool = True
+        self, target: Target, tree: Tree, p: Distributions, verdict: Verdict, probes: Probes | None = None, step: bool = True
     ) -> list[Emitted]:
         """Writes down what was accepted, cut exactly where plain decoding stops.
 
         Args:
             target: decides where a row's context ends.
             tree: the verified tree.
+            p: what was accepted by.
             verdict: what of it was accepted.
             probes: rows that rode along, counted with the nodes.
             step: whether this was a verification, and not the prefill.
         """
         events, done = [], set[int]()
+        self.stats.lossy |= verdict.lossy
         for root, path in enumerate(verdict.paths):
-            row = int(tree.row[root])
+            row, kept = int(tree.row[root]), verdict.kept(root)
             request, written = self.requests[row], self.written[row]
             tokens = [*tree.tokens[path].tolist(), int(verdict.bonus[root])]
             if step:
                 mine = tree.of_row(row)
                 extra = 0 if probes is None else int((probes.row == row).sum())
                 self.stats.steps.append(Step(len(path), len(mine) - 1 + extra, int(tree.depth[mine].max())))
-            self.committed[row] = np.concatenate((self.committed[row], tree.tokens[verdict.kept(root)]))
             self.last[row] = tokens[-1]
-            ends = [i + 1 for i, t in enumerate(tokens) if t in request.eos]
-            count = min([len(tokens), request.max_new_tokens - len(written), *ends])
+            full = len(self.committed[row]) + len(kept) >= target.decoder.context  # the root has no position left to be read at
+            count, ending = self._cut(row, tokens, full)
             origins: list[Origin] = ["drafted" for _ in path]
             origins.append("bonus" if step else "prefill")
+            told = [] if request.logprobs is None else _logprobs(p, kept, tokens[:count], request.logprobs)
+            chosen_at = kept[:count].tolist() if request.keep_scores else []
+            scores = [Scores(p.raw(n).clone(), p.processed(n).clone()) for n in chosen_at]
+            self.committed[row] = np.concatenate((self.committed[row], tree.tokens[kept]))
             written.extend(tokens[:count])
             self.stats.new_tokens += count
-            events.append(Emitted(row, tokens[:count], origins[:count], tree, path))
-            full = len(self.committed[row]) >= target.decoder.context  # the root has no position left to be read at
-            if full or len(written) >= request.max_new_tokens or (ends and ends[0] <= count):
+            events.append(Emitted(row, tokens[:count], origins[:count], tree, path, told, scores, ending))
+            if ending is not None:
                 done.add(row)
         self.live = np.array([r for r in self.live if r not in done], np.int64)
         return events
+
+    def _cut(self, row: int, tokens: list[int], full: bool) -> tuple[int, Ending | None]:
+        """How many of a step's tokens a row emits, and why it ends with them if it does.
+
+        Args:
+            row: which.
+            tokens: accepted ones and the bonus.
+            full: whether the context has no room behind them.
+        """
+        request, written = self.requests[row], self.written[row]
+        text = [*request.before, *request.prompt, *written] if request.criteria else []
+        for i, token in enumerate(tokens):
+            text.append(token)
+            if token in request.eos:
+                return i + 1, "eos"
+            if request.criteria:
+                shown = torch.tensor([text], device=self.cache.device)
+                said = [bool(criterion(shown, None)) for criterion in request.criteria]  # all are asked, as transformers does
+                if any(said):
+                    return i + 1, "stop"
+            if len(written) + i + 1 >= request.max_new_tokens:
+                return i + 1, "length"
+        return len(tokens), "context" if full else None
 
     def work(self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None) -> Work:
         """Writes down what a step asked of the models, before it is emitted."""
@@ -191,6 +295,16 @@ class Texts:
         self.stats.verify_seconds += verify
 
 
+def _logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> list[Logprob]:
+    """How likely each token was after the node before it, and the likeliest ones there."""
+    found = []
+    for node, token in zip(kept.tolist(), tokens, strict=False):
+        log_p = torch.log_softmax(p.raw(node).double().cpu(), dim=-1)
+        best = () if not top else tuple(zip(*(x[0].tolist() for x in top_k(log_p[None], min(top, len(log_p)))), strict=True))
+        found.append(Logprob(token, float(log_p[token]), best))
+    return found
+
+
 def check(requests: Sequence[Request], target: Target) -> None:
     """Raises a `UserError` for a request that cannot be served."""
     context, vocab = target.decoder.context, target.decoder.vocab
@@ -202,6 +316,8 @@ def check(requests: Sequence[Request], target: Target) -> None:
             raise UserError("the prompt is empty: it has 0 tokens, at least 1 is needed")
         if n > context:
             raise UserError(f"the prompt has {n} tokens, allowed are at most the target's context of {context}")
+        if request.logprobs is not None and request.logprobs < 0:
+            raise UserError(f"logprobs is {request.logprobs}, allowed is none or a whole number of at least 0")
         if request.max_new_tokens < 1:
             raise UserError(f"max_new_tokens is {request.max_new_tokens}, allowed is a whole number of at least 1")
         if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:

@@ -31,6 +31,13 @@ class Draw(Enum):
     """Independent samples of q (SpecInfer)."""
     WITHOUT_REPLACEMENT = "without-replacement"
     """Samples of q that exclude the earlier siblings (EAGLE-1)."""
+    COUPLED = "coupled"
+    """The likeliest by q and the noise that the target's token will be drawn with: where q = p, the first is that token."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether candidates are draws of their own, which an acceptor has to set against the q they come from."""
+        return self in (Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT)
 
 
 @dataclass(frozen=True)

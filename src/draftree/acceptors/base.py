@@ -5,10 +5,12 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from draftree.errors import UserError
 from draftree.policies.base import Policy
-from draftree.sampling import Chance, Distributions
+from draftree.sampling import Chance, Distributions, Sampling
 from draftree.tree import Draw, Ints, Tree, Verdict
 
 
@@ -18,12 +20,24 @@ class Acceptor(ABC):
     Attributes:
         exact_for: the draws under which its output has the target's distribution.
         survives_pruning: whether that also holds where a policy drops nodes by what was drawn.
+        keeps_text: whether the text is the very one that plain decoding writes for the same seed, and not only of the same
+            distribution.
+        greedy: whether it serves greedy decoding.
+        sampling: whether it serves sampling.
         lossy: whether it may change the output at all; such a rule is never a default.
     """
 
     exact_for: ClassVar[frozenset[Draw]]
     survives_pruning: ClassVar[bool]
+    keeps_text: ClassVar[bool] = False
+    greedy: ClassVar[bool] = True
+    sampling: ClassVar[bool] = True
     lossy: ClassVar[bool] = False
+
+    @property
+    def draw(self) -> Draw:
+        """How it wants candidates drawn; drafters that search have none but `point` ones, which are exact with every rule."""
+        return Draw.POINT
 
     @abstractmethod
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
@@ -57,15 +71,55 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
     return Verdict(tuple(paths), np.array(bonus, np.int64))
 
 
-def check_exact(policy: Policy, acceptor: Acceptor) -> None:
-    """Refuses a pairing whose output would not have the target's distribution.
+def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
+    """[V] the q that a node was drawn from, float64 on the host; all of it on its own token where it is no draw.
+
+    A token that is the same whatever is drawn comes with probability 1: so with every rule the `point` candidates of a drafter
+    that searches are exact, too.
+    """
+    row = -1 if tree.q_row is None else int(tree.q_row[node])
+    if tree.q is not None and row >= 0:
+        return tree.q[row].double().cpu()
+    certain = torch.zeros(vocab, dtype=torch.float64)
+    certain[int(tree.tokens[node])] = 1
+    return certain
+
+
+def ratio(p: Tensor, q: Tensor, token: int) -> float:
+    """p(x)/q(x), 0 where p(x) is; a q(x) so small that it is rounded to 0 counts as less than any p(x)."""
+    if p[token] == 0:
+        return 0.0
+    return float(p[token] / q[token]) if q[token] > 0 else float("inf")
+
+
+def residual(p: Tensor, q: Tensor, keep: float = 1.0) -> Tensor:
+    """[V] norm(max(0, keep · p − q)): what is left of p once as much of it as possible has come from q.
+
+    p itself where nothing is left, which has probability 0 and comes up by rounding alone.
+    """
+    rest = (keep * p - q).clamp(min=0)
+    mass = rest.sum()
+    return rest / mass if mass > 0 else p
+
+
+def check_exact(policy: Policy, acceptor: Acceptor, sampling: Sampling | None = None) -> None:
+    """Refuses a pairing whose output would not have the target's distribution, unless its rule is lossy and says so.
+
+    Args:
+        policy: grows the trees.
+        acceptor: accepts paths of them.
+        sampling: the request's, where it is known.
 
     Raises:
-        UserError: the acceptor is not exact for the policy's draws, or for its pruning on them (DESIGN, Exactness).
+        UserError: the acceptor is not exact for its draws, for the policy's pruning on them (DESIGN, Exactness), or for the
+            temperature.
     """
     name, rule = type(policy).__name__.lower(), type(acceptor).__name__.lower()
-    if policy.draw not in acceptor.exact_for:
+    if acceptor.draw not in acceptor.exact_for and not acceptor.lossy:
         allowed = ", ".join(sorted(d.value for d in acceptor.exact_for))
-        raise UserError(f"acceptor '{rule}' is not exact for {policy.draw.value} draws of policy '{name}'; allowed: {allowed}")
-    if policy.draw is not Draw.POINT and policy.prunes_on_draws and not acceptor.survives_pruning:
+        raise UserError(f"acceptor '{rule}' is not exact for {acceptor.draw.value} draws; allowed: {allowed}")
+    if acceptor.draw.sampled and policy.prunes_on_draws and not acceptor.survives_pruning:
         raise UserError(f"acceptor '{rule}' is not exact where policy '{name}' prunes on what was drawn; allowed: match")
+    if sampling is not None and not (acceptor.greedy if sampling.greedy else acceptor.sampling):
+        other = "greedy, match" if sampling.greedy else "match (the default), or one for sampling"
+        raise UserError(f"acceptor '{rule}' does not serve temperature {sampling.temperature:g}; allowed: {other}")

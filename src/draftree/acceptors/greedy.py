@@ -15,6 +15,8 @@ class Greedy(Acceptor):
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True
+    keeps_text: ClassVar[bool] = True
+    sampling: ClassVar[bool] = False
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         return walk(tree, p.argmax)

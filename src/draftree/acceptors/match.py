@@ -3,6 +3,10 @@
 One draw is used for both questions, "is a child accepted?" and "what comes instead?", so nothing about how the tree
 was made can change the distribution. With keyed noise (`sampling.Keyed`) the text is the one plain decoding writes
 for the same seed (DESIGN, Exactness).
+
+Drafters may use the same noise: with the children of a node the likeliest by log q + g, a draft is accepted wherever q = p.
+That is the Gumbel coupling, whose acceptance per token is at least (1 − TV) / (1 + TV) for the total variation TV between
+p and q, where no rule can have more than 1 − TV (Daliri et al. 2024, "Coupling without communication").
 """
 
 from dataclasses import dataclass
@@ -16,10 +20,21 @@ from draftree.tree import Draw, Tree, Verdict
 @final
 @dataclass(frozen=True)
 class Match(Acceptor):
-    """Exact for any tree at any temperature; the default for sampling."""
+    """Exact for any tree at any temperature; the default for sampling.
+
+    Attributes:
+        coupled: whether drafters draw with the target's own noise, or propose what is likeliest whatever the noise.
+    """
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True
+    keeps_text: ClassVar[bool] = True
+
+    coupled: bool = True
+
+    @property
+    def draw(self) -> Draw:
+        return Draw.COUPLED if self.coupled else Draw.POINT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         return walk(tree, lambda node: chance.categorical(p(node), int(tree.row[node]), int(tree.depth[node])))

@@ -19,7 +19,7 @@ from draftree.errors import UserError
 from draftree.policies._calibration import Logistic
 from draftree.sampling import Drawing
 from draftree.target import Needs, Probes, Taps, Target
-from draftree.tree import Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
+from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)
 """What a find is worth beside a guide, before any was judged: log-odds of its acceptance as weights of `_features`. A find
@@ -152,7 +152,7 @@ class FusedDrafter(Drafter[Fusing]):
         for i, part in enumerate(self.parts):
             candidates, inner[i] = part.expand(state.parts[i], tree, frontier, k, drawing)
             proposed.append(replace(candidates, source=(1 << i) - 1))
-            if candidates.draw is not Draw.POINT:  # what others would add was not drawn from the same q
+            if candidates.draw.sampled:  # what others would add was not drawn from the same q
                 return proposed[-1], replace(state, parts=tuple(inner))
         guide = next((i for i, candidates in enumerate(proposed) if candidates.log_probs is not None), None)
         finds = []

@@ -112,7 +112,7 @@ class Bench:
             return next(iter(self.engines.values())).plain([request], sampling)
         engine = self.engines[cell.drafter, cell.policy]
         engine.carried = self.carried.get(cell)
-        written = engine.generate([request], sampling, reuse=False)
+        written = engine.write([request], sampling, reuse=False)
         if last:
             self.carried[cell] = engine.carried
         return written
@@ -278,9 +278,11 @@ def _written(line: Any) -> Written:
     return Written(tokens, [_stats(*s) for s in repeats])
 
 
-def _stats(tokens: int, steps: Sequence[Any], draft: float, verify: float, seconds: float, work: Sequence[Any]) -> Stats:
+def _stats(
+    tokens: int, steps: Sequence[Any], draft: float, verify: float, seconds: float, work: Sequence[Any], *rule: Any
+) -> Stats:
     did = [Work(tuple(frontiers), *rest) for frontiers, *rest in work]
-    return Stats(tokens, [Step(*step) for step in steps], draft, verify, seconds, did)
+    return Stats(tokens, [Step(*step) for step in steps], draft, verify, seconds, did, *rule)
 
 
 @dataclass(frozen=True)
@@ -327,9 +329,9 @@ def warm(
 ) -> None:
     """Runs for a moment what is timed later, after measuring the costs that the policy asks for; tells what it measures."""
     if engine.policy.reads_costs and engine.costs is None:
-        replace(engine, costs=UNIT).generate([short(request)], sampling, reuse=False)  # mistakes are told before measuring
+        replace(engine, costs=UNIT).write([short(request)], sampling, reuse=False)  # mistakes are told before measuring
         engine.costs = measured(engine.target, engine.drafter, tell=tell)
-    engine.generate([short(request)], sampling, reuse=False)
+    engine.write([short(request)], sampling, reuse=False)
     engine.held = engine.carried = None  # what is timed shall not find its own beginning
     if baseline:
         engine.plain([short(request)], sampling)
@@ -342,7 +344,7 @@ def compare(engine: Engine, request: Request, sampling: Sampling, first: Generat
     """
     plain = [engine.plain([request], sampling) for _ in range(2)]
     engine.carried = None  # nor the first run's text
-    runs = [first, engine.generate([request], sampling, reuse=False)]
+    runs = [first, engine.write([request], sampling, reuse=False)]
     written, base = (Written(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
     other = next((g.tokens[0] for g in (*runs, *plain) if g.tokens != plain[0].tokens), None)
     parted = None if other is None or not sampling.greedy else difference(engine.target, request, other, base.tokens)

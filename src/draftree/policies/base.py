@@ -7,14 +7,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from draftree.costs import Costs
 from draftree.stats import Work
-from draftree.tree import Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
+from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
 
 Expand = Callable[[Tree, Ints, int], Candidates]
 """expand(tree, frontier [F], K) → K candidates after each frontier node."""
@@ -34,16 +34,16 @@ class Room:
 
 
 class Policy(ABC):
-    """A way to grow a tree; implementations are frozen dataclasses of their knobs.
+    """A way to grow a tree; implementations are frozen dataclasses of their knobs."""
 
-    Attributes:
-        draw: how it wants candidates drawn.
-        prunes_on_draws: whether a node's existence or survival depends on what was drawn (its own or a sibling's draft
-            probability included); such trees are exact only with `point` draws or under `match`.
-    """
+    @property
+    def prunes_on_draws(self) -> bool:
+        """Whether a node's existence or survival depends on what was drawn, its own or a sibling's draft probability included.
 
-    draw: ClassVar[Draw] = Draw.POINT
-    prunes_on_draws: ClassVar[bool] = True
+        Such trees are exact only with candidates that are not draws of their own, or under `match`. A policy that does not
+        keeps the siblings in draw order and drops none before one it keeps.
+        """
+        return True
 
     @property
     def reads_costs(self) -> bool:
@@ -106,7 +106,8 @@ class Layered(Policy):
         frontier = self.first(tree, costs)
         while (frontier := _with_room(tree, frontier, room)).size:
             tree, frontier = self.grow(tree, frontier, expand(tree, frontier, self.candidates), costs)
-        return fit(self.finish(tree, costs), room.nodes)
+        grown = self.finish(tree, costs)
+        return fit(grown, room.nodes, None if self.prunes_on_draws else -np.arange(len(grown), dtype=np.float64))
 
 
 def _with_room(tree: Tree, frontier: Ints, room: Room) -> Ints:
@@ -138,7 +139,7 @@ def append(
     score = path_log_q(tree, frontier, candidates) if score is None else score
     parent, rank = np.nonzero(keep)
     q, q_row = tree.q, None
-    if candidates.draw is not Draw.POINT:  # an acceptor will need the whole q that each child was drawn from
+    if candidates.draw.sampled:  # an acceptor will need the whole q that each child was drawn from
         assert candidates.log_probs is not None
         q_row = parent + (0 if q is None else len(q))
         q = candidates.log_probs.exp() if q is None else torch.cat((q, candidates.log_probs.exp()))
@@ -201,14 +202,19 @@ def log(x: float) -> float:
     return math.log(x) if x > 0 else -math.inf
 
 
-def fit(tree: Tree, nodes: int) -> Tree:
+def fit(tree: Tree, nodes: int, by: Floats | None = None) -> Tree:
     """The tree with at most `nodes` drafted nodes a row: the best by score, the lower number winning ties.
 
     No score exceeds its parent's, and a parent's number is the lower one, so what is kept is connected.
+
+    Args:
+        tree: what was drafted.
+        nodes: how many of each row stay at most.
+        by: [N] what to rank by instead of the score, no node's above its parent's.
     """
     if np.bincount(tree.row[tree.roots :]).max(initial=0) <= nodes:
         return tree
     keep = np.zeros(len(tree), np.bool_)
     keep[: tree.roots] = True
-    keep[best(tree, np.arange(tree.roots, len(tree)), nodes)] = True
+    keep[best(tree, np.arange(tree.roots, len(tree)), nodes, by)] = True
     return tree.select(keep)

@@ -1,7 +1,7 @@
 """A chain of the likeliest tokens (Leviathan et al. 2022; the draft of EDD's Table 1)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from draftree.costs import Costs
 from draftree.errors import UserError
@@ -21,13 +21,15 @@ class Chain(Layered):
         length: how many.
     """
 
-    prunes_on_draws: ClassVar[bool] = False
-
     length: int = 5
 
     def __post_init__(self) -> None:
         if self.length < 1:
             raise UserError(f"chain: length is {self.length}, allowed is at least 1")
+
+    @property
+    def prunes_on_draws(self) -> bool:
+        return False
 
     @property
     def candidates(self) -> int:

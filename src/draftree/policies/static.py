@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeGuard, final
+from typing import Any, TypeGuard, final
 
 import numpy as np
 
@@ -29,7 +29,7 @@ SHIPPED = Path(__file__).with_name("trees.json")
 class Static(Policy):
     """The same tree in every step, less what the drafter has no candidate for.
 
-    Its shape does not depend on what was drawn. It is not layered, because a node's rank decides what lies below it, and
+    Its shape does not depend on what was drawn; it is not layered, because a node's rank decides what lies below it, and
     a tree does not tell ranks where an earlier candidate is missing.
 
     Attributes:
@@ -37,12 +37,16 @@ class Static(Policy):
             which is what `draftree train static` writes.
     """
 
-    prunes_on_draws: ClassVar[bool] = False
-
     paths: str = "eagle1/mc_sim_7b_63"
 
     def __post_init__(self) -> None:
         _ = self.children  # a mistake in a file is told at once
+
+    @property
+    def prunes_on_draws(self) -> bool:
+        """Whether a path is there without its earlier siblings: how they were drawn is part of how it was drawn."""
+        gaps: np.ndarray = (self.children[:, 1:] > 0) & (self.children[:, :-1] == 0)
+        return bool(gaps.any())
 
     @cached_property
     def children(self) -> Ints:

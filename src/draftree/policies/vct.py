@@ -33,6 +33,10 @@ class VCT(Layered):
             raise UserError(f"vct: layer_top is {self.layer_top}, allowed is none or at least 1")
 
     @property
+    def prunes_on_draws(self) -> bool:
+        return self.layer_top is not None
+
+    @property
     def candidates(self) -> int:
         return self.width
 

@@ -42,7 +42,7 @@ class Branching(Chance):
         possible = [(token, x) for token, x in enumerate(p.tolist()) if x > 0]
         return possible[self._branch([x for _, x in possible])][0]
 
-    def bernoulli(self, p: float, row: int, depth: int) -> bool:
+    def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
         possible = [(answer, x) for answer, x in ((True, p), (False, 1 - p)) if x > 0]
         return possible[self._branch([x for _, x in possible])][0]
 

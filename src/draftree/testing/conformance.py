@@ -100,6 +100,10 @@ class Watched(Acceptor):
     def __init__(self, rule: Acceptor, room: Callable[[], Room], coverage: Coverage) -> None:
         self._rule, self._room, self._coverage = rule, room, coverage
 
+    @property
+    def draw(self) -> Draw:
+        return self._rule.draw
+
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         room = self._room()
         assert (tree.parents < np.arange(len(tree))).all(), "a node comes before its parent"
@@ -224,7 +228,7 @@ class Suite:
 
     def judge(self, acceptor: Acceptor, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
         """The reference where the rule must write it; of one exact in distribution only, a text that ends where it must."""
-        if keeps_text(acceptor):
+        if acceptor.keeps_text:
             return self.same(request, sampling, got, where)
         limit = min(request.max_new_tokens, self.target.decoder.context - len(request.prompt) + 1)
         ends = [i for i, t in enumerate(got) if t in request.eos]
@@ -261,11 +265,6 @@ def sampling_for(acceptor: str) -> Sampling:
     return Sampling() if acceptor == "greedy" else Sampling(temperature=1.5, top_p=0.95, seed=11)
 
 
-def keeps_text(acceptor: Acceptor) -> bool:
-    """Whether a rule must write plain decoding's text: what is exact for any tree cannot have looked at the tree."""
-    return acceptor.survives_pruning and acceptor.exact_for == frozenset(Draw)
-
-
 def _one(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     """One row."""
     suite.write(case, policy, acceptor, [Request(suite.prompt(7), 9)])
@@ -299,7 +298,7 @@ def _context(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> No
     context = suite.target.decoder.context
     for missing in ((0,), (4, 0, 1)):
         requests = [Request(suite.prompt(context - m), 9, number=m) for m in missing]
-        if keeps_text(acceptor):
+        if acceptor.keeps_text:
             assert [len(suite.wanted(r, sampling_for(case.acceptor))) for r in requests] == [m + 1 for m in missing]
         suite.write(case, policy, acceptor, requests)
 
@@ -366,7 +365,7 @@ def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
     engine = Engine(suite.target, suite.drafter(case.drafter, requests[:1], sampling), policy, acceptor, COSTS)
     for request in requests:
         engine.drafter = suite.drafter(case.drafter, [request], sampling)  # a scripted one has to know the new text
-        written = engine.generate([request], sampling).tokens[0]
+        written = engine.write([request], sampling).tokens[0]
         suite.judge(acceptor, request, sampling, written, str(case))
         assert engine.held is not None
         _as_if_fresh(suite.target, engine.drafter, engine.held, np.array(written[-1:]), np.arange(1), str(case))

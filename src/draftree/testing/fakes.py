@@ -125,16 +125,18 @@ class TableDrafter(Drafter[None]):
 
     def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
         log_q = self._log_q[torch.from_numpy(tree.tokens[frontier])]
-        if self._chance is None or drawing.kind is Draw.POINT:
+        if self._chance is None or not drawing.kind.sampled:
             return drawn(log_q, k, drawing, tree.row[frontier], tree.depth[frontier]), None
-        return self._branched(self._chance, log_q, min(k, log_q.shape[1]), drawing.kind, tree, frontier), None
+        return self._branched(self._chance, drawing.log_q(log_q), min(k, log_q.shape[1]), drawing.kind, tree, frontier), None
 
     def _branched(self, chance: Chance, log_q: Tensor, k: int, kind: Draw, tree: Tree, frontier: Ints) -> Candidates:
-        tokens = np.empty((len(frontier), k), np.int64)
+        nowhere = np.argmin(log_q.numpy(), axis=1)
+        tokens = np.tile(nowhere[:, None], k)
         for i, node in enumerate(frontier):
             left = log_q[i].exp()
             for j in range(k):
-                tokens[i, j] = chance.categorical(left / left.sum(), int(tree.row[node]), int(tree.depth[node]))
+                if left.sum() > 0:  # else nothing is left to be drawn, and a token of probability 0 is no candidate
+                    tokens[i, j] = chance.categorical(left / left.sum(), int(tree.row[node]), int(tree.depth[node]))
                 if kind is Draw.WITHOUT_REPLACEMENT:
                     left[tokens[i, j]] = 0
         return Candidates(tokens, np.take_along_axis(log_q.numpy(), tokens, axis=1), log_q, kind)
@@ -247,7 +249,7 @@ class Coached(Drafter[tuple[Any, Texts]]):
         self, state: tuple[Any, Texts], tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, tuple[Any, Texts]]:
         candidates, inner = self._drafter.expand(state[0], tree, frontier, k, drawing)
-        if candidates.draw is Draw.POINT:  # a sampled draw must stay what was sampled
+        if not candidates.draw.sampled:  # a sampled draw must stay what was sampled
             candidates = self._coach(candidates, state[1], tree, frontier)
         return candidates, (inner, state[1])
 

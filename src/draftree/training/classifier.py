@@ -327,7 +327,7 @@ def collect(
         nodes = kept[number]
         if nodes is None:
             recorder = Recorder(knobs)
-            Engine(target, drafter, recorder).generate([request], on_tokens=recorder.tell)
+            Engine(target, drafter, recorder).write([request], on_tokens=recorder.tell)
             kept[number] = recorder.nodes()
             nodes = kept[number]  # in the precision in which it is kept
             assert nodes is not None

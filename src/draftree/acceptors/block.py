@@ -1,0 +1,67 @@
+"""Block verification: a drawn chain is accepted as a whole (Sun et al. 2024, "Block verification", Algorithm 2).
+
+Token by token, a draft is lost for good with the first one that is rejected. Here the chance that a beginning of the chain is
+kept depends on all its tokens together: the acceptance length is never shorter in expectation, and the best possible
+(Theorem 2 there).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from torch import Tensor
+
+from draftree.acceptors.base import Acceptor, proposal, ratio, residual
+from draftree.sampling import Chance, Distributions
+from draftree.tree import Draw, Ints, Tree, Verdict
+
+
+@final
+@dataclass(frozen=True)
+class Block(Acceptor):
+    """Exact in distribution for chains that are drawn from q; of siblings only the first is looked at.
+
+    It promises less than `match`: another drafter, policy or neighbour gives another text for the same seed.
+    """
+
+    exact_for: ClassVar[frozenset[Draw]] = frozenset({Draw.POINT, Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT})
+    survives_pruning: ClassVar[bool] = False
+    greedy: ClassVar[bool] = False
+
+    @property
+    def draw(self) -> Draw:
+        return Draw.WITH_REPLACEMENT
+
+    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+        found = [self._chain(tree, root, p, chance) for root in range(tree.roots)]
+        return Verdict(tuple(path for path, _ in found), np.array([token for _, token in found], np.int64))
+
+    def _chain(self, tree: Tree, root: int, p: Distributions, chance: Chance) -> tuple[Ints, int]:
+        row, chain = int(tree.row[root]), [root]
+        while (children := tree.children(chain[-1])).size:
+            chain.append(int(children[0]))
+        # Every beginning is asked by itself whether it is kept, and the longest that says yes is.
+        weight, length, bonus = 1.0, 0, _left(tree, chain, 0, p, 1.0)
+        for i, node in enumerate(chain[1:], start=1):
+            here, token = p(chain[i - 1]), int(tree.tokens[node])
+            weight = min(1.0, weight * ratio(here, proposal(tree, node, len(here)), token))
+            if weight == 0:  # and so it stays
+                break
+            if chance.bernoulli(_kept(tree, chain, i, p, weight), row, i - 1):
+                length, bonus = i, _left(tree, chain, i, p, weight)
+        return np.array(chain[1 : length + 1], np.int64), chance.categorical(bonus, row, length)
+
+
+def _kept(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> float:
+    """h_i, how probably a chain's first i drafts are kept (Algorithm 2, line 6; equation 4)."""
+    if i == len(chain) - 1:
+        return weight
+    here = p(chain[i])
+    rest = float((weight * here - proposal(tree, chain[i + 1], len(here))).clamp(min=0).sum())
+    return rest / (rest + 1 - weight) if rest > 0 else float(weight == 1)
+
+
+def _left(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> Tensor:
+    """[V] what the token after the first i drafts is drawn from (Algorithm 2, line 12; equation 3)."""
+    here = p(chain[i])
+    return here if i == len(chain) - 1 else residual(here, proposal(tree, chain[i + 1], len(here)), weight)

@@ -1,0 +1,68 @@
+"""Acceptance by rejection among several drawn siblings, one after the other.
+
+With replacement (SpecInfer, Miao et al. 2023, Algorithm 2 and Theorem 4.2): sibling x is kept with probability
+min(1, p(x)/q(x)), else p becomes norm(max(0, p − q)) for the next one. Without replacement (EAGLE-1, Li et al. 2024,
+Appendix A.2; Yang et al. 2024, Algorithm 1): the same, and q loses x and is normalised, because the next sibling was drawn
+so. What p has become when all are rejected is what the bonus is drawn from.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from torch import Tensor
+
+from draftree.acceptors.base import Acceptor, proposal, ratio, residual
+from draftree.sampling import Chance, Distributions
+from draftree.tree import Draw, Tree, Verdict
+
+
+@final
+@dataclass(frozen=True)
+class MultiRound(Acceptor):
+    """Exact in distribution for trees whose siblings are drawn from q and kept whatever was drawn.
+
+    It promises less than `match`: another drafter, policy or neighbour gives another text for the same seed.
+
+    Attributes:
+        replacement: whether siblings are drawn with replacement, as in SpecInfer, or without, as in EAGLE-1.
+    """
+
+    exact_for: ClassVar[frozenset[Draw]] = frozenset({Draw.POINT, Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT})
+    survives_pruning: ClassVar[bool] = False
+    greedy: ClassVar[bool] = False
+
+    replacement: bool = False
+
+    @property
+    def draw(self) -> Draw:
+        return Draw.WITH_REPLACEMENT if self.replacement else Draw.WITHOUT_REPLACEMENT
+
+    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+        paths, bonus = [], []
+        for root in range(tree.roots):
+            path: list[int] = []
+            node: int | None = root
+            while node is not None:
+                last = node
+                node, left = self._choose(tree, last, p(last), chance)
+                path += [] if node is None else [node]
+            paths.append(np.array(path, np.int64))
+            bonus.append(chance.categorical(left, int(tree.row[root]), int(tree.depth[last])))
+        return Verdict(tuple(paths), np.array(bonus, np.int64))
+
+    def _choose(self, tree: Tree, node: int, p: Tensor, chance: Chance) -> tuple[int | None, Tensor]:
+        """The sibling kept below a node, if one is, and what is left of p if none is."""
+        gone: list[int] = []
+        for index, child in enumerate(tree.children(node).tolist()):
+            token, q = int(tree.tokens[child]), proposal(tree, child, len(p))
+            if gone and not self.replacement:
+                q[gone] = 0
+                if (left := q.sum()) == 0:  # by rounding; what siblings come next is known from those before, so it is no draw
+                    break
+                q = q / left
+            if chance.bernoulli(min(1.0, ratio(p, q, token)), int(tree.row[node]), int(tree.depth[node]), index):
+                return child, p
+            p = residual(p, q)
+            gone.append(token)
+        return None, p

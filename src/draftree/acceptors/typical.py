@@ -1,0 +1,69 @@
+"""Typical acceptance: a draft is kept where the target finds it likely enough (Medusa, Cai et al. 2024, section 2.3.1).
+
+It is lossy: the text is not the target's. What is likely enough falls with the target's entropy: a child x is kept where
+p(x) > min(ε, δ · exp(−H(p))). Of the paths that are kept whole the longest is taken, of equally long ones the likeliest.
+
+The official code keeps ε as `posterior_threshold` (0.09) and δ as `posterior_alpha` (0.3), takes H from log(p + 1e-5), and
+chooses the bonus greedily in its default setting; here the bonus is drawn from p.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+import torch
+
+from draftree.acceptors.base import Acceptor
+from draftree.errors import UserError
+from draftree.sampling import Chance, Distributions
+from draftree.tree import Draw, Tree, Verdict
+
+TINY = 1e-5
+"""Added to p in the logarithm of the entropy, as the official code does."""
+
+
+@final
+@dataclass(frozen=True)
+class Typical(Acceptor):
+    """Not exact, never a default, and every output it touches says so.
+
+    Attributes:
+        epsilon: the probability that is always enough.
+        delta: what the entropy's bound is multiplied by.
+    """
+
+    exact_for: ClassVar[frozenset[Draw]] = frozenset()
+    survives_pruning: ClassVar[bool] = False
+    greedy: ClassVar[bool] = False
+    lossy: ClassVar[bool] = True
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon <= 1 or self.delta <= 0:
+            told = f"epsilon={self.epsilon}, delta={self.delta}"
+            raise UserError(f"typical: got {told}; allowed are epsilon in (0, 1] and delta above 0")
+
+    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+        paths, bonus = [], []
+        for root in range(tree.roots):
+            kept = {root: 0.0}  # node → log p of its path, in the tree's order, so that a parent comes before its children
+            enough = {root: self._enough(p(root))}
+            for node in tree.of_row(int(tree.row[root]))[1:].tolist():
+                parent = int(tree.parents[node])
+                if parent not in kept:
+                    continue
+                if parent not in enough:
+                    enough[parent] = self._enough(p(parent))
+                probability = float(p(parent)[int(tree.tokens[node])])
+                if probability > enough[parent]:
+                    kept[node] = kept[parent] + float(np.log(probability))
+            last = max(kept, key=lambda node: (int(tree.depth[node]), kept[node]))
+            paths.append(tree.path(last)[1:])
+            bonus.append(chance.categorical(p(last), int(tree.row[root]), int(tree.depth[last])))
+        return Verdict(tuple(paths), np.array(bonus, np.int64), lossy=True)
+
+    def _enough(self, p: torch.Tensor) -> float:
+        entropy = -float((p * torch.log(p + TINY)).sum())
+        return min(self.epsilon, self.delta * float(np.exp(-entropy)))

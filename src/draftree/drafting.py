@@ -1,0 +1,67 @@
+"""One step's drafting, between a policy that asks for candidates and the drafter that is asked.
+
+Shapes: F frontier nodes, K candidates, V vocabulary.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from draftree.drafters.base import Drafter
+from draftree.sampling import Drawing, allowed
+from draftree.target import Probes, Verified
+from draftree.text import Texts
+from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
+
+
+@dataclass
+class Drafting:
+    """A drafter in the middle of a text: the one place where its state is carried from call to call.
+
+    Attributes:
+        drafter: that is driven.
+        state: its state.
+        texts: the rows that are drafted for.
+        vocab: V.
+        drawing: how it is to draw in this step.
+        frontiers: how many nodes each of this step's draft steps was fed.
+        passed: nodes of this step after which only one token can come, so that the drafter was not asked.
+    """
+
+    drafter: Drafter[Any]
+    state: Any
+    texts: Texts
+    vocab: int
+    drawing: Drawing = field(default_factory=Drawing)
+    frontiers: list[int] = field(default_factory=list)
+    passed: list[int] = field(default_factory=list)
+
+    def begin(self, draw: Draw) -> None:
+        self.drawing, self.frontiers, self.passed = self.texts.drawing(draw), [], []
+
+    def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        if (forced := self.texts.forced(tree, frontier)) is not None:
+            self.passed += frontier.tolist()
+            return Candidates(forced, np.zeros(forced.shape))
+        above = [n for n in self.passed if tree.ancestors[frontier, n].any()]
+        self.passed = [n for n in self.passed if n not in above]
+        for depth in sorted({int(tree.depth[n]) for n in above}):  # what goes on below a forced token has to have read it
+            self._expand(tree, np.array([n for n in above if tree.depth[n] == depth], np.int64), 1)
+        return self._expand(tree, frontier, k)
+
+    def _expand(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        self.frontiers.append(len(frontier))
+        shaped = self.texts.guided(tree, frontier)
+        drawing = self.drawing if shaped is None else replace(self.drawing, shaped=shaped)
+        candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, drawing)
+        if shaped is None or candidates.log_probs is not None:  # whoever has a whole q has sent its logits through them
+            return candidates
+        return allowed(candidates, shaped, self.vocab)
+
+    def commit(self, tree: Tree, verdict: Verdict, verified: Verified) -> None:
+        kept = np.concatenate([verdict.kept(root) for root in range(tree.roots)])
+        self.state = self.drafter.commit(self.state, tree, verdict, verified.taps.take(kept))
+
+    def probes(self) -> Probes | None:
+        return self.drafter.probes(self.state)
