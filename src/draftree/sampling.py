@@ -29,8 +29,11 @@ BEYOND = 8
 """Values that a top-k asks for beyond k; half-precision logits often tie."""
 
 
-SPREAD = 0.5
-"""Of coupled candidates: how far apart log p and log q are taken to be, beside Gumbel noise of scale 1."""
+SPREAD = 1.0
+"""How far apart the logits of target and drafter are taken to be: the scale of a Gumbel error.
+
+For the demo's drafters 1 makes the target's choices likeliest, at temperatures 0.7, 1 and 1.3 alike (benchmarks/coupling.py).
+"""
 KEPT = 64
 """Places whose noise is kept: drafter and target ask for the same ones, and a step's last are the next one's first."""
 
@@ -312,22 +315,23 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) ->
     k = min(k, logits.shape[-1])
     log_probs = drawing.log_q(logits)
     if drawing.kind is Draw.COUPLED and drawing.noise is not None:
-        log_probs = coupled(log_probs, drawing.noise, rows, depths)
+        log_probs = coupled(log_probs, drawing.noise, rows, depths, drawing.sampling.temperature)
     elif drawing.kind.sampled and drawing.noise is not None:
         return _sampled(log_probs, k, drawing.kind, drawing.noise, rows, depths)
     tokens, log_q = top_k(log_probs, k)
     return Candidates(tokens, log_q, log_probs, Draw.POINT if drawing.noise is None else drawing.kind)
 
 
-def coupled(log_probs: Tensor, noise: Keyed, rows: Ints, depths: Ints) -> Tensor:
+def coupled(log_probs: Tensor, noise: Keyed, rows: Ints, depths: Ints, temperature: float) -> Tensor:
     """[F, V] log q of what the target will choose, given the noise it will choose with.
 
-    The target takes argmax(log p + g), and g is known before p is. Where log p differs from log q by Gumbel noise of scale
-    `SPREAD`, the token is x with probability softmax((log q + g) / SPREAD)(x): the surer, the further the first is ahead.
+    The target takes argmax(log p + g), and g is known before p is. Where the logits differ by Gumbel errors of scale `SPREAD`,
+    log p and log q differ by errors of SPREAD / T, and the target's token is x with probability
+    softmax((log q + g) · T / SPREAD)(x): the surer, the further the first is ahead.
     """
     places = zip(rows.tolist(), depths.tolist(), strict=True)
     g = np.stack([noise.gumbel(row, depth, log_probs.shape[-1]) for row, depth in places])
-    return torch.log_softmax((log_probs + torch.from_numpy(g).to(log_probs.device)) / SPREAD, dim=-1)
+    return torch.log_softmax((log_probs + torch.from_numpy(g).to(log_probs.device)) * (temperature / SPREAD), dim=-1)
 
 
 def _sampled(log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints) -> Candidates:
