@@ -43,14 +43,14 @@ def resident():
     return {k: int(v.split()[0]) for k, _, v in (l.partition(":") for l in open("/proc/self/status")) if k.startswith("Rss")}
 engine = load("demo", drafter="pld", policy="mcts" if kind == "aded" else "trie")
 tokens = np.load(ids)
-engine.generate([Request(tokens[-192:].tolist(), 32)], reuse=False)
+engine.write([Request(tokens[-192:].tolist(), 32)], reuse=False)
 before = resident()
 begun = time.perf_counter()
 drafter = build("drafter", folder).open(engine.target)
 opened = time.perf_counter() - begun
 engine.drafter = drafter
 for start in range(0, len(tokens) - 256, max(1, len(tokens) // 40)):
-    engine.generate([Request(tokens[start : start + 192].tolist(), 32)], reuse=False)
+    engine.write([Request(tokens[start : start + 192].tolist(), 32)], reuse=False)
 after = resident()
 import json
 print(json.dumps({"open_seconds": opened, **{k: (after[k] - before[k]) * 1024 for k in ("RssAnon", "RssFile")}}))
@@ -135,10 +135,10 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         engine.costs = measured(engine.target, engine.drafter)
         prompts = suites.load(str(args.suite)).select(args.category)
         requests = chosen(prompts, engine, 128, args.limit)[0]
-        engine.generate(requests[:1], Sampling(), reuse=False)
+        engine.write(requests[:1], Sampling(), reuse=False)
         engine.carried, seconds = None, watched(engine)
         for request in requests:
-            engine.generate([request], Sampling(), reuse=False)
+            engine.write([request], Sampling(), reuse=False)
         forward = engine.costs.at(128, 1).target_seconds(1)
         yield {"drafter": drafter, "policy": policy, "steps": len(seconds), "target_seconds": forward,
                "median_seconds": float(np.median(seconds)), "p99_seconds": float(np.quantile(seconds, 0.99))}  # fmt: skip

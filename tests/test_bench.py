@@ -29,10 +29,11 @@ from draftree.text import Request
 from folders import target_folder
 
 ROOT = Path(__file__).parent.parent
-ROW = {"drafter", "policy", "temperature", "prompts", "new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step",
-       "depth_per_step", "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "speedup", "same_output",
-       "different_prompts", "repeated_ngrams", "intervals", "overlap", "cost_ratio", "draft_steps_per_step",
-       "counted_seconds", "counted_speedup", "draft_share", "per_prompt"}  # fmt: skip
+ROW = {"drafter", "policy", "rule", "acceptor", "draw", "lossy", "promises_text", "temperature", "prompts",
+       "new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step", "depth_per_step", "draft_seconds",
+       "verify_seconds", "seconds", "tokens_per_second", "speedup", "same_output", "different_prompts",
+       "repeated_ngrams", "intervals", "overlap", "cost_ratio", "draft_steps_per_step", "counted_seconds",
+       "counted_speedup", "draft_share", "per_prompt"}  # fmt: skip
 COSTS = Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, commit=0.5)
 PROMPTS = [
     {"category": "a", "turns": ["first?", "second?"]},
@@ -122,7 +123,47 @@ def test_pairs_stand_beside_the_product(folder: str, prompts: Path, tmp_path: Pa
 
 def test_a_pair_is_two_specs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run("--suite", "demo", "--pair", "pld", "--out", str(tmp_path / "r")) == 2
-    assert "--pair is 'pld', allowed are the specs of a drafter and a policy with a space" in capsys.readouterr().err
+    assert "--pair is 'pld', allowed are the specs of a drafter and a policy" in capsys.readouterr().err
+
+
+def test_acceptors_side_by_side(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        "--suite",
+        str(prompts),
+        "--target",
+        folder,
+        "--temperature",
+        "1",
+        "--max-new-tokens",
+        "8",
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    assert (
+        run(*options, "--pair", "pld chain", "--pair", "pld pct match", "--acceptor", "match", "--acceptor", "block", "--json")
+        == 0
+    )
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    said = [(r["policy"], r["rule"], r["acceptor"], r["draw"], r["promises_text"]) for r in rows[1:]]
+    assert said == [
+        ("chain", "match", "match", "coupled", True),
+        ("chain", "block", "block", "with-replacement", False),
+        ("pct", "match", "match", "coupled", True),
+    ]
+    assert all(r["same_output"] for r in rows if r["promises_text"])
+    assert report.cells(rows[2])["same output"] == "not promised"
+
+
+def test_a_pairing_that_is_not_exact_is_refused_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for pair, temperature, told in (
+        ("pld pct block", "1", "prunes on what was drawn"),
+        ("pld chain block", "0", "temperature 0"),
+    ):
+        options = "--suite", "demo", "--temperature", temperature, "--out", str(tmp_path / "r"), "--target", "nowhere"
+        assert run(*options, "--pair", pair) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,7 +381,7 @@ def test_intervals_are_paired_and_seeded() -> None:
 
 
 def test_a_journal_of_another_run_or_a_broken_line_is_not_read(tmp_path: Path) -> None:
-    cells, path = product([("d", "p")], [0.0]), tmp_path / "j"
+    cells, path = product([("d", "p", None)], [0.0]), tmp_path / "j"
     done = {cell: counts(3, [1], [Work((1, 2), 4, 1, 7), Work((), 1, 1, 9)]) for cell in cells}
     journal = Journal(path, {"run": 1})
     assert journal.read(cells) == []

@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draftree import registry
+from draftree.acceptors.greedy import Greedy
 from draftree.costs import Costs
 from draftree.drafters.lookahead import Lookahead
 from draftree.engine import Engine
@@ -213,9 +214,9 @@ def test_what_was_learnt_is_kept_by_how_tokens_are_chosen() -> None:
         engine.write([request], sampling)
     assert {key[2].temperature for key in engine.learned} == {0.0, 1.0}
     assert len(engine.learned) == 2, "a seed is no other way to choose"
-    before = engine.learned[Yield(), engine.drafter.described, Sampling()].spent
+    before = engine.learned[Yield(), engine.drafter.described, Sampling(), Greedy()].spent
     engine.write([request])
-    assert engine.learned[Yield(), engine.drafter.described, Sampling()].spent > before
+    assert engine.learned[Yield(), engine.drafter.described, Sampling(), Greedy()].spent > before
 
 
 # When nothing pays.

@@ -167,7 +167,13 @@ def bench(
     drafter: Annotated[list[str], typer.Option(help="A spec or a checkpoint's folder; repeat it for several.")] = EDD,
     policy: Annotated[list[str], typer.Option(help="A spec; repeat it for several.")] = PCT,
     pair: Annotated[
-        list[str], typer.Option(metavar="'DRAFTER POLICY'", help="A drafter with this policy alone; repeat it for several.")
+        list[str],
+        typer.Option(
+            metavar="'DRAFTER POLICY [ACCEPTOR]'", help="A drafter with this policy and acceptor alone; repeat it for several."
+        ),
+    ] = ALL,
+    acceptor: Annotated[
+        list[str], typer.Option(help="A spec; repeat it for several. By default greedy at temperature 0, else match.")
     ] = ALL,
     target: TargetName = "demo",
     temperature: Annotated[list[float], typer.Option(help="0 for greedy decoding; repeat it for several.")] = GREEDY,
@@ -192,8 +198,8 @@ def bench(
     from draftree.evaluation.runner import Bench, Journal, assemble, chosen, paired, product
 
     whole = not pair or given(ctx, "drafter") or given(ctx, "policy")
-    pairs = paired(drafter, policy, pair) if whole else paired([], [], pair)
-    prompts, fixed, cells = suites.load(suite), inputs.costs_of_each(costs, [d for d, _ in pairs]), product(pairs, temperature)
+    pairs = paired(drafter, policy, pair, acceptor) if whole else paired([], [], pair, acceptor)
+    prompts, fixed, cells = suites.load(suite), inputs.costs_of_each(costs, [d for d, *_ in pairs]), product(pairs, temperature)
     selected = prompts.select(category)
     inputs.writable(out)
     inputs.quiet()

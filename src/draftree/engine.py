@@ -58,7 +58,7 @@ class Engine:
         costs: seconds on this machine; measured on first use where the policy asks.
         held: what the last call left in the caches, for the next one with the same beginning.
         carried: what the drafter keeps from text to text.
-        learned: what policies that learn have learnt, by policy, drafter and how tokens are chosen.
+        learned: what policies that learn have learnt, by policy, drafter, how tokens are chosen, and acceptor.
     """
 
     target: Target
@@ -68,7 +68,7 @@ class Engine:
     costs: Costs | CostTable | None = None
     held: Held | None = field(default=None, init=False, repr=False)
     carried: Any = field(default=None, init=False, repr=False)
-    learned: dict[tuple[Policy, str, Sampling], Any] = field(default_factory=dict, init=False, repr=False)
+    learned: dict[tuple[Policy, str, Sampling, Acceptor], Any] = field(default_factory=dict, init=False, repr=False)
     _measured: CostTable | None = field(default=None, init=False, repr=False)
 
     @property
@@ -123,7 +123,7 @@ class Engine:
         return texts, self._steps(texts, acceptor, costs)
 
     def _steps(self, texts: Texts, acceptor: Acceptor, costs: Costs | CostTable) -> Iterator[list[Emitted]]:
-        lesson = self.policy, self.drafter.described, texts.sampling.knobs
+        lesson = self.policy, self.drafter.described, texts.sampling.knobs, acceptor
         texts.memory = self.learned.get(lesson)
         yield from speculate(self.target, self.drafter, self.policy, acceptor, costs, texts)
         self.learned[lesson] = texts.memory

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from draftree.acceptors.base import Acceptor
 from draftree.costs import Costs, CostTable, counted, counted_plain
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.runner import Cell, Quality, Written
+from draftree.registry import part
 from draftree.stats import repeated_ngrams, total
 from draftree.tree import Floats, Ints
 
@@ -122,6 +124,7 @@ def row(
         "drafter": cell.drafter or "plain",
         "policy": cell.policy,
         "temperature": cell.temperature,
+        "rule": cell.acceptor,
         "prompts": len(written),
         **stats.as_json(),
         "draft_steps_per_step": stats.draft_steps_per_step,
@@ -129,6 +132,7 @@ def row(
         "counted_seconds": spent if spent else None,
         "counted_speedup": float(mine.counted_speed(everyone) / theirs.counted_speed(everyone)) if spent else None,
         "draft_share": drafting / spent if spent else None,
+        "promises_text": promises_text(stats.acceptor),
         "same_output": different == 0,
         "different_prompts": different,
         "repeated_ngrams": float(np.mean([repeated_ngrams(w.tokens, NGRAM) for w in written])),
@@ -257,6 +261,8 @@ def cells(r: Row) -> dict[str, str]:
     return {
         "drafter": r["drafter"],
         "policy": r["policy"] or "",
+        "acceptor": r.get("rule") or r.get("acceptor") or "",
+        "draws": r.get("draw") or "",
         "T": f"{r['temperature']:g}",
         "τ [95 %]": spread(r["acceptance_length"], between["acceptance_length"]),
         "α": figure(r["alpha"]),
@@ -267,7 +273,7 @@ def cells(r: Row) -> dict[str, str]:
         "drafts/step": figure(r.get("draft_steps_per_step")),
         "speed-up [95 %]": spread(r["speedup"], between["speedup"]),
         "counted speed-up [95 %]": counted_text(r),
-        "same output": "yes" if r["same_output"] else f"{r['prompts'] - r['different_prompts']} of {r['prompts']}",
+        "same output": same_text(r),
         "draft share": figure(r.get("draft_share")),
         "tokens/s": f"{r['tokens_per_second']:.1f}",
         "ms/token": f"{1e3 / r['tokens_per_second']:.1f}" if r["tokens_per_second"] else "",
@@ -275,6 +281,19 @@ def cells(r: Row) -> dict[str, str]:
         "verify s": f"{r['verify_seconds']:.2f}",
         "seconds": f"{r['seconds']:.2f}",
     }
+
+
+def promises_text(acceptor: str | None) -> bool:
+    """Whether a rule writes plain decoding's own text for a seed; plain decoding itself does."""
+    rule: type[Acceptor] | None = None if acceptor is None else part("acceptor", acceptor)
+    return rule is None or rule.keeps_text
+
+
+def same_text(r: Row) -> str:
+    """Of how many prompts the output is plain decoding's, where the acceptor promises that."""
+    if not r.get("promises_text", True):
+        return "not promised"
+    return "yes" if r["same_output"] else f"{r['prompts'] - r['different_prompts']} of {r['prompts']}"
 
 
 def figure(value: float | None) -> str:
@@ -297,9 +316,13 @@ FIRST = ("drafter", "policy", "T", "τ [95 %]", "speed-up [95 %]", "same output"
 
 
 def shown(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Rows as text, τ and nodes first and seconds last; with the temperature where there are several."""
-    several = len({r["temperature"] for r in rows}) > 1
-    return [{name: text for name, text in cells(r).items() if several or name != "T"} for r in rows]
+    """Rows as text, τ and nodes first and seconds last; temperature and acceptor where there are several, or one was named."""
+    hidden = set[str]()
+    if len({r["temperature"] for r in rows}) == 1:
+        hidden.add("T")
+    if all(r.get("rule") is None for r in rows):
+        hidden |= {"acceptor", "draws"}
+    return [{name: text for name, text in cells(r).items() if name not in hidden} for r in rows]
 
 
 def markdown(result: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> str:

@@ -4,6 +4,7 @@ No cache is reused between runs, whoever comes first changes from prompt to prom
 What a drafter keeps over a session goes from prompt to prompt, within its own cell.
 """
 
+import itertools
 import json
 import os
 import statistics
@@ -15,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from draftree.acceptors.base import check_exact
 from draftree.costs import Costs, CostTable
 from draftree.engine import UNIT, Engine, Generation
 from draftree.errors import UserError
 from draftree.evaluation._driven import Text, drive
 from draftree.evaluation.suites import Prompt
 from draftree.prompts import encode
-from draftree.registry import build
+from draftree.registry import build, names
 from draftree.sampling import Sampling
 from draftree.stats import Stats, Step, Work
 from draftree.target import Needs, Target
@@ -36,11 +38,12 @@ WARM_PROMPT, WARM_TOKENS = 64, 16
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination to be measured; plain decoding has neither drafter nor policy."""
+    """One combination to be measured; plain decoding has neither drafter nor policy, and no acceptor is the usual one."""
 
     drafter: str | None
     policy: str | None
     temperature: float
+    acceptor: str | None = None
 
     @property
     def plain(self) -> bool:
@@ -111,6 +114,7 @@ class Bench:
         if cell.drafter is None or cell.policy is None:
             return next(iter(self.engines.values())).plain([request], sampling)
         engine = self.engines[cell.drafter, cell.policy]
+        engine.acceptor = None if cell.acceptor is None else build("acceptor", cell.acceptor)
         engine.carried = self.carried.get(cell)
         written = engine.write([request], sampling, reuse=False)
         if last:
@@ -184,29 +188,47 @@ def short(request: Request) -> Request:
     return replace(request, prompt=request.prompt[-WARM_PROMPT:], max_new_tokens=tokens, eos=frozenset())
 
 
-def paired(drafters: Sequence[str], policies: Sequence[str], pairs: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Every drafter with every policy, and further pairs, each as its two specs with a space between them.
+Pairing = tuple[str, str, str | None]
+"""The specs of a drafter, a policy and an acceptor; None for the usual one."""
+
+
+def paired(
+    drafters: Sequence[str], policies: Sequence[str], pairs: Sequence[str] = (), acceptors: Sequence[str] = ()
+) -> list[Pairing]:
+    """Every drafter with every policy under every acceptor, and further pairs, written with spaces between their specs.
 
     Raises:
-        UserError: a pair is not two specs.
+        UserError: a pair is not the specs of a drafter and a policy, and perhaps of an acceptor.
     """
-    found = [(d, p) for d in drafters for p in policies]
+    rules: Sequence[str | None] = acceptors or (None,)
+    found = [(d, p, a) for d in drafters for p in policies for a in rules]
     for pair in pairs:
-        drafter, _, policy = pair.strip().rpartition(" ")
+        before, _, last = pair.strip().rpartition(" ")
+        rule = last if last.partition(":")[0] in names("acceptor") else None
+        drafter, _, policy = (before if rule else pair.strip()).rpartition(" ")
         if not drafter:
-            raise UserError(f"--pair is '{pair}', allowed are the specs of a drafter and a policy with a space between them")
-        found.append((drafter.strip(), policy))
+            told = "the specs of a drafter and a policy, and perhaps of an acceptor, with spaces between them"
+            raise UserError(f"--pair is '{pair}', allowed are {told}")
+        found += [(drafter.strip(), policy, a) for a in ((rule,) if rule else rules)]
     return list(dict.fromkeys(found))
 
 
-def product(pairs: Sequence[tuple[str, str]], temperatures: Sequence[float]) -> list[Cell]:
-    """The baseline and every pair of drafter and policy, at each temperature."""
-    return [Cell(d, p, t) for t in dict.fromkeys(temperatures) for d, p in [(None, None), *pairs]]
+def product(pairs: Sequence[Pairing], temperatures: Sequence[float]) -> list[Cell]:
+    """The baseline and every pairing, at each temperature.
+
+    Raises:
+        UserError: a pairing is not exact, or its acceptor does not serve a temperature.
+    """
+    for (_, policy, acceptor), temperature in itertools.product(pairs, temperatures):
+        if acceptor is not None:
+            check_exact(build("policy", policy), build("acceptor", acceptor), Sampling(temperature=temperature))
+    cells = [(None, None, None), *pairs]
+    return [Cell(d, p, t, a) for t in dict.fromkeys(temperatures) for d, p, a in cells]
 
 
 def assemble(
     load: Callable[[], Target],
-    pairs: Sequence[tuple[str, str]],
+    pairs: Sequence[tuple[str, str] | Pairing],
     costs: Mapping[str, CostTable] | CostTable | None,
     acceptor: str | None = None,
 ) -> dict[tuple[str, str], Engine]:
@@ -218,13 +240,13 @@ def assemble(
         costs: for all drafters or by drafter, instead of measuring.
         acceptor: a spec; chosen by the temperature where it is not given.
     """
-    known = costs if isinstance(costs, Mapping) else dict.fromkeys((d for d, _ in pairs), costs)
-    methods = {d: build("drafter", d) for d, _ in pairs}
-    grown = {p: build("policy", p) for _, p in pairs}
+    known = costs if isinstance(costs, Mapping) else dict.fromkeys((d for d, *_ in pairs), costs)
+    methods = {d: build("drafter", d) for d, *_ in pairs}
+    grown = {p: build("policy", p) for _, p, *_ in pairs}
     rule = build("acceptor", acceptor) if acceptor else None
     target = load()
     opened = {d: method.open(target) for d, method in methods.items()}
-    return {(d, p): Engine(target, opened[d], grown[p], rule, known.get(d)) for d, p in pairs}
+    return {(d, p): Engine(target, opened[d], grown[p], rule, known.get(d)) for d, p, *_ in pairs}
 
 
 @dataclass
