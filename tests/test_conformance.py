@@ -109,6 +109,7 @@ class Credulous(Acceptor):
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True
+    keeps_text: ClassVar[bool] = True
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         paths, bonus = [], []
@@ -125,6 +126,7 @@ class Hasty(Acceptor):
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True
+    keeps_text: ClassVar[bool] = True
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         right = Greedy().accept(tree, p, chance)

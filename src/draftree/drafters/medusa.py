@@ -152,6 +152,9 @@ class MedusaDrafter(Trainable[Heads]):
         blank = self._like.new_zeros(self._target.decoder.vocab)
         heads = len(self.model)
         logits = [state.logits[d][r] if d < heads else blank for d, r in zip(depths.tolist(), rows.tolist(), strict=True)]
+        if drawing.shaped is not None:  # the request's processors tell nodes of a list apart
+            each = torch.stack([logits[i] for i in which.ravel()])
+            return offered(each, heads, k, drawing, tree.row[frontier], tree.depth[frontier]), state
         found = offered(torch.stack(logits), heads, k, drawing, rows, depths)
         return _spread(found, which.ravel()), state
 

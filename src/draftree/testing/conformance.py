@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from draftree.acceptors.base import Acceptor, check_exact
 from draftree.costs import Costs
@@ -26,7 +27,7 @@ from draftree.errors import UserError
 from draftree.loop import plain, speculate
 from draftree.policies.base import Policy, Room, append
 from draftree.registry import names, part
-from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling, gumbel
+from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling, gumbel, processed
 from draftree.target import Needs, Target
 from draftree.testing.fakes import Always, Coached, Never, Scripted, Sometimes, tiny_target
 from draftree.text import Request, Texts
@@ -166,9 +167,10 @@ class Suite:
 
     def reference(self, request: Request, sampling: Sampling) -> list[int]:
         """What plain decoding writes for a request alone, to the end of the context or far beyond any limit asked for."""
-        key = (tuple(request.prompt), request.number, sampling)
+        key = (tuple(request.prompt), request.number, request.processors, sampling)
         if key not in self._references:
-            alone = Texts([replace(request, max_new_tokens=LONG, eos=frozenset())], sampling, self.target.new_cache(1, 8))
+            unending = replace(request, max_new_tokens=LONG, eos=frozenset(), criteria=())
+            alone = Texts([unending], sampling, self.target.new_cache(1, 8))
             rule: Acceptor = part("acceptor", "greedy" if sampling.greedy else "match")()
             for _ in plain(self.target, rule, alone):
                 pass
@@ -188,9 +190,10 @@ class Suite:
         self.coverage.cases["plain"] += 1
 
     def wanted(self, request: Request, sampling: Sampling) -> list[int]:
-        """The reference, cut at the request's limit and after its first EOS."""
+        """The reference, cut at the request's limit, after its first EOS, and where a criterion ends it."""
         tokens = self.reference(request, sampling)[: request.max_new_tokens]
-        ends = [i + 1 for i, t in enumerate(tokens) if t in request.eos]
+        texts = [torch.tensor([[*request.before, *request.prompt, *tokens[: i + 1]]]) for i in range(len(tokens))]
+        ends = [i + 1 for i, t in enumerate(tokens) if t in request.eos or any(c(texts[i], None) for c in request.criteria)]
         return tokens[: min(ends, default=len(tokens))]
 
     def write(
@@ -231,8 +234,12 @@ class Suite:
         if acceptor.keeps_text:
             return self.same(request, sampling, got, where)
         limit = min(request.max_new_tokens, self.target.decoder.context - len(request.prompt) + 1)
-        ends = [i for i, t in enumerate(got) if t in request.eos]
+        texts = [torch.tensor([[*request.before, *request.prompt, *got[: i + 1]]]) for i in range(len(got))]
+        ends = [i for i, t in enumerate(got) if t in request.eos or any(c(texts[i], None) for c in request.criteria)]
         assert ends == [len(got) - 1] or (not ends and len(got) == limit), f"{where}: {got}"
+        for i, token in enumerate(got):
+            scores = processed(torch.zeros(self.target.decoder.vocab), request.processors, texts[i][0, :-1].tolist())
+            assert scores[token] > -torch.inf, f"{where}: {got} has a token at {i} that the processors forbid"
 
     def same(self, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
         """Token for token the reference, unless the two best tokens are closer than the numerical noise."""
@@ -249,7 +256,8 @@ class Suite:
         """How far apart the two best tokens are after a text: logits, or log p plus the request's noise."""
         text = [*request.prompt, *before]
         verified = self.target.prefill(self.target.new_cache(1, len(text)), [np.array(text)], Needs())
-        p = Distributions(verified.logits, sampling.processors, lambda _: text)
+        shown = [*request.before, *text]
+        p = Distributions(verified.logits, sampling.processors, lambda _: shown, sampling.greedy, lambda _: request.processors)
         if sampling.greedy:
             scores = p.processed(0).double().numpy()
         else:
@@ -356,6 +364,43 @@ def _two_layers(drafter: Drafter[Any], state: Any, roots: Tree, token: int | Non
     return tree, [*first.log_probs.exp(), *second.log_probs.exp()]
 
 
+@final
+class Ruled(LogitsProcessor):
+    """After a token divisible by three one token alone can come, and after every other one even tokens are less likely."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+
+    def forced(self, ids: Sequence[int]) -> int | None:
+        """The only token that can come, if there is only one."""
+        return (5 * ids[-1] + 7) % self._vocab if ids[-1] % 3 == 0 else None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token = self.forced(input_ids[0].tolist())
+        if token is None:
+            return scores - 2.0 * (torch.arange(self._vocab) % 2 == 0)
+        only = torch.full_like(scores, -torch.inf)
+        only[:, token] = 0
+        return only
+
+
+def _processed(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+    """Processors that depend on the path, some of them guiding the drafts, one token forced, and criteria that end texts."""
+    sampling, requests = sampling_for(case.acceptor), []
+    for number, length in enumerate((6, 1, 9)):
+        ruled = Ruled(suite.target.decoder.vocab)
+        own = (RepetitionPenaltyLogitsProcessor(1.4), NoRepeatNGramLogitsProcessor(3), ruled)
+        guides, forced = ((), None) if number == 1 else (own[1:], ruled.forced)
+        plain = Request(
+            suite.prompt(length), 9, number=number, processors=own, guides=guides, forced=forced, before=(0,) * number
+        )
+        last = suite.reference(plain, sampling)[5]
+        ended = (lambda ids, scores, n=length, last=last: ids.shape[1] > n and ids[0, -1] == last) if number else None
+        requests.append(plain if ended is None else replace(plain, criteria=(ended,)))
+    for rows in (requests, requests[:1]):
+        suite.write(case, policy, acceptor, rows, coach=Always)
+
+
 def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     """A prompt that goes on from the last text, or leaves it early, is written as if nothing had been there before."""
     sampling = sampling_for(case.acceptor)
@@ -374,7 +419,14 @@ def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
 Check = Callable[[Suite, Case, Policy, Acceptor], None]
 EVERYWHERE: dict[str, Check] = {"one": _one, "ragged": _ragged}
 """Checks that every pairing goes through."""
-PAIRWISE: dict[str, Check] = {"limit": _limit, "eos": _eos, "context": _context, "caches": _caches, "reuse": _reuse}
+PAIRWISE: dict[str, Check] = {
+    "limit": _limit,
+    "eos": _eos,
+    "context": _context,
+    "caches": _caches,
+    "reuse": _reuse,
+    "processed": _processed,
+}
 """Checks covered pairwise: every two of check, drafter, policy and acceptor meet in some case."""
 CHECKS = EVERYWHERE | PAIRWISE
 
