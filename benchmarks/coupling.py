@@ -1,0 +1,117 @@
+"""How far apart the logits of target and drafter are, for drafts that know the target's noise (sampling.SPREAD).
+
+python benchmarks/coupling.py spec_bench.jsonl --limit 20 --out benchmarks/results/coupling.json
+
+After every root the drafter says softmax((log q + g) · T / spread) of what the target will choose with the same noise g. For
+each drafter and temperature: how often its likeliest token is chosen, with the noise and without, and the mean −log of what
+it says of the token that is chosen, for several spreads. The best spread is the one with the least.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.acceptors.match import Match
+from draftree.costs import Costs
+from draftree.drafters.base import Drafter
+from draftree.engine import Engine
+from draftree.evaluation import report, suites
+from draftree.evaluation.provenance import provenance
+from draftree.evaluation.runner import chosen
+from draftree.inputs import quiet
+from draftree.policies.chain import Chain
+from draftree.registry import build
+from draftree.sampling import SPREAD, Drawing, Sampling
+from draftree.target import Needs, Probes, Taps, Target
+from draftree.text import Emitted
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+SPREADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
+
+
+@dataclass
+class Heard(Drafter[Any]):
+    """A drafter whose words about the token after each root are kept until that token is known."""
+
+    drafter: Drafter[Any]
+    said: torch.Tensor | None = None
+    surprise: list[list[float]] = field(default_factory=list)
+    right: list[bool] = field(default_factory=list)
+
+    @property
+    def needs(self) -> Needs:
+        return self.drafter.needs
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Any = None) -> Any:
+        return self.drafter.start(prompts, roots, taps, state)
+
+    def expand(self, state: Any, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Any]:
+        candidates, state = self.drafter.expand(state, tree, frontier, k, drawing)
+        if frontier[0] == 0 and candidates.log_probs is not None:
+            self.said = candidates.log_probs[0].double()
+        return candidates, state
+
+    def commit(self, state: Any, tree: Tree, verdict: Verdict, taps: Taps) -> Any:
+        return self.drafter.commit(state, tree, verdict, taps)
+
+    def truncate(self, state: Any, lengths: Ints) -> Any:
+        return self.drafter.truncate(state, lengths)
+
+    def probes(self, state: Any) -> Probes | None:
+        return self.drafter.probes(state)
+
+    def hear(self, events: list[Emitted]) -> None:
+        """Judges what was said by the first token of a step."""
+        if self.said is not None:
+            token = events[0].tokens[0]
+            self.surprise.append([-float(torch.log_softmax(self.said * (SPREAD / s), -1)[token]) for s in SPREADS])
+            self.right.append(int(self.said.argmax()) == token)
+        self.said = None
+
+
+def measured(target: Target, drafter: str, temperature: float, requests: Sequence[Any]) -> dict[str, Any]:
+    """The figures of one drafter at one temperature."""
+    found: dict[str, Any] = {"drafter": drafter, "temperature": temperature}
+    for coupled in (False, True):
+        heard = Heard(build("drafter", drafter).open(target))
+        engine = Engine(target, heard, Chain(3), Match(coupled), Costs({1: 0.1}, {1: 1.0}))
+        for request in requests:
+            engine.write([request], Sampling(temperature), heard.hear, reuse=False)
+        found["right with the noise" if coupled else "right without"] = float(np.mean(heard.right))
+    mean = np.mean(heard.surprise, axis=0)
+    return found | {
+        "places": len(heard.right),
+        "surprise": dict(zip(map(str, SPREADS), mean.tolist(), strict=True)),
+        "best spread": SPREADS[int(mean.argmin())],
+    }
+
+
+def main() -> None:
+    """Measures, prints and saves."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("suite")
+    parser.add_argument("--limit", type=int, default=20)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    quiet()
+    target = Target.load("demo")
+    prompts = suites.load(args.suite).select(["math_reasoning"])
+    engine = Engine(target, build("drafter", "pld").open(target), Chain())
+    requests, _ = chosen(prompts, engine, 128, args.limit)
+    rows = []
+    for drafter in ("edd", "eagle", "eagle3", "mtp", "vdm", "glide", "medusa"):
+        for temperature in (0.7, 1.0, 1.3):
+            rows.append(measured(target, drafter, temperature, requests))
+            print(rows[-1], flush=True)
+    report.save(
+        {"provenance": provenance(target, 0) | {"suite": Path(args.suite).name, "limit": args.limit}, "rows": rows}, args.out
+    )
+
+
+if __name__ == "__main__":
+    main()
