@@ -291,6 +291,8 @@ def promises_text(acceptor: str | None) -> bool:
 
 def same_text(r: Row) -> str:
     """Of how many prompts the output is plain decoding's, where the acceptor promises that."""
+    if r.get("lossy"):
+        return "lossy"
     if not r.get("promises_text", True):
         return "not promised"
     return "yes" if r["same_output"] else f"{r['prompts'] - r['different_prompts']} of {r['prompts']}"
