@@ -16,9 +16,11 @@ from rich.text import Text
 from draftree import Request, Sampling, inputs, load, terminal
 from draftree.cli import train_drafter
 from draftree.costs import Costs, CostTable
+from draftree.options import Options
 from draftree.prompts import encode, question
+from draftree.stops import Stops, decode
 from draftree.target import demo_folder
-from draftree.terminal import Stream, decode
+from draftree.terminal import Stream
 from draftree.text import Emitted
 from draftree.training.command import show
 from draftree.training.trainer import Plan, Progress
@@ -26,7 +28,7 @@ from draftree.tree import Tree
 from folders import byte_tokenizer, target_folder
 
 STATS = {"new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step", "depth_per_step", "draft_seconds",
-         "verify_seconds", "seconds", "tokens_per_second"}  # fmt: skip
+         "verify_seconds", "seconds", "tokens_per_second", "acceptor", "draw", "lossy"}  # fmt: skip
 
 NOTHING = Tree.planted(np.array([0]), np.array([0])), np.zeros(0, np.int64)
 """A tree that a stream does not look at, and what was accepted of it."""
@@ -48,7 +50,7 @@ def test_generate_prints_one_json_object(draftree, folder: str) -> None:
                                 "--max-new-tokens", "40", "--baseline", "--json")  # fmt: skip
     found = json.loads(out)
     assert (status, err) == (0, "")
-    assert set(found) == {"text", "token_ids", "stats", "baseline", "speedup"}
+    assert set(found) == {"text", "token_ids", "ending", "stats", "baseline", "speedup"}
     assert set(found["stats"]) == STATS
     assert set(found["baseline"]) == {"seconds", "tokens_per_second", "same_output"}
     assert found["baseline"]["same_output"] is True
@@ -66,7 +68,7 @@ def test_the_chat_template_is_applied_unless_raw(draftree, folder: str, raw, con
                          "--temperature", "0.8", "--top-k", "20", "--top-p", "0.9", "--min-p", "0.01", "--seed", "5",
                          "--max-new-tokens", "24", "--json")  # fmt: skip
     found = json.loads(out)
-    assert set(found) == {"text", "token_ids", "stats"}
+    assert set(found) == {"text", "token_ids", "ending", "stats"}
     assert found["token_ids"] == expected
     assert found["text"] == decode(engine.tokenizer, expected)
 
@@ -80,6 +82,80 @@ def test_plain_text_goes_with_a_summary(draftree, folder: str, monkeypatch: pyte
         assert word in out
 
 
+EVERY_OPTION = {
+    "--typical-p": ("0.9", {"typical_p": 0.9}),
+    "--repetition-penalty": ("1.5", {"repetition_penalty": 1.5}),
+    "--frequency-penalty": ("0.5", {"frequency_penalty": 0.5}),
+    "--presence-penalty": ("0.5", {"presence_penalty": 0.5}),
+    "--no-repeat-ngram-size": ("2", {"no_repeat_ngram_size": 2}),
+    "--bad-word": ("e", {"bad_words": ["e"]}),
+    "--logit-bias": ("a=3.5", {"logit_bias": {"a": 3.5}}),
+    "--suppress": ("40", {"suppress": [40]}),
+    "--min-new-tokens": ("3", {"min_new_tokens": 3}),
+    "--stop": ("!", {"stop": ["!"]}),
+    "--json-schema": ('{"type": "boolean"}', {"json_schema": {"type": "boolean"}}),
+    "--regex": ("[a-f]{4,9}", {"regex": "[a-f]{4,9}"}),
+    "--max-time": ("1e6", {"max_time": 1e6}),
+    "--logprobs": ("2", {"logprobs": 2}),
+    "--ignore-eos": (None, {"ignore_eos": True}),
+}
+
+
+@pytest.mark.parametrize("option", EVERY_OPTION)
+def test_an_option_of_generate_is_that_of_a_completion(draftree, folder: str, option: str) -> None:
+    value, named = EVERY_OPTION[option]
+    given = [option] if value is None else [option, value]
+    status, out, err = draftree("generate", "abcab", "--target", folder, "--drafter", "pld", "--policy", "chain:length=3",
+                                "--temperature", "0.9", "--seed", "3", "--max-new-tokens", "16", *given, "--baseline",
+                                "--json")  # fmt: skip
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    engine = load(folder, "pld", "chain:length=3")
+    expected = engine.complete(question("abcab"), temperature=0.9, seed=3, max_new_tokens=16, **named)
+    assert (found["token_ids"], found["text"], found["ending"]) == (expected.tokens, expected.text, expected.ending)
+    assert found["baseline"]["same_output"] is True
+    assert ("logprobs" in found) == (option == "--logprobs")
+    if option == "--logprobs":
+        assert [one["id"] for one in found["logprobs"]] == found["token_ids"]
+        assert [len(one["top"]) for one in found["logprobs"]] == [2] * len(found["token_ids"])
+
+
+def test_options_of_a_completion_are_read_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "null"}')
+    nothing = {"json_schema": None, "logit_bias": [], "stop": []}
+    assert inputs.options(nothing) == Options(logit_bias={}, stop=[])
+    given = {"json_schema": str(tmp_path / "schema.json"), "logit_bias": ['"7"=1', "8=-inf", " a=b=2e-1", '"\\n"=3']}
+    read = inputs.options(nothing | given | {"target": "x", "top_k": 5})
+    assert read.json_schema == '{"type": "null"}'
+    assert read.logit_bias == {"7": 1.0, 8: -np.inf, " a=b": 0.2, "\n": 3.0}
+    assert read.top_k == 5
+
+
+def test_a_text_that_time_ended_is_written_again_by_its_length() -> None:
+    asked = Options(max_time=2.0, max_new_tokens=50, min_new_tokens=20)
+    assert inputs.repeatable(asked, 7) == Options(max_new_tokens=7, min_new_tokens=7)
+    assert inputs.repeatable(Options(max_new_tokens=50), 7) == Options(max_new_tokens=50)
+
+
+PROMISES = {
+    "typical": ("LOSSY: acceptor 'typical'", "keeps neither plain decoding's text nor its distribution"),
+    "rejection": (None, "'rejection' keeps its distribution, not its text"),
+}
+
+
+@pytest.mark.parametrize("acceptor", PROMISES)
+def test_a_rule_that_promises_less_than_the_text_says_so(draftree, folder: str, acceptor: str) -> None:
+    warning, told = PROMISES[acceptor]
+    status, out, _ = draftree("generate", "abcabcab", "--target", folder, "--drafter", "pld", "--policy", "chain:length=3",
+                              "--acceptor", acceptor, "--temperature", "1.5", "--baseline",
+                              "--max-new-tokens", "50")  # fmt: skip
+    assert status == 0
+    assert told in out
+    assert "ANOTHER" not in out
+    assert out.count("LOSSY") == (warning is not None)
+    assert warning is None or warning in out
+
+
 MISTAKES = {
     "no command": ([], "known are bench, costs, datastore, doctor, export, generate, list, train"),
     "unknown command": (["generat", "x"], "did you mean 'generate'"),
@@ -89,6 +165,16 @@ MISTAKES = {
     "not a number": (["generate", "x", "--seed", "one"], "--seed"),
     "negative temperature": (["generate", "x", "--temperature", "-1", "--drafter", "pld"], "temperature is -1.0"),
     "no new tokens": (["generate", "x", "--max-new-tokens", "0", "--drafter", "pld"], "max_new_tokens is 0"),
+    "bias of nothing": (["generate", "x", "--logit-bias", "a"], "--logit-bias is 'a', allowed is TOKEN=BIAS"),
+    "bias without a number": (["generate", "x", "--logit-bias", "a=b"], "--logit-bias is 'a=b', allowed is TOKEN=BIAS"),
+    "bias of two tokens": (["generate", "x", "--drafter", "pld", "--logit-bias", "ab=1"], "logit_bias names 'ab'"),
+    "no such token": (["generate", "x", "--drafter", "pld", "--suppress", "999"], "suppress names token id 999"),
+    "no schema": (["generate", "x", "--json-schema", "none.json"], "--json-schema is 'none.json', allowed is JSON, or a file"),
+    "not a schema": (["generate", "x", "--json-schema", "file"], "is not JSON"),
+    "not a regex": (["generate", "x", "--regex", "("], "regex '(' cannot be used"),
+    "two constraints": (["generate", "x", "--regex", "a", "--json-schema", "{}"], "json_schema and regex are given"),
+    "no time": (["generate", "x", "--max-time", "0"], "max_time is 0.0, allowed is seconds above 0"),
+    "no stop": (["generate", "x", "--stop", ""], "stop is [''], allowed is texts of at least one character"),
     "unknown drafter": (["generate", "x", "--drafter", "pdl"], "did you mean 'pld'"),
     "unknown knob": (["generate", "x", "--drafter", "pld", "--policy", "pct:widht=3"], "did you mean 'width'"),
     "inexact": (["generate", "x", "--drafter", "pld", "--acceptor", "greedy", "--temperature", "1"], "greedy"),
@@ -299,6 +385,16 @@ def test_a_stream_shows_whole_characters_in_the_colour_of_their_origin() -> None
     stream.end()
     plain = "".join(part.split("m", 1)[-1] for part in shown.getvalue().split("\x1b["))
     assert plain == text + "\ufffd\n"
+
+
+def test_a_stream_shows_no_stop_text() -> None:
+    tokenizer, shown = byte_tokenizer(), io.StringIO()
+    stream = Stream(Console(file=shown, width=80), tokenizer, Stops(("END",)))
+    stream([Emitted(0, encode(tokenizer, "the E"), ["prefill", *["drafted"] * 4], *NOTHING)])
+    assert shown.getvalue() == "the "
+    stream([Emitted(0, encode(tokenizer, "N END"), ["drafted"] * 4 + ["bonus"], *NOTHING, ending="stop")])
+    stream.end()
+    assert shown.getvalue() == "the EN \n"
 
 
 def test_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

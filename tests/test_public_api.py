@@ -12,17 +12,22 @@ from draftree.registry import KINDS, knobs, names, part, summary
 
 PUBLIC = {
     "Candidates",
+    "Chat",
+    "Completion",
     "Costs",
     "DraftreeError",
     "Engine",
     "Generation",
+    "Options",
     "Request",
     "Sampling",
     "Target",
+    "Token",
     "Tree",
     "UserError",
     "Verdict",
     "load",
+    "speculate",
 }
 
 

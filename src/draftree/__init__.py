@@ -4,9 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from draftree.completion import Chat, Completion, Token
     from draftree.costs import Costs
     from draftree.engine import Engine, Generation, load
     from draftree.errors import DraftreeError, UserError
+    from draftree.generation import speculate
+    from draftree.options import Options
     from draftree.sampling import Sampling
     from draftree.target import Target
     from draftree.text import Request
@@ -16,23 +19,31 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Candidates",
+    "Chat",
+    "Completion",
     "Costs",
     "DraftreeError",
     "Engine",
     "Generation",
+    "Options",
     "Request",
     "Sampling",
     "Target",
+    "Token",
     "Tree",
     "UserError",
     "Verdict",
     "load",
+    "speculate",
 ]
 
 _MODULES = {
+    "completion": ("Chat", "Completion", "Token"),
     "costs": ("Costs",),
     "engine": ("Engine", "Generation", "load"),
     "errors": ("DraftreeError", "UserError"),
+    "generation": ("speculate",),
+    "options": ("Options",),
     "sampling": ("Sampling",),
     "target": ("Target",),
     "text": ("Request",),

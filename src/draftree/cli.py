@@ -1,7 +1,7 @@
 """The command line; other programs rely on its options, its JSON and its exit status.
 
-Exit status: 0 done; 2 a user's mistake, told in one line; 130 interrupted; 1 anything else. What needs torch is
-imported inside the commands, so that help and mistakes in options do not wait for it.
+Exit status: 0 done; 2 a user's mistake, told in one line; 130 interrupted; 1 anything else, and output found not to be
+lossless. What needs torch is imported inside the commands, so that help and mistakes in options do not wait for it.
 """
 
 import json
@@ -42,8 +42,8 @@ app = typer.Typer(
 datastore = typer.Typer(cls=Commands, help="Build and show the corpora that drafters without training search.")
 app.add_typer(datastore, name="datastore")
 
-EDD, PCT, GREEDY, ALL, ONE = ["edd"], ["pct"], [0.0], list[str](), [1]
-NO_FILES = list[Path]()
+EDD, PCT, GREEDY, GREEDY_AND_1, ALL, ONE = ["edd"], ["pct"], [0.0], [0.0, 1.0], list[str](), [1]
+NO_FILES, NO_IDS = list[Path](), list[int]()
 
 TargetName = Annotated[str, typer.Option("--target", help="demo, a Hugging Face folder, or a hub id.")]
 DrafterSpec = Annotated[str, typer.Option("--drafter", help="A spec (name, or name:key=value,…) or a checkpoint's folder.")]
@@ -73,19 +73,79 @@ def top(ctx: typer.Context, version: Annotated[bool, typer.Option("--version", h
         raise UserError(f"no command was given, known are {known}; draftree --help explains them")
 
 
+LIKELY, PENALTIES, SHAPE, END = "How tokens are chosen", "Penalties and bans", "What the answer must be", "Where it ends"
+"""Parts of the help of `generate`."""
+
+
 @app.command(name="generate")
 def generate(
+    ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to answer or to continue; - reads it from standard input.")],
     target: TargetName = "demo",
     drafter: DrafterSpec = "edd",
     policy: Annotated[str, typer.Option(help="A spec.")] = "pct",
     acceptor: Annotated[str | None, typer.Option(help="A spec; by default greedy at temperature 0, else match.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 for greedy decoding.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="The least mass of likeliest tokens that is kept.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="How many of the likeliest tokens are kept; 0 keeps all.")] = 0,
-    min_p: Annotated[float, typer.Option(help="The least probability kept, relative to the likeliest token's.")] = 0.0,
-    seed: Seed = 0,
-    max_new_tokens: MaxNew = 128,
+    temperature: Annotated[float, typer.Option(help="0 for greedy decoding.", rich_help_panel=LIKELY)] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="The least mass of likeliest tokens that is kept.", rich_help_panel=LIKELY)
+    ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option(help="How many of the likeliest tokens are kept; 0 keeps all.", rich_help_panel=LIKELY)
+    ] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="The least probability kept, relative to the likeliest token's.", rich_help_panel=LIKELY)
+    ] = 0.0,
+    typical_p: Annotated[
+        float, typer.Option(help="The least mass of the most typical tokens that is kept.", rich_help_panel=LIKELY)
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.", rich_help_panel=LIKELY)] = 0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1, makes what stands in prompt or answer less likely.", rich_help_panel=PENALTIES)
+    ] = 1.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Taken from a token's logit each time it stands in the answer.", rich_help_panel=PENALTIES)
+    ] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Taken from the logit of what stands in the answer.", rich_help_panel=PENALTIES)
+    ] = 0.0,
+    no_repeat_ngram_size: Annotated[
+        int, typer.Option(metavar="N", help="No N tokens in a row come twice; 0 allows it.", rich_help_panel=PENALTIES)
+    ] = 0,
+    logit_bias: Annotated[
+        list[str],
+        typer.Option(
+            metavar="TOKEN=BIAS",
+            help="Added to a token's logit; TOKEN is an id, or a text of one token (JSON where quoted). Repeat it.",
+            rich_help_panel=PENALTIES,
+        ),
+    ] = ALL,
+    suppress: Annotated[
+        list[int], typer.Option(metavar="ID", help="A token that is never written; repeat it.", rich_help_panel=PENALTIES)
+    ] = NO_IDS,
+    bad_words: Annotated[
+        list[str],
+        typer.Option("--bad-word", metavar="TEXT", help="Never written; repeat it for several.", rich_help_panel=PENALTIES),
+    ] = ALL,
+    json_schema: Annotated[
+        str | None, typer.Option(metavar="FILE|JSON", help="JSON that this schema allows.", rich_help_panel=SHAPE)
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="What all of it must match.", rich_help_panel=SHAPE)
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", help="How many tokens may be written.", rich_help_panel=END)
+    ] = 128,
+    min_new_tokens: Annotated[int, typer.Option(help="How many are written before one may end it.", rich_help_panel=END)] = 0,
+    stop: Annotated[
+        list[str], typer.Option(metavar="TEXT", help="Ends it, and is no part of it; repeat it.", rich_help_panel=END)
+    ] = ALL,
+    max_time: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="After which nothing more is written.", rich_help_panel=END)
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="EOS ends nothing.", rich_help_panel=END)] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Add each token's log-probability and the N likeliest's to the JSON.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     baseline: Annotated[bool, typer.Option("--baseline", help="Run plain decoding too, and compare.")] = False,
     show_trees: Annotated[bool, typer.Option("--show-trees", help="Draw each step's tree, or add it to the JSON.")] = False,
@@ -96,11 +156,13 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Write what the target would write, in fewer passes."""
-    from draftree import Request, Sampling, inputs, terminal, viewer
+    from draftree import inputs, terminal, viewer
+    from draftree.completion import Reading
     from draftree.evaluation.runner import Comparison, assemble, compare, warm
     from draftree.prompts import encode, question
 
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed=seed)
+    options = inputs.options(ctx.params)
+    sampling = options.sampling
     text, fixed = inputs.prompt_text(prompt), inputs.fixed_costs(costs)
     if trees is not None:
         viewer.check_picture(trees)
@@ -108,32 +170,38 @@ def generate(
     with terminal.busy("loading") as say:
         loaded = assemble(lambda: inputs.load_target(target, device, dtype), [(drafter, policy)], fixed, acceptor)
         engine = loaded[drafter, policy]
-        request = Request(encode(engine.tokenizer, text if raw else question(text)), max_new_tokens, engine.eos)
-        warm(engine, request, sampling, baseline, say)
+        ids = encode(engine.tokenizer, text if raw else question(text))
+        warm(engine, options.request(engine.target, ids), sampling, baseline, say)
+        stops = options.stops(engine.tokenizer)
     console = terminal.output()
-    stream = terminal.Stream(console, engine.tokenizer) if console.is_terminal and not as_json else None
+    stream = terminal.Stream(console, engine.tokenizer, stops) if console.is_terminal and not as_json else None
     draw = partial(viewer.draw, console) if show_trees and not as_json else None
     watch = viewer.Watch(engine.tokenizer, draw, stream) if show_trees or trees is not None else None
-    first = engine.write([request], sampling, watch or stream, reuse=False)
+    reading = Reading(engine.tokenizer, stops)
+    request = options.request(engine.target, ids)
+    first = engine.write([request], sampling, inputs.both(reading, watch or stream), reuse=False)
+    written = reading.completion(first.stats)
     if watch is not None:
         watch.end()
-    written = terminal.decode(engine.tokenizer, first.tokens[0])
     if stream is not None:
         stream.end()
     elif not as_json:
-        print(written, flush=True)
+        print(written.text, flush=True)
     if watch is not None and trees is not None:
         about = {"prompt": text, "target": target, "drafter": drafter, "policy": policy, "temperature": f"{temperature:g}"}
         viewer.save_picture(trees, watch.steps, about)
     result = Comparison(first.tokens[0], first.stats)
     if baseline:
         with terminal.busy("running plain decoding, to compare"):
-            result = compare(engine, request, sampling, first)
+            again = inputs.repeatable(options, len(written.tokens)).request(engine.target, ids)
+            result = compare(engine, again, sampling, first)
     if as_json:
+        more = {} if logprobs is None else {"logprobs": written.logprobs_as_json(engine.tokenizer)}
         drawn = {"trees": [s.as_json() for s in watch.steps[1:]]} if watch is not None and show_trees else {}
-        emit({"text": written, "token_ids": result.tokens, **result.as_json(), **drawn})
+        said = {"text": written.text, "token_ids": result.tokens, "ending": written.ending}
+        emit({**said, **more, **result.as_json(), **drawn})
     else:
-        terminal.show_summary(console, result, coloured=stream is not None)
+        terminal.show_summary(console, result, stream is not None, engine.keeps_text(sampling))
 
 
 @app.command(name="list")
@@ -284,17 +352,42 @@ def show_costs(
 
 @app.command(name="doctor")
 def examine_drafter(
+    ctx: typer.Context,
     target: TargetName = "demo",
     drafter: DrafterSpec = "edd",
     data: Annotated[
         Path | None, typer.Option(help="Texts or chats to measure on; by default the target's answers to the shipped prompts.")
     ] = None,
+    lossless: Annotated[
+        bool, typer.Option("--lossless", help="Instead, compare what is written with what the target writes by itself.")
+    ] = False,
+    policy: Annotated[list[str], typer.Option(help="Of --lossless: a spec; repeat it for several.")] = PCT,
+    acceptor: Annotated[
+        list[str], typer.Option(help="Of --lossless: a spec; repeat it for several. By default all that are exact.")
+    ] = ALL,
+    temperature: Annotated[
+        list[float], typer.Option(help="Of --lossless: 0 for greedy decoding; repeat it for several.")
+    ] = GREEDY_AND_1,
+    limit: Annotated[int, typer.Option(min=1, help="Of --lossless: how many texts.")] = 12,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=1, help="Of --lossless: how many tokens of each may be written.")
+    ] = 48,
+    trials: Annotated[int, typer.Option(help="Of --lossless: draws behind a root, for the tests of frequencies.")] = 2000,
     costs: CostsFile = None,
     device: Device = None,
     dtype: DType = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a drafter fits a target and is healthy, and what is likely wrong where it is not."""
+    """Say whether a drafter fits a target and is healthy, and what is likely wrong where it is not.
+
+    With --lossless, say whether the output is the target's own: texts beside plain decoding's, token for token, and for
+    rules that promise no more than the distribution a test of frequencies. The exit status is 1 where it is not.
+    """
+    if lossless:
+        return examine_output(ctx.params)
+    for option in ("policy", "acceptor", "temperature", "limit", "max_new_tokens", "trials"):
+        if given(ctx, option):
+            raise UserError(f"--{option.replace('_', '-')} was given, allowed is it only with --lossless")
     from draftree import inputs, terminal
     from draftree.evaluation import doctor
     from draftree.registry import build
@@ -316,6 +409,34 @@ def examine_drafter(
         emit(report.as_json())
     else:
         terminal.show_report(terminal.output(), f"{drafter} for {target}", report)
+
+
+def examine_output(given: Mapping[str, Any]) -> None:
+    """The doctor command with --lossless, by its options."""
+    from draftree import inputs, terminal
+    from draftree.engine import UNIT
+    from draftree.evaluation import lossless
+    from draftree.registry import build
+    from draftree.timing import measured
+
+    plan = lossless.Plan(given["max_new_tokens"], trials=given["trials"])
+    chosen = lossless.cases(given["policy"], given["acceptor"], given["temperature"])
+    method, fixed = build("drafter", given["drafter"]), inputs.fixed_costs(given["costs"])
+    inputs.quiet()
+    with terminal.busy("loading") as say:
+        model = inputs.load_target(given["target"], given["device"], given["dtype"])
+        opened = method.open(model)
+        prompts = lossless.prompts(model, given["data"], given["limit"], plan.max_new_tokens)
+        if fixed is None and any(c.grown.reads_costs for c in chosen):
+            fixed = measured(model, opened, tell=say)
+    with terminal.progress("doctor --lossless", None) as tell:
+        report = lossless.examine(model, opened, prompts, chosen, plan, fixed or UNIT, tell)
+    if given["as_json"]:
+        emit(report.as_json())
+    else:
+        terminal.show_lossless(terminal.output(), f"{given['drafter']} for {given['target']}", report)
+    if not report.lossless:
+        raise typer.Exit(1)
 
 
 @app.command(name="train")

@@ -57,7 +57,7 @@ class Drafting:
         candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, drawing)
         if shaped is None or candidates.log_probs is not None:  # whoever has a whole q has sent its logits through them
             return candidates
-        return allowed(candidates, shaped, self.vocab)
+        return allowed(candidates, shaped, self.vocab, self.texts.cache.device)
 
     def commit(self, tree: Tree, verdict: Verdict, verified: Verified) -> None:
         kept = np.concatenate([verdict.kept(root) for root in range(tree.roots)])

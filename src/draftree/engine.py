@@ -1,21 +1,26 @@
 """A target, a drafter, a policy and an acceptor, put together and ready to write."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from draftree import completion
 from draftree.acceptors.base import Acceptor, check_exact
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.cache import SlotCache
+from draftree.completion import Chat, Completion, Prompt, Token, Writing
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Drafter, Method
 from draftree.loop import plain, speculate
+from draftree.options import Options
 from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.sampling import Sampling
@@ -23,6 +28,7 @@ from draftree.stats import Stats
 from draftree.target import Target
 from draftree.text import Emitted, Request, Texts, check
 from draftree.timing import measured
+from draftree.training.data import Messages
 from draftree.tree import Ints
 
 UNIT = Costs({1: 1.0}, {1: 1.0})
@@ -70,6 +76,7 @@ class Engine:
     carried: Any = field(default=None, init=False, repr=False)
     learned: dict[tuple[Policy, str, Sampling, Acceptor], Any] = field(default_factory=dict, init=False, repr=False)
     _measured: CostTable | None = field(default=None, init=False, repr=False)
+    _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -101,8 +108,41 @@ class Engine:
             UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
         """
         texts, steps = self.begin(requests, sampling, reuse)
-        run(steps, texts, on_tokens)
+        run(steps, texts, on_tokens, self._lock)
         return Generation(texts.written, texts.stats)
+
+    def complete(self, prompt: Prompt, **options: Any) -> Completion:
+        """Continues a text as it is, token ids, or a chat (a list of messages, through the template).
+
+        Args:
+            prompt: what to continue or to answer.
+            options: the attributes of `Options`.
+
+        Raises:
+            UserError: an option does not exist or is out of its range, or the prompt cannot be served.
+        """
+        return Writing(self, prompt, Options.of(None, options)).finish()
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Token]:
+        """`complete` token by token, each with the text that has become certain; closing it early ends the writing."""
+        return Writing(self, prompt, Options.of(None, options)).tokens()
+
+    async def acomplete(self, prompt: Prompt, **options: Any) -> Completion:
+        """`complete` for asyncio: steps run in worker threads, and several tasks take turns; cancelling ends the writing."""
+        return await completion.complete(self, prompt, Options.of(None, options))
+
+    def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[Token]:
+        """`stream` for asyncio."""
+        return completion.stream(self, prompt, Options.of(None, options))
+
+    def chat(self, messages: Messages | str | None = None, **options: Any) -> Chat:
+        """A conversation that keeps its messages, and what the caches hold of them from turn to turn.
+
+        Args:
+            messages: those it goes on from; a text is that of a system message.
+            options: of every answer, the attributes of `Options`.
+        """
+        return completion.begun(self, messages, options)
 
     def begin(
         self, requests: Sequence[Request], sampling: Sampling = Sampling(), reuse: bool = True
@@ -115,9 +155,10 @@ class Engine:
         check(requests, self.target)
         acceptor = self.acceptor or usual(sampling)
         check_exact(self.policy, acceptor, sampling)
-        costs = self.prices(len(requests))
-        texts = self._texts(requests, sampling, reuse)
-        self.held = None
+        with self._lock:
+            costs = self.prices(len(requests))
+            texts = self._texts(requests, sampling, reuse)
+            self.held = None
         texts.stats.acceptor = type(acceptor).__name__.lower()
         texts.stats.draw = texts.drawing(acceptor.draw).kind.value
         return texts, self._steps(texts, acceptor, costs)
@@ -125,7 +166,12 @@ class Engine:
     def _steps(self, texts: Texts, acceptor: Acceptor, costs: Costs | CostTable) -> Iterator[list[Emitted]]:
         lesson = self.policy, self.drafter.described, texts.sampling.knobs, acceptor
         texts.memory = self.learned.get(lesson)
-        yield from speculate(self.target, self.drafter, self.policy, acceptor, costs, texts)
+        try:
+            yield from speculate(self.target, self.drafter, self.policy, acceptor, costs, texts)
+        except GeneratorExit:  # closed between two steps, where caches and texts agree; a later call's are worth more
+            if self.held is None:
+                self.held = Held(texts.committed, texts.cache, texts.drafter_state)
+            raise
         self.learned[lesson] = texts.memory
         self.held = Held(texts.committed, texts.cache, texts.drafter_state)
         self.carried = self.drafter.carry(texts.drafter_state)
@@ -139,8 +185,45 @@ class Engine:
         """Writes one token a pass: the baseline, and what `generate` must equal."""
         check(requests, self.target)
         texts = Texts(requests, sampling, self._cache(requests))
-        run(plain(self.target, usual(sampling), texts), texts, on_tokens)
+        run(plain(self.target, usual(sampling), texts), texts, on_tokens, self._lock)
         return Generation(texts.written, texts.stats)
+
+    def keeps_text(self, sampling: Sampling = Sampling()) -> bool:
+        """Whether texts are the very ones that plain decoding writes, and not only of the same distribution."""
+        acceptor = self.acceptor or usual(sampling)
+        return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
+
+    def timed(self, steps: Iterator[list[Emitted]], texts: Texts) -> Generator[list[Emitted], None, None]:
+        """Steps that were begun, timed, and each of them alone with the models."""
+        return timed(steps, texts, self._lock)
+
+    def generate(
+        self,
+        inputs: torch.Tensor | None = None,
+        *,
+        seed: int | None = None,
+        streamer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **options: Any,
+    ) -> Any:
+        """What the target's own `generate` returns for the same arguments, in fewer passes (`draftree.speculate` says more).
+
+        Args:
+            inputs: [B, n] prompt ids, padded on the left; or `input_ids=` and `attention_mask=` among the options.
+            seed: of the draws; by default from torch's global generator, so that `torch.manual_seed` repeats a call.
+            streamer: told the prompt, each token and the end; for one row.
+            tokenizer: for stop strings; the target's own by default.
+            options: what transformers' `generate` takes.
+
+        Returns:
+            Ids [B, n + T], or a `GenerateDecoderOnlyOutput` with `return_dict_in_generate=True`.
+
+        Raises:
+            UserError: an option cannot be honoured.
+        """
+        from draftree.generation import generate
+
+        return generate(self, inputs, seed, streamer, tokenizer, options)
 
     def prices(self, rows: int = 1) -> Costs | CostTable:
         """The costs that the policy reads for so many rows; measured where they are not known, but only if it asks."""
@@ -175,16 +258,30 @@ def common(text: Ints, prompt: Sequence[int]) -> int:
     return int(differ[0]) if differ.size else n
 
 
-def run(steps: Iterator[list[Emitted]], texts: Texts, on_tokens: Callable[[list[Emitted]], None] | None = None) -> None:
+def run(
+    steps: Iterator[list[Emitted]],
+    texts: Texts,
+    on_tokens: Callable[[list[Emitted]], None] | None = None,
+    lock: AbstractContextManager[Any] = nullcontext(),
+) -> None:
     """Drives a loop to its end and times it; the listener's time is not the loop's."""
-    while True:
-        start = time.perf_counter()
-        events = next(steps, None)
-        texts.stats.seconds += time.perf_counter() - start
-        if events is None:
-            return
+    for events in timed(steps, texts, lock):
         if on_tokens is not None:
             on_tokens(events)
+
+
+def timed(
+    steps: Iterator[list[Emitted]], texts: Texts, lock: AbstractContextManager[Any]
+) -> Generator[list[Emitted], None, None]:
+    """A loop's steps, each under a lock; their time, without waiting and without the reader's, is the texts'."""
+    while True:
+        with lock:
+            start = time.perf_counter()
+            events = next(steps, None)
+            texts.stats.seconds += time.perf_counter() - start
+        if events is None:
+            return
+        yield events
 
 
 def load(

@@ -1,10 +1,13 @@
 """What the command line was given, read and checked before any work begins."""
 
+import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -12,8 +15,10 @@ from transformers.utils.logging import disable_progress_bar
 from draftree.costs import CostTable
 from draftree.drafters.base import TrainableMethod
 from draftree.errors import UnknownName, UserError
+from draftree.options import Options
 from draftree.registry import build, names, part
 from draftree.target import Target
+from draftree.text import Emitted
 
 
 def quiet() -> None:
@@ -37,6 +42,65 @@ def prompt_text(prompt: str) -> str:
     if not text:
         raise UserError("the prompt is empty: it has 0 characters, at least 1 is needed")
     return text
+
+
+def options(given: Mapping[str, Any]) -> Options:
+    """What is asked of a completion, by the options of the command line.
+
+    Raises:
+        UserError: a value is out of its range, or cannot be read.
+    """
+    asked = {f.name: given[f.name] for f in fields(Options) if f.name in given}
+    schema = None if asked["json_schema"] is None else schema_text(asked["json_schema"])
+    return Options(**asked | {"json_schema": schema, "logit_bias": dict(map(bias, asked["logit_bias"]))})
+
+
+def schema_text(given: str) -> str:
+    """A JSON schema, or what stands in its file.
+
+    Raises:
+        UserError: it is neither JSON nor a file that can be read.
+    """
+    if given.lstrip()[:1] in ("{", "") or given.strip() in ("true", "false"):
+        return given
+    try:
+        return Path(given).read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"--json-schema is '{given}', allowed is JSON, or a file of it: {error}") from error
+
+
+def bias(item: str) -> tuple[int | str, float]:
+    """A token and what is added to its logit, of an item TOKEN=BIAS; a token in quotes is text, be it a number.
+
+    Raises:
+        UserError: it is no such item.
+    """
+    token, _, value = item.rpartition("=")
+    try:
+        named = json.loads(token) if token.startswith('"') else token
+        return int(token) if token.isdecimal() else named, float(value)
+    except ValueError as error:
+        raise UserError(f"--logit-bias is '{item}', allowed is TOKEN=BIAS: an id or a text, and a number") from error
+
+
+def repeatable(options: Options, tokens: int) -> Options:
+    """Options that end a text at so many tokens where time ended it, so that it can be written again."""
+    if options.max_time is None:
+        return options
+    return replace(options, max_time=None, max_new_tokens=tokens, min_new_tokens=min(options.min_new_tokens, tokens))
+
+
+def both(
+    first: Callable[[list[Emitted]], Any], second: Callable[[list[Emitted]], Any] | None
+) -> Callable[[list[Emitted]], None]:
+    """A listener that tells two others, if there are two."""
+
+    def tell(events: list[Emitted]) -> None:
+        first(events)
+        if second is not None:
+            second(events)
+
+    return tell
 
 
 def fixed_costs(path: Path | None) -> CostTable | None:

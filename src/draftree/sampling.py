@@ -347,15 +347,16 @@ def _sampled(log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, de
     return Candidates(tokens, np.take_along_axis(log_q, tokens, axis=1), log_probs, kind)
 
 
-def allowed(candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int) -> Candidates:
+def allowed(candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int, device: torch.device) -> Candidates:
     """Candidates of a search without those that the processors of a request forbid.
 
     Args:
         candidates: [F, K], without a whole q.
         shaped: what the processors make of logits [F, V].
         vocab: V.
+        device: the target's, where the processors expect to be called.
     """
-    scores = shaped(torch.zeros(len(candidates.tokens), vocab, dtype=torch.float64)).numpy()
+    scores = shaped(torch.zeros(len(candidates.tokens), vocab, device=device)).cpu().numpy()
     forbidden = np.take_along_axis(scores, candidates.tokens, axis=1) == -np.inf
     return replace(candidates, log_q=np.where(forbidden, -np.inf, candidates.log_q))
 

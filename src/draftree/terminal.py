@@ -19,10 +19,12 @@ from transformers import PreTrainedTokenizerBase
 
 from draftree.costs import Costs, CostTable
 from draftree.evaluation.runner import Comparison
+from draftree.stops import Pieces, Stops
 from draftree.text import Emitted, Origin
 
 if TYPE_CHECKING:  # the trainer needs an optional package
-    from draftree.evaluation.doctor import Report
+    from draftree.evaluation.doctor import Finding, Report
+    from draftree.evaluation.lossless import Report as Examined
     from draftree.training.trainer import Progress
 
 
@@ -60,36 +62,24 @@ class Stream:
     Args:
         console: to print on.
         tokenizer: the target's.
+        stops: what ends the response, and is not shown.
     """
 
-    def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._console, self._tokenizer = console, tokenizer
-        self._ids: list[int] = []
-        self._shown = ""
+    def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase, stops: Stops = Stops()) -> None:
+        self._console, self._pieces = console, Pieces(tokenizer, stops)
 
     def __call__(self, events: list[Emitted]) -> None:
         for event in events:
             for origin, run in groupby(zip(event.tokens, event.origins, strict=True), key=itemgetter(1)):
-                self._ids += [token for token, _ in run]
-                self._show(STYLES[origin])
+                self._show("".join(self._pieces.add(token) for token, _ in run), STYLES[origin])
 
     def end(self) -> None:
         """Prints what was held back, and ends the line."""
-        self._show(STYLES["bonus"], held=True)
+        self._show(self._pieces.rest(), STYLES["bonus"])
         self._console.print()
 
-    def _show(self, style: str, held: bool = False) -> None:
-        # The whole is decoded each time: what a token adds depends on those before it, and a character may be spread
-        # over several tokens, whose beginning decodes to U+FFFD.
-        text = decode(self._tokenizer, self._ids)
-        if held or not text.endswith("\ufffd"):
-            self._console.out(text[len(self._shown) :], style=style, end="", highlight=False)
-            self._shown = text
-
-
-def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    """The text of some tokens, without special ones."""
-    return str(tokenizer.decode(ids, skip_special_tokens=True))
+    def _show(self, text: str, style: str) -> None:
+        self._console.out(text, style=style, end="", highlight=False)
 
 
 def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
@@ -156,8 +146,15 @@ def progress(what: str, total: int | None) -> Iterator[Tell]:
         yield tell
 
 
-def show_summary(console: Console, result: Comparison, coloured: bool) -> None:
-    """What one text took, under it."""
+def show_summary(console: Console, result: Comparison, coloured: bool, keeps_text: bool = True) -> None:
+    """What one text took, under it.
+
+    Args:
+        console: to print on.
+        result: the text's figures.
+        coloured: whether the text was, so that a legend is needed.
+        keeps_text: whether the acceptor promises plain decoding's own text.
+    """
     stats, plain = result.stats, result.plain
     lines = [f"{LEGEND}"] if coloured else []
     lines.append(
@@ -170,13 +167,25 @@ def show_summary(console: Console, result: Comparison, coloured: bool) -> None:
     else:
         lines.append(
             f"{speed}, plain decoding {plain.tokens_per_second:.1f} tokens/s · speed-up {result.speedup or 1:.2f} · "
-            f"{'the same output' if result.same_output else 'ANOTHER output'}"
+            f"{verdict(result, keeps_text)}"
         )
         if (parted := result.difference) is not None:
             lines.append(f"the outputs part at token {parted.token}, where the two best logits are {parted.margin:.2g} apart")
         lines.append("[dim]after a warm-up both ran twice (drafted, plain, plain, drafted); speeds are means[/dim]")
+    if stats.lossy:
+        lines.append(f"[yellow]LOSSY: acceptor '{stats.acceptor}' may change what the target would have written[/yellow]")
     for line in ("", *lines):
         console.print(line, soft_wrap=True)
+
+
+def verdict(result: Comparison, keeps_text: bool) -> str:
+    """Whether the output is plain decoding's, and what it means if it is not."""
+    if result.same_output:
+        return "the same output"
+    if keeps_text:
+        return "ANOTHER output"
+    kept = "neither plain decoding's text nor its distribution" if result.stats.lossy else "its distribution, not its text"
+    return f"another text, as acceptor '{result.stats.acceptor}' keeps {kept}"
 
 
 BESIDE = 2
@@ -222,15 +231,7 @@ VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 def show_report(console: Console, title: str, report: "Report") -> None:
     """What the doctor found: the figures, those by depth, and in the last line what is likely wrong."""
-    findings = Table(
-        title=f"{escape(title)}, on {report.tokens} tokens of {report.texts} texts", title_justify="left", header_style="bold"
-    )
-    for name in ("", "figure", "verdict", "meaning"):
-        findings.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
-    for f in report.findings:
-        figure = f"{f.value:.3g}" if isinstance(f.value, float) else "" if f.value is None else str(f.value)
-        findings.add_row(f.name, figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text))
-    console.print(findings)
+    console.print(_findings(f"{title}, on {report.tokens} tokens of {report.texts} texts", report.findings))
     if report.depths:
         rows = [
             {SHORT.get(k, k): f"{v:.2f}" if isinstance(v, float) else str(v) for k, v in asdict(d).items()}
@@ -243,6 +244,35 @@ def show_report(console: Console, title: str, report: "Report") -> None:
     healthy = f"healthy; to be watched: {', '.join(weak)}" if weak else "healthy"
     causes = "; ".join(s.cause for s in report.suspects)
     console.print(f"[red]likely wrong: {escape(causes)}[/]" if causes else f"[green]{escape(healthy)}[/]", soft_wrap=True)
+
+
+def _findings(title: str, findings: Sequence["Finding"]) -> Table:
+    """Figures with their verdicts and what they mean."""
+    found = Table(title=escape(title), title_justify="left", header_style="bold")
+    for name in ("", "figure", "verdict", "meaning"):
+        found.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
+    for f in findings:
+        figure = f"{f.value:.3g}" if isinstance(f.value, float) else "" if f.value is None else str(f.value)
+        found.add_row(escape(f.name), figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text))
+    return found
+
+
+SHOWN_PARTED = 10
+"""Texts that differ of which each has its line."""
+
+
+def show_lossless(console: Console, title: str, report: "Examined") -> None:
+    """Whether the output is the target's own: a verdict on each case, the texts that differ, and in the last line all of it."""
+    console.print(_findings(f"{title}, {report.texts} prompts", report.findings))
+    worst = sorted(report.parted, key=lambda found: -found[1].margin)
+    for case, p in worst[:SHOWN_PARTED]:
+        where = f"{case}, seed {p.seed}: text {p.text} parts at token {p.token}"
+        why = f"where plain decoding preferred {p.plain} to {p.ours} by {p.margin:.2g}"
+        verdict = f"within the noise, {report.allowed:.2g}" if p.margin <= report.allowed else "no noise explains it"
+        console.print(escape(f"{where}, {why}: {verdict}"), soft_wrap=True)
+    if len(worst) > SHOWN_PARTED:
+        console.print(f"… and {len(worst) - SHOWN_PARTED} more; --json has them all", soft_wrap=True)
+    console.print(f"[{'green' if report.lossless else 'red'}]{escape(report.summary)}[/]", soft_wrap=True)
 
 
 def knobs_text(knobs: Mapping[str, Any]) -> str:

@@ -269,14 +269,14 @@ class Texts:
             full: whether the context has no room behind them.
         """
         request, written = self.requests[row], self.written[row]
-        text = [*request.before, *request.prompt, *written] if request.criteria else []
+        before = [*request.before, *request.prompt, *written] if request.criteria else []
+        shown = torch.tensor([before + tokens], device=self.cache.device) if request.criteria else None
         for i, token in enumerate(tokens):
-            text.append(token)
             if token in request.eos:
                 return i + 1, "eos"
-            if request.criteria:
-                shown = torch.tensor([text], device=self.cache.device)
-                said = [bool(criterion(shown, None)) for criterion in request.criteria]  # all are asked, as transformers does
+            if shown is not None:
+                text = shown[:, : len(before) + i + 1]
+                said = [bool(criterion(text, None)) for criterion in request.criteria]  # all are asked, as transformers does
                 if any(said):
                     return i + 1, "stop"
             if len(written) + i + 1 >= request.max_new_tokens:

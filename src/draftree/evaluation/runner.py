@@ -24,7 +24,7 @@ from draftree.evaluation._driven import Text, drive
 from draftree.evaluation.suites import Prompt
 from draftree.prompts import encode
 from draftree.registry import build, names
-from draftree.sampling import Sampling
+from draftree.sampling import Sampling, processed
 from draftree.stats import Stats, Step, Work
 from draftree.target import Needs, Target
 from draftree.text import Request, check
@@ -377,7 +377,8 @@ def difference(target: Target, request: Request, ours: Sequence[int], plain: Seq
     """Where another greedy output leaves plain decoding's, and by what margin of its logits."""
     at = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain)))
     text = np.array([*request.prompt, *plain[:at]], np.int64)
-    best = target.prefill(target.new_cache(1, len(text)), [text], Needs()).logits[0].float().topk(2).values
+    logits = target.prefill(target.new_cache(1, len(text)), [text], Needs()).logits[0]
+    best = processed(logits, request.processors, [*request.before, *text.tolist()]).topk(2).values
     return Difference(at, float(best[0] - best[1]))
 
 

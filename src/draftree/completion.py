@@ -1,0 +1,277 @@
+"""Text in, text out: completions, chats, streams of tokens with their text, and the same for asyncio.
+
+Every call goes through the engine's lock step by step, so that any number of threads and tasks may share an engine; their
+texts are then written in turns.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from transformers import PreTrainedTokenizerBase
+
+from draftree.options import Options
+from draftree.prompts import encode
+from draftree.stats import Stats
+from draftree.stops import Pieces, Stops
+from draftree.text import Emitted, Ending, Logprob, Origin
+from draftree.training.data import Messages
+
+if TYPE_CHECKING:
+    from draftree.engine import Engine
+
+Prompt = str | Sequence[int] | Messages
+"""Text to be continued as it is, token ids, or a chat to be answered."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a stream.
+
+    Attributes:
+        id: the token.
+        text: what the response's text gains now that it has come: nothing while a character is incomplete or a stop text may
+            have begun, and then more than the token's own.
+        origin: how it came: from the prefill, drafted and accepted, or chosen by the target.
+        logprob: how likely it was, where that was asked for.
+        ending: why the text ends with it, if it does.
+    """
+
+    id: int
+    text: str
+    origin: Origin
+    logprob: Logprob | None = None
+    ending: Ending | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished text.
+
+    Attributes:
+        text: the response, without special tokens and without the stop text that ended it.
+        tokens: all ids that were written, an EOS and those of a stop text among them.
+        origins: how each of them came.
+        logprobs: how likely each was, where that was asked for.
+        ending: why it ended; a `max_time` counts as `stop`.
+        stop: the stop text that ended it.
+        stats: the run's figures.
+    """
+
+    text: str
+    tokens: list[int]
+    origins: list[Origin]
+    logprobs: list[Logprob]
+    ending: Ending
+    stop: str | None
+    stats: Stats
+
+    def logprobs_as_json(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+        """By the names of the command line; what cannot come at all has none."""
+
+        def one(token: int, logprob: float) -> dict[str, Any]:
+            text = str(tokenizer.decode([token]))
+            return {"id": token, "text": text, "logprob": logprob if isfinite(logprob) else None}
+
+        return [one(found.token, found.logprob) | {"top": [one(*best) for best in found.top]} for found in self.logprobs]
+
+
+@final
+class Reading:
+    """Makes tokens with their text out of what a call for one row emits.
+
+    Args:
+        tokenizer: the target's.
+        stops: what ends the response.
+
+    Attributes:
+        tokens: those so far.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops) -> None:
+        self._pieces = Pieces(tokenizer, stops)
+        self.tokens: list[Token] = []
+
+    def __call__(self, events: Sequence[Emitted]) -> list[Token]:
+        """The tokens of a step."""
+        new = []
+        for event in events:
+            last = len(event.tokens) - 1
+            for i, (token, origin) in enumerate(zip(event.tokens, event.origins, strict=True)):
+                piece, ending = self._pieces.add(token), event.ending if i == last else None
+                if ending is not None:
+                    piece += self._pieces.rest()
+                new.append(Token(token, piece, origin, event.logprobs[i] if event.logprobs else None, ending))
+        self.tokens += new
+        return new
+
+    def completion(self, stats: Stats) -> Completion:
+        """What was written, when nothing more comes; a text that was left unfinished counts as cut by its length."""
+        ending: Ending = next((t.ending for t in self.tokens if t.ending is not None), "length")
+        return Completion(
+            "".join(t.text for t in self.tokens) + self._pieces.rest(),
+            [t.id for t in self.tokens],
+            [t.origin for t in self.tokens],
+            [t.logprob for t in self.tokens if t.logprob is not None],
+            ending,
+            self._pieces.stop if ending == "stop" else None,
+            stats,
+        )
+
+
+@final
+class Writing:
+    """One text in the middle of being written.
+
+    Args:
+        engine: writes it.
+        prompt: what to continue or to answer.
+        options: what is asked.
+
+    Raises:
+        UserError: the request cannot be served.
+    """
+
+    def __init__(self, engine: "Engine", prompt: Prompt, options: Options) -> None:
+        request = options.request(engine.target, ids_of(engine.tokenizer, prompt))
+        self._reading = Reading(engine.tokenizer, options.stops(engine.tokenizer))
+        self._texts, steps = engine.begin([request], options.sampling)
+        self._steps = engine.timed(steps, self._texts)
+
+    def step(self) -> list[Token] | None:
+        """The next tokens; None when there are no more."""
+        events = next(self._steps, None)
+        return None if events is None else self._reading(events)
+
+    def tokens(self) -> Iterator[Token]:
+        """All tokens; whoever closes it early ends the writing."""
+        with closing(self):
+            while (new := self.step()) is not None:
+                yield from new
+
+    def finish(self) -> Completion:
+        """Writes what is left."""
+        while self.step() is not None:
+            pass
+        return self.completion
+
+    @property
+    def completion(self) -> Completion:
+        """What was written so far."""
+        return self._reading.completion(self._texts.stats)
+
+    def close(self) -> None:
+        """Writes no more; the engine keeps nothing of an unfinished text."""
+        self._steps.close()
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """The ids of a prompt: a chat through the template, text as it is."""
+    if isinstance(prompt, str):
+        return encode(tokenizer, prompt)
+    if len(prompt) and isinstance(prompt[0], Mapping):
+        return encode(tokenizer, [dict(m) for m in prompt if isinstance(m, Mapping)])
+    return [int(i) for i in prompt if not isinstance(i, Mapping)]
+
+
+async def writes(engine: "Engine", prompt: Prompt, options: Options) -> AsyncGenerator[tuple[Writing, list[Token]], None]:
+    """The steps of a text, each in a worker thread."""
+    writing = await in_thread(lambda: Writing(engine, prompt, options))
+    with closing(writing):
+        while (new := await in_thread(writing.step)) is not None:
+            yield writing, new
+
+
+async def complete(engine: "Engine", prompt: Prompt, options: Options) -> Completion:
+    """A completion; a task that is cancelled ends the writing after the step at hand."""
+    done: Writing | None = None
+    async with aclosing(writes(engine, prompt, options)) as steps:
+        async for writing, _ in steps:
+            done = writing
+    assert done is not None, "a text has one token at least"
+    return done.completion
+
+
+async def stream(engine: "Engine", prompt: Prompt, options: Options) -> AsyncGenerator[Token, None]:
+    """The tokens of a text."""
+    async with aclosing(writes(engine, prompt, options)) as steps:
+        async for _, new in steps:
+            for token in new:
+                yield token
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs work in a worker thread; a task that is cancelled meanwhile waits for it, as a step cannot be broken off."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # nobody asks for it any more
+        raise
+
+
+@final
+@dataclass
+class Chat:
+    """A conversation: the template renders all of it anew for every turn, and what the caches hold of it is not read again.
+
+    Attributes:
+        engine: answers.
+        messages: so far, each with its role and content.
+        options: of every answer, unless a turn names others.
+    """
+
+    engine: "Engine"
+    messages: Messages = field(default_factory=list)
+    options: Options = field(default_factory=Options)
+
+    def say(self, text: str, **options: Any) -> Completion:
+        """Says something as the user, and returns the answer; both are kept in `messages`.
+
+        Raises:
+            UserError: an option does not exist or is out of its range, or the chat is too long; `messages` are as before.
+        """
+        answer = self._answer(text, options).finish()
+        self._keep(text, answer)
+        return answer
+
+    def stream(self, text: str, **options: Any) -> Iterator[Token]:
+        """The answer token by token; of one that is closed early, what was written by then is kept in `messages`."""
+        writing = self._answer(text, options)
+
+        def told() -> Iterator[Token]:
+            try:
+                yield from writing.tokens()
+            except GeneratorExit:
+                self._keep(text, writing.completion)
+                raise
+            self._keep(text, writing.completion)
+
+        return told()
+
+    async def asay(self, text: str, **options: Any) -> Completion:
+        """`say` for asyncio; a turn that is cancelled is forgotten."""
+        answer = await complete(self.engine, self._asked(text), Options.of(self.options, options))
+        self._keep(text, answer)
+        return answer
+
+    def _asked(self, text: str) -> Messages:
+        return [*self.messages, {"role": "user", "content": text}]
+
+    def _answer(self, text: str, options: Mapping[str, Any]) -> Writing:
+        return Writing(self.engine, self._asked(text), Options.of(self.options, options))
+
+    def _keep(self, text: str, answer: Completion) -> None:
+        self.messages = [*self._asked(text), {"role": "assistant", "content": answer.text}]
+
+
+def begun(engine: "Engine", messages: Messages | str | None, options: Mapping[str, Any]) -> Chat:
+    """A chat that goes on from messages; a text is that of a system message."""
+    said: Messages = [{"role": "system", "content": messages}] if isinstance(messages, str) else list(messages or [])
+    return Chat(engine, said, Options.of(None, options))

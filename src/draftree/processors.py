@@ -1,0 +1,79 @@
+"""Logits processors that transformers lacks.
+
+Each is a function of a text and its scores alone: it keeps nothing from call to call and leaves its input as it is. So it is
+right at every node of a tree, in whatever order the nodes are visited, as long as it is shown the node's own text.
+
+Shapes: R texts, n ids of a text, V vocabulary. What a processor is shown is ids [R, n] with scores [R, V].
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+
+@final
+class FrequencyPenalty(LogitsProcessor):
+    """Takes `penalty` from a token's logit for every time it stands in the response (OpenAI's `frequency_penalty`).
+
+    Args:
+        penalty: below 0 it favours what was written.
+        start: how many ids stand in front of the response, padding and prompt; they are not counted.
+    """
+
+    def __init__(self, penalty: float, start: int) -> None:
+        self._penalty, self._start = penalty, start
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores - self._penalty * occurrences(input_ids[:, self._start :], scores)
+
+
+@final
+class PresencePenalty(LogitsProcessor):
+    """Takes `penalty` from the logit of every token that stands in the response (OpenAI's `presence_penalty`).
+
+    Args:
+        penalty: below 0 it favours what was written.
+        start: how many ids stand in front of the response, padding and prompt; they are not counted.
+    """
+
+    def __init__(self, penalty: float, start: int) -> None:
+        self._penalty, self._start = penalty, start
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores - self._penalty * (occurrences(input_ids[:, self._start :], scores) > 0)
+
+
+@final
+class ForcedBeginning(LogitsProcessor):
+    """Lets the response begin with given tokens alone; what comes behind them is free.
+
+    Args:
+        tokens: the ids it begins with.
+        start: how many ids stand in front of the response, padding and prompt.
+    """
+
+    def __init__(self, tokens: Sequence[int], start: int) -> None:
+        self._tokens, self._start = list(tokens), start
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token = self._at(input_ids.shape[1])
+        if token is None:
+            return scores
+        # 0 and not the token's own score, as transformers' forced tokens: an earlier processor may have forbidden it.
+        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([token], device=scores.device), 0.0)
+
+    def forced(self, ids: Sequence[int]) -> int | None:
+        """The token that must come after a text, if there is one."""
+        return self._at(len(ids))
+
+    def _at(self, length: int) -> int | None:
+        place = length - self._start
+        return self._tokens[place] if 0 <= place < len(self._tokens) else None
+
+
+def occurrences(response: Tensor, scores: Tensor) -> Tensor:
+    """[R, V] how often each token stands in a response [R, m], in the dtype of the scores."""
+    return torch.zeros_like(scores).scatter_add_(1, response, torch.ones_like(response, dtype=scores.dtype))

@@ -1,0 +1,158 @@
+"""The text of tokens as they come, how much of it is for good, and where a stop text ends it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, final
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+UNKNOWN = "\ufffd"
+"""What the first bytes of a character decode to until its last one is there."""
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """The text of some tokens, without special ones."""
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+class Decoded:
+    """The text of tokens that come one by one, the same as if all were decoded together, at the cost of decoding a few.
+
+    What a token adds to a text depends on those before it (a word's space, a character's first bytes), so that the last ones
+    are decoded again with it. That is how text-generation-inference and vLLM do it.
+
+    Args:
+        tokenizer: the target's.
+
+    Attributes:
+        ids: the tokens so far.
+        text: of all of them, without special ones.
+        sure: how many of its characters no later token can change.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.ids: list[int] = []
+        self.text, self.sure = "", 0
+        self._from, self._to = 0, 0  # ids[_from:_to] are decoded again; their text ends where `sure` is
+        self._again = ""
+
+    def add(self, token: int) -> None:
+        """Adds a token."""
+        self.ids.append(token)
+        text = decode(self._tokenizer, self.ids[self._from :])
+        if not text.startswith(self._again):  # a decoder that changes what it has written; there is no short way
+            self.text = decode(self._tokenizer, self.ids)
+            self.sure = min(self.sure, len(self.text))
+            return
+        self.text = self.text[: self.sure] + text[len(self._again) :]
+        if len(text) > len(self._again) and not text.endswith(UNKNOWN):
+            self._from, self._to, self.sure = self._to, len(self.ids), len(self.text)
+            self._again = decode(self._tokenizer, self.ids[self._from :])
+
+
+@dataclass(frozen=True)
+class Stops:
+    """Texts that end a response where they stand in it; they are no part of it.
+
+    Attributes:
+        texts: looked for in the response's text, across tokens.
+        ids: special tokens given as texts; they have none in the response, so their ids are looked for.
+    """
+
+    texts: tuple[str, ...] = ()
+    ids: Mapping[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, given: Sequence[str]) -> Self:
+        """Sorts out which of the given texts are special tokens of a tokenizer."""
+        if not given:
+            return cls()
+        special = {str(t): i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        return cls(tuple(s for s in given if s not in special), {special[s]: s for s in given if s in special})
+
+    def __bool__(self) -> bool:
+        return bool(self.texts or self.ids)
+
+    def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
+        """Where the stop text begins that is complete first, and which it is; of several the longest.
+
+        So the answer does not depend on how many characters came with the last token.
+
+        Args:
+            text: that is searched.
+            start: where to begin.
+        """
+        found = [(at + len(s), at, s) for s in self.texts if (at := text.find(s, start)) >= 0]
+        return min(found)[1:] if found else None
+
+    def held(self, text: str) -> int:
+        """How many of a text's last characters may be the beginning of a stop text."""
+        return max((k for s in self.texts for k in range(1, min(len(s), len(text) + 1)) if text.endswith(s[:k])), default=0)
+
+
+@final
+class StopTexts:
+    """A criterion: whether a stop text stands in the response; what the prompt ends with is none of it.
+
+    transformers' `StopStringCriteria` counts a stop text that began in the prompt, too, and prepares a table over the whole
+    vocabulary for every new set of texts. Beyond that the two say the same.
+
+    Args:
+        tokenizer: the target's.
+        stops: what ends the response.
+        start: how many ids stand in front of the response, padding and prompt.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops, start: int) -> None:
+        self._tokenizer, self._stops, self._start = tokenizer, stops, start
+        self._longest = max(map(len, stops.texts), default=0)
+        self._decoded, self._found = Decoded(tokenizer), False
+
+    def __call__(self, ids: Tensor, scores: Any = None) -> bool:
+        response, known = ids[0, self._start :].tolist(), self._decoded.ids
+        if response[: len(known)] != known:  # another text: this is a function of the ids, and only quick for one that grows
+            self._decoded, self._found, known = Decoded(self._tokenizer), False, []
+        for token in response[len(known) :]:
+            self._add(token)
+        return self._found
+
+    def _add(self, token: int) -> None:
+        searched = self._decoded.sure
+        self._decoded.add(token)
+        new = max(searched - self._longest + 1, 0)
+        self._found |= token in self._stops.ids or self._stops.find(self._decoded.text, new) is not None
+
+
+@final
+class Pieces:
+    """A response's text in pieces, each as soon as no later token can change or cut it away.
+
+    Args:
+        tokenizer: the target's.
+        stops: what ends the response.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops = Stops()) -> None:
+        self._decoded, self._stops, self._shown = Decoded(tokenizer), stops, 0
+        self.stop: str | None = None
+
+    def add(self, token: int) -> str:
+        """What a further token makes sure of; nothing where it is part of a character, or may begin a stop text."""
+        self._decoded.add(token)
+        sure = self._decoded.text[: self._decoded.sure]
+        piece = self._until(len(sure) - self._stops.held(sure))
+        self.stop = self.stop or self._stops.ids.get(token)
+        return piece
+
+    def rest(self) -> str:
+        """What was held back, when no further token comes."""
+        return self._until(len(self._decoded.text))
+
+    def _until(self, end: int) -> str:
+        if (found := self._stops.find(self._decoded.text, self._shown)) is not None:
+            end, self.stop = found  # nothing of it has been shown, as all of its beginnings are held back
+        piece = self._decoded.text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return piece

@@ -1,0 +1,69 @@
+"""χ² tests: known values, pooling, and that the level and the power are what they are said to be."""
+
+import math
+
+import numpy as np
+import pytest
+
+from draftree.evaluation.statistics import critical, detectable, goodness, pooled, power, survival, two_sample
+
+
+@pytest.mark.parametrize(
+    ("dof", "level", "statistic"),
+    [(1, 0.05, 3.841459), (1, 0.001, 10.827566), (10, 0.05, 18.307038), (10, 0.001, 29.588298), (100, 0.01, 135.806723)],
+)
+def test_survival_has_the_values_of_the_tables(dof: int, level: float, statistic: float) -> None:
+    assert survival(statistic, dof) == pytest.approx(level, rel=1e-6)
+    assert critical(dof, level) == pytest.approx(statistic, abs=1e-5)
+
+
+def test_goodness_is_pearsons() -> None:
+    """A die thrown 60 times: (25 + 4 + 4 + 1 + 0 + 0 ...) / 10."""
+    found = goodness([5, 8, 9, 8, 10, 20], [1 / 6] * 6)
+    assert found.statistic == pytest.approx((25 + 4 + 1 + 4 + 0 + 100) / 10)
+    assert found.dof == 5
+    assert found.p_value == pytest.approx(0.0199, abs=1e-4)
+
+
+def test_what_cannot_come_is_rejected_at_once() -> None:
+    assert goodness([50, 49, 1], [0.5, 0.5, 0]) == (math.inf, 1, 0.0)
+    assert goodness([50, 50, 0], [0.5, 0.5, 0]) == (0.0, 1, 1.0)
+
+
+def test_two_samples_are_compared_with_their_sum() -> None:
+    """30 : 70 and 50 : 50 of 100 each: 40 : 60 expected, 4 · (100/40 + 100/60) / 2."""
+    found = two_sample([30, 70], [50, 50])
+    assert found.statistic == pytest.approx(2 * (100 / 40 + 100 / 60))
+    assert found.dof == 1
+    assert found.p_value == pytest.approx(0.0038924, abs=1e-6)
+    uneven = two_sample([30, 70], [150, 350])
+    assert uneven.statistic == pytest.approx(0)
+    assert uneven.p_value == pytest.approx(1)
+
+
+def test_rare_outcomes_share_a_bin() -> None:
+    assert pooled(np.array([1.0, 20, 3, 30, 8, 2]), 10).tolist() == [0, 1, 0, 2, 0, 0]
+    assert pooled(np.array([1.0, 20, 4]), 10).tolist() == [0, 0, 0]
+    assert pooled(np.array([1.0, 2, 3]), 10).tolist() == [0, 0, 0]
+    assert goodness([1, 2, 3], [1 / 3] * 3).dof == 0
+    assert goodness([1, 2, 3], [1 / 3] * 3).p_value == 1
+
+
+def test_level_and_power_are_those_of_many_tests() -> None:
+    generator, n = np.random.default_rng(2), 600
+    p = np.array([0.3, 0.25, 0.15, 0.1, 0.1, 0.05, 0.03, 0.02])
+    wrong = p + np.array([0.05, -0.05, 0.02, -0.02, 0, 0, 0, 0])
+    noncentrality = n * float(((wrong - p) ** 2 / p).sum())
+    found = np.mean([goodness(c, p).p_value < 0.01 for c in generator.multinomial(n, wrong, 4000)])
+    assert found == pytest.approx(power(noncentrality, 7, 0.01), abs=0.03)
+    assert 0.2 < found < 0.8
+    false = np.mean([goodness(c, p).p_value < 0.05 for c in generator.multinomial(n, p, 4000)])
+    assert false == pytest.approx(0.05, abs=0.012)
+    a, b = generator.multinomial(n, p, 4000), generator.multinomial(3 * n, p, 4000)
+    assert np.mean([two_sample(x, y).p_value < 0.05 for x, y in zip(a, b, strict=True)]) == pytest.approx(0.05, abs=0.012)
+
+
+def test_power_without_an_error_is_the_level() -> None:
+    assert power(0.0, 12, 1e-3) == pytest.approx(1e-3)
+    assert power(1e-9, 12, 1e-3) == pytest.approx(1e-3)
+    assert power(4 * 50_000 * detectable(50_000, 30) ** 2, 30, 1e-3) == pytest.approx(0.99)
