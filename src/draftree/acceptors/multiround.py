@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from draftree.acceptors.base import Acceptor, proposal, ratio, residual
@@ -57,7 +58,7 @@ class MultiRound(Acceptor):
         for index, child in enumerate(tree.children(node).tolist()):
             token, q = int(tree.tokens[child]), proposal(tree, child, len(p))
             if gone and not self.replacement:
-                q[gone] = 0
+                q = q.index_fill(0, torch.tensor(gone), 0)  # a copy: the siblings share the tree's own
                 if (left := q.sum()) == 0:  # by rounding; what siblings come next is known from those before, so it is no draw
                     break
                 q = q / left
