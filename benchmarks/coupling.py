@@ -95,7 +95,7 @@ def main() -> None:
     """Measures, prints and saves."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("suite")
-    parser.add_argument("--limit", type=int, default=20)
+    parser.add_argument("--limit", type=int, default=8)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     quiet()
@@ -104,7 +104,7 @@ def main() -> None:
     engine = Engine(target, build("drafter", "pld").open(target), Chain())
     requests, _ = chosen(prompts, engine, 128, args.limit)
     rows = []
-    for drafter in ("edd", "eagle", "eagle3", "mtp", "vdm", "glide", "medusa"):
+    for drafter in ("edd", "eagle", "mtp", "vdm", "medusa"):
         for temperature in (0.7, 1.0, 1.3):
             rows.append(measured(target, drafter, temperature, requests))
             print(rows[-1], flush=True)
