@@ -22,6 +22,7 @@ PUBLIC = {
     "Request",
     "Sampling",
     "Target",
+    "demo_folder",
     "Token",
     "Tree",
     "UserError",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from draftree.generation import speculate
     from draftree.options import Options
     from draftree.sampling import Sampling
-    from draftree.target import Target
+    from draftree.target import Target, demo_folder
     from draftree.text import Request
     from draftree.tree import Candidates, Tree, Verdict
 
@@ -33,6 +33,7 @@ __all__ = [
     "Tree",
     "UserError",
     "Verdict",
+    "demo_folder",
     "load",
     "speculate",
 ]
@@ -45,7 +46,7 @@ _MODULES = {
     "generation": ("speculate",),
     "options": ("Options",),
     "sampling": ("Sampling",),
-    "target": ("Target",),
+    "target": ("Target", "demo_folder"),
     "text": ("Request",),
     "tree": ("Candidates", "Tree", "Verdict"),
 }
