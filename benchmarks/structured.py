@@ -42,7 +42,7 @@ VARIANTS = {"drafter alone": (False, False), "guided": (True, False), "guided, f
 
 def request(target: Target, content: Any, number: int, temperature: float, guided: bool, free: bool) -> Request:
     """A fresh request: a grammar keeps the masks of the text it is asked about."""
-    options = Options(max_new_tokens=160, temperature=temperature, grammar=Grammar.json_schema(SCHEMA, compact=True))
+    options = Options(max_new_tokens=160, temperature=temperature, grammar=Grammar.json_schema(SCHEMA))
     whole = options.request(target, encode(target.tokenizer, content), number)
     return replace(whole, guides=whole.guides if guided else (), forced=whole.forced if free else None)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor, TemperatureLogitsWarper
 
 from draftree.acceptors.base import Acceptor, check_exact, walk
 from draftree.acceptors.block import Block
@@ -431,3 +432,15 @@ def test_match_at_temperature_0_is_greedy() -> None:
     target, requests = tiny_target(), [Request([3, 1, 4], 9), Request([2], 7, number=1)]
     engine = Engine(target, PLD().open(target), Chain(), Match())
     assert engine.write(requests).tokens == engine.plain(requests).tokens
+
+
+def test_a_processor_that_may_count_its_calls_is_refused_where_a_rule_looks_ahead() -> None:
+    class Counting(LogitsProcessor):
+        """Forbids a token at its third call."""
+
+    engine = Engine(tiny_target(), PLD().open(tiny_target()), Chain(), Block())
+    request = Request([3, 1, 4], 5, processors=(Counting(),))
+    with pytest.raises(UserError, match="'block' asks for p ahead of what it accepts, and processor Counting may keep count"):
+        engine.write([request], Sampling(1.0))
+    known = TemperatureLogitsWarper(1.2)
+    engine.write([Request([3, 1, 4], 5, processors=(known,), guides=(known,))], Sampling(1.0))

@@ -18,7 +18,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 from draftree import grammar
 from draftree.errors import UserError
-from draftree.grammar import Constrained, Grammar, Vocabulary
+from draftree.grammar import Constrained, Grammar, Spaces, Vocabulary
 from draftree.target import Target
 
 TOKENS = [b"a", b"b", b"c", b"ab", b"", b"bc", b"a", b"aba", b"aa"]
@@ -136,10 +136,10 @@ def test_order_of_asking_does_not_matter(pattern: str, canonical: bool, kept: in
 
 
 @pytest.mark.parametrize("canonical", [True, False])
-@pytest.mark.parametrize("compact", [True, False])
-def test_walks_back_and_forth_over_json(demo: Target, monkeypatch: pytest.MonkeyPatch, canonical: bool, compact: bool) -> None:
+@pytest.mark.parametrize("spaces", ["line", "none", "any"])
+def test_walks_back_and_forth_over_json(demo: Target, monkeypatch: pytest.MonkeyPatch, canonical: bool, spaces: Spaces) -> None:
     monkeypatch.setattr(grammar, "REMEMBERED", 1)
-    made, tokens = Grammar.json_schema(SCHEMA, compact, canonical), Vocabulary.of(demo.tokenizer, 4096, demo.eos)
+    made, tokens = Grammar.json_schema(SCHEMA, spaces, canonical), Vocabulary.of(demo.tokenizer, 4096, demo.eos)
     wanders, generator, ids = Constrained(made, tokens, 0), np.random.default_rng(3), list[int]()
     for _ in range(150):
         if generator.random() < 0.3:
@@ -150,7 +150,7 @@ def test_walks_back_and_forth_over_json(demo: Target, monkeypatch: pytest.Monkey
 
 
 def test_span_is_forced_token_by_token(demo: Target) -> None:
-    processor = Constrained(Grammar.json_schema(SCHEMA, compact=True), Vocabulary.of(demo.tokenizer, 4096, demo.eos), 2)
+    processor = Constrained(Grammar.json_schema(SCHEMA, spaces="none"), Vocabulary.of(demo.tokenizer, 4096, demo.eos), 2)
     prompt, said = [9, 9], demo.tokenizer.encode('{"name":"ab","kind":"do', add_special_tokens=False)
     span = processor.span([*prompt, *said], 50)
     assert demo.tokenizer.decode(said + span).startswith('{"name":"ab","kind":"dog","age')
@@ -171,7 +171,7 @@ def test_plain_decoding_writes_json_that_fits(demo: Target, seed: int | None) ->
     tokens = Vocabulary.of(demo.tokenizer, model.config.vocab_size, demo.eos)
     for prompt in ("Describe a pet as JSON:", "def f(x):", "1 2 3"):
         ids = torch.tensor([demo.tokenizer.encode(prompt)])
-        steps = LogitsProcessorList([Constrained(Grammar.json_schema(SCHEMA, compact=True), tokens, ids.shape[1])])
+        steps = LogitsProcessorList([Constrained(Grammar.json_schema(SCHEMA, spaces="none"), tokens, ids.shape[1])])
         torch.manual_seed(seed or 0)
         chosen: dict[str, Any] = {"do_sample": False} if seed is None else {"do_sample": True, "temperature": 1.5, "top_k": 0}
         written = model.generate(ids, logits_processor=steps, max_new_tokens=80, **chosen)[0, ids.shape[1] :].tolist()
@@ -327,8 +327,8 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: Grammar.json_schema({"type": "nope"}), "cannot be used: Invalid type: nope"),
     (lambda: Grammar.json_schema({"type": "array", "uniqueItems": True}), r'Unimplemented keys: \["uniqueItems"\]'),
     (lambda: Grammar.json_schema({"type": "string", "pattern": "("}), "unclosed group"),
-    (lambda: Grammar.json_schema({"x-guidance": 5}, compact=True), "invalid type: integer `5`"),
-    (lambda: Grammar.json_schema("false", compact=True), "Unsatisfiable schema"),
+    (lambda: Grammar.json_schema({"x-guidance": 5}, spaces="none"), "invalid type: integer `5`"),
+    (lambda: Grammar.json_schema("false", spaces="none"), "Unsatisfiable schema"),
     (lambda: Constrained(Grammar.lark("start: <|tool|>"), vocabulary(), 0), 'unknown special token: "<|tool|>"'),
     (lambda: vocabulary(eos=()), "no EOS id is known, a grammar needs at least one"),
     (lambda: vocabulary(eos=(3, 9)), r"EOS ids are \[3, 9\], allowed are 0 … 8"),
@@ -351,3 +351,24 @@ def test_grammars_compare_by_what_they_say() -> None:
     assert len({Grammar.regex("ab"), Grammar.regex("ab", canonical=False), Grammar.lark("start: /ab/")}) == 3
     assert Grammar.json_schema(SCHEMA) == Grammar.json_schema(json.dumps(SCHEMA))
     assert "x-guidance" not in SCHEMA
+
+
+def test_json_is_laid_out_as_it_is_asked_for(demo: Target) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": [2, 3]}}, "required": ["a", "b"]}
+    schema["additionalProperties"] = False
+    written = {"line": '{"a": 1, "b": [2, 3]}', "none": '{"a":1,"b":[2,3]}', "any": '{ "a" :1,\n"b": [2,3] }'}
+    vocabulary = Vocabulary.of(demo.tokenizer, 4096, demo.eos)
+    for spaces, text in written.items():
+        processor = Constrained(Grammar.json_schema(schema, spaces, canonical=False), vocabulary, 0)
+        fits = {
+            other: _derives(processor, demo.tokenizer(shown, add_special_tokens=False)["input_ids"])
+            for other, shown in written.items()
+        }
+        assert fits[spaces], text
+        assert sum(fits.values()) == (3 if spaces == "any" else 1)
+    with pytest.raises(UserError, match="unknown white space of JSON 'lines': known are any, line, none; did you mean 'line'"):
+        Grammar.json_schema(schema, "lines")  # type: ignore[arg-type]
+
+
+def _derives(processor: Constrained, ids: list[int]) -> bool:
+    return all(processor.allowed(ids[:i])[token] for i, token in enumerate(ids))

@@ -211,7 +211,7 @@ def text_of(target: Target, **options: Any) -> str:
 def test_options_do_what_they_say(target: Target) -> None:
     assert text_of(target, beginning="Sure: ").startswith("Sure: ")
     assert re.fullmatch("(yes|no), [a-c]{3,8}!", text_of(target, regex="(yes|no), [a-c]{3,8}!"))
-    compact = Grammar.json_schema(EVERY["json_schema"]["json_schema"], compact=True)
+    compact = Grammar.json_schema(EVERY["json_schema"]["json_schema"], spaces="none")
     assert len(json.loads(text_of(target, grammar=compact))["name"]) <= 4
     unlike = text_of(target, no_repeat_ngram_size=1, suppress=BEYOND_ASCII)
     assert len(set(unlike)) == len(unlike)

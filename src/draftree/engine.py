@@ -19,6 +19,7 @@ from draftree.cache import SlotCache
 from draftree.completion import Chat, Completion, Prompt, Token, Writing
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Drafter, Method
+from draftree.errors import UserError
 from draftree.loop import plain, speculate
 from draftree.options import Options
 from draftree.policies.base import Policy
@@ -155,6 +156,7 @@ class Engine:
         check(requests, self.target)
         acceptor = self.acceptor or usual(sampling)
         check_exact(self.policy, acceptor, sampling)
+        check_calls(acceptor, requests)
         with self._lock:
             costs = self.prices(len(requests))
             texts = self._texts(requests, sampling, reuse)
@@ -249,6 +251,19 @@ class Engine:
 def usual(sampling: Sampling) -> Acceptor:
     """The acceptor where none is named, and that of plain decoding."""
     return Greedy() if sampling.greedy else Match()
+
+
+def check_calls(acceptor: Acceptor, requests: Sequence[Request]) -> None:
+    """Refuses processors that may keep count of their calls under a rule that asks for p where the text does not go.
+
+    Raises:
+        UserError: a processor is not among its request's guides, and so not said to be a function of the text alone.
+    """
+    if acceptor.looks_ahead:
+        for unknown in (p for r in requests for p in r.processors if p not in r.guides):
+            rule, kind = type(acceptor).__name__.lower(), type(unknown).__name__
+            told = f"acceptor '{rule}' asks for p ahead of what it accepts, and processor {kind} may keep count of its calls"
+            raise UserError(f"{told}; allowed: another acceptor (match), or a processor that is among the request's guides")
 
 
 def common(text: Ints, prompt: Sequence[int]) -> int:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from draftree.errors import UserError
+from draftree.errors import UnknownName, UserError
 from draftree.tree import Bools
 
 REMEMBERED = 512
@@ -31,6 +31,14 @@ REMEMBERED = 512
 NO_TOKEN = "no token of the vocabulary writes what would have to come"
 SHOWN = 60
 """Characters of a faulty grammar that an error message repeats."""
+
+Spaces = Literal["line", "none", "any"]
+SEPARATORS: dict[Spaces, dict[str, Any]] = {
+    "line": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "none": {"whitespace_flexible": False},
+    "any": {},
+}
+"""How JSON is laid out, in llguidance's words."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +71,13 @@ class Grammar:
             raise UserError(f"{self.named} cannot be used: {_one_line(messages[0])}")
 
     @classmethod
-    def json_schema(cls, schema: str | Mapping[str, Any], compact: bool = False, canonical: bool = True) -> Self:
+    def json_schema(cls, schema: str | Mapping[str, Any], spaces: Spaces = "line", canonical: bool = True) -> Self:
         """JSON that a schema allows, properties in the schema's order.
 
         Args:
             schema: JSON text or the object it stands for; what llguidance does not know (`uniqueItems`, `not`) is refused.
-            compact: no white space between tokens of JSON; otherwise any amount of it is allowed wherever JSON allows it.
+            spaces: `line` for one behind each comma and colon, as Python's `json.dumps` has it and models have seen most; `none`;
+                `any` for any white space wherever JSON allows it, in which a weak model may lose itself.
             canonical: see the class.
         """
         try:
@@ -78,10 +87,12 @@ class Grammar:
             raise UserError(f"JSON schema {_short(schema)} cannot be used: it is not JSON: {error}") from error
         if not isinstance(value, dict | bool):
             raise UserError(f"JSON schema {_short(text)} cannot be used: allowed is an object, true or false")
-        if compact and value is not False:
+        if spaces not in SEPARATORS:
+            raise UnknownName("white space of JSON", str(spaces), SEPARATORS)
+        if SEPARATORS[spaces] and value is not False:
             value = {} if value is True else value
             options = value.get("x-guidance", {})
-            value["x-guidance"] = {**options, "whitespace_flexible": False} if isinstance(options, dict) else options
+            value["x-guidance"] = {**SEPARATORS[spaces], **options} if isinstance(options, dict) else options
         return cls("JSON schema", text, f"start: %json {json.dumps(value)}", canonical)
 
     @classmethod

@@ -24,6 +24,8 @@ class Acceptor(ABC):
             distribution.
         greedy: whether it serves greedy decoding.
         sampling: whether it serves sampling.
+        looks_ahead: whether it asks for p after nodes that it then does not accept, so that a processor that keeps count of its
+            calls would count wrong.
         lossy: whether it may change the output at all; such a rule is never a default.
     """
 
@@ -32,6 +34,7 @@ class Acceptor(ABC):
     keeps_text: ClassVar[bool] = False
     greedy: ClassVar[bool] = True
     sampling: ClassVar[bool] = True
+    looks_ahead: ClassVar[bool] = False
     lossy: ClassVar[bool] = False
 
     @property

@@ -27,6 +27,7 @@ class Block(Acceptor):
     exact_for: ClassVar[frozenset[Draw]] = frozenset({Draw.POINT, Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT})
     survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
+    looks_ahead: ClassVar[bool] = True
 
     @property
     def draw(self) -> Draw:
