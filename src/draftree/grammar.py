@@ -76,7 +76,7 @@ class Grammar:
 
         Args:
             schema: JSON text or the object it stands for; what llguidance does not know (`uniqueItems`, `not`) is refused.
-            spaces: `line` for one behind each comma and colon, as Python's `json.dumps` has it and models have seen most; `none`;
+            spaces: `line` for one behind each comma and colon, as Python's `json.dumps` has it and models know it best; `none`;
                 `any` for any white space wherever JSON allows it, in which a weak model may lose itself.
             canonical: see the class.
         """
