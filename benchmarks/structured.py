@@ -33,7 +33,7 @@ SCHEMA = {
         "final_answer": {"type": "integer", "minimum": 0, "maximum": 99999},
         "confident": {"type": "boolean"},
     },
-    "required": ["question_kind", "quantities", "explanation", "final_answer", "confident"],
+    "required": ["question_kind", "numbers", "explanation", "final_answer", "confident"],
     "additionalProperties": False,
 }  # fmt: skip
 COSTS = Costs({1: 0.1}, {1: 1.0, 64: 1.5})
