@@ -2,6 +2,7 @@
 
 python benchmarks/tables.py            # between <!-- table:NAME --> and <!-- /table -->, from results/NAME.json;
                                        # <!-- table:NAME columns: A, B --> names the columns
+                                       # <!-- figures:NAME columns: A, B --> for results of other scripts, by their keys
 python benchmarks/tables.py --check    # writes nothing; exit status 1 if a document differs
 """
 
@@ -9,12 +10,14 @@ import argparse
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
-from draftree.errors import UserError
+from draftree.errors import UnknownName, UserError
 from draftree.evaluation.report import COLUMNS, markdown, read
 
 HERE = Path(__file__).parent
 TABLE = re.compile(r"(<!-- table:(\S+)(?: columns: ([^>]*))? -->\n).*?(<!-- /table -->)", re.DOTALL)
+FIGURES = re.compile(r"(<!-- figures:(\S+) columns: ([^>]*) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 
 def refreshed(text: str, results: Path) -> str:
@@ -25,7 +28,29 @@ def refreshed(text: str, results: Path) -> str:
         columns = [c.strip() for c in found[3].split(",")] if found[3] else COLUMNS
         return f"{found[1]}{markdown(read(saved), columns)}\n{found[4]}" if saved.is_file() else found[0]
 
-    return TABLE.sub(table, text)
+    def figures(found: re.Match[str]) -> str:
+        saved = results / f"{found[2]}.json"
+        return f"{found[1]}{plain(read(saved), found[3].split(', '))}\n{found[4]}" if saved.is_file() else found[0]
+
+    return FIGURES.sub(figures, TABLE.sub(table, text))
+
+
+def plain(result: dict[str, Any], columns: list[str]) -> str:
+    """A result's rows as a table of some of their entries; `a/b` is entry b of entry a.
+
+    Raises:
+        UserError: a row has no such entry.
+    """
+
+    def entry(row: Any, path: str) -> str:
+        for key in path.split("/"):
+            if key not in row:
+                raise UnknownName("column", path, row)
+            row = row[key]
+        return f"{row:.2f}" if isinstance(row, float) else str(row)
+
+    lines = [columns, ["---"] * len(columns), *([entry(row, column) for column in columns] for row in result["rows"])]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main() -> int:

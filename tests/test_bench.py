@@ -455,3 +455,15 @@ def test_a_difference_is_told_with_its_place_and_margin() -> None:
     second, best = logits.sort().values[-2:].tolist()
     assert found.token == 2
     assert found.margin == pytest.approx(best - second, abs=1e-5)
+
+
+def test_figures_of_other_scripts_become_a_table(tables: ModuleType, tmp_path: Path) -> None:
+    rows = [{"draft": "guided", "found": {"1.0": 0.123}, "n": 4}, {"draft": "free", "found": {"1.0": 2.0}, "n": 5}]
+    (tmp_path / "some.json").write_text(json.dumps({"provenance": {"seed": 0}, "rows": rows}))
+    block = "<!-- figures:{} columns: {} -->\n{}\n<!-- /figures -->\n"
+    before = block.format("some", "draft, found/1.0, n", "old") + block.format("none", "a", "kept")
+    after = tables.refreshed(before, tmp_path)
+    assert "| draft | found/1.0 | n |\n| --- | --- | --- |\n| guided | 0.12 | 4 |\n| free | 2.00 | 5 |\n" in after
+    assert "kept" in after
+    with pytest.raises(UserError, match="unknown column 'm': known are draft, found, n"):
+        tables.refreshed(before.replace(", n -->", ", m -->"), tmp_path)

@@ -462,7 +462,7 @@ def test_a_classifier_is_trained_and_used(draftree, folder: str, data: Path, tmp
 
 def test_an_interrupted_run_goes_on(folder: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = lambda out: Asked([data], tmp_path / out, folder, f"lm:model={folder}", [k for k in SMALL if "=" in k])
-    whole, calls, write = training.run(asked("whole")), list[int](), Engine.generate
+    whole, calls, write = training.run(asked("whole")), list[int](), Engine.write
 
     def counted(self: Engine, *args: Any, **kwargs: Any) -> Generation:
         if len(calls) == 2:
@@ -470,7 +470,7 @@ def test_an_interrupted_run_goes_on(folder: str, data: Path, tmp_path: Path, mon
         calls.append(1)
         return write(self, *args, **kwargs)
 
-    monkeypatch.setattr(Engine, "generate", counted)
+    monkeypatch.setattr(Engine, "write", counted)
     with pytest.raises(KeyboardInterrupt):
         training.run(asked("again"))
     assert len(list((tmp_path / "again" / "trees").glob("*.npz"))) == 2
@@ -487,7 +487,7 @@ def test_kept_trees_serve_another_classifier(folder: str, data: Path, tmp_path: 
         [data], tmp_path / "a", folder, f"lm:model={folder}", ["depth=4", "width=2", "tokens=12"], trees=str(tmp_path / "kept")
     )
     trained = training.run(first)
-    monkeypatch.setattr(Engine, "generate", None)
+    monkeypatch.setattr(Engine, "write", None)
     second = training.run(replace(first, out=tmp_path / "b", knobs=[*first.knobs, "features=P", "trees=4"]))
     assert (second.trees, trained.trees > 4) == (4, True)
     assert Classifier.load(tmp_path / "b").features == "P"

@@ -14,9 +14,9 @@ from draftree.drafters._suffixes import SEPARATOR
 from draftree.drafters.rest import REST
 from draftree.engine import UNIT
 from draftree.errors import UserError
-from draftree.loop import Drafting
 from draftree.policies.base import Room
 from draftree.registry import build, method_of
+from draftree.sampling import Drawing
 from draftree.target import Target
 from draftree.tree import Tree
 from folders import TEMPLATE, byte_tokenizer, target_folder
@@ -317,6 +317,6 @@ def test_what_stands_in_the_corpus_is_drafted(store: Path, folder: str) -> None:
     model = build("drafter", str(store)).open(target)
     state = model.start([np.array(prompt[:-1])], np.array(prompt[-1:]), None)
     tree = Tree.planted(np.array([0]), np.array(prompt[-1:]))
-    draft = Drafting(model, state)
-    tree = build("policy", "trie").draft(draft, tree, UNIT, Room(np.array([50]), 100), None)
+    expand = lambda tree, frontier, k: model.expand(state, tree, frontier, k, Drawing())[0]
+    tree = build("policy", "trie").draft(expand, tree, UNIT, Room(np.array([50]), 100), None)
     assert target.tokenizer.decode(tree.tokens[1:]) == "\nof two li", "ten tokens"
