@@ -18,7 +18,7 @@ from draftree.policies.base import Room
 from draftree.registry import build, method_of
 from draftree.sampling import Drawing
 from draftree.target import Target
-from draftree.tree import Tree
+from draftree.tree import Candidates, Ints, Tree
 from folders import TEMPLATE, byte_tokenizer, target_folder
 
 CHAT = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
@@ -317,6 +317,11 @@ def test_what_stands_in_the_corpus_is_drafted(store: Path, folder: str) -> None:
     model = build("drafter", str(store)).open(target)
     state = model.start([np.array(prompt[:-1])], np.array(prompt[-1:]), None)
     tree = Tree.planted(np.array([0]), np.array(prompt[-1:]))
-    expand = lambda tree, frontier, k: model.expand(state, tree, frontier, k, Drawing())[0]
+
+    def expand(tree: Tree, frontier: Ints, k: int) -> Candidates:
+        nonlocal state
+        candidates, state = model.expand(state, tree, frontier, k, Drawing())
+        return candidates
+
     tree = build("policy", "trie").draft(expand, tree, UNIT, Room(np.array([50]), 100), None)
     assert target.tokenizer.decode(tree.tokens[1:]) == "\nof two li", "ten tokens"
