@@ -44,10 +44,12 @@ class Drafting:
         if (forced := self.texts.forced(tree, frontier)) is not None:
             self.passed += frontier.tolist()
             return Candidates(forced, np.zeros(forced.shape))
-        above = [n for n in self.passed if tree.ancestors[frontier, n].any()]
+        above = np.array([n for n in self.passed if tree.ancestors[frontier, n].any()], np.int64)
         self.passed = [n for n in self.passed if n not in above]
-        for depth in sorted({int(tree.depth[n]) for n in above}):  # what goes on below a forced token has to have read it
-            self._expand(tree, np.array([n for n in above if tree.depth[n] == depth], np.int64), 1)
+        if self.drafter.expands_paths:  # what goes on below a forced token has to have read it
+            return self._expand(tree, np.concatenate((above, frontier)), k).last(len(frontier))
+        for depth in np.unique(tree.depth[above]):
+            self._expand(tree, above[tree.depth[above] == depth], 1)
         return self._expand(tree, frontier, k)
 
     def _expand(self, tree: Tree, frontier: Ints, k: int) -> Candidates:

@@ -65,6 +65,19 @@ class Candidates:
         """[F, K] which drafter proposed each, see `Tree.source`."""
         return np.full(self.tokens.shape, self.source) if self.sources is None else self.sources
 
+    def last(self, nodes: int) -> "Candidates":
+        """Those of the last nodes of the frontier."""
+        if nodes == len(self.tokens):
+            return self
+        whole, sources = self.log_probs, self.sources
+        return replace(
+            self,
+            tokens=self.tokens[-nodes:],
+            log_q=self.log_q[-nodes:],
+            log_probs=None if whole is None else whole[-nodes:],
+            sources=None if sources is None else sources[-nodes:],
+        )
+
     def entropy(self, top: int | None = ENTROPY_TOP) -> Floats:
         """[F] entropy of q in nats over its likeliest tokens (C2T, section 4.1, eq. 3), or over all (None).
 

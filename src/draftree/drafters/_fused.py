@@ -136,6 +136,10 @@ class FusedDrafter(Drafter[Fusing]):
         return Needs(tuple(dict.fromkeys(hidden)), tuple(dict.fromkeys(kv)))
 
     @property
+    def expands_paths(self) -> bool:
+        return all(part.expands_paths for part in self.parts)
+
+    @property
     def described(self) -> str:
         return " + ".join(part.described for part in self.parts)
 

@@ -35,6 +35,11 @@ class Drafter(ABC, Generic[State]):
         """What it is, in a line: tells apart drafters that cost or learn differently."""
         return type(self).__name__
 
+    @property
+    def expands_paths(self) -> bool:
+        """Whether nodes can be expanded together with nodes above them, in one pass; layer by layer by default."""
+        return False
+
     @abstractmethod
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None) -> State:
         """The state after the prompts.

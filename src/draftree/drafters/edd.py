@@ -84,6 +84,10 @@ class EDDDrafter(Trainable[Decoding]):
         state = state or Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
         return self._encode(state, taps)
 
+    @property
+    def expands_paths(self) -> bool:
+        return True
+
     def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
         return propose(self.decoder, state, tree, frontier, k, drawing)
 

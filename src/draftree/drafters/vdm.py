@@ -54,6 +54,10 @@ class VDMDrafter(Trainable[Decoding]):
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None) -> Decoding:
         return read(self.small, prompts, state)
 
+    @property
+    def expands_paths(self) -> bool:
+        return True
+
     def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
         return propose(self.small.decoder, state, tree, frontier, k, drawing)
 

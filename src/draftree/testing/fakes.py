@@ -239,6 +239,10 @@ class Coached(Drafter[tuple[Any, Texts]]):
     def needs(self) -> Needs:
         return self._drafter.needs
 
+    @property
+    def expands_paths(self) -> bool:
+        return self._drafter.expands_paths
+
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: tuple[Any, Texts] | None = None
     ) -> tuple[Any, Texts]:
