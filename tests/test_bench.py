@@ -124,6 +124,8 @@ def test_pairs_stand_beside_the_product(folder: str, prompts: Path, tmp_path: Pa
 def test_a_pair_is_two_specs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run("--suite", "demo", "--pair", "pld", "--out", str(tmp_path / "r")) == 2
     assert "--pair is 'pld', allowed are the specs of a drafter and a policy" in capsys.readouterr().err
+    assert run("--suite", "demo", "--pair", "pld pct match x", "--out", str(tmp_path / "r")) == 2
+    assert "--pair is 'pld pct match x', allowed are the specs of a drafter and a policy" in capsys.readouterr().err
 
 
 def test_acceptors_side_by_side(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

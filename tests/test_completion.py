@@ -243,7 +243,8 @@ class alone:
         del self._target.decoder.forward
 
 
-def test_a_cancelled_task_ends_the_writing_after_the_step_at_hand(engine: Engine, target: Target) -> None:
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_cancelled_task_ends_the_writing_after_the_step_at_hand(engine: Engine, target: Target, times: int) -> None:
     reached, go_on, steps = threading.Event(), threading.Event(), []
     verify = target.verify
 
@@ -257,9 +258,10 @@ def test_a_cancelled_task_ends_the_writing_after_the_step_at_hand(engine: Engine
     async def cancelled() -> None:
         task = asyncio.create_task(engine.acomplete(PROMPT, max_new_tokens=LENGTH, ignore_eos=True))
         await asyncio.to_thread(reached.wait, 20)
-        task.cancel()
-        await asyncio.sleep(0.01)
-        assert not task.done(), "a step cannot be broken off"
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0.01)
+            assert not task.done(), "a step cannot be broken off"
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -351,6 +353,23 @@ def test_the_demos_second_turn_reads_only_what_is_new(monkeypatch: pytest.Monkey
     fresh = load(engine.target, "edd", "chain:length=3")
     assert fresh.complete(chat.messages[:-1], max_new_tokens=24).tokens == answers[1].tokens
     assert answers[0].stats.acceptance_length > 1.2
+
+
+ASKED = {"role": "user", "content": "a"}
+NO_PROMPTS = [None, 5, b"ab", [1.5], ["ab"], [[1, 2]], torch.tensor([[1, 2]]), torch.tensor(3), ASKED, [{"role": "user"}],
+              [{"rol": "user", "content": "a"}], [1, ASKED]]  # fmt: skip
+
+
+@pytest.mark.parametrize("prompt", NO_PROMPTS, ids=str)
+def test_what_is_no_prompt_is_told_in_one_line(engine: Engine, prompt: Any) -> None:
+    with pytest.raises(UserError, match=r"^the prompt is .*, allowed is a text, ids in one row, or messages that"):
+        engine.complete(prompt, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda ids: list(torch.tensor(ids))])
+def test_ids_may_come_in_any_row(engine: Engine, target: Target, kind: Callable[[list[int]], Any]) -> None:
+    ids = encode(target.tokenizer, PROMPT)
+    assert engine.complete(kind(ids), max_new_tokens=5).tokens == engine.complete(PROMPT, max_new_tokens=5).tokens
 
 
 def test_a_completion_says_its_log_probabilities_in_json(engine: Engine, target: Target) -> None:

@@ -742,3 +742,18 @@ def test_the_demo_on_50_prompts(name: str) -> None:
                 parted.append(at + row)
         assert ours.shape == theirs.sequences.shape or parted, "some texts are only longer than others"
     print(f"{name}: {len(parted)} of 50 texts part at a tie")
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**64, "x", 1.5])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_wrong_seed_is_refused_in_greedy_calls_too(wrong: Any, sampled: bool) -> None:
+    with pytest.raises(UserError, match=r"seed is .*, allowed is a whole number in 0"):
+        speculate(drafter="pld", policy="chain", seed=wrong)
+    engine = Engine(tiny_target(), build_part("drafter", "pld").open(tiny_target()), build_part("policy", "chain"))
+    with pytest.raises(UserError, match=r"seed is .*, allowed is a whole number in 0"):
+        engine.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=2, do_sample=sampled, seed=wrong)
+
+
+def test_a_misspelt_part_is_told_at_once() -> None:
+    with pytest.raises(UserError, match=r"unknown policy 'pctt'.*did you mean 'pct'"):
+        speculate(policy="pctt")

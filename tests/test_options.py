@@ -64,6 +64,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": -1}, "logprobs is -1, allowed is none or a whole number"),
     ({"json_schema": {}, "regex": "a"}, "json_schema and regex are given, allowed is one of json_schema, regex, grammar"),
     ({"regex": "("}, "regex '(' cannot be used"),
+    ({"regex": 5}, "regex is 5, allowed is a pattern of at least one character"),
+    ({"json_schema": ["a"]}, "json_schema is ['a'], allowed is JSON text, or the object it stands for"),
     ({"json_schema": "{"}, "JSON schema '{' cannot be used"),
     ({"grammar": "start: A"}, "grammar is 'start: A', allowed is a Grammar"),
     ({"regex": "a", "ignore_eos": True}, "ignore_eos is given with regex, but EOS is what ends"),
@@ -85,7 +87,7 @@ def test_an_option_that_does_not_exist_is_told_with_the_nearest() -> None:
 
 def test_every_option_has_its_rule_and_its_place_in_the_docstring() -> None:
     names = {f.name for f in fields(Options)}
-    assert set(RULES) == names - {"json_schema", "regex", "grammar", "ignore_eos"}
+    assert set(RULES) == names - {"grammar", "ignore_eos"}
     for name in names:
         assert f"{name}: " in str(Options.__doc__)
 

@@ -18,6 +18,7 @@ PUBLIC = {
     "DraftreeError",
     "Engine",
     "Generation",
+    "Grammar",
     "Options",
     "Request",
     "Sampling",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from draftree.engine import Engine, Generation, load
     from draftree.errors import DraftreeError, UserError
     from draftree.generation import speculate
+    from draftree.grammar import Grammar
     from draftree.options import Options
     from draftree.sampling import Sampling
     from draftree.target import Target, demo_folder
@@ -25,6 +26,7 @@ __all__ = [
     "DraftreeError",
     "Engine",
     "Generation",
+    "Grammar",
     "Options",
     "Request",
     "Sampling",
@@ -42,6 +44,7 @@ _MODULES = {
     "completion": ("Chat", "Completion", "Token"),
     "costs": ("Costs",),
     "engine": ("Engine", "Generation", "load"),
+    "grammar": ("Grammar",),
     "errors": ("DraftreeError", "UserError"),
     "generation": ("speculate",),
     "options": ("Options",),

@@ -144,7 +144,8 @@ def generate(
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="EOS ends nothing.", rich_help_panel=END)] = False,
     logprobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Add each token's log-probability and the N likeliest's to the JSON.")
+        int | None,
+        typer.Option(metavar="N", help="With --json: each token's log-probability and the N likeliest's, by raw logits."),
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
     baseline: Annotated[bool, typer.Option("--baseline", help="Run plain decoding too, and compare.")] = False,
@@ -164,6 +165,8 @@ def generate(
     options = inputs.options(ctx.params)
     sampling = options.sampling
     text, fixed = inputs.prompt_text(prompt), inputs.fixed_costs(costs)
+    if logprobs is not None and not as_json:
+        raise UserError("--logprobs was given, allowed is it only with --json")
     if trees is not None:
         viewer.check_picture(trees)
     inputs.quiet()
@@ -381,7 +384,8 @@ def examine_drafter(
     """Say whether a drafter fits a target and is healthy, and what is likely wrong where it is not.
 
     With --lossless, say whether the output is the target's own: texts beside plain decoding's, token for token, and for
-    rules that promise no more than the distribution a test of frequencies. The exit status is 1 where it is not.
+    rules that promise no more than the distribution a test of frequencies. The exit status is 1 where it is not; a rule
+    that is lossy by design is only told as such.
     """
     if lossless:
         return examine_output(ctx.params)
@@ -640,6 +644,15 @@ def fail(message: str, status: int) -> NoReturn:
     sys.exit(status)
 
 
+def mistake(error: typer.TyperException) -> str:
+    """What typer says of a mistake on the command line, with what was given where typer leaves that out."""
+    from pydantic import ValidationError
+
+    told, cause = error.format_message().rstrip("."), error.__context__
+    given = repr(cause.errors()[0]["input"]) if isinstance(cause, ValidationError) else ""
+    return told if given in told else f"{told}; got {given}"
+
+
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and ends the program.
 
@@ -652,7 +665,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     try:
         status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)
     except typer.TyperException as error:
-        fail(f"{error.format_message().rstrip('.')}; what is allowed is told by --help", 2)
+        fail(f"{mistake(error)}; what is allowed is told by --help", 2)
     except DraftreeError as error:
         fail(str(error), 2)
     except KeyboardInterrupt:

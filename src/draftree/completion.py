@@ -6,13 +6,17 @@ texts are then written in turns.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from math import isfinite
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
+import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
+from draftree.errors import UserError
 from draftree.options import Options
 from draftree.prompts import encode
 from draftree.stats import Stats
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int] | Messages
 """Text to be continued as it is, token ids, or a chat to be answered."""
+SHOWN = 60
+"""Characters of a faulty prompt that an error message repeats."""
 T = TypeVar("T")
 
 
@@ -170,12 +176,26 @@ class Writing:
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
-    """The ids of a prompt: a chat through the template, text as it is."""
+    """The ids of a prompt: a chat through the template, text as it is.
+
+    Raises:
+        UserError: it is none of the three.
+    """
     if isinstance(prompt, str):
         return encode(tokenizer, prompt)
-    if len(prompt) and isinstance(prompt[0], Mapping):
-        return encode(tokenizer, [dict(m) for m in prompt if isinstance(m, Mapping)])
-    return [int(i) for i in prompt if not isinstance(i, Mapping)]
+    items: Any = prompt.tolist() if isinstance(prompt, np.ndarray | torch.Tensor) else prompt
+    if isinstance(items, Sequence) and not isinstance(items, bytes | bytearray):
+        if len(items) and all(map(_said, items)):
+            return encode(tokenizer, [dict(m) for m in items])
+        with suppress(TypeError):  # of what is no whole number
+            return [index(i) for i in items]
+    told = "allowed is a text, ids in one row, or messages that each have a role and a content"
+    raise UserError(f"the prompt is {shown if len(shown := repr(items)) <= SHOWN else shown[:SHOWN] + '…'}, {told}")
+
+
+def _said(message: Any) -> bool:
+    """Whether this is a message of a chat, for whatever template."""
+    return isinstance(message, Mapping) and {"role", "content"} <= message.keys()
 
 
 async def writes(engine: "Engine", prompt: Prompt, options: Options) -> AsyncGenerator[tuple[Writing, list[Token]], None]:
@@ -210,7 +230,9 @@ async def in_thread(work: Callable[[], T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        while not task.done():
+            with suppress(asyncio.CancelledError):  # cancelled again, it is as good as cancelled once
+                await asyncio.wait([task])
         if not task.cancelled():
             task.exception()  # nobody asks for it any more
         raise

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,6 +70,7 @@ from draftree.drafters.base import Method
 from draftree.engine import Engine, load
 from draftree.errors import UserError
 from draftree.policies.base import Policy
+from draftree.registry import build
 from draftree.sampling import Sampling
 from draftree.stats import Stats, total
 from draftree.target import Target, demo_folder
@@ -156,7 +158,8 @@ class Hook:
         tokenizer: PreTrainedTokenizerBase | None = None,
         reuse: bool = False,
     ) -> None:
-        self._opened, self._seed, self._streamer, self._tokenizer = opened, seed, streamer, tokenizer
+        self._seed = None if seed is None else checked(seed)
+        self._opened, self._streamer, self._tokenizer = opened, streamer, tokenizer
         self._reuse = reuse
         self.stats = Stats()
 
@@ -192,7 +195,7 @@ class Hook:
             if stop_strings is not None and not any(type(c) is StopStringCriteria for c in criteria):  # the user's own one wins
                 criteria.append(stops(self._tokenizer, engine, stop_strings))
             batch = Batch(input_ids, prompts(input_ids, model_kwargs), generation_config, [*logits_processor], criteria)
-            sampling = batch.sampling(self._seed if seed is None else seed)
+            sampling = batch.sampling(self._seed if seed is None else checked(seed))
             rows, self.stats = write(engine, batch, sampling, self._streamer, self._reuse)
         if self._streamer is not None:
             self._streamer.end()
@@ -244,9 +247,23 @@ def speculate(
         tokenizer: for stop strings; the model's own by default.
 
     Raises:
-        UserError: when called: an option cannot be honoured, or a part does not exist or does not fit the model.
+        UserError: a part does not exist; when called: one does not fit the model, or an option cannot be honoured.
     """
+    for kind, spec in (("drafter", drafter), ("policy", policy), ("acceptor", acceptor)):
+        if isinstance(spec, str):  # a mistake in it is told here, and not by the first call
+            build(kind, spec)
     return Hook(lambda model: opened(model, drafter, policy, acceptor, costs), seed, streamer, tokenizer)
+
+
+def checked(seed: int) -> int:
+    """The seed, in greedy calls too.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not isinstance(seed, Integral) or not 0 <= seed < 2**64:
+        raise UserError(f"seed is {seed!r}, allowed is a whole number in 0 … 2⁶⁴ − 1")
+    return int(seed)
 
 
 def generate(

@@ -61,7 +61,7 @@ def schema_text(given: str) -> str:
     Raises:
         UserError: it is neither JSON nor a file that can be read.
     """
-    if given.lstrip()[:1] in ("{", "") or given.strip() in ("true", "false"):
+    if given.lstrip()[:1] in ("{", "[", '"', "") or given.strip() in ("true", "false"):
         return given
     try:
         return Path(given).read_text("utf-8")

@@ -83,6 +83,8 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "bad_words": ("texts of at least one character", lambda v: isinstance(v, str) or _several(v, _text)),
     "min_new_tokens": COUNT,
     "stop": ("texts of at least one character, U+FFFD none of them", lambda v: v == "" or _stop(v) or _several(v, _stop)),
+    "json_schema": ("JSON text, or the object it stands for", _optional(lambda v: isinstance(v, str | Mapping))),
+    "regex": ("a pattern of at least one character", _optional(_text)),
     "beginning": ("a text, or ids of at least 0", lambda v: isinstance(v, str) or _several(v, _whole)),
     "max_time": ("seconds above 0", _optional(lambda v: _real(v) and v > 0)),
     "logprobs": ("none or a whole number of at least 0", _optional(_whole)),

@@ -206,7 +206,7 @@ def paired(
         before, _, last = pair.strip().rpartition(" ")
         rule = last if last.partition(":")[0] in names("acceptor") else None
         drafter, _, policy = (before if rule else pair.strip()).rpartition(" ")
-        if not drafter:
+        if not drafter or (" " in drafter.strip() and not Path(drafter.strip()).exists()):
             told = "the specs of a drafter and a policy, and perhaps of an acceptor, with spaces between them"
             raise UserError(f"--pair is '{pair}', allowed are {told}")
         found += [(drafter.strip(), policy, a) for a in ((rule,) if rule else rules)]
