@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, TemperatureLogitsWarper
+from transformers import LogitsProcessor, SuppressTokensLogitsProcessor, TemperatureLogitsWarper
 
 from draftree.acceptors.base import Acceptor, check_exact, walk
 from draftree.acceptors.block import Block
@@ -30,7 +30,7 @@ from draftree.policies.static import Static
 from draftree.policies.vct import VCT
 from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling, drawn
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
-from draftree.testing.fakes import tiny_target
+from draftree.testing.fakes import Always, tiny_target
 from draftree.text import Request, Texts
 from draftree.tree import Candidates, Draw, Tree, Verdict
 
@@ -444,3 +444,32 @@ def test_a_processor_that_may_count_its_calls_is_refused_where_a_rule_looks_ahea
         engine.write([request], Sampling(1.0))
     known = TemperatureLogitsWarper(1.2)
     engine.write([Request([3, 1, 4], 5, processors=(known,), guides=(known,))], Sampling(1.0))
+
+
+@pytest.mark.parametrize("at", range(2, 8))
+def test_no_processor_is_asked_what_follows_an_eos(at: int) -> None:
+    prompt, target = [3, 1, 4], tiny_target()
+    plan = Engine(target, Always([prompt], 61), Chain()).plain([Request(prompt, 12)]).tokens[0]
+
+    class Ending(LogitsProcessor):
+        """As a trie of allowed texts: it knows nothing that follows an EOS; plain decoding does not ask it."""
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            assert plan[at] not in input_ids[0, len(prompt) :], "asked behind the end of the text"
+            return scores
+
+    request = Request(prompt, 12, frozenset({plan[at]}), processors=(Ending(),))
+    written = Engine(target, Always([prompt + plan], 61), Chain()).write([request])
+    assert written.tokens == [plan[: plan.index(plan[at]) + 1]]
+
+
+def test_an_eos_at_the_end_of_a_prompt_ends_nothing() -> None:
+    few = SuppressTokensLogitsProcessor(list(range(5, 61)))
+    request = Request([3, 1, 4], 3, frozenset({4}), processors=(few,))
+    assert max(Engine(tiny_target(), Always([[3, 1, 4]], 61), Chain()).write([request]).tokens[0]) < 5
+
+
+@pytest.mark.parametrize("number", [-1, 2**63])
+def test_a_request_number_out_of_range_is_told(number: int) -> None:
+    with pytest.raises(UserError, match=f"the request's number is {number}, allowed is"):
+        Engine(tiny_target(), PLD().open(tiny_target()), Chain()).write([Request([3], 5, number=number)], Sampling(1.0))

@@ -17,9 +17,14 @@ from tokenizers.models import BPE
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 from draftree import grammar
+from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.grammar import Constrained, Grammar, Spaces, Vocabulary
+from draftree.registry import build
+from draftree.sampling import Sampling
 from draftree.target import Target
+from draftree.testing import TableDrafter, table_target
+from draftree.text import Request
 
 TOKENS = [b"a", b"b", b"c", b"ab", b"", b"bc", b"a", b"aba", b"aa"]
 EOS = 7
@@ -231,6 +236,21 @@ def test_vocabulary_without_the_bytes_is_told_where_they_are_needed() -> None:
     assert allowed(canonical, [3]) == []
     with pytest.raises(UserError, match=r"regex 'y' cannot be used: at the beginning, no token of the vocabulary"):
         constrained("y")
+
+
+@pytest.mark.parametrize("acceptor", ["match", "rejection", "multiround", "block"])
+def test_a_draft_that_no_token_goes_on_from_is_dropped(acceptor: str) -> None:
+    table, q = torch.full((len(TOKENS),), 1e-9), torch.full((len(TOKENS),), 1e-3)
+    table[[1, EOS]], q[0] = torch.tensor([0.6, 0.4]), 1.0  # the target writes b, b, … and the drafter would rather have a
+    target = table_target((table / table.sum()).repeat(len(TOKENS) + 1, len(TOKENS), 1))
+    drafter = TableDrafter((q / q.sum()).repeat(len(TOKENS), 1))
+    processor = constrained("b(a(y|z)|b*)", start=1)
+    assert 0 in allowed(processor, [3, 1])
+    assert allowed(processor, [3, 1, 0]) == []
+    engine = Engine(target, drafter, build("policy", "chain:length=3"), build("acceptor", acceptor))
+    request = Request([3], 6, frozenset({EOS}), processors=(processor,), guides=(processor,), forced=processor.forced)
+    for seed in range(8):
+        assert set(engine.write([request], Sampling(1.0, seed=seed)).tokens[0]) <= {1, EOS}
 
 
 def test_parser_that_gives_up_says_so_and_goes_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,19 @@ def test_a_whole_text_is_sure_at_its_end(text: str) -> None:
     assert decoded.sure == len(text) or text.endswith("\ufffd")
 
 
+@given(text=st.text("aé日😀 ", min_size=1, max_size=12))
+def test_characters_in_byte_tokens_side_by_side(text: str) -> None:
+    # While one is incomplete, such a decoder knows none of those right before it either.
+    raw = Tokenizer(models.WordLevel({f"<0x{b:02X}>": b for b in range(256)}, unk_token="<0x00>"))
+    raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    decoded, shown = Decoded(PreTrainedTokenizerFast(tokenizer_object=raw)), ""
+    for token in text.encode():
+        decoded.add(token)
+        assert decoded.text[: decoded.sure].startswith(shown), "what was sure stays"
+        shown = decoded.text[: decoded.sure]
+    assert decoded.text == shown == text
+
+
 def test_a_decoder_that_rewrites_what_it_wrote_is_followed() -> None:
     class Rewriting:
         """Joins letters, each of which but the last is in lower case."""

@@ -42,10 +42,12 @@ class Decoded:
         """Adds a token."""
         self.ids.append(token)
         text = decode(self._tokenizer, self.ids[self._from :])
-        if not text.startswith(self._again):  # a decoder that changes what it has written; there is no short way
-            self.text = decode(self._tokenizer, self.ids)
-            self.sure = min(self.sure, len(self.text))
-            return
+        if not text.startswith(self._again):
+            if text.endswith(UNKNOWN):  # byte tokens: while one character is incomplete, those right before it are unknown, too
+                self.text = self.text[: self.sure] + UNKNOWN
+                return
+            self._from = self._to = self.sure = 0  # a decoder that changes what it has written; there is no short way
+            self._again, text = "", decode(self._tokenizer, self.ids)
         self.text = self.text[: self.sure] + text[len(self._again) :]
         if len(text) > len(self._again) and not text.endswith(UNKNOWN):
             self._from, self._to, self.sure = self._to, len(self.ids), len(self.text)

@@ -5,6 +5,7 @@ Shapes: R rows, N nodes, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -197,20 +198,21 @@ class Texts:
 
         def shaped(logits: Tensor) -> Tensor:
             rows = zip(logits, guides, frontier.tolist(), strict=True)
-            return torch.stack([processed(one, own, self.shown(tree, node)) for one, own, node in rows])
+            return torch.stack([_guided(one, own, self.shown(tree, node)) for one, own, node in rows])
 
         return shaped
 
     def distributions(self, tree: Tree, logits: Tensor) -> Distributions:
         """p after every node of a verified tree."""
 
-        return Distributions(
-            logits,
-            self.sampling.processors,
-            lambda node: self.shown(tree, node),
-            self.sampling.greedy,
-            lambda node: self.requests[int(tree.row[node])].processors,
-        )
+        def own(node: int) -> Sequence[LogitsProcessor]:
+            request = self.requests[int(tree.row[node])]
+            if request.processors and not request.eos.isdisjoint(tree.tokens[tree.path(node)[1:]].tolist()):
+                return ()  # plain decoding asks nobody what follows an EOS, and what follows it is cut off
+            return request.processors
+
+        text, greedy = partial(self.shown, tree), self.sampling.greedy
+        return Distributions(logits, self.sampling.processors, text, greedy, own)
 
     def room(self, target: Target) -> Room:
         """How deep each row's tree may be: no deeper than the tokens it still may write before the bonus."""
@@ -295,6 +297,14 @@ class Texts:
         self.stats.verify_seconds += verify
 
 
+def _guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
+    """[V] draft logits after a row's guides; nothing is left where one cannot follow a draft: the target may never write it."""
+    try:
+        return processed(logits, guides, ids)
+    except UserError:
+        return torch.full_like(logits, -torch.inf, dtype=torch.float64 if logits.dtype is torch.float64 else torch.float32)
+
+
 def _logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> list[Logprob]:
     """How likely each token was after the node before it, and the likeliest ones there."""
     found = []
@@ -318,6 +328,8 @@ def check(requests: Sequence[Request], target: Target) -> None:
             raise UserError(f"the prompt has {n} tokens, allowed are at most the target's context of {context}")
         if request.logprobs is not None and request.logprobs < 0:
             raise UserError(f"logprobs is {request.logprobs}, allowed is none or a whole number of at least 0")
+        if not 0 <= request.number < 2**63:
+            raise UserError(f"the request's number is {request.number}, allowed is a whole number in 0 … 2⁶³ − 1")
         if request.max_new_tokens < 1:
             raise UserError(f"max_new_tokens is {request.max_new_tokens}, allowed is a whole number of at least 1")
         if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:
