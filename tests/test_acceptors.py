@@ -1,8 +1,8 @@
 """Acceptors on hand-made trees: what they accept, what they ask chance for and how much they accept; what is refused."""
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,10 @@ from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.acceptors.typical import Typical
 from draftree.costs import Costs
+from draftree.drafters._texts import cut, extended
+from draftree.drafters.base import Drafter
 from draftree.drafters.pld import PLD
+from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.loop import speculate
@@ -29,10 +32,11 @@ from draftree.policies.pct import PCT
 from draftree.policies.static import Static
 from draftree.policies.vct import VCT
 from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling, drawn
+from draftree.target import Taps
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
 from draftree.testing.fakes import Always, tiny_target
 from draftree.text import Request, Texts
-from draftree.tree import Candidates, Draw, Tree, Verdict
+from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 # The walk on hand-made trees.
 
@@ -444,6 +448,7 @@ def test_a_processor_that_may_count_its_calls_is_refused_where_a_rule_looks_ahea
         engine.write([request], Sampling(1.0))
     known = TemperatureLogitsWarper(1.2)
     engine.write([Request([3, 1, 4], 5, processors=(known,), guides=(known,))], Sampling(1.0))
+    engine.write([Request([3, 1, 4], 5, processors=(known,), stateless=(known,))], Sampling(1.0))
 
 
 @pytest.mark.parametrize("at", range(2, 8))
@@ -473,3 +478,55 @@ def test_an_eos_at_the_end_of_a_prompt_ends_nothing() -> None:
 def test_a_request_number_out_of_range_is_told(number: int) -> None:
     with pytest.raises(UserError, match=f"the request's number is {number}, allowed is"):
         Engine(tiny_target(), PLD().open(tiny_target()), Chain()).write([Request([3], 5, number=number)], Sampling(1.0))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What was written last, and each row's text."""
+
+    last: Ints
+    texts: tuple[Ints, ...]
+
+
+class Remembering(Drafter[Memory]):
+    """Drafts what the last call wrote at the same place."""
+
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Memory | None = None) -> Memory:
+        return Memory(np.zeros(0, np.int64) if state is None else state.last, tuple(prompts))
+
+    def expand(self, state: Memory, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Memory]:
+        places = [len(state.texts[tree.row[n]]) + int(tree.depth[n]) + 1 for n in frontier]
+        known = np.array([place < len(state.last) for place in places])
+        tokens = np.array([state.last[place] if place < len(state.last) else 0 for place in places])
+        return Candidates(tokens[:, None], np.where(known, 0.0, -np.inf)[:, None]), state
+
+    def commit(self, state: Memory, tree: Tree, verdict: Verdict, taps: Taps) -> Memory:
+        return replace(state, texts=extended(state.texts, tree, verdict))
+
+    def truncate(self, state: Memory, lengths: Ints) -> Memory:
+        return Memory(state.texts[0], cut(state.texts, lengths))
+
+    def carry(self, state: Memory) -> Memory:
+        return Memory(state.texts[0], ())
+
+
+@pytest.mark.parametrize("rule", [Rejection(), Block(), MultiRound()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_drafter_that_remembers_does_not_know_the_noise_that_judges_it(rule: Acceptor, reuse: bool) -> None:
+    """Three calls of one seed. With the same noise in each, the second's text would be what that noise makes of the first's,
+    and the third's first token .82 instead of .7 by rejection: where 0.3 < u < 0.7 always, else in .7 of the cases."""
+    target, seeds, length = table_target(torch.tensor([0.7, 0.3]).repeat(3, 2, 1), 32), 120, 8
+    request, frequent = Request([0, 1, 0, 1], length), 0
+    for seed in range(seeds):
+        engine = Engine(target, Remembering(), Chain(3), rule)
+        for _ in range(3):
+            written = engine.write([request], Sampling(1.0, seed=seed), reuse=reuse).tokens[0][1:]
+        frequent += written.count(0)
+    error = (frequent / (seeds * (length - 1)) - 0.7) / np.sqrt(0.7 * 0.3 / (seeds * (length - 1)))
+    assert abs(error) < 3.3
+
+
+def test_calls_of_a_drafter_that_remembers_nothing_repeat_themselves() -> None:
+    target, request = tiny_target(), Request([3, 1, 4], 9)
+    engine = Engine(target, VDM().example(target), Chain(3), Rejection())
+    assert engine.write([request], Sampling(1.0, seed=4)).tokens == engine.write([request], Sampling(1.0, seed=4)).tokens

@@ -65,6 +65,7 @@ class Engine:
         costs: seconds on this machine; measured on first use where the policy asks.
         held: what the last call left in the caches, for the next one with the same beginning.
         carried: what the drafter keeps from text to text.
+        calls: how many the drafter may remember.
         learned: what policies that learn have learnt, by policy, drafter, how tokens are chosen, and acceptor.
     """
 
@@ -75,6 +76,7 @@ class Engine:
     costs: Costs | CostTable | None = None
     held: Held | None = field(default=None, init=False, repr=False)
     carried: Any = field(default=None, init=False, repr=False)
+    calls: int = field(default=0, init=False, repr=False)
     learned: dict[tuple[Policy, str, Sampling, Acceptor], Any] = field(default_factory=dict, init=False, repr=False)
     _measured: CostTable | None = field(default=None, init=False, repr=False)
     _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
@@ -161,6 +163,8 @@ class Engine:
             costs = self.prices(len(requests))
             texts = self._texts(requests, sampling, reuse)
             self.held = None
+            texts.call = 0 if acceptor.keeps_text else self.calls
+            self.calls += type(self.drafter).carry is not Drafter.carry  # one that carries nothing knows of no other call
         texts.stats.acceptor = type(acceptor).__name__.lower()
         texts.stats.draw = texts.drawing(acceptor.draw).kind.value
         return texts, self._steps(texts, acceptor, costs)
@@ -257,13 +261,13 @@ def check_calls(acceptor: Acceptor, requests: Sequence[Request]) -> None:
     """Refuses processors that may keep count of their calls under a rule that asks for p where the text does not go.
 
     Raises:
-        UserError: a processor is not among its request's guides, and so not said to be a function of the text alone.
+        UserError: a processor is not said to be a function of the text alone.
     """
     if acceptor.looks_ahead:
-        for unknown in (p for r in requests for p in r.processors if p not in r.guides):
+        for unknown in (p for r in requests for p in r.processors if p not in r.guides and p not in r.stateless):
             rule, kind = type(acceptor).__name__.lower(), type(unknown).__name__
             told = f"acceptor '{rule}' asks for p ahead of what it accepts, and processor {kind} may keep count of its calls"
-            raise UserError(f"{told}; allowed: another acceptor (match), or a processor that is among the request's guides")
+            raise UserError(f"{told}; allowed: another acceptor (match), or a processor that the request names as stateless")
 
 
 def common(text: Ints, prompt: Sequence[int]) -> int:

@@ -63,7 +63,6 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from draftree.acceptors.base import Acceptor
-from draftree.acceptors.block import Block
 from draftree.costs import Costs, CostTable
 from draftree.decoder import Decoder
 from draftree.drafters.base import Method
@@ -189,8 +188,6 @@ class Hook:
             self._streamer.put(input_ids.cpu())
         with inference(model):
             engine = self._opened(model)
-            if isinstance(engine.acceptor, Block):
-                refuse_memory(logits_processor)
             criteria = [*stopping_criteria]
             if stop_strings is not None and not any(type(c) is StopStringCriteria for c in criteria):  # the user's own one wins
                 criteria.append(stops(self._tokenizer, engine, stop_strings))
@@ -404,12 +401,6 @@ def refuse_options(values: Mapping[str, Any]) -> None:
             raise UserError(f"{name} is {got!r}, allowed is {allowed}")
 
 
-def refuse_memory(processors: Sequence[LogitsProcessor]) -> None:
-    """Raises a `UserError` for processors that may remember: block verification asks for p beyond what it accepts."""
-    if found := [type(p).__name__ for p in processors if type(p) not in STATELESS]:
-        raise UserError(f"{found[0]} may remember its calls, which acceptor 'block' makes ahead; allowed: match (the default)")
-
-
 def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[tuple[list[int], list[int]]]:
     """Each row's padding and prompt.
 
@@ -512,6 +503,7 @@ class Batch:
         for row, (before, prompt) in enumerate(self.prompts):
             mine = [of_row(p, row, rows) for p in own]
             guides = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in PURE)
+            stateless = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in STATELESS)
             record = Record() if self._tells_criteria else None
             request = Request(
                 prompt,
@@ -520,6 +512,7 @@ class Batch:
                 number=row,
                 processors=(*mine, *(() if record is None else (record,))),
                 guides=guides,
+                stateless=stateless,
                 criteria=tuple(RowCriterion(c, row, rows, record) for c in self._stopping),
                 before=before,
                 keep_scores=self.keeps_scores,

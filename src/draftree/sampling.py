@@ -34,6 +34,8 @@ SPREAD = 1.0
 
 For the demo's drafters 1 makes the target's choices likeliest, at temperatures 0.7, 1 and 1.3 alike (benchmarks/coupling.py).
 """
+CALL = 2**32
+"""What the kinds of noise of one call are fewer than."""
 KEPT = 64
 """Places whose noise is kept: drafter and target ask for the same ones, and a step's last are the next one's first."""
 
@@ -232,19 +234,22 @@ class Keyed(Chance):
         seed: the run's seed.
         requests: [R] each row's request number.
         positions: [R] the position in its sequence of each row's root.
+        call: which of several calls of one seed this is. Rules by rejection need drafts that do not depend on the noise that
+            judges them, and a drafter that remembers what an earlier call wrote with the same noise does.
     """
 
-    def __init__(self, seed: int, requests: Ints, positions: Ints) -> None:
-        self._seed, self._requests, self._positions = seed, requests, positions
+    def __init__(self, seed: int, requests: Ints, positions: Ints, call: int = 0) -> None:
+        self._seed, self._requests, self._positions, self._call = seed, requests, positions, call
 
     def uniform(self, row: int, depth: int, kind: int, n: int) -> Floats:
         """[n] numbers in [0, 1) for one place; `kind` tells apart its uses, 0 being the target's own choice of a token."""
         root = int(self._positions[row])
-        return _uniform(self._seed, int(self._requests[row]), root + 1 if kind else 0, root + depth + 1, kind, n)
+        step = root + 1 if kind else 0
+        return _uniform(self._seed, int(self._requests[row]), step, root + depth + 1, kind + self._call * CALL, n)
 
     def gumbel(self, row: int, depth: int, n: int) -> Floats:
         """[n] the noise that the target's token for a place is drawn with."""
-        return _choosing(self._seed, int(self._requests[row]), int(self._positions[row]) + depth + 1, n)
+        return _choosing(self._seed, int(self._requests[row]), int(self._positions[row]) + depth + 1, self._call * CALL, n)
 
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         with np.errstate(divide="ignore"):
@@ -261,9 +266,9 @@ def _uniform(seed: int, request: int, step: int, place: int, kind: int, n: int) 
 
 
 @lru_cache(KEPT)
-def _choosing(seed: int, request: int, place: int, n: int) -> Floats:
+def _choosing(seed: int, request: int, place: int, kind: int, n: int) -> Floats:
     """The target's noise for a place; one array serves all that ask, so nobody may change it."""
-    noise = gumbel(_uniform(seed, request, 0, place, 0, n))
+    noise = gumbel(_uniform(seed, request, 0, place, kind, n))
     noise.flags.writeable = False
     return noise
 

@@ -43,6 +43,8 @@ class Request:
         processors: its own logits processors, applied before the sampling's, in greedy decoding too.
         guides: those of them that are applied to drafts too, so that no draft is wasted on what they forbid: they must be
             functions of the text alone. Output does not depend on them.
+        stateless: processors beside the guides that are functions of the text alone, too; all others may keep count of their
+            calls, and rules that look ahead refuse them.
         forced: the one token that can come after a text, if there is only one; it is drafted without asking the drafter.
         criteria: asked after every token; the first to say yes makes it the last.
         before: padding that processors and criteria are shown before the prompt, as transformers shows it.
@@ -56,6 +58,7 @@ class Request:
     number: int = 0
     processors: tuple[LogitsProcessor, ...] = ()
     guides: tuple[LogitsProcessor, ...] = ()
+    stateless: tuple[LogitsProcessor, ...] = ()
     forced: Callable[[Sequence[int]], int | None] | None = None
     criteria: tuple[Criterion, ...] = ()
     before: Sequence[int] = ()
@@ -115,6 +118,7 @@ class Texts:
         cache: the target's; what it holds already must be a proper beginning of each prompt.
         drafter_state: the drafter's for the same beginning, if there is one.
         memory: what the policy has learnt, if it learns.
+        call: tells apart calls of one seed whose noise must differ, see `Keyed`.
         branches: what the target's tokens are drawn from instead of the keyed noise; a test enumerates it.
         committed: each row's tokens in the target's cache, or to be there once the prefill is done.
         last: [R] each row's root, the newest token chosen.
@@ -128,6 +132,7 @@ class Texts:
     cache: SlotCache
     drafter_state: Any = None
     memory: Any = None
+    call: int = 0
     branches: Chance | None = None
     committed: list[Ints] = field(init=False)
     last: Ints = field(init=False)
@@ -161,7 +166,7 @@ class Texts:
     def noise(self) -> Keyed:
         """The keyed randomness for the rows' present roots."""
         numbers = np.array([r.number for r in self.requests], np.int64)
-        return Keyed(self.sampling.seed, numbers, np.array([len(c) for c in self.committed], np.int64))
+        return Keyed(self.sampling.seed, numbers, np.array([len(c) for c in self.committed], np.int64), self.call)
 
     @property
     def chance(self) -> Chance:
