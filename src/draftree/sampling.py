@@ -32,8 +32,8 @@ BEYOND = 8
 SPREAD = 1.0
 """How far apart the logits of target and drafter are taken to be: the scale of a Gumbel error.
 
-For drafters of the demo the target's choices are likeliest, or nearly so, with 1, at temperatures 0.7, 1 and 1.3 alike; heads that
-are far off would want some more (benchmarks/coupling.py).
+For drafters of the demo the target's choices are likeliest, or nearly so, with 1, at temperatures 0.7, 1 and 1.3 alike; heads
+that are far off would want some more (benchmarks/coupling.py).
 """
 CALL = 2**32
 """What the kinds of noise of one call are fewer than."""
