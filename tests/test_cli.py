@@ -3,8 +3,10 @@
 import inspect
 import io
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -447,3 +449,19 @@ def test_the_demo_is_exact(draftree) -> None:
     assert status == 0
     assert found["baseline"]["same_output"] is True
     assert found["stats"]["acceptance_length"] > 1.2
+
+
+def test_a_grammar_of_a_file_and_a_beginning(draftree: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    rules = tmp_path / "rules.lark"
+    rules.write_text('start: "It is " ("red" | "blue") " " /[0-9]{2}/')
+    options = "generate", "What is it?", "--drafter", "edd", "--policy", "chain", "--grammar", rules, "--baseline", "--json"
+    status, out, err = draftree(*options, "--beginning", "It is b")
+    assert (status, err) == (0, "")
+    said = json.loads(out)
+    assert re.fullmatch(r"It is blue \d\d", said["text"])
+    assert said["ending"] == "eos"
+    assert said["baseline"]["same_output"]
+    rules.write_text("start: (")
+    assert draftree(*options)[0] == 2
+    status, _, err = draftree(*options[:-3], tmp_path / "none.lark")
+    assert (status, "none.lark" in err, err.count("\n")) == (2, True, 1)

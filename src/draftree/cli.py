@@ -132,6 +132,10 @@ def generate(
     regex: Annotated[
         str | None, typer.Option(metavar="PATTERN", help="What all of it must match.", rich_help_panel=SHAPE)
     ] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A Lark grammar that derives all of it.", rich_help_panel=SHAPE)
+    ] = None,
+    beginning: Annotated[str, typer.Option(metavar="TEXT", help="What it begins with.", rich_help_panel=SHAPE)] = "",
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="How many tokens may be written.", rich_help_panel=END)
     ] = 128,

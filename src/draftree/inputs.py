@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from draftree.costs import CostTable
 from draftree.drafters.base import TrainableMethod
 from draftree.errors import UnknownName, UserError
+from draftree.grammar import Grammar
 from draftree.options import Options
 from draftree.registry import build, names, part
 from draftree.target import Target
@@ -51,8 +52,24 @@ def options(given: Mapping[str, Any]) -> Options:
         UserError: a value is out of its range, or cannot be read.
     """
     asked = {f.name: given[f.name] for f in fields(Options) if f.name in given}
-    schema = None if asked["json_schema"] is None else schema_text(asked["json_schema"])
-    return Options(**asked | {"json_schema": schema, "logit_bias": dict(map(bias, asked["logit_bias"]))})
+    read = {
+        "json_schema": None if asked["json_schema"] is None else schema_text(asked["json_schema"]),
+        "grammar": None if asked["grammar"] is None else lark(asked["grammar"]),
+        "logit_bias": dict(map(bias, asked["logit_bias"])),
+    }
+    return Options(**asked | read)
+
+
+def lark(path: Path) -> Grammar:
+    """The grammar in a file.
+
+    Raises:
+        UserError: it cannot be read, or is none.
+    """
+    try:
+        return Grammar.lark(path.read_text("utf-8"))
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"--grammar is '{path}', allowed is a file with a Lark grammar: {error}") from error
 
 
 def schema_text(given: str) -> str:
