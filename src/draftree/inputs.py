@@ -54,7 +54,7 @@ def options(given: Mapping[str, Any]) -> Options:
     asked = {f.name: given[f.name] for f in fields(Options) if f.name in given}
     read = {
         "json_schema": None if asked["json_schema"] is None else schema_text(asked["json_schema"]),
-        "grammar": None if asked["grammar"] is None else lark(asked["grammar"]),
+        "grammar": None if asked.get("grammar") is None else lark(asked["grammar"]),
         "logit_bias": dict(map(bias, asked["logit_bias"])),
     }
     return Options(**asked | read)
