@@ -1,6 +1,7 @@
 """Forced tokens: drafted without the drafter, read by it only where something is drafted behind them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,10 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from draftree.costs import Costs
+from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.drafters.edd import EDD
+from draftree.drafters.pld import PLD
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
 from draftree.policies.base import Policy
@@ -18,6 +21,7 @@ from draftree.policies.vct import VCT
 from draftree.sampling import Sampling
 from draftree.testing.fakes import Never, tiny_target
 from draftree.text import Emitted, Request
+from draftree.tree import Tree
 
 SPAN = [50, 51, 52, 53, 54]
 
@@ -75,3 +79,21 @@ def test_a_chain_within_a_span_asks_nobody() -> None:
     request = Request([3, 1, 4], 12, processors=(rule,), guides=(rule,), forced=rule.forced)
     stats = Engine(target, nobody, Chain(3), costs=Costs({1: 0.1}, {1: 1.0})).write([request]).stats
     assert any(w.frontiers == () and w.fed == 4 for w in stats.work), "a chain of three forced tokens, and no draft step"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_nothing_that_is_forbidden_is_drafted(temperature: float) -> None:
+    """What a fused drafter finds beside its model's candidates is looked at, too."""
+    target, rule, seen = tiny_target(), Spelling(), 0
+    drafter = FusedDrafter([VDM().example(target), PLD().open(target)])
+    prompt = [50, 9, 51, 9, 52, 9, 53, 9, 54, 45, 1]  # what follows there is forbidden
+    request = Request(prompt, 24, processors=(rule,), guides=(rule,))
+    for kept in (True, False):
+        engine, told = Engine(target, drafter, VCT(2, 3), costs=Costs({1: 0.1}, {1: 1.0})), list[Tree]()
+        texts, steps = engine.begin([request if kept else replace(request, guides=())], Sampling(temperature, seed=2))
+        told += [event.tree for events in engine.timed(steps, texts) for event in events]
+        pairs = [(t.tokens[t.parents[n]], t.tokens[n]) for t in told for n in range(t.roots, len(t))]
+        wrong = [(a, b) for a, b in pairs if b != (rule.forced([a]) or b) or (rule.forced([a]) is None and b >= 40)]
+        assert not wrong if kept else wrong
+        seen += len(pairs)
+    assert seen

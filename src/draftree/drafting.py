@@ -57,7 +57,8 @@ class Drafting:
         shaped = self.texts.guided(tree, frontier)
         drawing = self.drawing if shaped is None else replace(self.drawing, shaped=shaped)
         candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, drawing)
-        if shaped is None or candidates.log_probs is not None:  # whoever has a whole q has sent its logits through them
+        # Whoever has a whole q has sent its logits through them; what others found beside it has not been.
+        if shaped is None or (candidates.log_probs is not None and candidates.sources is None):
             return candidates
         return allowed(candidates, shaped, self.vocab, self.texts.cache.device)
 
