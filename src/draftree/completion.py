@@ -171,7 +171,7 @@ class Writing:
         return self._reading.completion(self._texts.stats)
 
     def close(self) -> None:
-        """Writes no more; the engine keeps nothing of an unfinished text."""
+        """Writes no more; what the caches hold of the text serves a later call that begins with it."""
         self._steps.close()
 
 

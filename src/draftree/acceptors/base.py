@@ -74,6 +74,35 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
     return Verdict(tuple(paths), np.array(bonus, np.int64))
 
 
+UNCOUPLED = frozenset(Draw) - {Draw.COUPLED}
+"""The draws that rules by rejection are exact for: those that know nothing of the noise that judges them."""
+
+
+def descend(
+    tree: Tree, p: Distributions, chance: Chance, choose: Callable[[int, Tensor], tuple[int | None, Tensor]]
+) -> Verdict:
+    """From each root, goes from a node to the child that is kept, and draws the bonus of what is left of p where none is.
+
+    Args:
+        tree: the verified tree.
+        p: the target's distribution after each node.
+        chance: of the bonus.
+        choose: a node and p [V] after it → the child kept below it, or none, and what is left of p.
+    """
+    paths: list[Ints] = []
+    bonus: list[int] = []
+    for root in range(tree.roots):
+        path = [root]
+        while True:
+            child, left = choose(path[-1], p(path[-1]))
+            if child is None:
+                break
+            path.append(child)
+        paths.append(np.array(path[1:], np.int64))
+        bonus.append(chance.categorical(left, int(tree.row[root]), int(tree.depth[path[-1]])))
+    return Verdict(tuple(paths), np.array(bonus, np.int64))
+
+
 def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
     """[V] the q that a node was drawn from, float64 on the host; all of it on its own token where it is no draw.
 

@@ -11,7 +11,7 @@ from typing import ClassVar, final
 import numpy as np
 from torch import Tensor
 
-from draftree.acceptors.base import Acceptor, proposal, ratio, residual
+from draftree.acceptors.base import UNCOUPLED, Acceptor, proposal, ratio, residual
 from draftree.sampling import Chance, Distributions
 from draftree.tree import Draw, Ints, Tree, Verdict
 
@@ -24,7 +24,7 @@ class Block(Acceptor):
     It promises less than `match`: another drafter, policy or neighbour gives another text for the same seed.
     """
 
-    exact_for: ClassVar[frozenset[Draw]] = frozenset({Draw.POINT, Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT})
+    exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
     survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = True
@@ -42,14 +42,15 @@ class Block(Acceptor):
         while (children := tree.children(chain[-1])).size:
             chain.append(int(children[0]))
         # Every beginning is asked by itself whether it is kept, and the longest that says yes is.
-        weight, length, bonus = 1.0, 0, _left(tree, chain, 0, p, 1.0)
+        weight, length, of_kept = 1.0, 0, 1.0
         for i, node in enumerate(chain[1:], start=1):
             here, token = p(chain[i - 1]), int(tree.tokens[node])
             weight = min(1.0, weight * ratio(here, proposal(tree, node, len(here)), token))
             if weight == 0:  # and so it stays
                 break
             if chance.bernoulli(_kept(tree, chain, i, p, weight), row, i - 1):
-                length, bonus = i, _left(tree, chain, i, p, weight)
+                length, of_kept = i, weight
+        bonus = _left(tree, chain, length, p, of_kept)
         return np.array(chain[1 : length + 1], np.int64), chance.categorical(bonus, row, length)
 
 

@@ -9,11 +9,10 @@ so. What p has become when all are rejected is what the bonus is drawn from.
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.acceptors.base import Acceptor, proposal, ratio, residual
+from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, proposal, ratio, residual
 from draftree.sampling import Chance, Distributions
 from draftree.tree import Draw, Tree, Verdict
 
@@ -29,7 +28,7 @@ class MultiRound(Acceptor):
         replacement: whether siblings are drawn with replacement, as in SpecInfer, or without, as in EAGLE-1.
     """
 
-    exact_for: ClassVar[frozenset[Draw]] = frozenset({Draw.POINT, Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT})
+    exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
     survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
 
@@ -40,17 +39,7 @@ class MultiRound(Acceptor):
         return Draw.WITH_REPLACEMENT if self.replacement else Draw.WITHOUT_REPLACEMENT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        paths, bonus = [], []
-        for root in range(tree.roots):
-            path: list[int] = []
-            node: int | None = root
-            while node is not None:
-                last = node
-                node, left = self._choose(tree, last, p(last), chance)
-                path += [] if node is None else [node]
-            paths.append(np.array(path, np.int64))
-            bonus.append(chance.categorical(left, int(tree.row[root]), int(tree.depth[last])))
-        return Verdict(tuple(paths), np.array(bonus, np.int64))
+        return descend(tree, p, chance, lambda node, here: self._choose(tree, node, here, chance))
 
     def _choose(self, tree: Tree, node: int, p: Tensor, chance: Chance) -> tuple[int | None, Tensor]:
         """The sibling kept below a node, if one is, and what is left of p if none is."""

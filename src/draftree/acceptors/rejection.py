@@ -7,9 +7,9 @@ norm(max(0, p − q)), which is exactly what p has and the kept drafts lack.
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import numpy as np
+from torch import Tensor
 
-from draftree.acceptors.base import Acceptor, proposal, ratio, residual
+from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, proposal, ratio, residual
 from draftree.sampling import Chance, Distributions
 from draftree.tree import Draw, Tree, Verdict
 
@@ -22,7 +22,7 @@ class Rejection(Acceptor):
     It promises less than `match`: another drafter, policy or neighbour gives another text for the same seed.
     """
 
-    exact_for: ClassVar[frozenset[Draw]] = frozenset({Draw.POINT, Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT})
+    exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
     survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
 
@@ -31,19 +31,13 @@ class Rejection(Acceptor):
         return Draw.WITH_REPLACEMENT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        paths, bonus = [], []
-        for root in range(tree.roots):
-            path, row = [root], int(tree.row[root])
-            while True:
-                node, here = path[-1], p(path[-1])
-                child = next(iter(tree.children(node).tolist()), None)
-                if child is None:
-                    break
-                q = proposal(tree, child, len(here))
-                if not chance.bernoulli(min(1.0, ratio(here, q, int(tree.tokens[child]))), row, int(tree.depth[node])):
-                    here = residual(here, q)
-                    break
-                path.append(child)
-            paths.append(np.array(path[1:], np.int64))
-            bonus.append(chance.categorical(here, row, int(tree.depth[path[-1]])))
-        return Verdict(tuple(paths), np.array(bonus, np.int64))
+        def choose(node: int, here: Tensor) -> tuple[int | None, Tensor]:
+            child = next(iter(tree.children(node).tolist()), None)
+            if child is None:
+                return None, here
+            q = proposal(tree, child, len(here))
+            keep = min(1.0, ratio(here, q, int(tree.tokens[child])))
+            kept = chance.bernoulli(keep, int(tree.row[node]), int(tree.depth[node]))
+            return (child, here) if kept else (None, residual(here, q))
+
+        return descend(tree, p, chance, choose)
