@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -68,6 +67,7 @@ from draftree.decoder import Decoder
 from draftree.drafters.base import Method
 from draftree.engine import Engine, load
 from draftree.errors import UserError
+from draftree.options import Options
 from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.sampling import Sampling
@@ -253,14 +253,12 @@ def speculate(
 
 
 def checked(seed: int) -> int:
-    """The seed, in greedy calls too.
+    """The seed, by the rule that options have for it; in greedy calls too.
 
     Raises:
         UserError: it is none.
     """
-    if not isinstance(seed, Integral) or not 0 <= seed < 2**64:
-        raise UserError(f"seed is {seed!r}, allowed is a whole number in 0 … 2⁶⁴ − 1")
-    return int(seed)
+    return int(Options(seed=seed).seed)
 
 
 def generate(
