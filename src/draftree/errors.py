@@ -9,10 +9,38 @@ Exception
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
+
+LONGEST, SHOWN = 600, 60
+"""Characters of a message, and of a value that it repeats."""
+
+
+def cut(text: str, most: int = LONGEST) -> str:
+    """The text on one line, of so many characters at most: its middle is left out where it is longer."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most * 2 // 3]} … {line[len(line) - most // 3 :]}"
+
+
+def shown(value: Any, most: int = SHOWN) -> str:
+    """A faulty value as a message repeats it."""
+    try:
+        text = repr(value)
+    except Exception:  # a foreign object's own repr may fail; so does that of what is nested too deep
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; its type's name where it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 class DraftreeError(Exception):
-    """Base of all errors that draftree raises on purpose; its text is one line."""
+    """Base of all errors that draftree raises on purpose; its text is one line, and cut where it would be a long one."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(cut(text))
 
 
 class UserError(DraftreeError):
