@@ -28,6 +28,12 @@ SPECS = {
     "hydra": "hydra",
 }
 
+NUMBERS = {
+    "--batch-size": "8", "--lr": "2e-3", "--schedule": "cosine", "--floor": "0.05", "--warmup": "50", "--betas": "0.9 0.999",
+    "--weight-decay": "0.01", "--clip": "1.0", "--clip-by": "norm", "--max-tokens": "256",
+}  # fmt: skip
+"""The same for all drafters, so that they can be compared, and not those of each one's paper (docs/methods/training.md)."""
+
 
 def code(path: pathlib.Path, size: int = 1_500_000) -> None:
     """Writes some of the standard library's files, drawn with a fixed seed, as rows of text."""
@@ -47,9 +53,9 @@ def train(name: str, spec: str, data: str, out: pathlib.Path, epochs: float = 3,
     if not (out / "code.jsonl").is_file():
         out.mkdir(parents=True, exist_ok=True)
         code(out / "code.jsonl")
-    texts = ["--data", data, "--data", str(out / "code.jsonl"), "--max-tokens", "256"]
+    texts = ["--data", data, "--data", str(out / "code.jsonl")]
     kept = ["--cache-features", "--features", str(out / "features")]
-    knobs = ["--epochs", str(epochs), "--lr", "2e-3", "--schedule", "cosine", "--warmup", "50", "--seed", str(seed)]
+    knobs = ["--epochs", str(epochs), "--seed", str(seed), *" ".join(map(" ".join, NUMBERS.items())).split()]
     command = [sys.executable, "-m", "draftree", "train", spec, *texts, *kept, *knobs, "--out", str(out / name)]
     subprocess.run(command, check=True)
 

@@ -6,11 +6,12 @@ import torch
 from torch.nn.functional import smooth_l1_loss
 
 from architectures import target
+from draftree.drafters.base import Batch
 from draftree.drafters.eagle import EAGLE
 from draftree.errors import UserError
+from draftree.target import LAST
 from draftree.testing import forwards
 from forests import texts
-from test_pairs import drafter_of
 
 
 def test_the_loss_is_its_formula() -> None:
@@ -29,16 +30,23 @@ def test_the_loss_is_its_formula() -> None:
         assert float(drafter.loss(batch)) == pytest.approx(float(expected) / batch.count, rel=1e-5)
 
 
-def test_noise_is_bounded_and_a_samples_own() -> None:
-    """± 0.1 · 512 / T, the same for a sample whatever stands beside it in the batch."""
-    t = target("llama")
-    drafter = drafter_of("eagle", t)
-    rows = np.stack(texts([9, 9], np.random.default_rng(0)))
-    both = drafter._noise(forwards.batch_of(t, drafter, rows))  # type: ignore[attr-defined]
-    alone = drafter._noise(forwards.batch_of(t, drafter, rows[:1]))  # type: ignore[attr-defined]
-    assert torch.equal(both[:1], alone)
+@pytest.mark.parametrize(("length", "bound"), [(9, 0.1), (100, 0.1), (512, 0.1), (1024, 0.05)])
+def test_noise_is_the_papers_and_less_on_long_texts(length: int, bound: float) -> None:
+    """± 0.1 · min(1, 512 / T), the same for a sample whatever stands beside it in the batch."""
+    drafter = EAGLE().fresh(target("llama"))
+    tokens = torch.zeros(2, length, dtype=torch.int64)
+    learn = torch.ones_like(tokens, dtype=torch.bool)
+
+    def noise(rows: int) -> torch.Tensor:
+        hidden = {LAST: torch.zeros(rows, length, 64)}
+        generators = tuple(torch.Generator().manual_seed(i) for i in range(rows))
+        batch = Batch(tokens[:rows], learn[:rows], hidden, {}, lambda at: at, generators, 1.0)
+        return drafter._noise(batch)  # type: ignore[attr-defined]
+
+    both = noise(2)
+    assert torch.equal(both[:1], noise(1))
     assert not torch.equal(both[0], both[1])
-    assert 0.09 * 512 / 9 < float(both.abs().max()) <= 0.1 * 512 / 9
+    assert 0.95 * bound < float(both.abs().max()) <= bound
 
 
 def test_aligned_passes_count_alike() -> None:

@@ -392,7 +392,17 @@ def test_bfloat16_runs_close_to_float32(target, samples, tmp_path) -> None:
         ({"batch_size": 0}, "batch_size is 0"),
         ({"accumulate": 0}, "accumulate is 0"),
         ({"evaluate_every": 0}, "evaluate_every is 0"),
-        ({"schedule": "linear"}, "schedule is 'linear'"),
+        ({"schedule": "step"}, "schedule is 'step', allowed are constant, cosine, linear"),
+        ({"warmup": 1.5}, r"warmup is 1\.5, allowed is a whole number of steps, or a share of all below 1"),
+        ({"warmup": math.nan}, "warmup is nan"),
+        ({"warmup": math.inf}, "warmup is inf"),
+        ({"betas": (0.9, 1.0)}, r"betas is 0\.9 1\.0, allowed are two numbers in \[0, 1\)"),
+        ({"betas": (math.nan, 0.9)}, r"betas is nan 0\.9"),
+        ({"weight_decay": -0.1}, r"weight_decay is -0\.1"),
+        ({"weight_decay": math.inf}, "weight_decay is inf"),
+        ({"floor": 1.1}, r"floor is 1\.1"),
+        ({"clip": 0.0}, r"clip is 0\.0"),
+        ({"clip_by": "size"}, "clip_by is 'size', allowed are norm, value"),
     ],
 )
 def test_plans_out_of_range_are_refused(knobs, told) -> None:

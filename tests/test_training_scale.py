@@ -323,9 +323,9 @@ def test_the_size_of_features_is_told_before_they_are_computed(folder: Path, cha
     tokens = sum(len(s.tokens) for s in data.read([chats], byte_tokenizer(), 512))
     size = tokens * 2 * 32 * 4  # hidden states of two layers, in float32
     told = capfd.readouterr()
-    assert told.err == f"draftree: features of 12 texts take {size / 1000:.1f} kB in {tmp_path}/kept\n"
+    assert told.err.startswith(f"draftree: features of 12 texts take {size / 1000:.1f} kB in {tmp_path}/kept\n")
     assert command(*ask, "--out", tmp_path / "b") == 0
-    assert capfd.readouterr().err == ""  # they are there
+    assert "features of" not in capfd.readouterr().err  # they are there
 
 
 class Ledger(tracking.GeneralTracker):

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -44,6 +44,7 @@ app.add_typer(datastore, name="datastore")
 
 EDD, PCT, GREEDY, GREEDY_AND_1, ALL, ONE = ["edd"], ["pct"], [0.0], [0.0, 1.0], list[str](), [1]
 NO_FILES, NO_IDS = list[Path](), list[int]()
+THEIRS = "by default the method's"
 
 TargetName = Annotated[str, typer.Option("--target", help="demo, a Hugging Face folder, or a hub id.")]
 DrafterSpec = Annotated[str, typer.Option("--drafter", help="A spec (name, or name:key=value,…) or a checkpoint's folder.")]
@@ -213,7 +214,7 @@ def generate(
 
 @app.command(name="list")
 def list_parts(as_json: AsJson = False) -> None:
-    """List drafters, policies, acceptors and suites, with their knobs and defaults."""
+    """List drafters, policies, acceptors and suites, with their knobs and defaults, and how drafters are trained."""
     from draftree import registry, terminal
     from draftree.evaluation import suites
 
@@ -225,13 +226,17 @@ def list_parts(as_json: AsJson = False) -> None:
         for kind, plural in {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}.items()
     }
     found["suites"] = {name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.names()}
+    stages = {name: registry.stages(name) for name in registry.names("drafter")}
     if as_json:
+        for name, those in stages.items():
+            found["drafters"][name] |= {"training": [asdict(stage) for stage in those]}
         emit(found)
         return
     console = terminal.output()
     for kind, parts in found.items():
         rows = [{"name": name, "about": p["summary"], "knobs": terminal.knobs_text(p["knobs"])} for name, p in parts.items()]
         console.print(terminal.table(kind, rows))
+    console.print(terminal.table("training", [terminal.stage_row(name, s) for name, those in stages.items() for s in those]))
 
 
 @app.command(name="bench")
@@ -462,14 +467,32 @@ def train_drafter(
     regenerate: Annotated[bool, typer.Option("--regenerate", help="Let the target answer the data's prompts first.")] = False,
     regenerate_tokens: Annotated[int, typer.Option(help="Longest of these answers.")] = 256,
     regenerate_batch: Annotated[int, typer.Option(help="How many are written at a time.")] = 32,
-    epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 1.0,
-    batch_size: Annotated[int, typer.Option(help="Samples in a step, of all processes together.")] = 8,
-    accumulate: Annotated[int, typer.Option(help="Parts in which a process works on its share of a step.")] = 1,
-    lr: Annotated[float, typer.Option(help="Learning rate of AdamW.")] = 1e-4,
-    schedule: Annotated[Literal["constant", "cosine"], typer.Option(help="Of the learning rate.")] = "constant",
-    warmup: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = 0,
-    clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="Longest sample.")] = 512,
+    stage: Annotated[
+        str | None, typer.Option(help="Whose numbers: by default the method's first; with --init-from, its last.")
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(help=f"Passes over the data; {THEIRS}.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help=f"Samples in a step, of all processes; {THEIRS}.")] = None,
+    accumulate: Annotated[
+        int | None,
+        typer.Option(help="Parts in which a process works on its share of a step; by default of at most 4096 tokens each."),
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help=f"Learning rate of AdamW; {THEIRS}.")] = None,
+    schedule: Annotated[
+        Literal["constant", "cosine", "linear"] | None, typer.Option(help=f"Of the learning rate; {THEIRS}.")
+    ] = None,
+    floor: Annotated[float | None, typer.Option(help=f"Share of the rate with which cosine and linear end; {THEIRS}.")] = None,
+    warmup: Annotated[
+        float | None, typer.Option(help=f"Steps of linear warm-up, or below 1 their share of all; {THEIRS}.")
+    ] = None,
+    betas: Annotated[
+        tuple[float, float] | None, typer.Option(metavar="BETA BETA", help=f"Of AdamW's two moments; {THEIRS}.")
+    ] = None,
+    weight_decay: Annotated[float | None, typer.Option(help=f"Of AdamW; {THEIRS}.")] = None,
+    clip: Annotated[float | None, typer.Option(help=f"Bound of the gradient; {THEIRS}.")] = None,
+    clip_by: Annotated[
+        Literal["norm", "value"] | None, typer.Option(help=f"What is bounded: its norm, or each value; {THEIRS}.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help=f"Longest sample, the target's context at most; {THEIRS}.")] = None,
     held_out: Annotated[float, typer.Option(help="Share of the samples that is measured on, 64 at most.")] = 0.02,
     evaluate_every: Annotated[int, typer.Option(help="Steps between two measurements.")] = 250,
     save_every: Annotated[int, typer.Option(help="Steps between two saves of the state to go on from.")] = 250,
@@ -484,6 +507,9 @@ def train_drafter(
     as_json: AsJson = False,
 ) -> None:
     """Train a drafter for a target; the same command goes on where it was interrupted.
+
+    What is not given is as the method's paper or official code has it: `draftree list` shows the numbers, and the run's first
+    line those it takes. An interrupted run keeps the numbers it began with.
 
     `accelerate launch -m draftree train …` runs it on several processes.
 
@@ -510,12 +536,10 @@ def train_drafter(
     from draftree.training import command
 
     with command.one_voice():
-        plan = Plan(
-            epochs=epochs, batch_size=batch_size, accumulate=accumulate, lr=lr, schedule=schedule, warmup=warmup, clip=clip,
-            max_tokens=max_tokens, held_out=held_out, evaluate_every=evaluate_every, save_every=save_every, bf16=bf16,
-            cache_features=cache_features, features=features, seed=seed,
-        )  # fmt: skip
-        answers = command.Regeneration(regenerate_tokens, regenerate_batch, max_tokens) if regenerate else None
+        known = {f.name for f in fields(Plan)}
+        said = {option: value for option, value in ctx.params.items() if option in known and given(ctx, option)}
+        plan = command.planned(inputs.trainable(name, knobs).stages, said, out, init_from is not None)
+        answers = command.Regeneration(regenerate_tokens, regenerate_batch) if regenerate else None
         asked = command.Asked(name, knobs, data, out, plan, init_from, answers, track)
         inputs.quiet()
         with interruptible(f"the same command goes on from what is kept in '{out}'"):

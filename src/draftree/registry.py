@@ -25,7 +25,7 @@ import draftree.policies
 from draftree.acceptors.base import Acceptor
 from draftree.drafters._fused import Fused
 from draftree.drafters._stored import Stored
-from draftree.drafters.base import Method, TrainableMethod
+from draftree.drafters.base import Method, Stage, TrainableMethod
 from draftree.errors import UnknownName, UserError
 from draftree.policies.base import Policy
 
@@ -164,6 +164,12 @@ def knobs(kind: str, name: str) -> dict[str, Any]:
     """A part's knobs and their defaults."""
     cls = part(kind, name)
     return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.init}
+
+
+def stages(name: str) -> tuple[Stage, ...]:
+    """How a drafter is trained where nothing else is asked for; none where it is not trained."""
+    cls = part("drafter", name)
+    return cls.stages if issubclass(cls, TrainableMethod) else ()
 
 
 def summary(kind: str, name: str) -> str:

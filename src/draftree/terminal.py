@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -18,6 +18,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from draftree.costs import Costs, CostTable
+from draftree.drafters.base import Recipe, Stage
 from draftree.evaluation.runner import Comparison
 from draftree.stops import Pieces, Stops
 from draftree.text import Emitted, Origin
@@ -278,6 +279,26 @@ def show_lossless(console: Console, title: str, report: "Examined") -> None:
 def knobs_text(knobs: Mapping[str, Any]) -> str:
     """Knobs and their defaults as a spec writes them."""
     return ",".join(f"{k}={v if v != '' else chr(39) * 2}" for k, v in knobs.items())
+
+
+def plan_text(plan: Mapping[str, Any]) -> str:
+    """Numbers of a training run, by the names of the options that set them."""
+    return ", ".join(f"{k} {number_text(v)}" for k, v in plan.items() if v not in ("", None))
+
+
+def number_text(value: Any) -> str:
+    """A number, or several, as an option takes them."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(number_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def stage_row(drafter: str, stage: Stage) -> dict[str, str]:
+    """How a drafter is trained by default, as a row of a table."""
+    numbers = plan_text({f.name: getattr(stage, f.name) for f in fields(Recipe)})
+    by_us = f"; ours: {', '.join(stage.ours)}" if stage.ours else ""
+    told = {"loss": f"{stage.loss}, on {stage.data}", "source": stage.source + by_us}
+    return {"name": drafter, "stage": stage.name, "numbers": numbers, **told}
 
 
 class TrainingText:

@@ -6,15 +6,17 @@ and returned, never stored on the drafter, so one drafter serves many sequences.
 Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size, V vocabulary, B batch.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
+from draftree.errors import UserError
 from draftree.sampling import Drawing
 from draftree.target import Needs, Probes, Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -172,12 +174,88 @@ class Trainable(Drafter[State]):
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """The numbers by which weights are learnt; the optimiser is AdamW.
+
+    Attributes:
+        epochs: passes over the data.
+        batch_size: samples in a step, of all processes together.
+        lr: the learning rate.
+        schedule: of the rate: `constant`, or `cosine` or `linear` down to `floor`.
+        floor: the share of the rate with which such a schedule ends.
+        warmup: steps in which the rate rises linearly; below 1, their share of all steps.
+        betas: by which AdamW's two moments decay.
+        weight_decay: share of the rate by which AdamW shrinks weights.
+        clip: bound of the gradient.
+        clip_by: what is bounded: the `norm` of all weights' gradient, or each `value` of it.
+        max_tokens: longest sample.
+
+    Raises:
+        UserError: one of them is not a number that can be used.
+    """
+
+    epochs: float = 1.0
+    batch_size: int = 8
+    lr: float = 1e-4
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    floor: float = 0.05
+    warmup: float = 0
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    clip_by: Literal["norm", "value"] = "norm"
+    max_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "lr", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"{name} is {getattr(self, name)}, allowed is a finite number above 0")
+        for name, low in {"batch_size": 1, "max_tokens": 2}.items():
+            if getattr(self, name) < low:
+                raise UserError(f"{name} is {getattr(self, name)}, allowed is a whole number of at least {low}")
+        if not 0 <= self.warmup < math.inf or (self.warmup > 1 and self.warmup % 1):
+            raise UserError(f"warmup is {self.warmup}, allowed is a whole number of steps, or a share of all below 1")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"betas is {' '.join(map(str, self.betas))}, allowed are two numbers in [0, 1)")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"weight_decay is {self.weight_decay}, allowed is a finite number of at least 0")
+        if not 0 <= self.floor <= 1:
+            raise UserError(f"floor is {self.floor}, allowed is a number in [0, 1]")
+        for name, known in {"schedule": ("constant", "cosine", "linear"), "clip_by": ("norm", "value")}.items():
+            if getattr(self, name) not in known:
+                raise UserError(f"{name} is '{getattr(self, name)}', allowed are {', '.join(known)}")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Stage(Recipe):
+    """How a method is trained where nothing else is asked for: as its paper says, or its official code.
+
+    Attributes:
+        name: of the stage, by which it is chosen.
+        data: what it learns from.
+        loss: the objective by default, in words.
+        source: where the numbers stand.
+        ours: names of the numbers that the source leaves open.
+    """
+
+    name: str = "training"
+    data: str = "chats"
+    loss: str
+    source: str
+    ours: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class TrainableMethod(Method):
     """The knobs of a method that is trained.
 
     Attributes:
+        stages: how it is trained; each stage goes on from the weights of the one before.
         checkpoint: its folder; the shipped one by default, for the demo target.
     """
+
+    stages: ClassVar[tuple[Stage, ...]]
 
     checkpoint: str = ""
 

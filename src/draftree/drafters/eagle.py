@@ -10,7 +10,7 @@ Shapes: R rows, n tokens a row, B batch, T tokens, M learnt positions, D hidden 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from draftree.drafters._checkpoint import (
 )
 from draftree.drafters._layers import Rotary, initialise, layer, like, of_values, run, stores
 from draftree.drafters._pairs import PairDrafter, PairNet
-from draftree.drafters.base import Batch, TrainableMethod
+from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.target import LAST, Needs, Target
@@ -49,10 +49,19 @@ class EAGLE(TrainableMethod):
     Attributes:
         feature_weight: of the smooth-L1 loss between drafted and true features.
         token_weight: of the soft cross-entropy against the target's distribution.
-        noise: features are disturbed by uniform noise in ± noise · 512 / T in training.
+        noise: features are disturbed by uniform noise in ± noise in training, in ± noise · 512 / T where a text is longer
+            than 512 tokens.
         bias: whether the fusing layer has one, as in the paper's checkpoints; vLLM serves those without.
         steps: passes of training that are fed their own output, as HASS aligns them; 1 is EAGLE's own training.
     """
+
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            epochs=20, batch_size=4, lr=3e-5, schedule="linear", floor=0, warmup=0.0025, betas=(0.9, 0.95), weight_decay=0.01,
+            clip=0.5, clip_by="value", max_tokens=2048, loss="smooth L1 of features + 0.1 · cross-entropy with the target",
+            source="the official code, whose rate falls over 800,000 steps; rate, betas and clipping also the paper",
+        ),
+    )  # fmt: skip
 
     feature_weight: float = 1.0
     token_weight: float = 0.1
@@ -176,12 +185,16 @@ class EAGLEDrafter(PairDrafter):
         return total / (batch.count * self.knobs.steps)
 
     def _noise(self, batch: Batch) -> Tensor:
-        """[B, T, D] uniform noise, stronger for short texts, as the official code draws it."""
+        """[B, T, D] uniform noise, the paper's, weaker in long texts.
+
+        The official code scales by 512 / T whatever T is, and trains with texts of up to 2,048 tokens; on short texts that
+        would be far more than the paper's U(−0.1, 0.1).
+        """
         true, noise = batch.hidden[LAST], torch.zeros(batch.hidden[LAST].shape)
         for row, generator in enumerate(batch.generators):
             length = int(batch.learn[row].nonzero().max()) + 1 if batch.learn[row].any() else 1
             drawn = torch.rand(length, true.shape[-1], generator=generator) - 0.5
-            noise[row, :length] = 2 * self.knobs.noise * drawn * 512 / length
+            noise[row, :length] = 2 * self.knobs.noise * drawn * min(1, 512 / length)
         return noise.to(true)
 
     def save(self, folder: Path) -> None:

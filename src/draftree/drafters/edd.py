@@ -11,7 +11,7 @@ Shapes: R rows, T tokens, B batch, D hidden size, V vocabulary, H key-value head
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from transformers import Cache, PreTrainedModel
 from draftree.decoder import Decoder
 from draftree.drafters._checkpoint import beginning, kept, load_model, save_model, shipped
 from draftree.drafters._decoding import SPARE, Decoding, propose, rewind
-from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.errors import UserError
 from draftree.sampling import Drawing
 from draftree.target import Needs, Taps, Target
@@ -41,6 +41,14 @@ class EDD(TrainableMethod):
         min_block: shortest block of the dual-block mask.
         max_block: longest block; a length is drawn for each training step.
     """
+
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            epochs=1, batch_size=8, lr=1e-4, loss="KL(p‖q) to the target (eq. 4)",
+            source="EDD + PCT, section 4.1",
+            ours=("schedule", "warmup", "betas", "weight_decay", "clip", "max_tokens"),
+        ),
+    )  # fmt: skip
 
     hidden_layer: int = -4
     loss: Literal["kl", "ce"] = "kl"

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, cast, final
+from typing import Any, ClassVar, Literal, Self, cast, final
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ from draftree.drafters._checkpoint import (
     write,
 )
 from draftree.drafters._decoding import NOTHING, SPARE, Decoding, keep_path, lay_out, no_candidates, rewind
-from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.errors import UserError
 from draftree.sampling import Drawing, drawn
 from draftree.target import CHUNK, Needs, Taps, Target
@@ -59,6 +59,13 @@ PREFIX = "small_model."
 """Before the names of tensors that were saved together with the target."""
 OFFICIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 """How the official code rotates queries, whatever rotated the target's keys."""
+
+
+PRETRAINING = Stage(
+    name="pretraining", data="text", epochs=1, batch_size=64, lr=5e-4, schedule="cosine", floor=0, warmup=0.025,
+    betas=(0.9, 0.95), weight_decay=0, max_tokens=2048, loss="cross-entropy with the text",
+    source="GliDe + CaPE, appendix A; schedule, betas, weight decay and length the official code", ours=("clip",),
+)  # fmt: skip
 
 
 @final
@@ -79,6 +86,8 @@ class GLIDE(TrainableMethod):
             target has committed since, prompts see all of themselves, queries are rotated with base 10,000, and training
             blocks begin at multiples of their length. Published checkpoints are opened as `official`.
     """
+
+    stages: ClassVar[tuple[Stage, ...]] = (PRETRAINING, replace(PRETRAINING, name="tuning", data="chats"))
 
     layers: int = 1
     hidden: int = 0

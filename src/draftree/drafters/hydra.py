@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from draftree.drafters._checkpoint import (
 from draftree.drafters._decoding import SPARE
 from draftree.drafters._heads import ResBlock, by_depth, lm_head, newest, offered, teacher
 from draftree.drafters._layers import Rotary, initialise, layer, like, run
-from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.errors import UserError
 from draftree.sampling import Drawing
 from draftree.target import CHUNK, LAST, Needs, Taps, Target
@@ -65,6 +65,15 @@ class Hydra(TrainableMethod):
         loss: `kl` against the target's distribution (the official soft cross-entropy, less a constant), or `ce` against
             the text.
     """
+
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            epochs=10, batch_size=32, lr=5e-4, schedule="cosine", floor=0.33, warmup=100, weight_decay=0.1, max_tokens=2048,
+            loss="Σ KL(p‖q) to the target over heads",
+            source="the official code's command",
+            ours=("betas", "clip"),
+        ),
+    )  # fmt: skip
 
     heads: int = 4
     layers: int = 4

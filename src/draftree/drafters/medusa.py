@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from draftree.drafters._checkpoint import (
     write,
 )
 from draftree.drafters._heads import ResBlock, by_depth, lm_head, newest, offered, teacher
-from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.errors import UserError
 from draftree.sampling import Drawing
 from draftree.target import LAST, Needs, Taps, Target
@@ -58,6 +58,15 @@ class Medusa(TrainableMethod):
         distil: share of KL(p‖q) against the target's own distribution in each head's loss (self-distillation, section
             2.3.2); the rest is cross-entropy against the text.
     """
+
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            epochs=2, batch_size=64, lr=2e-3, schedule="cosine", floor=0, warmup=40, weight_decay=0, max_tokens=4096,
+            loss="Σ 0.8^(i + 1) · cross-entropy with the text of head i",
+            source="Medusa-1 in the paper's configuration for axolotl, its rate for the heads",
+            ours=("betas", "clip"),
+        ),
+    )  # fmt: skip
 
     heads: int = 5
     layers: int = 1

@@ -11,7 +11,7 @@ import re
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from draftree.drafters._checkpoint import (
     write,
 )
 from draftree.drafters._pairs import PairDrafter, PairNet
-from draftree.drafters.base import Batch, TrainableMethod
+from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.errors import UserError
 from draftree.target import LAST, Needs, Target
 from draftree.training.losses import before, draft_loss
@@ -49,6 +49,15 @@ class MTP(TrainableMethod):
         loss: `kl` against the target, or `ce` against the text (DeepSeek-V3's objective).
         steps: passes of training, each fed the output of the one before; one pass is DeepSeek-V3's own training.
     """
+
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            lr=2.2e-4, betas=(0.9, 0.95), weight_decay=0.1, clip=1.0, max_tokens=4096,
+            loss="KL(p‖q) to the target (the paper's: cross-entropy with the text)",
+            source="DeepSeek-V3, section 4.2, where the layer is trained together with the model",
+            ours=("epochs", "batch_size", "schedule", "warmup"),
+        ),
+    )  # fmt: skip
 
     loss: Literal["kl", "ce"] = "kl"
     steps: int = 1

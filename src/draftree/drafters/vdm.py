@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self, final
+from typing import ClassVar, Literal, Self, final
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from draftree.decoder import Decoder
 from draftree.drafters._checkpoint import beginning, kept, load_model, save_model, shipped
 from draftree.drafters._decoding import Decoding, keep_path, propose, read, rewind
-from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.sampling import Drawing
 from draftree.target import Taps, Target
 from draftree.training.losses import before, draft_loss
@@ -26,6 +26,14 @@ class VDM(TrainableMethod):
     Attributes:
         loss: `kl` against the target, or `ce` against the text.
     """
+
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            epochs=1, batch_size=8, lr=1e-4, loss="KL(p‖q) to the target",
+            source="EDD + PCT, section 4.1, as EDD",
+            ours=("schedule", "warmup", "betas", "weight_decay", "clip", "max_tokens"),
+        ),
+    )  # fmt: skip
 
     loss: Literal["kl", "ce"] = "kl"
 

@@ -1,22 +1,24 @@
 """What `draftree train` does between its options and its result, in each process of a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from draftree import inputs, terminal
-from draftree.drafters.base import Trainable
+from draftree.drafters.base import Stage, Trainable
+from draftree.errors import UnknownName, UserError
+from draftree.files import understood
 from draftree.target import Target
 from draftree.training import state, trainer
 from draftree.training.data import Sample, read
 from draftree.training.processes import Processes, one_voice
 from draftree.training.regenerate import Regeneration, regenerate
 
-__all__ = ["Asked", "Regeneration", "one_voice", "run", "show"]
+__all__ = ["Asked", "Regeneration", "one_voice", "planned", "run", "show"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,49 @@ class Asked:
             UserError: a step's samples cannot be dealt out evenly, or `out` holds another run or a finished drafter.
         """
         self.plan.together(processes.world)
-        state.check(self.out, {**asdict(self.plan), **self.about, **known})
+        said = {**asdict(self.plan), **self.about, **known}
+        if not known:
+            del said["max_tokens"]  # may still be cut to the target's context
+        state.check(self.out, said)
+
+    def fitted(self, context: int) -> Self:
+        """The same for a target with so many positions, which no sample is longer than; a run begun before keeps its length.
+
+        Args:
+            context: the target's.
+        """
+        begun = state.before(self.out) or {}
+        longest = self.plan.max_tokens
+        if longest != begun.get("max_tokens"):
+            longest = min(longest, context)
+        answers = None if self.answers is None else replace(self.answers, max_tokens=longest)
+        return replace(self, plan=replace(self.plan, max_tokens=longest), answers=answers)
+
+
+def planned(stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later: bool) -> trainer.Plan:
+    """The plan of a run: what was given; for the rest what the interrupted run in `out` began with, or a stage's numbers.
+
+    Args:
+        stages: the method's.
+        given: values of the plan, by their names.
+        out: the folder of the run.
+        later: whether it begins with a checkpoint's weights. Then it is the last stage by default, else the first.
+
+    Raises:
+        UserError: there is no such stage or it goes on from weights that are lacking, or a value is out of range.
+    """
+    begun, names = state.before(out), [stage.name for stage in stages]
+    if begun is None:
+        name = given.get("stage", names[-1 if later else 0])
+        if name not in names:
+            raise UnknownName("stage", name, names)
+        if name != names[0] and not later:
+            raise UserError(f"stage '{name}' goes on from the weights of '{names[0]}', allowed is it with --init-from")
+        begun = {**asdict(stages[names.index(name)]), "stage": name}
+    known = {f.name for f in fields(trainer.Plan)} - state.FREE
+    with understood(f"'{out / state.PLAN}' is not what a run was asked for"):
+        numbers = {k: v for k, v in begun.items() if k in known} | {"betas": tuple(begun["betas"])}
+        return trainer.Plan(**numbers | dict(given))
 
 
 def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> trainer.Progress | None:
@@ -83,6 +127,7 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
     with processes.agreed(), terminal.busy("loading"):
         asked.check(processes)
         model = inputs.load_target(target, processes.device(device), dtype)
+        asked = asked.fitted(model.decoder.context)
         torch.manual_seed(asked.plan.seed)  # of the weights it begins with
         if asked.init_from is None:
             drafter = method.fresh(model)
@@ -93,13 +138,17 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
     if asked.init_from is None:
         learnt = np.concatenate([s.tokens[s.learn] for s in samples])
         drafter.study(np.bincount(learnt, minlength=model.decoder.vocab))
-    if asked.plan.cache_features:
+    with processes.agreed():
         trainer.split(samples, asked.plan)  # refuses too few of them before the target reads them
+    plan = asked.plan.parted(samples, processes.world)
+    if asked.plan.cache_features:
         _cache(asked, model, drafter, samples, processes)
+    if processes.main:
+        terminal.remark(f"training by {terminal.plan_text(asdict(plan))}")
     with terminal.progress(f"train {asked.spec}", None) as tell:
         text = terminal.TrainingText()
         listen = lambda p: tell(p.step, text(p), p.steps)
-        end = trainer.train(model, drafter, samples, asked.plan, asked.out, listen, asked.about, asked.track)
+        end = trainer.train(model, drafter, samples, plan, asked.out, listen, asked.about, asked.track)
     return end if processes.main else None
 
 

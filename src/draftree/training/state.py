@@ -23,22 +23,38 @@ FREE = frozenset({"accumulate", "cache_features", "features", "evaluate_every", 
 """What may be another when a run goes on: it does not change what is learnt."""
 
 
+SINCE: Mapping[str, Any] = {"stage": "", "betas": [0.9, 0.999], "weight_decay": 0.01, "clip_by": "norm", "floor": 0.05}
+"""What a run had that was begun before this was written down."""
+
+
+def before(out: Path) -> dict[str, Any] | None:
+    """What the interrupted run in a folder was asked for; None where there is none.
+
+    Raises:
+        UserError: that cannot be read.
+    """
+    if not (out / STATE).is_file():
+        return None
+    try:
+        return {**SINCE, **json.loads((out / PLAN).read_text())}
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"'{out}' holds an interrupted run without its {PLAN}: use another folder") from error
+
+
 def check(out: Path, said: Mapping[str, Any]) -> bool:
     """Whether a folder holds an interrupted run, which must be one of the same plan.
 
     Raises:
         UserError: it holds another run, or a finished drafter.
     """
-    if not (out / STATE).is_file():
+    begun = before(out)
+    if begun is None:
         if (out / "config.json").is_file():
             raise UserError(f"'{out}' holds a finished drafter: name another folder to train into")
         return False
-    try:
-        before = json.loads((out / PLAN).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{out}' holds an interrupted run without its {PLAN}: use another folder") from error
-    if different := [k for k in said if k not in FREE and said[k] != before.get(k)]:
-        was = ", ".join(f"{k}={before.get(k)}" for k in different)
+    said = json.loads(json.dumps(said))  # as it would be read
+    if different := [k for k in said if k not in FREE and said[k] != begun.get(k)]:
+        was = ", ".join(f"{k}={begun.get(k)}" for k in different)
         raise UserError(f"'{out}' holds an interrupted run with {was}: go on with the same, or use another folder")
     return True
 

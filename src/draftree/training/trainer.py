@@ -10,10 +10,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import GradientAccumulationPlugin, LoggerType
 from torch import Tensor, nn
 
-from draftree.drafters.base import Batch, Trainable
+from draftree.drafters.base import Batch, Recipe, Trainable
 from draftree.errors import UserError
 from draftree.target import Target
 from draftree.training import state
@@ -33,20 +33,18 @@ from draftree.training.processes import Processes
 from draftree.training.teacher import Teacher
 from draftree.tree import Ints
 
+TOGETHER = 4096
+"""Tokens, padding among them, that a micro-batch holds at most where nobody says in how many parts a step is worked on."""
+
 
 @dataclass(frozen=True)
-class Plan:
-    """How a drafter is trained; the defaults are EDD's (EDD + PCT, section 4.1).
+class Plan(Recipe):
+    """How a drafter is trained: by which numbers, and how the run is kept. The defaults are EDD's (EDD + PCT, section 4.1).
 
     Attributes:
-        epochs: passes over the data.
-        batch_size: samples in a step, of all processes together.
-        accumulate: parts in which a process works on its share of a step, one after the other, to save memory.
-        lr: of AdamW.
-        schedule: `constant`, or `cosine` down to 5 % of it.
-        warmup: steps of linear warm-up.
-        clip: largest norm of the gradient.
-        max_tokens: longest sample.
+        stage: the name of the method's stage whose numbers were taken where nothing else was asked for.
+        accumulate: parts in which a process works on its share of a step, one after the other, to save memory; as many as
+            keep a part within `TOGETHER` tokens by default.
         held_out: share of the samples that is measured on instead of learnt, 64 samples at most.
         evaluate_every: steps between two measurements.
         save_every: steps between two saves of the state to resume from.
@@ -56,14 +54,8 @@ class Plan:
         seed: of everything that is drawn.
     """
 
-    epochs: float = 1.0
-    batch_size: int = 8
-    accumulate: int = 1
-    lr: float = 1e-4
-    schedule: Literal["constant", "cosine"] = "constant"
-    warmup: int = 0
-    clip: float = 1.0
-    max_tokens: int = 512
+    stage: str = ""
+    accumulate: int | None = None
     held_out: float = 0.02
     evaluate_every: int = 250
     save_every: int = 250
@@ -73,19 +65,26 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "lr", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"{name} is {getattr(self, name)}, allowed is a finite number above 0")
-        least = {"batch_size": 1, "accumulate": 1, "warmup": 0, "max_tokens": 2, "evaluate_every": 1, "save_every": 1}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise UserError(f"{name} is {getattr(self, name)}, allowed is a whole number of at least {low}")
+        super().__post_init__()
+        for name in ("accumulate", "evaluate_every", "save_every"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"{name} is {value}, allowed is a whole number of at least 1")
         if not 0 <= self.held_out < 1:
             raise UserError(f"held_out is {self.held_out}, allowed is a number in [0, 1)")
         if not 0 <= self.seed < 2**64:
             raise UserError(f"seed is {self.seed}, allowed is a whole number in 0 … 2⁶⁴ − 1")
-        if self.schedule not in ("constant", "cosine"):
-            raise UserError(f"schedule is '{self.schedule}', allowed are constant and cosine")
+
+    @property
+    def parts(self) -> int:
+        """In which a process works on its share of a step."""
+        return self.accumulate or 1
+
+    def parted(self, samples: Sequence[Sample], world: int) -> Self:
+        """The same with a number of parts, for `world` processes."""
+        if self.accumulate is not None:
+            return self
+        share, fit = self.batch_size // world, TOGETHER // max(len(s.tokens) for s in samples)
+        return replace(self, accumulate=next(n for n in range(1, share + 1) if share % n == 0 and share // n <= max(fit, 1)))
 
     def together(self, world: int) -> int:
         """Samples in a micro-batch of one of `world` processes.
@@ -93,11 +92,11 @@ class Plan:
         Raises:
             UserError: a step's samples cannot be dealt out evenly.
         """
-        parts = world * self.accumulate
+        parts = world * self.parts
         if self.batch_size % parts:
             raise UserError(
                 f"batch_size is {self.batch_size}, allowed is a multiple of {parts} (processes {world} × accumulate "
-                f"{self.accumulate}), such as {-(-self.batch_size // parts) * parts}"
+                f"{self.parts}), such as {-(-self.batch_size // parts) * parts}"
             )
         return self.batch_size // parts
 
@@ -221,19 +220,22 @@ class Run:
         device = target.decoder.device
         cast(Any, target.decoder.model).requires_grad_(False)  # a drafter's loss may go through its embedding and head
         processes = Processes.on(device)
-        said = asdict(plan) | {"target": target.name, "drafter": drafter.described, "data": digest(samples)} | dict(about)
-        processes.same(said["data"], "the data")
+        about = {"target": target.name, "drafter": drafter.described, "data": digest(samples), **about}
+        processes.same(about["data"], "the data")
         with processes.agreed():
             check_tracker(track)
             plan.together(processes.world)
+            plan = plan.parted(samples, processes.world)
             learnt, held = split(samples, plan)
+            said = asdict(plan) | dict(about)
             going_on = state.check(out, said)
         shards = cached(target, drafter, samples, plan, out) if plan.cache_features else None
         if shards is not None:
             fill(shards, processes)
         accelerator = _accelerator(device, out, track)
         parameters = [p for p in drafter.model.parameters() if p.requires_grad]
-        objective, optimizer = accelerator.prepare(Objective(drafter), torch.optim.AdamW(parameters, lr=plan.lr))
+        adam = torch.optim.AdamW(parameters, plan.lr, plan.betas, weight_decay=plan.weight_decay)
+        objective, optimizer = accelerator.prepare(Objective(drafter), adam)
         with processes.agreed():
             first = state.resume(out, drafter, optimizer, device) if going_on else 0
             if processes.main:
@@ -256,7 +258,8 @@ class Run:
         loss = float(self.processes.summed(own)) / self.processes.world
         if not math.isfinite(loss):
             raise UserError(f"training diverged: the loss is {loss} at step {step + 1}; try a smaller lr")
-        self.accelerator.clip_grad_norm_(self.drafter.model.parameters(), self.plan.clip)
+        clip = self.accelerator.clip_grad_norm_ if self.plan.clip_by == "norm" else self.accelerator.clip_grad_value_
+        clip(self.drafter.model.parameters(), self.plan.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss
@@ -269,11 +272,11 @@ class Run:
         world, rank = self.processes.world, self.processes.rank
         chosen, size = _chosen(self.learnt, self.plan, step), self.plan.together(world)
         count = sum(int(self.teacher.samples[i].learn.sum()) for i in chosen) / world
-        mine = chosen[rank * size * self.plan.accumulate :]
+        mine = chosen[rank * size * self.plan.parts :]
         torch.manual_seed(int(np.random.SeedSequence([self.plan.seed, 3, step, rank]).generate_state(1)[0]))  # of dropout
         loss = 0.0
-        for part in range(self.plan.accumulate):
-            last = part + 1 == self.plan.accumulate
+        for part in range(self.plan.parts):
+            last = part + 1 == self.plan.parts
             with nullcontext() if last else self.accelerator.no_sync(self.objective):
                 batch = self.teacher.batch(mine[part * size : (part + 1) * size], step, count)
                 with self._precision():
@@ -400,8 +403,10 @@ def _order(seed: int, epoch: int, count: int) -> Ints:
 
 def scale(plan: Plan, step: int, steps: int) -> float:
     """The factor of the learning rate at a step."""
-    warm = min(1.0, (step + 1) / plan.warmup) if plan.warmup else 1.0
-    decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)) if plan.schedule == "cosine" else 1.0
+    warmup = plan.warmup if plan.warmup >= 1 else plan.warmup * steps
+    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    left = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * step / steps)), "linear": 1 - step / steps}
+    decay = plan.floor + (1 - plan.floor) * left[plan.schedule]
     return warm * decay
 
 
