@@ -281,6 +281,26 @@ def test_a_launched_command_trains_as_one_process_does(folder: Path, chats: Path
         torch.testing.assert_close(ours[key].float(), theirs[key].float(), rtol=2**-10, atol=1e-5)
 
 
+def test_a_layer_that_is_measured_is_told_and_kept(folder: Path, chats: Path, tmp_path: Path, monkeypatch, capfd) -> None:
+    """Also where a run is interrupted and gone on with."""
+    out = tmp_path / "out"
+    ask = ["train", "glide:kv_layer=auto", "--target", folder, "--data", chats, "--batch-size", "4", "--held-out", "0.2"]
+    learn_step = trainer.Run.learn
+    with pytest.MonkeyPatch.context() as patch:
+
+        def interrupted(run: Any, step: int) -> float:
+            signal.raise_signal(signal.SIGINT)
+            return learn_step(run, step)
+
+        patch.setattr(trainer.Run, "learn", interrupted)
+        assert command(*ask, "--device", "cpu", "--out", out) == 130
+    assert command(*ask, "--device", "cpu", "--out", out) == 0
+    layer = json.loads((out / "config.json").read_text())["draftree"]["kv_layer"]
+    assert layer in (2, 3)
+    assert json.loads((out / "training.json").read_text())["kv_layer"] == layer
+    assert capfd.readouterr().err.count(f"draftree: kv_layer is {layer}, measured on what is learnt from\n") == 2
+
+
 MISTAKES = {
     "of all processes": (["--lr", "0"], "lr is 0.0, allowed is"),
     "of the data": (["--held-out", "0.99"], "the data have 12 samples, of which 12 are held out"),
