@@ -150,11 +150,24 @@ def whole_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Teacher, "batch", half)
 
 
+def own_draws(monkeypatch: pytest.MonkeyPatch, own: Callable[[tuple[int, ...]], bool]) -> None:
+    """Some of what is drawn depends on the process."""
+    right = Teacher._generator
+
+    def drawn(self: Teacher, purpose: int, step: int, *sample: int) -> torch.Generator:
+        return right(self, purpose, step + 100 * PartialState().process_index * own(sample), *sample)
+
+    monkeypatch.setattr(Teacher, "_generator", drawn)
+
+
 def own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is drawn for a sample depends on its place in the process's share."""
-    monkeypatch.setattr(
-        Teacher, "_generator", lambda self, step, sample: torch.Generator().manual_seed(PartialState().process_index)
-    )
+    """What is drawn for a sample."""
+    own_draws(monkeypatch, lambda sample: bool(sample))
+
+
+def own_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn for a step: the block length."""
+    own_draws(monkeypatch, lambda sample: not sample)
 
 
 def no_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +175,7 @@ def no_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelerate.Accelerator.prepare", lambda self, *args: args)
 
 
-@pytest.mark.parametrize("fault", [own_count, whole_count, own_seed, no_averaging])
+@pytest.mark.parametrize("fault", [own_count, whole_count, own_seed, own_step, no_averaging])
 def test_a_planted_fault_is_seen(fault: Callable[..., None], straight: Path, tmp_path: Path, monkeypatch) -> None:
     fault(monkeypatch)
     assert on_two(lambda: learn(tmp_path)) == ["done", "done"]
