@@ -15,7 +15,10 @@ bench() {  # NAME POLICY DRAFTER…
         "${@/#/--drafter=}" --out "$out"
 }
 
-bench draft_models chain:length=5 edd "$drafters/edd-s1" mtp eagle "$drafters/eagle-s1" eagle3 glide "$drafters/glide-nocross" \
-    hydra medusa "$drafters/medusa-s1" vdm "$drafters/vdm-s1"
-bench edd_ablations pct:max_depth=10,ratio=0.1 "$drafters/edd-e1" "$drafters/edd-ce-e1" "$drafters/edd-fixed-e1" "$drafters/vdm-e1"
+bench draft_models chain:length=5 edd "$drafters/edd-s1" mtp eagle "$drafters/eagle-s1" eagle3 \
+    glide "$drafters/glide-s1" "$drafters/glide-nocross" "$drafters/glide-nocross-s1" hydra medusa "$drafters/medusa-s1" vdm "$drafters/vdm-s1"
+bench edd_ablations pct:max_depth=10,ratio=0.1 "$drafters/edd-e1" "$drafters/edd-ce-e1" "$drafters/edd-phase0-e1" \
+    "$drafters/edd-fixed-e1" "$drafters/edd-fixed-phase0-e1" "$drafters/vdm-e1"
 bench edd_layers chain:length=5 "$drafters/edd-l4-e1" "$drafters/edd-l12-e1" "$drafters/edd-e1" "$drafters/edd-l24-e1"
+bench glide_layers chain:length=5 "$drafters"/glide-kv{0,10,16,17,18,19,20,21,22,23}-e1 "$drafters/glide-nocross-e1" \
+    "$drafters/glide-scratch-e1" "$drafters/glide-nocross-scratch-e1"

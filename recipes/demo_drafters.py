@@ -23,7 +23,7 @@ SPECS = {
     "eagle": "eagle",
     "eagle3": "eagle3:steps=3,draft_vocab=2048",  # seven passes over a toy cost more than they bring
     "mtp": "mtp",
-    "glide": "glide",
+    "glide": "glide:kv_layer=20",  # what `auto` finds; the top layer of the grown target hardly attends
     "medusa": "medusa",
     "hydra": "hydra",
 }

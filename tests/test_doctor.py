@@ -19,14 +19,14 @@ from draftree.cli import main
 from draftree.costs import CostTable
 from draftree.drafters.eagle3 import EAGLE3Drafter
 from draftree.drafters.edd import EDD, EDDDrafter
-from draftree.drafters.glide import GLIDEDrafter
+from draftree.drafters.glide import GLIDE, GLIDEDrafter
 from draftree.drafters.lm import LMDrafter
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation import _faults, doctor
 from draftree.evaluation._driven import DEPTHS, Places, Recording, Text, drive
 from draftree.evaluation.doctor import FORWARDS, NUMBERS, STRANGER, TOKENIZER, Report, examine
 from draftree.registry import build
-from draftree.target import Target, demo_folder
+from draftree.target import Needs, Target, demo_folder
 from draftree.testing.fakes import tiny_target
 from draftree.training.masks import block_starts, dual_block
 from folders import byte_tokenizer, target_folder
@@ -62,7 +62,7 @@ def test_a_shipped_drafter_is_healthy(demo: Target, texts: list[Text], name: str
     report = examine(demo, build("drafter", name).open(demo), texts, FLAT)
     assert report.healthy
     assert report.suspects == ()
-    assert report["agreement"].verdict == "ok"
+    assert report["agreement"].verdict == report["attention"].verdict == "ok"
     assert json.loads(json.dumps(report.as_json(), allow_nan=False))["healthy"] is True
     assert sum(d.places for d in report.depths) == sum(len(t.tokens) - 1 - t.start for t in texts)
     tau = 1 + sum(np.cumprod([d.accepted for d in report.depths]))
@@ -266,6 +266,35 @@ def test_a_margin_below_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert "at 8 of 8 tokens" in found.text
 
 
+def test_a_planted_dead_layer_is_named() -> None:
+    """Whoever reads its keys and values, or its output, is told; not who reads what the target's own head reads."""
+    target, text = tiny_target(), [Text(np.arange(3, 35), 4)]
+    said = lambda needs: doctor._attention(target, needs, text)[1]
+    everything = Needs(hidden=(1, 2, 3), kv=(0, 1, 2, -1))
+    assert said(everything).verdict == "ok"
+    target.decoder.model.get_parameter("model.layers.1.self_attn.o_proj.weight").data.mul_(0.01)
+    layers, found = doctor._attention(target, everything, text)
+    assert [layer.dead for layer in layers] == [False, True, False, False]
+    assert (found.verdict, found.value) == ("warn", layers[1].output)
+    assert said(Needs(kv=(1,))).text.startswith("of the residual stream before it, attention of layer 1, whose keys and values")
+    assert "layer 1, whose output it reads" in said(Needs(hidden=(2,))).text
+    assert said(Needs(hidden=(-3,))).verdict == said(Needs(kv=(-3,))).verdict == "warn"
+    for alive in (Needs(), Needs(hidden=(0, 1, 3)), Needs(hidden=(-1, 4)), Needs(kv=(0, 2, 3))):
+        assert said(alive).verdict == "ok"
+    target.decoder.model.get_parameter("model.layers.3.self_attn.o_proj.weight").data.mul_(0.01)
+    assert said(Needs(hidden=(-1,))).verdict == "ok"
+    assert said(Needs(kv=(-1,))).verdict == "warn"
+
+
+def test_the_inserted_layers_of_the_demo_are_dead(demo: Target, texts: list[Text]) -> None:
+    """It was grown: every other layer was inserted. What `auto` means there is what the papers' reasons ask for."""
+    layers, found = doctor._attention(demo, GLIDE(kv_layer=23).fresh(demo).needs, texts)
+    assert found.verdict == "warn"
+    assert [i for i, layer in enumerate(layers) if layer.dead] == list(range(1, 24, 2))
+    assert GLIDE().busiest(layers) == 20
+    assert EDD.living(layers) == demo.decoder.hidden_index(EDD().hidden_layer) == 21
+
+
 @pytest.fixture
 def doctored(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a command: (exit status, standard output, standard error)."""
@@ -285,7 +314,7 @@ def test_the_command_shows_a_screen(doctored) -> None:
     status, out, err = doctored("--drafter", "pld")
     assert (status, err) == (0, "")
     assert out.splitlines()[-1].startswith("healthy")
-    for word in ("agreement", "speed-up", "margin / noise", "by depth"):
+    for word in ("agreement", "speed-up", "margin / noise", "by depth", "attention of the target's layers"):
         assert word in out
 
 
@@ -296,7 +325,9 @@ def test_the_command_prints_one_json_object(doctored, tmp_path: Path) -> None:
     status, out, err = doctored("--target", folder, "--drafter", "pld", "--data", str(data), "--json")
     assert (status, err) == (0, "")
     found = json.loads(out)
-    assert set(found) == {"target", "drafter", "texts", "tokens", "findings", "depths", "suspects", "healthy"}
+    assert set(found) == {"target", "drafter", "texts", "tokens", "findings", "depths", "layers", "suspects", "healthy"}
+    assert len(found["layers"]) == 4
+    assert set(found["layers"][0]) == {"output", "entropy"}
     assert (found["texts"], found["tokens"]) == (4, 4 * doctor.TOKENS)
 
 

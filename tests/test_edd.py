@@ -1,6 +1,8 @@
 """EDD: what it is trained as is what it decodes as."""
 
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,21 +12,28 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import draftree.drafters.edd
-from architectures import target
+from architectures import fresh, target
 from drafting import prefix_difference
+from draftree.attention import Attending
+from draftree.decoder import Decoder
+from draftree.drafters.base import Batch
 from draftree.drafters.edd import EDD, EDDDrafter
+from draftree.errors import UserError
+from draftree.registry import build
 from draftree.target import Target
 from draftree.testing import forwards
+from draftree.training.data import Sample
 from draftree.training.masks import additive, block_starts, dual_block
+from draftree.training.teacher import Teacher
 from forests import NOISE, texts, worst
 
 NAMES = ("llama", "qwen3", "gemma2", "gpt_neox", "mistral-sliding")
 DECODED = ("llama", "qwen3", "gemma2", "gpt_neox")
 
 
-def drafter_of(t: Target) -> EDDDrafter:
+def drafter_of(t: Target, **knobs: Any) -> EDDDrafter:
     """A fresh float64 drafter whose weights differ from the target's."""
-    drafter = EDD(hidden_layer=-3).example(t)
+    drafter = EDD(**{"hidden_layer": -3} | knobs).example(t)
     assert isinstance(drafter, EDDDrafter)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -109,3 +118,99 @@ def test_an_additive_mask_is_zero_where_visible() -> None:
 
 def test_a_prefix_is_kept_and_the_rest_read_anew() -> None:
     assert prefix_difference(target("llama"), drafter_of(target("llama"))) < NOISE
+
+
+# What is drawn in training.
+
+
+def drawn(drafter: EDDDrafter, batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Block length and phase of every sample, as the mask is asked for them."""
+    found: list[tuple[int, int]] = []
+
+    def noted(tokens: int, block: int, phase: int, window: int | None = None) -> Tensor:
+        found.append((block, phase))
+        return dual_block(tokens, block, phase, window)
+
+    monkeypatch.setattr(draftree.drafters.edd, "dual_block", noted)
+    with torch.no_grad():
+        for batch in batches:
+            drafter.loss(batch)
+    return found
+
+
+def teacher(drafter: EDDDrafter, seed: int = 0) -> Teacher:
+    rows = texts([14] * 6, np.random.default_rng(0))
+    return Teacher(target("llama"), drafter.needs, [Sample(row, np.arange(14) > 0) for row in rows], seed)
+
+
+def test_a_step_draws_one_block_length_for_all_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EDD + PCT, section 3.1: "different block lengths for the division at each step"; the phase is each sample's own."""
+    drafter = drafter_of(target("llama"))
+    steps = [drawn(drafter, [teacher(drafter).batch(range(6), step)], monkeypatch) for step in range(40)]
+    assert all(len({block for block, _ in step}) == 1 for step in steps)
+    assert {step[0][0] for step in steps} == set(range(5, 11))
+    assert {phase for step in steps for _, phase in step} == set(range(10))
+    assert all(0 <= phase < block for step in steps for block, phase in step)
+    assert max(len({phase for _, phase in step}) for step in steps) > 2
+
+
+def test_it_is_the_same_however_the_batch_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decision 16: it follows from seed and step, whichever samples a process or micro-batch has."""
+    drafter = drafter_of(target("llama"))
+    for step in range(8):
+        whole = drawn(drafter, [teacher(drafter).batch(range(6), step)], monkeypatch)
+        for cuts in ([range(3), range(3, 6)], [[i] for i in range(6)], [range(1), range(1, 6)]):
+            assert drawn(drafter, [teacher(drafter).batch(part, step) for part in cuts], monkeypatch) == whole
+    lengths = lambda seed: [drawn(drafter, [teacher(drafter, seed).batch([0], s)], monkeypatch)[0][0] for s in range(12)]
+    assert lengths(0) == lengths(0) != lengths(1)
+
+
+def test_a_phase_that_is_named_is_every_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With phase 0 blocks begin at multiples of their length, as in the paper."""
+    drafter = drafter_of(target("llama"), phase=0, max_block=7)
+    found = [pair for step in range(12) for pair in drawn(drafter, [teacher(drafter).batch(range(3), step)], monkeypatch)]
+    assert {phase for _, phase in found} == {0}
+    assert {block for block, _ in found} == {5, 6, 7}
+    assert build("drafter", "edd:phase=0").phase == 0
+    assert build("drafter", "edd").phase == "random"
+    with pytest.raises(UserError, match=r"edd: phase is 5, allowed are random and 0 … 4 \(min_block − 1\)"):
+        EDD(phase=5)
+    with pytest.raises(UserError, match="phase is 'half', allowed is a whole number or random"):
+        build("drafter", "edd:phase=half")
+
+
+# The layer that is read.
+
+
+@pytest.mark.parametrize(
+    ("outputs", "entry"),
+    [
+        ([9.0, 0.01] * 12, 21),  # of the demo's 24 layers: the paper's own, the output of layer 20
+        ([9.0] * 32, 29),
+        ([0.5, 0.5, 0.01, 0.01, 0.01, 0.5, 0.5, 0.5], 2),
+        ([0.01] * 8, 5),
+        ([0.5, 0.5], 1),
+    ],
+)
+def test_auto_is_the_highest_living_layer_from_the_papers_down(outputs: list[float], entry: int) -> None:
+    assert EDD.living([Attending(output, 0.5) for output in outputs]) == entry
+
+
+def test_auto_is_settled_by_the_texts_and_saved(tmp_path: Path) -> None:
+    copy = fresh("qwen3")
+    copy.model.layers[0].self_attn.o_proj.weight.data.zero_()  # type: ignore[union-attr, operator]
+    for dead, entry in ((False, 1), (True, 1)):  # of 4 layers, only the lowest is 4 from the end
+        t = Target(Decoder(copy if dead else fresh("qwen3")), "qwen3")
+        drafter = EDD(hidden_layer="auto").fresh(t)
+        with pytest.raises(UserError, match="hidden_layer is 'auto', allowed is a number"):
+            _ = drafter.needs
+        assert drafter.settle(texts([12] * 3, np.random.default_rng(0))) == {"hidden_layer": entry}
+        assert drafter.needs.hidden == (entry,)
+        assert drafter.knobs == EDD(hidden_layer="auto"), "as it was asked for, so that the same command goes on"
+    drafter.model.double()
+    trained, steps = forwards.both(t, drafter, np.stack(texts([14], np.random.default_rng(1))), 5, 2)
+    assert worst(steps, trained) < NOISE
+    drafter.save(tmp_path / "a")
+    opened = build("drafter", str(tmp_path / "a")).open(t)
+    assert opened.knobs.hidden_layer == entry
+    assert EDD().fresh(t).settle(texts([12], np.random.default_rng(0))) == {}

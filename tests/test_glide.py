@@ -16,8 +16,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import draftree.drafters.glide
-from architectures import VOCAB, model, target
+from architectures import VOCAB, fresh, model, target
 from drafting import prefix_difference
+from draftree.attention import Attending
+from draftree.decoder import Decoder
 from draftree.drafters.glide import GLIDE, GLIDEDrafter, Glimpse
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -336,6 +338,75 @@ def test_a_new_one_begins_with_the_targets_embedding_and_head() -> None:
     small = GLIDE(hidden=16).fresh(t)
     assert small.model.model.embed_tokens.weight.shape == (VOCAB, 16)
     assert 0.015 < float(small.model.model.embed_tokens.weight.std()) < 0.025
+
+
+@torch.no_grad()
+def test_from_scratch_nothing_is_the_targets() -> None:
+    t, stock = target("llama"), model("llama")
+    drafter = GLIDE(init="scratch").fresh(t)
+    for ours, theirs in (
+        (drafter.model.model.embed_tokens, stock.get_input_embeddings()),
+        (drafter.model.lm_head, stock.get_output_embeddings()),
+    ):
+        assert float((ours.weight - theirs.weight).abs().mean()) > 0.01  # type: ignore[union-attr, operator]
+        assert 0.015 < float(ours.weight.std()) < 0.025  # type: ignore[union-attr, operator, arg-type]
+
+
+# The layer that `auto` finds.
+
+
+@pytest.mark.parametrize(
+    ("layers", "outputs", "found"),
+    [
+        (1, [19.0, 0.01, 0.3, 0.01, 0.5, 0.03], 4),  # the first adds most of all, and is not of the upper third
+        (1, [19.0, 0.9, 0.9, 0.9, 0.2, 0.3], 5),
+        (1, [0.1, 0.3], 1),
+        (1, [0.3], 0),
+        (1, [0.3] * 32, 21),  # where all are alike, the lowest
+        (3, [0.9, 0.8, 0.1], 2),  # there have to be two layers below it
+    ],
+)
+def test_auto_is_the_busiest_of_the_upper_third(layers: int, outputs: list[float], found: int) -> None:
+    assert GLIDE(layers=layers, kv_layer="auto").busiest([Attending(output, 0.5) for output in outputs]) == found
+
+
+def planted(name: str, dead: int) -> Target:
+    """A target one of whose layers does not attend."""
+    copy: Any = fresh(name)
+    copy.get_parameter(f"model.layers.{dead}.self_attn.o_proj.weight").data.zero_()
+    return Target(Decoder(copy), name)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("dead", [2, 3])
+def test_auto_is_settled_by_the_texts_and_saved(name: str, layers: int, dead: int, tmp_path: Path) -> None:
+    """In gemma3 its queries are then rotated otherwise than for the layer it would have read."""
+    t, reads = planted(name, dead), 5 - dead
+    drafter = drafter_of(t, layers=layers, kv_layer="auto")
+    with pytest.raises(UserError, match="glide: kv_layer is 'auto', allowed is a number"):
+        _ = drafter.needs
+    assert drafter.settle(list(tokens_of(4, 12))) == {"kv_layer": reads}
+    assert drafter.needs.kv == tuple(range(reads - layers + 1, reads + 1))
+    assert drafter.knobs == GLIDE(layers=layers, kv_layer="auto"), "as it was asked for, so that the same command goes on"
+    named = drafter_of(t, layers=layers, kv_layer=reads)
+    named.model.load_state_dict(drafter.model.state_dict())
+    tokens = tokens_of(2, 15, 1)
+    trained, steps = forwards.both(t, drafter, tokens, 5, 2)
+    assert worst(steps, trained) < NOISE
+    assert worst(forwards.both(t, named, tokens, 5, 2)[0], trained) < NOISE
+    drafter.save(tmp_path / "a")
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["draftree"]["kv_layer"] == reads
+    assert build("drafter", str(tmp_path / "a")).open(t).needs == drafter.needs
+
+
+def test_a_number_and_no_cross_attention_leave_nothing_to_settle() -> None:
+    t = target("llama")
+    for knobs in ({}, {"kv_layer": 2}, {"kv_layer": "auto", "cross": False}):
+        drafter = drafter_of(t, **knobs)
+        before = drafter.needs
+        assert drafter.settle(list(tokens_of(2, 9))) == {}
+        assert drafter.needs == before
 
 
 # Checkpoints.

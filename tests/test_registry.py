@@ -123,13 +123,16 @@ def test_policies_are_not_fused() -> None:
 @pytest.mark.parametrize(
     ("text", "hint", "value"),
     [("3", int, 3), ("1e-2", float, 0.01), ("x", str, "x"), ("True", bool, True), ("false", bool, False),
-     ("None", float | None, None), ("2", int | None, 2), ("a", Literal["a", "b"], "a")],
+     ("None", float | None, None), ("2", int | None, 2), ("a", Literal["a", "b"], "a"),
+     ("-4", int | Literal["auto"], -4), ("auto", int | Literal["auto"], "auto")],
 )  # fmt: skip
 def test_a_value_is_parsed_by_its_type(text: str, hint: object, value: object) -> None:
     assert registry.parse(text, hint, "here") == value
 
 
-@pytest.mark.parametrize(("text", "hint"), [("1.5", int), ("yes", bool), ("c", Literal["a", "b"])])
+@pytest.mark.parametrize(
+    ("text", "hint"), [("1.5", int), ("yes", bool), ("c", Literal["a", "b"]), ("a", int | Literal["auto"])]
+)
 def test_a_value_of_another_type_is_refused(text: str, hint: object) -> None:
     with pytest.raises(UserError, match="allowed"):
         registry.parse(text, hint, "here")

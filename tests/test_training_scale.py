@@ -150,11 +150,24 @@ def whole_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Teacher, "batch", half)
 
 
+def own_draws(monkeypatch: pytest.MonkeyPatch, own: Callable[[tuple[int, ...]], bool]) -> None:
+    """Some of what is drawn depends on the process."""
+    right = Teacher._generator
+
+    def drawn(self: Teacher, purpose: int, step: int, *sample: int) -> torch.Generator:
+        return right(self, purpose, step + 100 * PartialState().process_index * own(sample), *sample)
+
+    monkeypatch.setattr(Teacher, "_generator", drawn)
+
+
 def own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is drawn for a sample depends on its place in the process's share."""
-    monkeypatch.setattr(
-        Teacher, "_generator", lambda self, step, sample: torch.Generator().manual_seed(PartialState().process_index)
-    )
+    """What is drawn for a sample."""
+    own_draws(monkeypatch, lambda sample: bool(sample))
+
+
+def own_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn for a step: the block length."""
+    own_draws(monkeypatch, lambda sample: not sample)
 
 
 def no_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +175,7 @@ def no_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelerate.Accelerator.prepare", lambda self, *args: args)
 
 
-@pytest.mark.parametrize("fault", [own_count, whole_count, own_seed, no_averaging])
+@pytest.mark.parametrize("fault", [own_count, whole_count, own_seed, own_step, no_averaging])
 def test_a_planted_fault_is_seen(fault: Callable[..., None], straight: Path, tmp_path: Path, monkeypatch) -> None:
     fault(monkeypatch)
     assert on_two(lambda: learn(tmp_path)) == ["done", "done"]
@@ -279,6 +292,26 @@ def test_a_launched_command_trains_as_one_process_does(folder: Path, chats: Path
     ours, theirs = (load_file(tmp_path / run / "model.safetensors") for run in ("one", "two"))
     for key in ours:
         torch.testing.assert_close(ours[key].float(), theirs[key].float(), rtol=2**-10, atol=1e-5)
+
+
+def test_a_layer_that_is_measured_is_told_and_kept(folder: Path, chats: Path, tmp_path: Path, monkeypatch, capfd) -> None:
+    """Also where a run is interrupted and gone on with."""
+    out = tmp_path / "out"
+    ask = ["train", "glide:kv_layer=auto", "--target", folder, "--data", chats, "--batch-size", "4", "--held-out", "0.2"]
+    learn_step = trainer.Run.learn
+    with pytest.MonkeyPatch.context() as patch:
+
+        def interrupted(run: Any, step: int) -> float:
+            signal.raise_signal(signal.SIGINT)
+            return learn_step(run, step)
+
+        patch.setattr(trainer.Run, "learn", interrupted)
+        assert command(*ask, "--device", "cpu", "--out", out) == 130
+    assert command(*ask, "--device", "cpu", "--out", out) == 0
+    layer = json.loads((out / "config.json").read_text())["draftree"]["kv_layer"]
+    assert layer in (2, 3)
+    assert json.loads((out / "training.json").read_text())["kv_layer"] == layer
+    assert capfd.readouterr().err.count(f"draftree: kv_layer is {layer}, measured on what is learnt from\n") == 2
 
 
 MISTAKES = {

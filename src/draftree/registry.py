@@ -149,6 +149,13 @@ def parse(text: str, hint: Any, where: str) -> Any:
         if text.lower() == "none":
             return None
         return parse(text, next(o for o in options if o is not type(None)), where)
+    if words := [word for option in options for word in typing.get_args(option)]:  # a number, or a word that stands for one
+        if text in words:
+            return text
+        try:
+            return parse(text, options[0], where)
+        except UserError as error:
+            raise UserError(f"{error} or {', '.join(words)}") from None
     if hint is bool:
         if text.lower() not in ("true", "false"):
             raise UserError(f"{where} is '{text}', allowed are true and false")

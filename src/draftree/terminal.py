@@ -24,6 +24,7 @@ from draftree.stops import Pieces, Stops
 from draftree.text import Emitted, Origin
 
 if TYPE_CHECKING:  # the trainer needs an optional package
+    from draftree.attention import Attending
     from draftree.evaluation.doctor import Finding, Report
     from draftree.evaluation.lossless import Report as Examined
     from draftree.training.trainer import Progress
@@ -239,12 +240,35 @@ def show_report(console: Console, title: str, report: "Report") -> None:
             for d in report.depths
         ]
         console.print(table("by depth", rows))
+    if report.layers:
+        console.print(_attention(report.layers))
     for suspect in report.suspects:
         console.print(f"[red]{escape(suspect.cause)}[/]: {escape(suspect.evidence)}", soft_wrap=True)
     weak = [f.name for f in report.findings if f.verdict != "ok"]
     healthy = f"healthy; to be watched: {', '.join(weak)}" if weak else "healthy"
     causes = "; ".join(s.cause for s in report.suspects)
     console.print(f"[red]likely wrong: {escape(causes)}[/]" if causes else f"[green]{escape(healthy)}[/]", soft_wrap=True)
+
+
+LAYERS_BESIDE = 3
+"""Layers of the target in a line."""
+
+
+def _attention(layers: Sequence["Attending"]) -> Table:
+    """How much each layer attends, several of them side by side."""
+    found = Table(title="attention of the target's layers", title_justify="left", header_style="bold")
+    for name in ("layer", "output/\nresidual", "entropy/\nlog n") * LAYERS_BESIDE:
+        found.add_column(name, justify="right")
+    lines = -(-len(layers) // LAYERS_BESIDE)
+    for line in range(lines):
+        cells = [_attends(i, layers[i]) for i in range(line, len(layers), lines)]
+        found.add_row(*(text for cell in cells for text in cell))
+    return found
+
+
+def _attends(number: int, layer: "Attending") -> tuple[str, str, str]:
+    output = f"{layer.output:.3f}"
+    return str(number), f"[yellow]{output}[/]" if layer.dead else output, f"{layer.entropy:.2f}"
 
 
 def _findings(title: str, findings: Sequence["Finding"]) -> Table:

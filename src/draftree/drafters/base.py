@@ -8,8 +8,8 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, final
 
@@ -124,6 +124,8 @@ class Batch:
             sample alone, so that a batch may be cut among processes.
         count: learnt tokens that the loss is divided by: those of the whole global batch, for each process. A process's
             own sum over this count, averaged over processes, is the mean over all tokens.
+        shared: a generator for what is drawn once for a whole step; it follows from the seed and the step alone, so that all
+            the parts a batch is cut into draw the same.
     """
 
     tokens: Tensor
@@ -133,6 +135,7 @@ class Batch:
     target: Callable[[Tensor], Tensor]
     generators: tuple[torch.Generator, ...]
     count: float
+    shared: torch.Generator = field(default_factory=torch.Generator)
 
     @property
     def logits(self) -> Tensor:
@@ -159,6 +162,17 @@ class Trainable(Drafter[State]):
 
     def study(self, counts: Ints) -> None:
         """Takes what it has to know of the data before training: how often each token is learnt, [V]. Nothing by default."""
+
+    def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
+        """Puts numbers to the knobs that are left to a measurement of the target, before it is trained; none by default.
+
+        Args:
+            texts: those it will learn from, token ids of each; the same ones give the same numbers.
+
+        Returns:
+            The knobs that were settled; `knobs` stay as they were asked for, a checkpoint names the numbers.
+        """
+        return {}
 
     @abstractmethod
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:

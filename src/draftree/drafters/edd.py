@@ -8,7 +8,7 @@ step. h_i and t_i both sit at position i (our choice: the paper is silent).
 Shapes: R rows, T tokens, B batch, D hidden size, V vocabulary, H key-value heads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, final
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from draftree.attention import AUTO, Attending, attending
 from draftree.decoder import Decoder
 from draftree.drafters._checkpoint import beginning, kept, load_model, save_model, shipped
 from draftree.drafters._decoding import SPARE, Decoding, propose, rewind
@@ -36,10 +37,13 @@ class EDD(TrainableMethod):
 
     Attributes:
         hidden_layer: the soft prompt's entry of transformers' `hidden_states`; −4 is the output of layer L − 4, counted
-            from 0, the paper's fourth-to-last layer (section 4.3.1).
+            from 0, the paper's fourth-to-last layer (section 4.3.1). `auto` is settled when training begins: the output of
+            the highest layer from L − 4 down whose attention is not dead (`draftree.attention`).
         loss: `kl` (eq. 4) or `ce`, the ablation of Table 3.
         min_block: shortest block of the dual-block mask.
-        max_block: longest block; a length is drawn for each training step.
+        max_block: longest block; a length is drawn for each training step, one for all its samples (section 3.1).
+        phase: how many tokens a text's first block lacks: `random` is drawn for each sample, since in decoding a block
+            begins anywhere; 0 has blocks at multiples of their length, as in the paper (eq. 3). Training only.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -50,27 +54,40 @@ class EDD(TrainableMethod):
         ),
     )  # fmt: skip
 
-    hidden_layer: int = -4
+    hidden_layer: int | Literal["auto"] = -4
     loss: Literal["kl", "ce"] = "kl"
     min_block: int = 5
     max_block: int = 10
+    phase: int | Literal["random"] = "random"
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_block <= self.max_block:
             raise UserError(f"edd: got min_block={self.min_block}, max_block={self.max_block}; allowed is 1 ≤ min ≤ max")
+        if self.phase != "random" and not 0 <= self.phase < self.min_block:
+            raise UserError(f"edd: phase is {self.phase}, allowed are random and 0 … {self.min_block - 1} (min_block − 1)")
 
     def open(self, target: Target) -> "EDDDrafter":
         folder = shipped("edd", self.checkpoint, target)
         return EDDDrafter(self.resume(folder, target), load_model(folder, "edd", target), target)
 
     def fresh(self, target: Target) -> "EDDDrafter":
-        target.decoder.hidden_index(self.hidden_layer)
+        self._check(target)
         return EDDDrafter(self, beginning(target), target)
 
     def resume(self, folder: Path, target: Target) -> Self:
         knobs = replace(self, checkpoint=str(folder), **kept(folder, type(self)))
-        target.decoder.hidden_index(knobs.hidden_layer)
+        knobs._check(target)
         return knobs
+
+    def _check(self, target: Target) -> None:
+        if self.hidden_layer != AUTO:
+            target.decoder.hidden_index(self.hidden_layer)
+
+    @staticmethod
+    def living(layers: Sequence[Attending]) -> int:
+        """The entry of `hidden_states` that `auto` means; where all layers are dead, the paper's."""
+        top = max(len(layers) - 4, 0)
+        return next((i for i in range(top, -1, -1) if not layers[i].dead), top) + 1
 
 
 @final
@@ -83,10 +100,19 @@ class EDDDrafter(Trainable[Decoding]):
     def __init__(self, knobs: EDD, model: PreTrainedModel, target: Target) -> None:
         self.knobs, self.model, self._target = knobs, model, target
         self.decoder = Decoder(model)
+        self._layer = knobs.hidden_layer
 
     @property
     def needs(self) -> Needs:
-        return Needs(hidden=(self.knobs.hidden_layer,))
+        if self._layer == AUTO:
+            raise UserError("edd: hidden_layer is 'auto', allowed is a number outside of training, which settles it")
+        return Needs(hidden=(self._layer,))
+
+    def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
+        if self.knobs.hidden_layer != AUTO:
+            return {}
+        self._layer = EDD.living(attending(self._target.decoder, texts))
+        return {"hidden_layer": self._layer}
 
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None) -> Decoding:
         state = state or Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
@@ -108,22 +134,23 @@ class EDDDrafter(Trainable[Decoding]):
     @torch.inference_mode()
     def _encode(self, state: Decoding, taps: Taps) -> Decoding:
         """Caches keys and values of the hidden states [T, D] of newly committed tokens."""
-        soft = taps.hidden[self.knobs.hidden_layer].to(self.decoder.dtype)
+        (layer,) = self.needs.hidden
+        soft = taps.hidden[layer].to(self.decoder.dtype)
         positions = torch.from_numpy(taps.positions).to(soft.device)
         keys, values = self.decoder.keys_and_values(soft[None], positions[None])
         state.cache.insert(0, taps.rows, taps.positions, keys[0], values[0])
         return state
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        rows = len(batch.tokens)
-        return self.decoder.head(self._states(batch, [block] * rows, [phase] * rows))
+        return self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens)))
 
-    def _states(self, batch: Batch, blocks: Sequence[int], phases: Sequence[int]) -> Tensor:
-        """What the head reads after each token [B, T, D], for blocks of a length and phase of each sample."""
+    def _states(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
+        """What the head reads after each token [B, T, D], for blocks of a length, and of a phase of each sample."""
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
-        keys, values = self.decoder.keys_and_values(batch.hidden[self.knobs.hidden_layer].to(self.decoder.dtype), positions)
-        visible = [dual_block(count, b, p, self.decoder.window) for b, p in zip(blocks, phases, strict=True)]
+        (layer,) = self.needs.hidden
+        keys, values = self.decoder.keys_and_values(batch.hidden[layer].to(self.decoder.dtype), positions)
+        visible = [dual_block(count, block, phase, self.decoder.window) for phase in phases]
         mask = additive(torch.stack(visible)[:, None].to(batch.tokens.device), self.decoder.dtype)
         states: Tensor = self.decoder.stack(
             input_ids=batch.tokens,
@@ -135,13 +162,13 @@ class EDDDrafter(Trainable[Decoding]):
         return states
 
     def loss(self, batch: Batch) -> Tensor:
-        blocks = [_between(self.knobs.min_block, self.knobs.max_block, g) for g in batch.generators]
-        phases = [_between(0, b - 1, g) for b, g in zip(blocks, batch.generators, strict=True)]  # as in decoding: anywhere
-        states = self._states(batch, blocks, phases)[before(batch.learn)]
+        block, fixed = _between(self.knobs.min_block, self.knobs.max_block, batch.shared), self.knobs.phase
+        phases = [_between(0, block - 1, g) if fixed == "random" else fixed for g in batch.generators]
+        states = self._states(batch, block, phases)[before(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.decoder.head(states))
 
     def save(self, folder: Path) -> None:
-        save_model(folder, "edd", self.model, self.knobs, self._target)
+        save_model(folder, "edd", self.model, replace(self.knobs, hidden_layer=self._layer), self._target)
 
 
 class _SoftPrompt(Cache):

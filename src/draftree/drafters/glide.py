@@ -9,7 +9,7 @@ heads of the target.
 """
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast, final
@@ -29,6 +29,7 @@ from transformers.models.llama.modeling_llama import (
     rotate_half,
 )
 
+from draftree.attention import AUTO, Attending, attending
 from draftree.cache import SlotCache
 from draftree.decoder import LENGTH_DEPENDENT_ROPE, Decoder, Feed
 from draftree.drafters._checkpoint import (
@@ -76,15 +77,23 @@ class GLIDE(TrainableMethod):
     Attributes:
         layers: of the draft model; the paper has 1, and 2 for its largest target.
         hidden: its hidden size; 0 is the target's.
-        block: length of the blocks it is trained in (5 in the paper).
+        block: length of the blocks it is trained in (5 in the paper). A node at depth d looks past d of the target's tokens, so
+            that below a depth of `block` it looks from farther away than it ever did in training; the paper drafts 5 deep.
+        init: what embedding and LM head begin with: `target`, copies of the target's where the hidden sizes are equal (which
+            is EDD's way, and narrows what is left for cross-attention to gain), or `scratch`, random numbers, as in the paper
+            ("will be trained from scratch", section 4.1). In training only; all weights are learnt either way.
         loss: `ce` against the text, the paper's, or `kl` against the target.
         cross: whether it looks at the target at all; without, it is the paper's Vanilla Drafter (section 5.2).
-        kv_layer: the target layer that the last draft layer reads, negative ones counted from the end; the layers before
-            read those below it. The paper's choice is the top; lower ones are its figure 7.
+        kv_layer: the target layer that the last draft layer reads, counted from 0, negative ones from the end; the layers
+            before read those right below it. The paper's choice is the top (l = N_T − N_D + m); lower ones are its figure 7.
+            `auto` is settled when training begins: of the upper third of the target's layers the one whose attention adds
+            most to its residual stream (`draftree.attention`), for in some targets hardly anything is looked up at the top.
         variant: `paper`, in which every token keeps the view it was drafted with, and training blocks begin anywhere, as
-            they do in decoding; or `official`, in which tokens committed in a step are read once more, seeing all the
-            target has committed since, prompts see all of themselves, queries are rotated with base 10,000, and training
-            blocks begin at multiples of their length. Published checkpoints are opened as `official`.
+            they do in decoding (the phase is drawn for each sample; the paper's grid has phase 0); or `official`, in which
+            tokens committed in a step are read once more, seeing all the target has committed since, prompts see all of
+            themselves, queries are rotated with base 10,000, and training blocks begin at multiples of their length.
+            Published checkpoints are opened as `official`. In training a text's first block sees nothing of the target in
+            both; the official code lets it see itself, and in the paper's formula it has nothing to attend to.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (PRETRAINING, replace(PRETRAINING, name="tuning", data="chats"))
@@ -94,8 +103,9 @@ class GLIDE(TrainableMethod):
     block: int = 5
     loss: Literal["ce", "kl"] = "ce"
     cross: bool = True
-    kv_layer: int = -1
+    kv_layer: int | Literal["auto"] = -1
     variant: Literal["paper", "official"] = "paper"
+    init: Literal["target", "scratch"] = "target"
 
     def __post_init__(self) -> None:
         if self.layers < 1 or self.hidden < 0 or self.block < 1:
@@ -121,7 +131,7 @@ class GLIDE(TrainableMethod):
     def fresh(self, target: Target) -> "GLIDEDrafter":
         views, config = self.views(target), _published(self, target)
         model = GlimpseModel(_llama(config), views)
-        if config["hidden_size"] == target.decoder.hidden:
+        if self.init == "target" and config["hidden_size"] == target.decoder.hidden:
             whole: Any = target.decoder.model
             model.model.embed_tokens.weight.data.copy_(whole.get_input_embeddings().weight[: target.decoder.vocab])
             model.lm_head.weight.data.copy_(whole.get_output_embeddings().weight)
@@ -142,15 +152,15 @@ class GLIDE(TrainableMethod):
         )
 
     def views(self, target: Target) -> tuple["View | None", ...]:
-        """What each draft layer reads of the target.
+        """What each draft layer reads of the target; while `auto` is not settled, the paper's layers.
 
         Raises:
             UserError: the target has no such layers.
         """
         if not self.cross:
             return (None,) * self.layers
-        count = int(target.decoder.config.num_hidden_layers)
-        top = self.kv_layer + count if self.kv_layer < 0 else self.kv_layer
+        count, top = int(target.decoder.config.num_hidden_layers), -1 if self.kv_layer == AUTO else self.kv_layer
+        top = top + count if top < 0 else top
         if not self.layers - 1 <= top < count:
             low = self.layers - 1
             raise UserError(
@@ -158,6 +168,11 @@ class GLIDE(TrainableMethod):
                 f"{low} … {count - 1} (or {low - count} … -1)"
             )
         return tuple(View.of(target, layer, self.variant) for layer in range(top - self.layers + 1, top + 1))
+
+    def busiest(self, layers: Sequence[Attending]) -> int:
+        """The layer that `auto` means; without the limit it would be the first one, which in many targets adds most of all."""
+        lowest = max(2 * len(layers) // 3, self.layers - 1)
+        return max(range(lowest, len(layers)), key=lambda i: layers[i].output)
 
 
 @dataclass(frozen=True)
@@ -224,9 +239,13 @@ class CrossAttention(nn.Module):
 
     def __init__(self, config: LlamaConfig, view: View) -> None:
         super().__init__()
-        self.view = view
         self.q_proj = nn.Linear(config.hidden_size, view.heads * view.key, bias=False)
         self.o_proj = nn.Linear(view.heads * view.value, config.hidden_size, bias=False)
+        self.look_at(view)
+
+    def look_at(self, view: View) -> None:
+        """Reads another layer from now on, whose keys and values are as wide."""
+        self.view = view
         self.rotary = None if view.rope is None or not view.turned else _rotary(view)
 
     def forward(self, states: Tensor, positions: Tensor, kv: tuple[Tensor, Tensor], visible: Tensor) -> Tensor:
@@ -382,12 +401,30 @@ class GLIDEDrafter(Trainable[Glimpsing]):
 
     def __init__(self, knobs: GLIDE, model: GlimpseModel, target: Target, stored: Stored) -> None:
         self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
-        self._layers = tuple(view.layer for view in knobs.views(target) if view is not None)
         self.decoder = Decoder(model)
+        self._settle(knobs)
 
     @property
     def needs(self) -> Needs:
+        if self._layers and self._settled.kv_layer == AUTO:
+            raise UserError("glide: kv_layer is 'auto', allowed is a number outside of training, which settles it")
         return Needs(kv=self._layers)
+
+    def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
+        if not self._layers or self.knobs.kv_layer != AUTO:
+            return {}
+        layer, shapes = self.knobs.busiest(attending(self._target.decoder, texts)), self._target.decoder.shapes
+        self._settle(replace(self.knobs, kv_layer=layer))
+        if len({shapes[i] for i in (*self._layers, -1)}) > 1:
+            raise UserError(f"glide: kv_layer=auto finds layer {layer}, shaped unlike the top one: ask for kv_layer={layer}")
+        return {"kv_layer": layer}
+
+    def _settle(self, knobs: GLIDE) -> None:
+        """Reads the layers that these knobs name, the drafter's own with `auto` put in numbers."""
+        views = [view for view in knobs.views(self._target) if view is not None]
+        self._settled, self._layers = knobs, tuple(view.layer for view in views)
+        for layer, view in zip(self.model.model.layers, views, strict=False):  # none without cross-attention
+            cast(Any, layer).cross_attn.look_at(view)
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Glimpsing | None = None) -> Glimpsing:
@@ -479,7 +516,7 @@ class GLIDEDrafter(Trainable[Glimpsing]):
     def save(self, folder: Path) -> None:
         prefix = PREFIX if any(k.startswith(PREFIX) for k in self._stored.tensors) else ""
         state = {prefix + k: v for k, v in self.model.state_dict().items()}
-        config = self._stored.config | {ABOUT: note("glide", self.knobs, self._target)}
+        config = self._stored.config | {ABOUT: note("glide", self._settled, self._target)}
         write(folder, self._stored, state, config)
 
 

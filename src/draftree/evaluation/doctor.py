@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from draftree.acceptors.greedy import Greedy
+from draftree.attention import DEAD, Attending, attending
 from draftree.costs import Costs
 from draftree.drafters._checkpoint import about, fingerprint
 from draftree.drafters.base import Drafter, Trainable
@@ -55,7 +56,7 @@ COMPARED = 24
 """Tokens of the texts they are compared on, two at most."""
 BINS = 10
 """Of confidence, for the calibration error."""
-STAGES = 4
+STAGES = 5
 """How often `examine` tells what it does next, at most."""
 NARROW = 24
 """Tokens of each text that the target reads one by one, for its numerical noise."""
@@ -127,6 +128,7 @@ class Report:
         tokens: how many tokens of them.
         findings: the figures.
         depths: by depth.
+        layers: how much each of the target's layers attends; none where that cannot be measured.
         suspects: what is likely wrong, the surest first; none for a healthy drafter.
     """
 
@@ -136,6 +138,7 @@ class Report:
     tokens: int
     findings: tuple[Finding, ...]
     depths: tuple[Depth, ...]
+    layers: tuple[Attending, ...]
     suspects: tuple[Suspect, ...]
 
     @property
@@ -233,8 +236,11 @@ def examine(
         findings, suspects = findings + more, suspects + likely
     tell("measuring the target's numerical noise")
     findings.append(_noise(target, texts))
+    tell("measuring how much the target's layers attend")
+    layers, attention = _attention(target, drafter.needs, texts)
+    findings.append(attention)
     count = sum(len(t.tokens) - t.start for t in texts)
-    return Report(target.name, drafter.described, len(texts), count, tuple(findings), depths, _merged(suspects))
+    return Report(target.name, drafter.described, len(texts), count, tuple(findings), depths, layers, _merged(suspects))
 
 
 def _usable(chart: Map | None) -> AbstractContextManager[None]:
@@ -419,6 +425,30 @@ def _merged(suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:
     """One suspect for each cause, with all evidence."""
     causes = dict.fromkeys(s.cause for s in suspects)
     return tuple(Suspect(c, "; ".join(s.evidence for s in suspects if s.cause == c)) for c in causes)
+
+
+def _attention(target: Target, needs: Needs, texts: Sequence[Text]) -> tuple[tuple[Attending, ...], Finding]:
+    """How much the target's layers attend, and whether what is read of them is worth reading.
+
+    Keys and values are those of a layer, a hidden state is the output of one. The last, which the target's own head reads, is
+    more than the work of its layer.
+    """
+    try:
+        layers = attending(target.decoder, [t.tokens for t in texts])
+    except UserError as error:  # of an architecture of its own
+        return (), Finding("attention", None, "ok", str(error))
+    count = len(layers)
+    keys = {layer % count: "whose keys and values it reads" for layer in needs.kv}
+    entries = {target.decoder.hidden_index(layer) for layer in needs.hidden} - {0, count}
+    read = {entry - 1: "whose output it reads" for entry in entries} | keys
+    if not read:
+        return layers, Finding("attention", None, "ok", "it reads of no layer in particular")
+    least = min(read, key=lambda i: layers[i].output)
+    adds = {i: f"layer {i}, {what}, adds {layers[i].output:.2g}" for i, what in sorted(read.items())}
+    told = f"of the residual stream before it, attention of {'; '.join(adds.values())}"
+    dead = f"; below {DEAD} a layer looks at hardly anything, and another should be read"
+    said: Said = "warn" if layers[least].dead else "ok"
+    return layers, Finding("attention", layers[least].output, said, told + dead * (said == "warn"))
 
 
 def _noise(target: Target, texts: Sequence[Text]) -> Finding:

@@ -138,6 +138,9 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
     if asked.init_from is None:
         learnt = np.concatenate([s.tokens[s.learn] for s in samples])
         drafter.study(np.bincount(learnt, minlength=model.decoder.vocab))
+    settled = drafter.settle([s.tokens for s in samples])
+    for knob, number in settled.items():
+        terminal.remark(f"{knob} is {number}, measured on what is learnt from")
     with processes.agreed():
         trainer.split(samples, asked.plan)  # refuses too few of them before the target reads them
     plan = asked.plan.parted(samples, processes.world)
@@ -148,7 +151,7 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
     with terminal.progress(f"train {asked.spec}", None) as tell:
         text = terminal.TrainingText()
         listen = lambda p: tell(p.step, text(p), p.steps)
-        end = trainer.train(model, drafter, samples, plan, asked.out, listen, asked.about, asked.track)
+        end = trainer.train(model, drafter, samples, plan, asked.out, listen, {**asked.about, **settled}, asked.track)
     return end if processes.main else None
 
 

@@ -69,13 +69,12 @@ class Teacher:
         def logits(at: Tensor) -> Tensor:
             return self.target.decoder.head(features.hidden[LAST][at])
 
-        generators = tuple(self._generator(step, i) for i in chosen)
-        return Batch(
-            ids, learnt, hidden, features.kv, logits, generators, float(max(learn.sum(), 1) if count is None else count)
-        )
+        generators, shared = tuple(self._generator(2, step, i) for i in chosen), self._generator(4, step)
+        total = float(max(learn.sum(), 1) if count is None else count)
+        return Batch(ids, learnt, hidden, features.kv, logits, generators, total, shared)
 
-    def _generator(self, step: int, sample: int) -> torch.Generator:
-        seed = np.random.SeedSequence([self.seed, 2, step % 2**32, sample]).generate_state(1)[0]
+    def _generator(self, purpose: int, step: int, *sample: int) -> torch.Generator:
+        seed = np.random.SeedSequence([self.seed, purpose, step % 2**32, *sample]).generate_state(1)[0]
         return torch.Generator().manual_seed(int(seed))
 
 
