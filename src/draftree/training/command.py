@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from draftree import inputs, terminal
-from draftree.drafters.base import Trainable
+from draftree.drafters.base import Trainable, TrainableMethod
 from draftree.target import Target
 from draftree.training import state, trainer
 from draftree.training.data import Sample, read
@@ -74,12 +74,19 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
 
     Raises:
         UserError: something that was asked for does not exist or does not fit.
-        KeyboardInterrupt: the run was interrupted.
+        Interrupted: the run was interrupted.
     """
     method = inputs.trainable(asked.spec, asked.knobs)
     inputs.writable(asked.out, folder=True)
     trainer.check_tracker(asked.track)
     processes = Processes.joined(device)
+    with processes.alone(asked.out):
+        return _run(asked, method, processes, target, device, dtype)
+
+
+def _run(
+    asked: Asked, method: TrainableMethod, processes: Processes, target: str, device: str | None, dtype: str | None
+) -> trainer.Progress | None:
     with processes.agreed(), terminal.busy("loading"):
         asked.check(processes)
         model = inputs.load_target(target, processes.device(device), dtype)
