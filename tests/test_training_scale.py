@@ -181,7 +181,7 @@ def test_a_run_goes_on_with_another_number_of_processes(signalled: int, straight
         if rank == signalled and progress.step == 6:
             os.kill(os.getpid(), signal.SIGINT)
 
-    assert on_two(lambda: learn(tmp_path, interrupt)) == ["Interrupted: "] * 2
+    assert on_two(lambda: learn(tmp_path, interrupt)) == ["KeyboardInterrupt: "] * 2
     assert torch.load(tmp_path / "training.pt", weights_only=True)["step"] == 6
     learn(tmp_path)
     assert apart(straight, tmp_path) < CLOSE

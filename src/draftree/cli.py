@@ -32,12 +32,6 @@ class Commands(TyperGroup):
             raise UnknownName("command", cmd_name, self.commands)
         return super().get_command(ctx, cmd_name)
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except Interrupted as ended:  # typer's own status for it is always that of Ctrl-C
-            raise typer.Exit(ended.status) from ended
-
 
 app = typer.Typer(
     cls=Commands,
@@ -687,17 +681,20 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them
     command = typer.main.get_command(app)
-    try:
-        with raised():
+    with raised() as signals:
+        try:
             status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)
-    except typer.TyperException as error:
-        fail(f"{mistake(error)}; what is allowed is told by --help", 2)
-    except DraftreeError as error:
-        fail(str(error), 2)
-    except Interrupted as ended:
-        status = ended.status
-    except OSError as error:  # a full disk, a folder of ours that cannot be written
-        fail(f"{error.strerror or error}: '{error.filename}'" if error.filename else str(error), 1)
+        except typer.TyperException as error:
+            fail(f"{mistake(error)}; what is allowed is told by --help", 2)
+        except DraftreeError as error:
+            fail(str(error), 2)
+        except Interrupted as ended:
+            status = ended.status
+        except OSError as error:  # a full disk, a folder of ours that cannot be written
+            if not signals:  # else a terminal that was closed
+                fail(f"{error.strerror or error}: '{error.filename}'" if error.filename else str(error), 1)
+    if signals:
+        status = 128 + signals[0]  # typer's own is always that of Ctrl-C
     if status in STATUSES:
         tell("interrupted")
     sys.exit(status or 0)

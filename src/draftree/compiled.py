@@ -39,5 +39,6 @@ class Remark(event.Listener):
         """Nothing is told."""
 
 
-events: Any = event  # untyped
-events.register("numba:compile", Remark())
+REMARK = Remark()
+_numba: Any = event  # untyped
+_numba.register("numba:compile", REMARK)

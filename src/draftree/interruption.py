@@ -26,22 +26,28 @@ STATUSES = frozenset(Interrupted(number).status for number in ENDING)
 
 
 @contextmanager
-def raised() -> Iterator[None]:
-    """Inside, a signal that asks for the end raises `Interrupted` wherever the program is."""
+def raised() -> Iterator[list[int]]:
+    """Inside, a signal that asks for the end raises `Interrupted` wherever the program is; a list tells which came."""
+    came: list[int] = []
 
     def end(number: int, _: Any) -> None:
+        came.append(number)
         raise Interrupted(number)
 
     with _handled(end):
-        yield
+        yield came
 
 
 @contextmanager
 def postponed() -> Iterator[list[int]]:
-    """Inside, signals that ask for the end are noted down in a list, and nothing is broken off."""
-    asked: list[int] = []
-    with _handled(lambda number, _: asked.append(number)):
-        yield asked
+    """Inside, signals that ask for the end are noted down in a list; what is left in it takes effect behind."""
+    came: list[int] = []
+    try:
+        with _handled(lambda number, _: came.append(number)):
+            yield came
+    finally:
+        for number in came:
+            signal.raise_signal(number)
 
 
 @contextmanager

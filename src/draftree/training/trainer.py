@@ -156,7 +156,8 @@ def train(
         UserError: `out` holds another run, another process trains into it, there is too little data, it cannot be dealt
             out, or training diverged.
         OSError: the disk is full; the run goes on from the state before.
-        Interrupted: by Ctrl-C, SIGTERM or SIGHUP; the state was saved after the step in hand.
+        KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the state was saved after the step in hand. Where the latter two are
+            not handled, they end the process then.
     """
     devices = [target.decoder.device] if target.decoder.device.type == "cuda" else []
     with Processes.on(target.decoder.device).alone(out):
@@ -171,8 +172,10 @@ def train(
                 if progress.step < run.steps and (stopped or progress.step % plan.save_every == 0):
                     run.save(progress.step)
                     if stopped:
-                        raise Interrupted(max(run.processes.gathered(max(signals, default=0))))
+                        signals[:] = [max(run.processes.gathered(max(signals, default=0)))]
+                        raise Interrupted(*signals)
             run.finish()
+            signals.clear()  # nothing is left that they could end
     return progress
 
 
