@@ -34,7 +34,9 @@ from draftree.evaluation import runner
 from draftree.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.training import regenerate
+from draftree.training.classifier import Collected
 from draftree.training.data import Sample
+from draftree.training.features import Shards
 from draftree.training.state import LOG, STATE
 from draftree.training.trainer import Plan, train
 from folders import target_folder
@@ -106,7 +108,7 @@ def _command(home: Path, command: str, out: Path, told: Path, before: Callable[[
     status = 70
     try:
         for number in interruption.ENDING:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)
         os.chdir(home)
         AcceleratorState._reset_state(True)
         PartialState._reset_state()
@@ -251,14 +253,14 @@ def disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[int], Callable[[], No
 
     if mounted(4096, 0):
         yield out, lambda size: lambda: None if mounted(size, REMOUNT) else pytest.fail("no disk")
-        libc.umount(bytes(out))
+        libc.umount2(bytes(out), DETACH)
     else:
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         yield out, lambda size: lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
 
 
-REMOUNT = 32
-"""Of mount(2)."""
+REMOUNT, DETACH = 32, 2
+"""Of mount(2) and umount2(2)."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -394,6 +396,37 @@ def test_a_broken_log_is_repaired(rest: str, stopped: Path, tmp_path: Path) -> N
         file.write(rest)
     train(*made(), PLAN, tmp_path / "out")
     assert [json.loads(line)["step"] for line in (tmp_path / "out" / LOG).read_text().splitlines()] == list(range(1, 9))
+
+
+def test_kept_features_that_are_broken_are_told_in_a_line(tmp_path: Path) -> None:
+    target, drafter, samples = made()
+    shards = Shards.at(tmp_path, target, samples, drafter.needs)
+    shards.fill()
+    for path in tmp_path.rglob("*.safetensors"):
+        path.write_bytes(b"half")
+    with pytest.raises(UserError, match="does not hold these samples' features"):
+        shards.batch([0])
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"PK\x03\x04half", b"\xff\xfe"], ids=range(3))
+def test_kept_trees_that_are_broken_are_told_in_a_line(spoilt: bytes, tmp_path: Path) -> None:
+    (tmp_path / "000003.npz").write_bytes(spoilt)
+    with pytest.raises(UserError, match="does not hold a text's trees"):
+        Collected(tmp_path, {})[3]
+
+
+@pytest.mark.parametrize("rest", ["\udcff\udc80", "[" * 100_000, "null", "[[1], 2]", '{"a": 1}'], ids=range(5))
+def test_a_journal_is_read_up_to_what_is_broken(rest: str, tmp_path: Path) -> None:
+    cell = runner.Cell(None, None, 0.0)
+    done = {cell: runner.Written([1, 2], [])}
+    journal = runner.Journal(tmp_path / "j", {"run": 1})
+    journal.add(done)
+    with journal.path.open("a", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(rest + "\n")
+    again = runner.Journal(tmp_path / "j", {"run": 1})
+    assert again.read([cell]) == [done]
+    again.add(done)
+    assert runner.Journal(tmp_path / "j", {"run": 1}).read([cell]) == [done, done]
 
 
 def test_a_signal_in_the_last_step_ends_nothing_that_is_not_done(tmp_path: Path) -> None:

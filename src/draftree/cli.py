@@ -680,9 +680,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them
-    command = typer.main.get_command(app)
     with raised() as signals:
         try:
+            command = typer.main.get_command(app)
             status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)
         except typer.TyperException as error:
             fail(f"{mistake(error)}; what is allowed is told by --help", 2)

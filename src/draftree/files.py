@@ -140,9 +140,10 @@ def filled(folder: Path, last: str) -> Iterator[Path]:
         OSError: the disk is full, or cannot be written to.
     """
     partial = _partial(folder / last)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with on_disk(folder):
-            partial.mkdir(parents=True)
+        with on_disk(folder / last):
+            partial.mkdir()
             yield partial
             for path in sorted(partial.iterdir(), key=lambda p: p.name == last):
                 path.replace(folder / path.name)

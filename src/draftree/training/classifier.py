@@ -286,7 +286,8 @@ class Collected:
         path = self._path(text)
         if not path.is_file():
             return None
-        with understood(f"'{path}' does not hold a text's trees (without it they are grown anew)"), np.load(path) as found:
+        told = f"'{path}' does not hold a text's trees (without it they are grown anew)"
+        with understood(told), path.open("rb") as file, np.load(file) as found:
             return Nodes(*(found[f.name].astype(getattr(NONE, f.name).dtype) for f in fields(Nodes)))
 
     def __setitem__(self, text: int, nodes: Nodes) -> None:

@@ -74,7 +74,7 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
 
     Raises:
         UserError: something that was asked for does not exist or does not fit.
-        Interrupted: the run was interrupted.
+        KeyboardInterrupt: the run was interrupted.
     """
     method = inputs.trainable(asked.spec, asked.knobs)
     inputs.writable(asked.out, folder=True)
