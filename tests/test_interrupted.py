@@ -115,7 +115,7 @@ def _command(home: Path, command: str, out: Path, told: Path, before: Callable[[
         with told.open("w") as sys.stderr, open(os.devnull, "w") as sys.stdout:
             before()
             try:
-                cli.main([part.replace("OUT", str(out)) for part in COMMANDS[command]])
+                cli.main([part.replace("OUT", str(out)) for part in (COMMANDS | OTHERS)[command]])
             except SystemExit as end:
                 status = int(end.code or 0)
             except BaseException:
@@ -282,11 +282,17 @@ def test_a_full_disk_is_told_in_a_line_and_the_same_command_goes_on(command: str
 # Two processes.
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+OTHERS = {
+    "c2t": ["train", "c2t", "--drafter", "eagle", "--data", "prompts.jsonl", "--out", "OUT/classifier"],
+    "static": ["train", "static", "--drafter", "eagle", "--data", "prompts.jsonl", "--out", "OUT/tree.json"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS | OTHERS)
 def test_the_second_process_is_refused_in_a_line(command: str, home: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    name = next(part for part in COMMANDS[command] if part.startswith("OUT")).removeprefix("OUT/")
-    lock = files.inside(out / name) if "train" in COMMANDS[command] else None
+    name = next(part for part in (COMMANDS | OTHERS)[command] if part.startswith("OUT")).removeprefix("OUT/")
+    lock = files.inside(out / name) if command in ("train", "regenerate", "c2t") else None
     with files.locked(out / name, lock):
         status, told = run(home, command, out)
     assert (status, told.count("\n")) == (2, 1), told
