@@ -1,11 +1,13 @@
 """One thread for every test, as the models are tiny and threads would only wait; no deadlines; and the command line."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import settings
 
+from draftree import terminal
 from draftree.cli import main
 
 torch.set_num_threads(1)
@@ -13,6 +15,18 @@ torch.set_num_threads(1)
 # The parent is whatever hypothesis chose: where CI is set, it draws the same examples every time.
 settings.register_profile("draftree", parent=settings.default, deadline=None)
 settings.load_profile("draftree")
+
+
+class Silent(terminal.Clock):
+    """On a slow machine, too, standard error holds nothing but what a test is about."""
+
+    def beating(self, beat: Callable[[], None]) -> nullcontext[None]:
+        return nullcontext()
+
+
+@pytest.fixture(autouse=True)
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "CLOCK", Silent())
 
 
 @pytest.fixture

@@ -267,7 +267,8 @@ def test_an_interruption_leaves_nothing(draftree, folder: str, tmp_path: Path, m
     monkeypatch.setattr(REST, "build", interrupted)
     status, out, err = draftree("datastore", "build", "--kind", "rest", "--target", folder, "--data", str(path), "--out",
                                 str(tmp_path / "new" / "store"))  # fmt: skip
-    assert (status, out, err) == (130, "", "draftree: interrupted\n")
+    told = "draftree: nothing was written; the same command begins anew\ndraftree: interrupted\n"
+    assert (status, out, err) == (130, "", told)
     assert made
     assert made[0] != tmp_path / "new" / "store"
     assert [p.name for p in tmp_path.iterdir()] == ["c"]

@@ -1,7 +1,8 @@
 """The command line; other programs rely on its options, its JSON and its exit status.
 
-Exit status: 0 done; 2 a user's mistake, told in one line; 130 interrupted; 1 anything else, and output found not to be
-lossless. What needs torch is imported inside the commands, so that help and mistakes in options do not wait for it.
+Exit status: 0 done; 2 a user's mistake, told in one line; 128 + the signal that ended it (Ctrl-C 130, SIGTERM 143, SIGHUP
+129); 1 anything else, and output found not to be lossless. What needs torch is imported inside the commands, so that help
+and mistakes in options do not wait for it.
 """
 
 import json
@@ -9,7 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,8 @@ import typer
 from typer.core import TyperGroup
 
 from draftree.errors import DraftreeError, UnknownName, UserError
-
-INTERRUPTED = 130
-"""The exit status a shell gives a program ended by Ctrl-C."""
+from draftree.files import inside, locked
+from draftree.interruption import STATUSES, Interrupted, raised
 
 
 class Commands(TyperGroup):
@@ -282,6 +282,7 @@ def bench(
     prompts, fixed, cells = suites.load(suite), inputs.costs_of_each(costs, [d for d, *_ in pairs]), product(pairs, temperature)
     selected = prompts.select(category)
     inputs.writable(out)
+    ctx.with_resource(locked(out))
     inputs.quiet()
     with terminal.busy("loading"):
         engines = assemble(lambda: inputs.load_target(target, device, dtype), pairs, fixed)
@@ -558,7 +559,9 @@ def find_static_tree(given: Mapping[str, Any]) -> None:
 
     inputs.quiet()
     asked = static_trees.Asked.of(given)
-    found = static_trees.run(asked)
+    inputs.writable(asked.out)
+    with interruptible(NOTHING_KEPT), locked(asked.out):
+        found = static_trees.run(asked)
     if given.get("as_json"):
         emit(found | {"out": str(asked.out)})
     else:
@@ -578,7 +581,9 @@ def train_classifier(given: Mapping[str, Any]) -> None:
 
     inputs.quiet()
     asked = classifier.Asked.of(given)
-    with interruptible(f"the same command goes on from what is kept in '{asked.out}'"):
+    inputs.writable(asked.out, folder=True)
+    again = f"the same command goes on from what is kept in '{asked.out}'"
+    with interruptible(again), locked(asked.out, inside(asked.out)):
         end = classifier.run(asked)
     if given.get("as_json"):
         emit({"policy": "c2t", "out": str(asked.out)} | asdict(end))
@@ -632,7 +637,8 @@ def build_datastore(
     from draftree.datastores import command
 
     inputs.quiet()
-    said = command.build(command.Asked(kind, target, data, out, settings))
+    with interruptible(NOTHING_KEPT):
+        said = command.build(command.Asked(kind, target, data, out, settings))
     if as_json:
         emit({"out": str(out)} | said)
     else:
@@ -656,19 +662,28 @@ def emit(found: Mapping[str, Any]) -> None:
     print(json.dumps(found, allow_nan=False))
 
 
+NOTHING_KEPT = "nothing was written; the same command begins anew"
+
+
 @contextmanager
 def interruptible(again: str) -> Iterator[None]:
-    """After Ctrl-C inside, says how to go on."""
+    """After Ctrl-C or another signal inside, says how to go on."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"draftree: {again}", file=sys.stderr)
+        tell(again)
         raise
+
+
+def tell(message: str) -> None:
+    """A line on standard error, as long as there is one: a terminal that was closed takes nothing."""
+    with suppress(OSError):
+        print(f"draftree: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 def fail(message: str, status: int) -> NoReturn:
     """Ends the program with one line."""
-    print(f"draftree: {' '.join(message.split())}", file=sys.stderr)
+    tell(message)
     sys.exit(status)
 
 
@@ -689,17 +704,21 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them
-    command = typer.main.get_command(app)
-    try:
-        status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)
-    except typer.TyperException as error:
-        fail(f"{mistake(error)}; what is allowed is told by --help", 2)
-    except DraftreeError as error:
-        fail(str(error), 2)
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-    except OSError as error:  # a full disk, a folder of ours that cannot be written
-        fail(f"{error.strerror or error}: '{error.filename}'" if error.filename else str(error), 1)
-    if status == INTERRUPTED:
-        print("draftree: interrupted", file=sys.stderr)
+    with raised() as signals:
+        try:
+            command = typer.main.get_command(app)
+            status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)
+        except typer.TyperException as error:
+            fail(f"{mistake(error)}; what is allowed is told by --help", 2)
+        except DraftreeError as error:
+            fail(str(error), 2)
+        except Interrupted as ended:
+            status = ended.status
+        except OSError as error:  # a full disk, a folder of ours that cannot be written
+            if not signals:  # else a terminal that was closed
+                fail(f"{error.strerror or error}: '{error.filename}'" if error.filename else str(error), 1)
+    if signals:
+        status = 128 + signals[0]  # typer's own is always that of Ctrl-C
+    if status in STATUSES:
+        tell("interrupted")
     sys.exit(status or 0)

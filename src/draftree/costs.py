@@ -9,7 +9,6 @@ Shapes: W measured widths.
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -19,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from draftree.errors import UserError
+from draftree.files import write_text
 from draftree.stats import Work
 from draftree.tree import Floats
 
@@ -164,10 +164,7 @@ class CostTable:
 
     def save(self, path: Path) -> None:
         """Writes the curves as JSON, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")  # two processes may measure the same
-        unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        unfinished.replace(path)
+        write_text(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Self:

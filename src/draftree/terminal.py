@@ -1,8 +1,10 @@
 """What the command line shows: text as it is written, tables, and how far a run is."""
 
 import re
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, fields
 from itertools import groupby
 from operator import itemgetter
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
@@ -110,15 +112,59 @@ def heading(name: str) -> str:
     return name.replace("/", "\n/").replace(" [", "\n[").replace(" output", "\noutput")
 
 
+FIRST, EVERY = 2.0, 30.0
+"""Seconds after which it is first told, and then again, where work is, if standard error is no terminal."""
+
+
+class Clock:
+    """The time, and what is to be done as it passes; tests have their own."""
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
+    @contextmanager
+    def beating(self, beat: Callable[[], None]) -> Iterator[None]:
+        """Inside, calls `beat` after FIRST seconds, and every EVERY seconds from then on."""
+        ended = threading.Event()
+
+        def wait() -> None:
+            seconds = FIRST
+            while not ended.wait(seconds):
+                beat()
+                seconds = EVERY
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+CLOCK = Clock()
+
+
 @contextmanager
 def busy(what: str) -> Iterator[Callable[[str], None]]:
-    """Says on a terminal what is being waited for; it can be told what else."""
-    console = errors()
-    if not console.is_terminal:
-        yield lambda _: None
+    """Says what is being waited for; it can be told what else. Without a terminal it says so where that takes long."""
+    console, clock, doing = errors(), CLOCK, [what]
+    if console.is_terminal:
+        with console.status(escape(what)) as status:
+            yield lambda other: status.update(escape(other))
         return
-    with console.status(escape(what)) as status:
-        yield lambda other: status.update(escape(other))
+    start = clock.now()
+    with clock.beating(lambda: remark(f"{doing[-1]} … ({duration(clock.now() - start)} so far)")):
+        yield doing.append
+
+
+def duration(seconds: float) -> str:
+    """A time in seconds, in minutes, or in hours and minutes."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 180 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def remark(text: str) -> None:
@@ -136,16 +182,29 @@ class _Remarked(Bar):
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Tell]:
-    """A bar on standard error, where that is a terminal; it is told how much is done."""
-    console = errors()
+    """A bar on standard error, or lines where that is no terminal; it is told how much is done."""
+    console, clock = errors(), CLOCK
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    with _Remarked(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total, remark="")
+    shown = console.is_terminal
+    bar = _Remarked(*columns, console=console, disable=not shown, get_time=clock.now, speed_estimate_period=LONG)
+    task = bar.add_task(what, total=total, remark="")
 
-        def tell(done: int, remark: str = "", of: int | None = total) -> None:
-            bar.update(task, completed=done, total=of, remark=remark)
+    def tell(done: int, remark: str = "", of: int | None = total) -> None:
+        bar.update(task, completed=done, total=of, remark=remark)
 
+    with bar, nullcontext() if shown else clock.beating(lambda: remark(_standing(bar.tasks[0]))):
         yield tell
+
+
+LONG = 600.0
+"""Seconds of the past from which the time left is estimated."""
+
+
+def _standing(task: Task) -> str:
+    """Where work is, in a line: how much is done, of how many, and the time left where that can be estimated."""
+    of = "" if task.total is None else f" of {task.total:,.0f}"
+    left = [f"about {duration(task.time_remaining)} left"] if task.time_remaining else []
+    return ", ".join([f"{task.description}: {task.completed:,.0f}{of}", *left, *filter(None, [task.fields["remark"]])])
 
 
 def show_summary(console: Console, result: Comparison, coloured: bool, keeps_text: bool = True) -> None:

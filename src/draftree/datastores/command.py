@@ -1,13 +1,10 @@
 """What `draftree datastore` does between its options and its result."""
 
 import json
-import os
 import shlex
-import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +19,7 @@ from draftree.drafters._checkpoint import ABOUT, CONFIG
 from draftree.drafters._stored import Stored, note, tokenizer_hash
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import commit
+from draftree.files import whole_folder
 from draftree.registry import names, part
 from draftree.target import demo_folder
 
@@ -59,7 +57,8 @@ def build(asked: Asked) -> dict[str, Any]:
     Nothing is at `out` before all is there.
 
     Raises:
-        UserError: something that was asked for does not exist or does not fit, or `out` has something in it.
+        UserError: something that was asked for does not exist or does not fit, `out` has something in it, or another
+            process builds it.
     """
     known = kinds()
     if asked.kind not in known:
@@ -72,7 +71,7 @@ def build(asked: Asked) -> dict[str, Any]:
     tokenizer = tokenizer_of(asked.target)
     vocab = 1 + max(tokenizer.get_vocab().values())
     start, done, of = time.perf_counter(), 0, -(-sum(file.bytes for file in found) // MEGA)
-    with terminal.progress(f"datastore for {asked.kind}, MB", of) as bar, placed(out) as folder:
+    with terminal.progress(f"datastore for {asked.kind}, MB", of) as bar, whole_folder(out) as folder:
 
         def read(size: int) -> None:
             nonlocal done
@@ -118,22 +117,6 @@ def tokenizer_of(target: str) -> PreTrainedTokenizerBase:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"cannot load a tokenizer of target '{target}' (allowed: demo, a folder, a hub id): {first}") from error
     return found
-
-
-@contextmanager
-def placed(out: Path) -> Iterator[Path]:
-    """A folder beside another one, which it becomes at the end; nothing of it remains where that does not come."""
-    home = out.absolute()
-    existing = next(p for p in home.parents if p.exists())
-    beside = existing / f".{home.name}.{os.getpid()}"
-    beside.mkdir()
-    try:
-        yield beside
-        home.parent.mkdir(parents=True, exist_ok=True)
-        beside.replace(home)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
 
 
 def show(folder: Path) -> dict[str, Any]:

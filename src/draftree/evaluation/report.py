@@ -16,6 +16,7 @@ from draftree.acceptors.base import Acceptor
 from draftree.costs import Costs, CostTable, counted, counted_plain
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.runner import Cell, Quality, Written
+from draftree.files import write_text
 from draftree.registry import part
 from draftree.stats import repeated_ngrams, total
 from draftree.tree import Floats, Ints
@@ -221,18 +222,8 @@ def _on_a_line(found: re.Match[str]) -> str:
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:
-    """Writes a result, whole or not at all.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    partial = path.with_name(path.name + ".new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(NUMBERS.sub(_on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write '{path}': {error.strerror}") from error
+    """Writes a result, whole or not at all."""
+    write_text(path, NUMBERS.sub(_on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -6,10 +6,10 @@ What a drafter keeps over a session goes from prompt to prompt, within its own c
 
 import itertools
 import json
-import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from draftree.engine import UNIT, Engine, Generation
 from draftree.errors import UserError
 from draftree.evaluation._driven import Text, drive
 from draftree.evaluation.suites import Prompt
+from draftree.files import append, understood, write_text
 from draftree.prompts import encode
 from draftree.registry import build, names
 from draftree.sampling import Sampling, processed
@@ -267,32 +268,35 @@ class Journal:
         lines = list(self._lines())
         if not lines or lines[0] != json.loads(json.dumps(self.key)):
             return []
+        found = []
+        with suppress(UserError), understood("what comes after it cannot be read"):
+            for line in lines[1:]:
+                found.append(dict(zip(cells, map(_written, line), strict=True)))
         self._begun = True
-        self._write("w", lines)
-        return [dict(zip(cells, map(_written, line), strict=True)) for line in lines[1:]]
+        write_text(self.path, "".join(map(_line, lines[: 1 + len(found)])))
+        return found
 
     def add(self, done: Mapping[Cell, Written]) -> None:
         """Notes one prompt."""
         line = [[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]
-        self._write("a" if self._begun else "w", [line] if self._begun else [self.key, line])
-        self._begun = True
+        if not self._begun:
+            write_text(self.path, _line(self.key))
+            self._begun = True
+        append(self.path, _line(line))
 
     def remove(self) -> None:
         """Forgets it: the result is saved."""
         self.path.unlink(missing_ok=True)
 
-    def _write(self, mode: str, lines: Sequence[Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open(mode) as file:
-            file.writelines(json.dumps(line) + os.linesep for line in lines)
-
     def _lines(self) -> Iterator[Any]:
+        """Those before the first that was broken off."""
         if self.path.is_file():
-            for text in self.path.read_text().splitlines():
-                try:
-                    yield json.loads(text)
-                except ValueError:
-                    return
+            with suppress(UserError), understood("what comes after it cannot be read"):
+                yield from map(json.loads, self.path.read_text("utf-8", errors="replace").splitlines())
+
+
+def _line(said: Any) -> str:
+    return json.dumps(said) + "\n"
 
 
 def _written(line: Any) -> Written:

@@ -9,8 +9,6 @@ vllm-medusa  medusa: vLLM's own layout.
 """
 
 import json
-import os
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -29,6 +27,7 @@ from draftree.drafters import eagle, medusa
 from draftree.drafters._checkpoint import ABOUT, CONFIG, WEIGHTS, Stored, about, read_tensors
 from draftree.drafters._layers import of_values
 from draftree.errors import UnknownName, UserError
+from draftree.files import whole_folder
 from draftree.formats import speculators
 from draftree.registry import method_of, names, part
 from draftree.target import Target, demo_folder
@@ -70,7 +69,8 @@ def export(drafter: str, wanted: str, out: Path, target: str | None = None) -> E
 
     Raises:
         UserError: there is no such layout, or not for this drafter; the checkpoint is not what its config says; `out` has
-            something in it.
+            something in it, or another process writes it.
+        OSError: the disk is full.
     """
     if wanted not in FORMATS:
         raise UnknownName("format", wanted, FORMATS)
@@ -83,7 +83,9 @@ def export(drafter: str, wanted: str, out: Path, target: str | None = None) -> E
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
     config, tensors = FORMATS[wanted][method](folder, target)
-    _place(out, config, tensors)
+    with whole_folder(out) as beside:
+        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, beside / WEIGHTS, metadata={"format": "pt"})
+        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     return Exported(method, wanted, str(out), len(tensors), size)
 
@@ -95,20 +97,6 @@ def _folder(drafter: str) -> Path:
     if drafter not in shipped:
         raise UnknownName("drafter's folder or shipped drafter", drafter, shipped)
     return demo_folder(drafter)
-
-
-def _place(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes beside the new folder, and renames when all is there."""
-    home = out.absolute()
-    beside = home.with_name(f".{home.name}.{os.getpid()}")
-    beside.mkdir(parents=True)
-    try:
-        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, beside / WEIGHTS, metadata={"format": "pt"})
-        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        beside.replace(home)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
 
 
 def _config_of(target: str) -> PreTrainedConfig:

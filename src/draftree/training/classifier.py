@@ -31,6 +31,7 @@ from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import fingerprint
 from draftree.evaluation.suites import content
+from draftree.files import filled, inside, locked, read_object, understood, whole, write_text
 from draftree.policies._classifier import CONFIG, LEAST, Classifier, check_features, scaled
 from draftree.policies.base import Expand, Policy, Room, fit
 from draftree.policies.eagle2 import EAGLE2
@@ -274,27 +275,25 @@ class Collected:
         """
         path = self.folder / ABOUT
         if path.is_file():
-            before = json.loads(path.read_text())
+            before = read_object(path, "a note of the trees beside it (without it they are grown anew)")
             if different := [name for name, value in self.about.items() if before.get(name) != value]:
                 was = ", ".join(f"{name}={before.get(name)}" for name in different)
                 raise UserError(f"'{self.folder}' holds trees with {was}: go on with the same, or use another folder")
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dict(self.about), indent=1) + "\n")
+        write_text(path, json.dumps(dict(self.about), indent=1) + "\n")
 
     def __getitem__(self, text: int) -> Nodes | None:
         path = self._path(text)
         if not path.is_file():
             return None
-        with np.load(path) as found:
+        told = f"'{path}' does not hold a text's trees (without it they are grown anew)"
+        with understood(told), path.open("rb") as file, np.load(file) as found:
             return Nodes(*(found[f.name].astype(getattr(NONE, f.name).dtype) for f in fields(Nodes)))
 
     def __setitem__(self, text: int, nodes: Nodes) -> None:
-        partial = self._path(text).with_suffix(".partial")
         narrow = {"joint": np.float32, "entropy": np.float32, "depth": np.int16, "accepted": np.bool_, "tree": np.int32}
-        with partial.open("wb") as file:
+        with whole(self._path(text)) as partial, partial.open("wb") as file:
             np.savez_compressed(file, **{name: getattr(nodes, name).astype(kind) for name, kind in narrow.items()})
-        partial.replace(self._path(text))
 
     def _path(self, text: int) -> Path:
         return self.folder / f"{text:06}.npz"
@@ -572,7 +571,8 @@ def run(asked: Asked) -> Trained:
     start = None if asked.init_from is None else Classifier.load(asked.init_from)
     knobs, plan, method = Knobs.read(asked.knobs, start), asked.plan(), build("drafter", asked.drafter)
     inputs.writable(asked.out, folder=True)
-    if (asked.out / CONFIG).is_file():
+    own = asked.out / "trees"
+    if (asked.out / CONFIG).is_file() and not own.is_dir():  # they are removed last
         raise UserError(f"'{asked.out}' holds a finished classifier: name another folder to train into")
     with terminal.busy("loading"):
         target = inputs.load_target(asked.target, asked.device, asked.dtype)
@@ -580,11 +580,9 @@ def run(asked: Asked) -> Trained:
         requests, too_long = prompts(target, asked.data, knobs)
     if too_long:
         terminal.remark(f"prompts left out, too long for the target's context: {too_long}")
-    kept = Collected(
-        Path(asked.trees) if asked.trees else asked.out / "trees", about(target, drafter, asked.drafter, requests, knobs)
-    )
+    kept = Collected(Path(asked.trees) if asked.trees else own, about(target, drafter, asked.drafter, requests, knobs))
     kept.begin()
-    with terminal.progress("draft trees", len(requests)) as tell:
+    with terminal.progress("draft trees", len(requests)) as tell, locked(kept.folder, inside(kept.folder)):
         texts = collect(target, drafter, requests, knobs, kept, lambda done, trees: tell(done, f"{trees:,} trees"))
     learnt, held = split(texts, plan)
     with terminal.progress("train c2t", plan.epochs) as tell:
@@ -595,8 +593,9 @@ def run(asked: Asked) -> Trained:
     note = {"command": shlex.join(["draftree", *sys.argv[1:]]), **asdict(plan), **asdict(knobs), **said,
             "skipped_too_long": too_long, "data": kept.about["prompts"],
             "history": [asdict(e) for e in epochs], "held_out_trees": held.trees}  # fmt: skip
-    replace(net, trained_on=said | figures).save(asked.out)
-    (asked.out / PLAN).write_text(json.dumps(note, indent=1) + "\n")
+    with filled(asked.out, last=CONFIG) as folder:
+        replace(net, trained_on=said | figures).save(folder)
+        (folder / PLAN).write_text(json.dumps(note, indent=1) + "\n")
     if not asked.trees:
         shutil.rmtree(kept.folder)
     return end

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from draftree import inputs, terminal
-from draftree.drafters.base import Stage, Trainable
+from draftree.drafters.base import Stage, Trainable, TrainableMethod
 from draftree.errors import UnknownName, UserError
 from draftree.files import understood
 from draftree.target import Target
@@ -124,6 +124,13 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
     inputs.writable(asked.out, folder=True)
     trainer.check_tracker(asked.track)
     processes = Processes.joined(device)
+    with processes.alone(asked.out):
+        return _run(asked, method, processes, target, device, dtype)
+
+
+def _run(
+    asked: Asked, method: TrainableMethod, processes: Processes, target: str, device: str | None, dtype: str | None
+) -> trainer.Progress | None:
     with processes.agreed(), terminal.busy("loading"):
         asked.check(processes)
         model = inputs.load_target(target, processes.device(device), dtype)

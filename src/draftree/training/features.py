@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftree.errors import UserError
+from draftree.files import understood, whole
 from draftree.target import LAST, Needs, Target
 from draftree.training.data import Sample, digest
 from draftree.training.teacher import Features, padded, read
@@ -121,10 +122,8 @@ class Shards:
                     found[name][str(i)] = by_index[layers[name]][0, :count].contiguous()
         for name, tensors in found.items():
             path = self._file(name, shard)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{shard}.partial")
-            save_file({k: t.cpu() for k, t in tensors.items()}, partial)
-            partial.replace(path)
+            with whole(path) as partial:
+                save_file({k: t.cpu() for k, t in tensors.items()}, partial)
 
     def _read(self, chosen: range) -> Iterator[tuple[int, Features]]:
         """Each sample's features [1, …], from passes over samples of about the same length."""
@@ -159,8 +158,9 @@ class Shards:
 
     def _get(self, name: str, sample: int, key: str) -> Tensor:
         path = self._file(name, sample // SHARD)
-        if path not in self._open:
-            opened: Any = safe_open(path, framework="pt")
-            self._open[path] = opened.__enter__()
-        tensor: Tensor = self._open[path].get_tensor(key)
+        with understood(f"'{path}' does not hold these samples' features (without it they are computed anew)"):
+            if path not in self._open:
+                opened: Any = safe_open(path, framework="pt")
+                self._open[path] = opened.__enter__()
+            tensor: Tensor = self._open[path].get_tensor(key)
         return tensor

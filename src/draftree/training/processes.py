@@ -7,8 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from io import StringIO
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -17,6 +18,8 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from draftree.errors import DraftreeError, UserError
+from draftree.files import inside, locked
+from draftree.interruption import Interrupted
 
 GRACE = 2.0
 """Seconds in which the main process has told what went wrong, and has ended."""
@@ -114,6 +117,19 @@ class Processes:
             if message is not None:
                 raise UserError(f"process {rank} of {self.world}: {message}")
 
+    @contextmanager
+    def alone(self, folder: Path) -> Iterator[None]:
+        """Inside, no other run may write into a folder; the main process locks it for all of this one's.
+
+        Raises:
+            UserError: another run does.
+        """
+        with ExitStack() as held:
+            with self.agreed():
+                if self.main:
+                    held.enter_context(locked(folder, inside(folder)))
+            yield
+
     def same(self, value: Any, what: str) -> None:
         """Refuses to go on where the processes differ in something.
 
@@ -147,6 +163,6 @@ def one_voice() -> Iterator[None]:
     try:
         with redirect_stderr(StringIO()):  # progress, remarks and hints are the main one's to tell
             yield
-    except (DraftreeError, KeyboardInterrupt) as error:
+    except (DraftreeError, Interrupted) as error:
         time.sleep(GRACE)  # a launcher stops all processes when it sees one end
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 2)
+        sys.exit(error.status if isinstance(error, Interrupted) else 2)

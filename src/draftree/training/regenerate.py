@@ -9,6 +9,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.files import append, read_object, write_text
 from draftree.policies.chain import Chain
 from draftree.prompts import encode
 from draftree.target import Target
@@ -89,6 +91,8 @@ def regenerate(
         with processes.agreed():
             if processes.main:
                 _join(out, about, _done(parts), len(asked))
+    if processes.main:
+        shutil.rmtree(out / PARTS, ignore_errors=True)  # a run may have been killed before it came to this
     return out / FILE
 
 
@@ -124,19 +128,19 @@ def _write(
     listen: Callable[[int, int], None],
 ) -> None:
     engine = Engine(target, PLD().open(target), Chain())  # only its plain decoding is used
-    # Rows of one batch should end at about the same time.
-    rest = sorted((i for i in range(len(asked)) if i not in done), key=lambda i: len(json.dumps(asked[i])))
-    batches = [rest[at : at + how.batch] for at in range(0, len(rest), how.batch)][processes.rank :: processes.world]
+    # Rows of one batch should end at about the same time. Which these are does not depend on what is done, as the last bits
+    # of a row's logits depend on the rows beside it.
+    order = sorted(range(len(asked)), key=lambda i: len(json.dumps(asked[i])))
+    every = [order[at : at + how.batch] for at in range(0, len(order), how.batch)]
+    batches = [batch for batch in every if not done.keys() >= set(batch)][processes.rank :: processes.world]
     written, total = 0, sum(map(len, batches))
     parts.mkdir(parents=True, exist_ok=True)
-    with (parts / f"{processes.rank}.jsonl").open("a") as file:
-        file.write("\n")  # behind a line that was broken off
-        for batch in batches:
-            for i, row in zip(batch, _answers(engine, [asked[i] for i in batch], how), strict=True):
-                file.write(json.dumps({"number": i, "row": row}) + "\n")
-            file.flush()
-            written += len(batch)
-            listen(written, total)
+    for batch in batches:
+        answers = zip(batch, _answers(engine, [asked[i] for i in batch], how), strict=True)
+        lines = [json.dumps({"number": i, "row": row}) + "\n" for i, row in answers]
+        append(parts / f"{processes.rank}.jsonl", "\n" + "".join(lines))  # behind a line that was broken off
+        written += len(batch)
+        listen(written, total)
 
 
 def _answers(engine: Engine, asked: Sequence[Prompt], how: Regeneration) -> list[Row]:
@@ -186,30 +190,25 @@ def _done(parts: Path) -> dict[int, Row]:
     """The rows written so far by all processes; a line that was broken off does not count."""
     found: dict[int, Row] = {}
     for path in sorted(parts.glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            try:
+        for line in path.read_text("utf-8", errors="replace").splitlines():
+            with suppress(ValueError, TypeError, LookupError, RecursionError):
                 said = json.loads(line)
-            except ValueError:
-                continue
-            found[said["number"]] = said["row"]
+                found[int(said["number"])] = dict(said["row"])
     return found
 
 
 def _finished(out: Path, about: dict[str, Any]) -> bool:
     try:
-        return bool(json.loads((out / ABOUT).read_text()) == about) and (out / FILE).is_file()
-    except (OSError, ValueError):
+        return read_object(out / ABOUT, "of a finished regeneration") == about and (out / FILE).is_file()
+    except UserError:
         return False
 
 
 def _join(out: Path, about: dict[str, Any], done: dict[int, Row], count: int) -> None:
     if len(done) < count:
         raise UserError(f"'{out / PARTS}' lacks what other processes wrote: all machines must see the same folder")
-    partial = out / (FILE + ".partial")
-    partial.write_text("".join(json.dumps(done[i]) + "\n" for i in sorted(done) if done[i]))
-    partial.replace(out / FILE)
-    (out / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
-    shutil.rmtree(out / PARTS)
+    write_text(out / FILE, "".join(json.dumps(done[i]) + "\n" for i in sorted(done) if done[i]))
+    write_text(out / ABOUT, json.dumps(about, indent=1) + "\n")
 
 
 def _digest(what: Any) -> str:

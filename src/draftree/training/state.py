@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from draftree.drafters.base import Trainable, TrainableMethod
 from draftree.errors import UserError
+from draftree.files import read_object, understood, whole, write_text
 from draftree.target import Target
 
 STATE, PLAN, LOG = "training.pt", "training.json", "training.jsonl"
@@ -35,10 +36,7 @@ def before(out: Path) -> dict[str, Any] | None:
     """
     if not (out / STATE).is_file():
         return None
-    try:
-        return {**SINCE, **json.loads((out / PLAN).read_text())}
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"'{out}' holds an interrupted run without its {PLAN}: use another folder") from error
+    return {**SINCE, **read_object(out / PLAN, "the plan of the interrupted run beside it (train into another folder)")}
 
 
 def check(out: Path, said: Mapping[str, Any]) -> bool:
@@ -61,12 +59,18 @@ def check(out: Path, said: Mapping[str, Any]) -> bool:
 
 def note(out: Path, said: Mapping[str, Any], first: int) -> None:
     """Writes down what a run is asked for, and keeps of the log what stands before the step it begins with."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / PLAN).write_text(json.dumps(said, indent=1) + "\n")
+    write_text(out / PLAN, json.dumps(said, indent=1) + "\n")
     if (out / LOG).is_file():
-        lines = (out / LOG).read_text().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= first]
-        (out / LOG).write_text("".join(kept))
+        lines = (out / LOG).read_text("utf-8", errors="replace").splitlines()
+        write_text(out / LOG, "".join(line + "\n" for line in lines if _logged(line, first)))
+
+
+def _logged(line: str, most: int) -> bool:
+    """Whether a line of the log is of a step up to `most`; one that was broken off is of none."""
+    try:
+        return int(json.loads(line)["step"]) <= most
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return False
 
 
 def begun(method: TrainableMethod, given: Collection[str], folder: Path, target: Target) -> Trainable[Any]:
@@ -104,14 +108,40 @@ def own(model: nn.Module) -> dict[str, Tensor]:
 
 def save(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, step: int) -> None:
     """Writes the state after a number of steps; an earlier one stays until this one is whole."""
-    partial = out / (STATE + ".partial")
-    torch.save({"model": own(drafter.model), "optimizer": optimizer.state_dict(), "step": step}, partial)
-    partial.replace(out / STATE)
+    with whole(out / STATE) as partial:
+        torch.save({"model": own(drafter.model), "optimizer": optimizer.state_dict(), "step": step}, partial)
 
 
-def resume(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    """Loads the state; returns how many steps are done."""
-    found = torch.load(out / STATE, map_location=device, weights_only=True)
-    drafter.model.load_state_dict(found["model"], strict=False)
-    optimizer.load_state_dict(found["optimizer"])
+def resume(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, steps: int) -> int:
+    """Loads the state; returns how many steps are done.
+
+    Args:
+        out: the run's folder.
+        drafter: the run's; its weights are replaced.
+        optimizer: of the drafter's weights; its moments are replaced.
+        steps: of the whole run.
+
+    Raises:
+        UserError: the file is broken, or holds another model's state.
+    """
+    path, mine = out / STATE, own(drafter.model)
+    device = next(iter(mine.values())).device
+    with understood(f"'{path}' is no state that this run can go on from (without it the run begins anew)"):
+        found = torch.load(path, map_location=device, weights_only=True)
+        if type(found["step"]) is not int or not 0 <= found["step"] <= steps:
+            raise ValueError(f"step is {found['step']!r}, allowed is a whole number in 0 … {steps}")
+        shapes = [{name: tuple(t.shape) for name, t in tensors.items()} for tensors in (found["model"], mine)]
+        if different := sorted(name for name, _ in shapes[0].items() ^ shapes[1].items()):
+            raise ValueError(f"its weights are another model's: {', '.join(different[:4])}")
+        drafter.model.load_state_dict(found["model"], strict=False)
+        # The groups' settings are this run's own: those of the file could be anything.
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": found["optimizer"]["state"]})
+        for parameter, moments in optimizer.state.items():
+            if {name: tuple(m.shape) for name, m in moments.items()} != _moments(parameter):
+                raise ValueError("its moments are another model's")
     return int(found["step"])
+
+
+def _moments(parameter: Tensor) -> dict[str, tuple[int, ...]]:
+    """The shapes of what AdamW keeps of a parameter."""
+    return {"step": (), "exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape)}

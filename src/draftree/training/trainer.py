@@ -6,8 +6,6 @@ a step is the same sum over the same samples however it is cut: among processes,
 
 import json
 import math
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +20,11 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import GradientAccumulationPlugin, LoggerType
 from torch import Tensor, nn
 
+from draftree.drafters._checkpoint import CONFIG
 from draftree.drafters.base import Batch, Recipe, Trainable
 from draftree.errors import UserError
+from draftree.files import append, filled
+from draftree.interruption import Interrupted, postponed
 from draftree.target import Target
 from draftree.training import state
 from draftree.training.data import Sample, digest
@@ -151,23 +152,29 @@ def train(
         track: the name of an experiment tracker that accelerate knows; none by default.
 
     Raises:
-        UserError: `out` holds another run, there is too little data, it cannot be dealt out, or training diverged.
-        KeyboardInterrupt: the run was interrupted; its state was saved.
+        UserError: `out` holds another run, another process trains into it, there is too little data, it cannot be dealt
+            out, or training diverged.
+        OSError: the disk is full; the run goes on from the state before.
+        KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the state was saved after the step in hand. Where the latter two are
+            not handled, they end the process then.
     """
-    run = Run.begun(target, drafter, samples, plan, out, about, track)
-    progress = Progress(run.first, run.steps, math.nan)
     devices = [target.decoder.device] if target.decoder.device.type == "cuda" else []
-    with _interruptible() as stop, torch.random.fork_rng(devices), run.tracked():
-        for step in range(run.first, run.steps):
-            progress = run.measured(Progress(step + 1, run.steps, run.learn(step)))
-            run.log(progress)
-            listen(progress)
-            stopped = run.processes.any(stop.is_set())
-            if stopped or (progress.step % plan.save_every == 0 and progress.step < run.steps):
-                run.save(progress.step)
-            if stopped:
-                raise KeyboardInterrupt
-    run.finish()
+    with Processes.on(target.decoder.device).alone(out):
+        run = Run.begun(target, drafter, samples, plan, out, about, track)
+        progress = Progress(run.first, run.steps, math.nan)
+        with postponed() as signals, torch.random.fork_rng(devices), run.tracked():
+            for step in range(run.first, run.steps):
+                progress = run.measured(Progress(step + 1, run.steps, run.learn(step)))
+                run.log(progress)
+                listen(progress)
+                stopped = run.processes.any(bool(signals))
+                if progress.step < run.steps and (stopped or progress.step % plan.save_every == 0):
+                    run.save(progress.step)
+                    if stopped:
+                        signals[:] = [max(run.processes.gathered(max(signals, default=0)))]
+                        raise Interrupted(*signals)
+            run.finish()
+            signals.clear()  # nothing is left that they could end
     return progress
 
 
@@ -229,6 +236,7 @@ class Run:
             learnt, held = split(samples, plan)
             said = asdict(plan) | dict(about)
             going_on = state.check(out, said)
+        steps = max(1, math.ceil(plan.epochs * len(learnt) / plan.batch_size))
         shards = cached(target, drafter, samples, plan, out) if plan.cache_features else None
         if shards is not None:
             fill(shards, processes)
@@ -237,12 +245,11 @@ class Run:
         adam = torch.optim.AdamW(parameters, plan.lr, plan.betas, weight_decay=plan.weight_decay)
         objective, optimizer = accelerator.prepare(Objective(drafter), adam)
         with processes.agreed():
-            first = state.resume(out, drafter, optimizer, device) if going_on else 0
+            first = state.resume(out, drafter, optimizer, steps) if going_on else 0
             if processes.main:
                 state.note(out, said, first)
         processes.same(first, "the states to go on from")
         teacher = Teacher(target, drafter.needs, samples, plan.seed, shards)
-        steps = max(1, math.ceil(plan.epochs * len(learnt) / plan.batch_size))
         return cls(plan, out, drafter, teacher, accelerator, processes, objective, optimizer, learnt, held, first, steps, said)
 
     def learn(self, step: int) -> float:
@@ -303,9 +310,10 @@ class Run:
         depths = {f"acceptance_at_depth/{i}": rate for i, rate in enumerate(progress.acceptance_by_depth or (), 1)}
         lr = {"lr": self.plan.lr * scale(self.plan, progress.step - 1, self.steps)}
         self.accelerator.log(figures | depths | lr, step=progress.step)
-        if self.processes.main and (progress.step % self.plan.evaluate_every == 0 or progress.step == self.steps):
-            with (self.out / state.LOG).open("a") as file:
-                file.write(json.dumps(asdict(progress)) + "\n")
+        if progress.step % self.plan.evaluate_every == 0 or progress.step == self.steps:
+            with self.processes.agreed():
+                if self.processes.main:
+                    append(self.out / state.LOG, json.dumps(asdict(progress)) + "\n")
 
     @contextmanager
     def tracked(self) -> Iterator[None]:
@@ -328,7 +336,8 @@ class Run:
         self.drafter.model.eval()
         with self.processes.agreed():
             if self.processes.main:
-                self.drafter.save(self.out)
+                with filled(self.out, last=CONFIG) as folder:
+                    self.drafter.save(folder)
                 (self.out / state.STATE).unlink(missing_ok=True)
 
 
@@ -372,9 +381,11 @@ def fill(shards: Shards, processes: Processes, listen: Callable[[int, int], None
         UserError: there is too little room, or not all processes see the same folder.
     """
     processes.same(shards.lacking, "the kept features")
+    if not shards.lacking:
+        return
     with processes.agreed():
         shards.check_room()
-    with processes.agreed():
+    with processes.alone(shards.folder), processes.agreed():
         shards.fill(listen, processes.rank, processes.world)
     with processes.agreed():
         if shards.lacking:
@@ -408,17 +419,3 @@ def scale(plan: Plan, step: int, steps: int) -> float:
     left = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * step / steps)), "linear": 1 - step / steps}
     decay = plan.floor + (1 - plan.floor) * left[plan.schedule]
     return warm * decay
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Inside, Ctrl-C asks for an end after the step in hand instead of breaking it off."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: stopped.set())
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGINT, before)

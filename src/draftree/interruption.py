@@ -1,0 +1,64 @@
+"""The signals that ask a program to end: each is raised as Ctrl-C is, or waits until a step is done."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+ENDING = tuple(s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP"))  # not all systems have all of them
+"""Ctrl-C, what a system or a scheduler sends, and the end of a terminal."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has asked for the end.
+
+    Attributes:
+        status: the exit status that shells give a program ended by it.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.status = 128 + number
+
+
+STATUSES = frozenset(Interrupted(number).status for number in ENDING)
+
+
+@contextmanager
+def raised() -> Iterator[list[int]]:
+    """Inside, a signal that asks for the end raises `Interrupted` wherever the program is; a list tells which came."""
+    came: list[int] = []
+
+    def end(number: int, _: Any) -> None:
+        came.append(number)
+        raise Interrupted(number)
+
+    with _handled(end):
+        yield came
+
+
+@contextmanager
+def postponed() -> Iterator[list[int]]:
+    """Inside, signals that ask for the end are noted down in a list; what is left in it takes effect behind."""
+    came: list[int] = []
+    try:
+        with _handled(lambda number, _: came.append(number)):
+            yield came
+    finally:
+        for number in came:
+            signal.raise_signal(number)
+
+
+@contextmanager
+def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Signals that are ignored, as `nohup` has it, stay so; other threads than the main one get none."""
+    here = threading.current_thread() is threading.main_thread()
+    before = {s: signal.getsignal(s) for s in ENDING if here and signal.getsignal(s) not in (signal.SIG_IGN, None)}
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

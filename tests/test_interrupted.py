@@ -1,0 +1,492 @@
+"""A run that is ended by a signal, killed, or stopped by a full disk: the same command goes on to what it would have been.
+
+Each run is a fork of this process that gets real signals, or writes to a disk that is really full. It is ended at seeded
+moments of the time that an undisturbed run takes, and while it writes what it goes on from: half of that is written then.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from safetensors.torch import save_file
+
+from draftree import cli, files, interruption
+from draftree.costs import Costs, CostTable
+from draftree.drafters.vdm import VDM
+from draftree.errors import UserError
+from draftree.evaluation import runner
+from draftree.target import Target
+from draftree.testing.fakes import tiny_target
+from draftree.training import regenerate
+from draftree.training.classifier import Collected
+from draftree.training.data import Sample
+from draftree.training.features import Shards
+from draftree.training.state import LOG, STATE
+from draftree.training.trainer import Plan, train
+from folders import target_folder
+
+SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL]
+TIMED = {"draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "speedup", "draft_share", "intervals",
+         "date", "command"}  # fmt: skip
+"""What is of a run and not of its work."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the commands read: a target, chats, prompts, a corpus, costs."""
+    home = tmp_path_factory.mktemp("given")
+    target_folder(home / "target")
+    chats = [
+        {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "yes " * (i % 3 + 1)}]}
+        for i in range(12)
+    ]
+    (home / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    (home / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": "ab" * (i + 1)}) for i in range(8)))
+    (home / "corpus").mkdir()
+    for i in range(20):
+        (home / "corpus" / f"{i}.txt").write_text(f"text {i} " * 40)
+    CostTable((Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, commit=0.5),)).save(home / "costs.json")
+    return home
+
+
+TRAIN = ["train", "vdm", "--data", "chats.jsonl", "--batch-size", "2", "--epochs", "2", "--save-every", "2",
+         "--evaluate-every", "3", "--held-out", "0.1", "--out", "OUT/drafter"]  # fmt: skip
+COMMANDS = {
+    "train": [*TRAIN, "--target", "target"],
+    "regenerate": [*TRAIN, "--target", "target", "--regenerate", "--regenerate-tokens", "8", "--regenerate-batch", "3"],
+    "bench": ["bench", "--suite", "prompts.jsonl", "--target", "target", "--drafter", "pld", "--policy", "chain",
+              "--costs", "costs.json", "--max-new-tokens", "8", "--out", "OUT/result.json"],
+    "datastore": ["datastore", "build", "--kind", "rest", "--data", "corpus", "--target", "target", "--out", "OUT/store"],
+    "export": ["export", "eagle", "--format", "eagle", "--out", "OUT/exported"],
+}  # fmt: skip
+GOES_ON = [name for name in COMMANDS if name != "export"]
+WRITERS = {"train": (torch, "save"), "regenerate": (regenerate, "append"), "bench": (runner, "append"),
+           "datastore": (np, "save")}  # fmt: skip
+"""What writes the state that a command goes on from."""
+
+
+@dataclass
+class Running:
+    """A command in a fork of this process."""
+
+    pid: int
+    told: Path
+
+    def end(self) -> tuple[int, str]:
+        """Waits: the exit status, or minus the signal that ended it, and what it said on standard error."""
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status), self.told.read_text()
+
+
+def begun(home: Path, command: str, out: Path, before: Callable[[], None] = lambda: None) -> Running:
+    """Starts a command whose outputs come into a folder, which is made; `before` is called in the fork."""
+    out.mkdir(exist_ok=True)
+    told = out.with_name(out.name + ".err")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: torch runs on one here
+        pid = os.fork()
+    return Running(pid or _command(home, command, out, told, before), told)
+
+
+def _command(home: Path, command: str, out: Path, told: Path, before: Callable[[], None]) -> NoReturn:
+    status = 70
+    try:
+        for number in interruption.ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(home)
+        AcceleratorState._reset_state(True)
+        PartialState._reset_state()
+        with told.open("w") as sys.stderr, open(os.devnull, "w") as sys.stdout:
+            before()
+            try:
+                cli.main([part.replace("OUT", str(out)) for part in (COMMANDS | OTHERS)[command]])
+            except SystemExit as end:
+                status = int(end.code or 0)
+            except BaseException:
+                traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def run(home: Path, command: str, out: Path, before: Callable[[], None] = lambda: None) -> tuple[int, str]:
+    return begun(home, command, out, before).end()
+
+
+def untimed(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {k: untimed(v) for k, v in found.items() if k not in TIMED}
+    return [untimed(v) for v in found] if isinstance(found, list) else found
+
+
+def content(path: Path) -> Any:
+    """A file's bytes; of a result and of a datastore's note the JSON, but for what is of the run."""
+    says = path.name == "result.json" or (path.parent.name == "store" and path.suffix == ".json")
+    return untimed(json.loads(path.read_text())) if says else path.read_bytes()
+
+
+def everything(out: Path) -> dict[str, Any]:
+    """All files below a folder, hidden ones too, and what they hold."""
+    return {str(p.relative_to(out)): content(p) for p in sorted(out.rglob("*")) if p.is_file()}
+
+
+@dataclass
+class Undisturbed:
+    """What a command comes to where nothing happens to it, and how long that takes."""
+
+    holds: dict[str, Any]
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Undisturbed]:
+    known: dict[str, Undisturbed] = {}
+
+    def of(command: str) -> Undisturbed:
+        if command not in known:
+            out, start = tmp_path_factory.mktemp("undisturbed") / command, time.monotonic()
+            assert run(home, command, out) == (0, "")
+            known[command] = Undisturbed(everything(out), time.monotonic() - start)
+        return known[command]
+
+    return of
+
+
+def breaking(module: Any, name: str, number: int) -> None:
+    """From now on, the second time that something is written, half of it is, and then this process gets a signal."""
+    write, calls = getattr(module, name), [0]
+
+    def half(*args: Any) -> None:
+        path = next(a for a in args if isinstance(a, Path))
+        before = path.stat().st_size if path.exists() else 0
+        write(*args)
+        calls[0] += 1
+        if calls[0] == 2:
+            os.truncate(path, before + (path.stat().st_size - before) // 2)
+            os.kill(os.getpid(), number)
+            os.truncate(path, before)
+            write(*args)
+
+    setattr(module, name, half)
+
+
+MOMENTS = range(5)
+"""Four of them at any time, and the last while a state is written."""
+
+
+def kinds() -> Iterator[Any]:
+    """Every command × signal × moment; two signals of each command are always tried, each at one moment."""
+    for c, command in enumerate(GOES_ON):
+        for s, number in enumerate(SIGNALS):
+            for moment in MOMENTS:
+                always = (c + s) % 2 == 0 and moment == (4 if c == s else c)
+                name = f"{command}-{signal.Signals(number).name}-{moment}"
+                yield pytest.param(command, number, moment, id=name, marks=() if always else pytest.mark.long)
+
+
+def finished(out: Path) -> bool:
+    """Whether there is nothing left to do."""
+    drafter = out / "drafter"
+    if drafter.exists():
+        return (drafter / "config.json").exists() and not (drafter / "training.pt").exists()
+    result = out / "result.json"
+    return (out / "store").exists() or (result.exists() and not result.with_name("result.json.partial").exists())
+
+
+@pytest.mark.parametrize(("command", "number", "moment"), list(kinds()))
+def test_a_run_that_was_ended_goes_on_to_the_same(
+    command: str, number: signal.Signals, moment: int, home: Path, undisturbed: Callable[[str], Undisturbed], tmp_path: Path
+) -> None:
+    want, out = undisturbed(command), tmp_path / "out"
+    writing = moment == MOMENTS[-1]
+    running = begun(home, command, out, lambda: breaking(*WRITERS[command], number) if writing else None)
+    if not writing:
+        seed = [GOES_ON.index(command), SIGNALS.index(number), moment]
+        time.sleep(np.random.default_rng(seed).uniform(0, 1) * want.seconds)
+        os.kill(running.pid, number)
+    status, told = running.end()
+    ended = {-number, 128 + number}
+    assert status in ended if writing else status in {0} | ended, told
+    assert "Traceback" not in told
+    if writing and number != signal.SIGKILL:
+        assert status == 128 + number
+        assert "the same command" in told
+        assert told.endswith("draftree: interrupted\n")
+    if not finished(out):
+        assert run(home, command, out) == (0, "")
+    found = everything(out)
+    if (status == -signal.SIGKILL and finished(out)) and found != want.holds:  # killed behind its last write
+        found = {k: v for k, v in found.items() if not k.endswith(".lock")}
+    assert found == want.holds
+
+
+# Full disks.
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[int], Callable[[], None]]]]:
+    """A folder, and what leaves so many bytes there: a small disk, or where none may be mounted a limit on each file.
+
+    What it returns is to be called in the process that writes.
+    """
+    out = tmp_path / "out"
+    out.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def mounted(size: int, flags: int) -> bool:
+        return sys.platform == "linux" and libc.mount(b"tmpfs", bytes(out), b"tmpfs", flags, f"size={size}".encode()) == 0
+
+    if mounted(4096, 0):
+        yield out, lambda size: lambda: None if mounted(size, REMOUNT) else pytest.fail("no disk")
+        libc.umount2(bytes(out), DETACH)
+    else:
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        yield out, lambda size: lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+
+
+REMOUNT, DETACH = 32, 2
+"""Of mount(2) and umount2(2)."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_full_disk_is_told_in_a_line_and_the_same_command_goes_on(command: str, home: Path, undisturbed, disk) -> None:
+    want, (out, of) = undisturbed(command), disk
+    whole = sum(len(held) if isinstance(held, bytes) else 4096 for held in want.holds.values())
+    for size in (4096, whole // 4):
+        status, told = run(home, command, out, of(size))
+        assert (status, told.count("\n")) == (1, 1), told
+        assert "No space left on device: '" in told or "File too large: '" in told
+        for name, held in everything(out).items():
+            if not name.endswith((".partial", ".jsonl", "training.pt")) and "partial/" not in name:
+                assert held == want.holds[name], "under its last name everything is whole"
+        assert not list(out.rglob(".*")), "nor is anything else left"
+    assert run(home, command, out, of(64 << 20)) == (0, "")
+    assert everything(out) == want.holds
+
+
+# Two processes.
+
+
+OTHERS = {
+    "c2t": ["train", "c2t", "--drafter", "eagle", "--data", "prompts.jsonl", "--out", "OUT/classifier"],
+    "static": ["train", "static", "--drafter", "eagle", "--data", "prompts.jsonl", "--out", "OUT/tree.json"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS | OTHERS)
+def test_the_second_process_is_refused_in_a_line(command: str, home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    name = next(part for part in (COMMANDS | OTHERS)[command] if part.startswith("OUT")).removeprefix("OUT/")
+    lock = files.inside(out / name) if command in ("train", "regenerate", "c2t") else None
+    with files.locked(out / name, lock):
+        status, told = run(home, command, out)
+    assert (status, told.count("\n")) == (2, 1), told
+    assert f"another process writes '{out / name}': wait for its end" in told
+    assert everything(out) == {}
+
+
+def test_a_lock_is_asked_for_again_by_its_thread_and_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    with files.locked(out, files.inside(out)):
+        with files.locked(out, files.inside(out)):
+            pass
+        assert files.inside(out).exists(), "it is still held"
+        with ThreadPoolExecutor() as others, pytest.raises(UserError, match="another process writes"):
+            others.submit(lambda: files.locked(out, files.inside(out)).__enter__()).result()
+    assert not out.exists()
+
+
+def test_what_a_killed_process_left_half_written_goes_with_the_next_lock(tmp_path: Path) -> None:
+    for name in (".a.1.partial", ".b.22.partial", "a.1.partial", "regenerated.partial"):
+        (tmp_path / name).touch()
+    (tmp_path / ".a.3.partial").mkdir()
+    (tmp_path / ".a.3.partial" / "x").touch()
+    with files.locked(tmp_path / "a"):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".b.22.partial", "a.1.partial", "regenerated.partial"]
+    with files.locked(tmp_path, files.inside(tmp_path)):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.1.partial", "regenerated.partial"]
+
+
+# What is found in a folder.
+
+
+def made(knobs: Any = VDM) -> tuple[Target, Any, list[Sample]]:
+    target = tiny_target(context=64)
+    torch.manual_seed(1)
+    texts = np.random.default_rng(0).integers(0, 61, (8, 12))
+    return target, knobs().fresh(target), [Sample(t, np.arange(12) >= 3) for t in texts]
+
+
+PLAN = Plan(batch_size=2, epochs=2, held_out=0, save_every=2, evaluate_every=1)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was interrupted behind its third step, of eight."""
+    out = tmp_path_factory.mktemp("stopped")
+    target, drafter, samples = made()
+    with pytest.raises(KeyboardInterrupt):
+        train(target, drafter, samples, PLAN, out, lambda p: os.kill(os.getpid(), signal.SIGINT) if p.step == 3 else None)
+    return out
+
+
+def changed(of: str, how: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """Something that changes an entry of the state."""
+
+    def change(out: Path) -> None:
+        found = torch.load(out / STATE, weights_only=True)
+        torch.save(found | {of: how(found[of])}, out / STATE)
+
+    return change
+
+
+def cut_moments(optimizer: dict[str, Any]) -> dict[str, Any]:
+    return optimizer | {"state": {i: m | {"exp_avg": m["exp_avg"].flatten()[:1]} for i, m in optimizer["state"].items()}}
+
+
+def random_bytes(out: Path) -> None:
+    (out / STATE).write_bytes(np.random.default_rng(0).bytes(5000))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda out: (out / STATE).write_bytes(b""), "no state that this run can go on from"),
+    "half": (lambda out: os.truncate(out / STATE, (out / STATE).stat().st_size // 2), "no state that"),
+    "random": (random_bytes, "no state that"),
+    "a list": (lambda out: torch.save([1], out / STATE), "no state that"),
+    "no entries": (lambda out: torch.save({}, out / STATE), "no state that"),
+    "other names": (changed("model", lambda m: {f"x{k}": v for k, v in m.items()}), "another model's: "),
+    "other shapes": (changed("model", lambda m: {k: v[:1] for k, v in m.items()}), "another model's: "),
+    "other moments": (changed("optimizer", cut_moments), "its moments are another model's"),
+    "no moments": (changed("optimizer", lambda _: {}), "no state that"),
+    "a text for a step": (changed("step", lambda _: "3"), "step is '3', allowed is a whole number in 0 … 8"),
+    "a step behind the last": (changed("step", lambda _: 9), "step is 9"),
+    "no plan": (lambda out: (out / "training.json").unlink(), "is not the plan"),
+    "half a plan": (lambda out: os.truncate(out / "training.json", 20), "is not the plan"),
+    "a plan that is a list": (lambda out: (out / "training.json").write_text("[]"), "is not the plan"),
+    "a deep plan": (lambda out: (out / "training.json").write_text("[" * 10000), "is not the plan"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_state_is_told_in_a_line(case: str, stopped: Path, tmp_path: Path) -> None:
+    shutil.copytree(stopped, tmp_path / "out")
+    spoil, told = BROKEN[case]
+    spoil(tmp_path / "out")
+    with pytest.raises(UserError) as refused:
+        train(*made(), PLAN, tmp_path / "out")
+    assert told in str(refused.value)
+    assert str(tmp_path / "out") in str(refused.value)
+
+
+@pytest.mark.parametrize("rest", ['{"step": 3, "loss"', "\x00\x01", "[1]\n{}\n", '{"step": []}\n', "[" * 10000], ids=range(5))
+def test_a_broken_log_is_repaired(rest: str, stopped: Path, tmp_path: Path) -> None:
+    shutil.copytree(stopped, tmp_path / "out")
+    with (tmp_path / "out" / LOG).open("a") as file:
+        file.write(rest)
+    train(*made(), PLAN, tmp_path / "out")
+    assert [json.loads(line)["step"] for line in (tmp_path / "out" / LOG).read_text().splitlines()] == list(range(1, 9))
+
+
+def test_kept_features_that_are_broken_are_told_in_a_line(tmp_path: Path) -> None:
+    target, drafter, samples = made()
+    shards = Shards.at(tmp_path, target, samples, drafter.needs)
+    shards.fill()
+    for path in tmp_path.rglob("*.safetensors"):
+        path.write_bytes(b"half")
+    with pytest.raises(UserError, match="does not hold these samples' features"):
+        shards.batch([0])
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"PK\x03\x04half", b"\xff\xfe"], ids=range(3))
+def test_kept_trees_that_are_broken_are_told_in_a_line(spoilt: bytes, tmp_path: Path) -> None:
+    (tmp_path / "000003.npz").write_bytes(spoilt)
+    with pytest.raises(UserError, match="does not hold a text's trees"):
+        Collected(tmp_path, {})[3]
+
+
+@pytest.mark.parametrize("rest", ["\udcff\udc80", "[" * 100_000, "null", "[[1], 2]", '{"a": 1}'], ids=range(5))
+def test_a_journal_is_read_up_to_what_is_broken(rest: str, tmp_path: Path) -> None:
+    cell = runner.Cell(None, None, 0.0)
+    done = {cell: runner.Written([1, 2], [])}
+    journal = runner.Journal(tmp_path / "j", {"run": 1})
+    journal.add(done)
+    with journal.path.open("a", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(rest + "\n")
+    again = runner.Journal(tmp_path / "j", {"run": 1})
+    assert again.read([cell]) == [done]
+    again.add(done)
+    assert runner.Journal(tmp_path / "j", {"run": 1}).read([cell]) == [done, done]
+
+
+def test_a_signal_in_the_last_step_ends_nothing_that_is_not_done(tmp_path: Path) -> None:
+    end = train(*made(), PLAN, tmp_path, lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.step == 8 else None)
+    assert end.step == 8
+    assert not (tmp_path / STATE).exists()
+    assert (tmp_path / "config.json").exists()
+
+
+def test_other_threads_train_without_signals(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as thread:
+        assert thread.submit(train, *made(), PLAN, tmp_path).result().step == 8
+
+
+def test_signals_that_are_ignored_stay_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruption.raised() as came:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert came == []
+            with pytest.raises(interruption.Interrupted):
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert came == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def numbers(path: Path) -> None:
+    with path.open("wb") as file:
+        np.zeros(100_000).tofile(file)
+
+
+@pytest.mark.parametrize("write", [
+    lambda path: torch.save({"a": torch.zeros(100_000)}, path),
+    lambda path: save_file({"a": torch.zeros(100_000)}, path),
+    numbers,
+    lambda path: path.write_bytes(bytes(400_000)),
+], ids=["torch", "safetensors", "numpy", "bytes"])  # fmt: skip
+def test_whatever_library_writes_a_full_disk_is_an_error_of_the_system(write: Callable[[Path], Any], disk) -> None:
+    out, of = disk
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    of(65536)()
+    try:
+        with pytest.raises(OSError, match=r"No space left|File too large") as full, files.whole(out / "file") as partial:
+            write(partial)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(full.value.filename) == str(out / "file")
+    assert list(out.iterdir()) == []
+
+
+def test_what_is_not_the_disks_fault_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a bug"), files.whole(tmp_path / "file"):
+        raise RuntimeError("a bug")
+    with pytest.raises(FileNotFoundError, match="nowhere"), files.whole_folder(tmp_path / "folder"):
+        (tmp_path / "nowhere").read_text()
+    assert list(tmp_path.iterdir()) == []
