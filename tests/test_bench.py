@@ -30,9 +30,9 @@ from folders import target_folder
 
 ROOT = Path(__file__).parent.parent
 ROW = {"drafter", "policy", "rule", "acceptor", "draw", "lossy", "promises_text", "temperature", "prompts",
-       "new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step", "depth_per_step", "draft_seconds",
+       "new_tokens", "steps", "acceptance_length", "alpha", "alpha_bound", "nodes_per_step", "depth_per_step", "draft_seconds",
        "verify_seconds", "seconds", "tokens_per_second", "speedup", "same_output", "different_prompts",
-       "repeated_ngrams", "intervals", "overlap", "cost_ratio", "draft_steps_per_step", "counted_seconds",
+       "repeated_ngrams", "intervals", "overlap", "cost_ratio", "expected_speedup", "draft_steps_per_step", "counted_seconds",
        "counted_speedup", "draft_share", "per_prompt"}  # fmt: skip
 COSTS = Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, commit=0.5)
 PROMPTS = [
@@ -273,6 +273,16 @@ def test_figures_are_of_one_repeat_and_seconds_means_of_all() -> None:
     mine[0].tokens[3] = 99
     row = report.row(cell, mine, plain, seed=0)
     assert (row["same_output"], row["different_prompts"]) == (False, 1)
+
+
+def test_expected_speedup_is_the_papers() -> None:
+    # GLIDE, Table 1: Vicuna 7B on GSM8K has a = .648, c = .067, γ = 5 and 1.97; LLAMA-160m a = .58, c = .49 and .66.
+    row = lambda a, c, nodes=5.0: {"overlap": a, "cost_ratio": c, "nodes_per_step": nodes, "depth_per_step": 5.0}
+    assert report.expected_speedup(row(0.648, 0.067)) == pytest.approx(1.97, abs=0.01)
+    assert report.expected_speedup(row(0.58, 0.49)) == pytest.approx(0.66, abs=0.01)
+    assert report.expected_speedup(row(1.0, 0.1)) == pytest.approx(6 / 1.5)
+    assert report.expected_speedup(row(0.5, 0.1, nodes=20.0)) is None, "it is of chains"
+    assert report.expected_speedup(row(None, 0.1)) is None
 
 
 def counts(tokens: int, accepted: list[int], work: list[Work], seconds: float = 1.0) -> Written:
