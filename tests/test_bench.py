@@ -457,6 +457,18 @@ def test_a_document_says_what_the_saved_results_say(tables: ModuleType, document
     assert tables.refreshed(text, results) == text
 
 
+def test_tokens_of_a_step_by_where_in_the_text_it_begins() -> None:
+    places = module("places")
+    # Steps begin behind 1, 4, 5 and 9 written tokens, in stretches of four: 0–3, 4–7, 4–7, and 9 in the last of two.
+    first = places.by_place([Step(2, 4, 4), Step(0, 4, 4), Step(3, 4, 4), Step(1, 4, 4)], 4, 2)
+    assert first.tolist() == [[3, 1 + 4 + 2], [1, 3]]
+    sums = np.array([first, places.by_place([Step(0, 4, 4)], 4, 2)])
+    assert places.lengths(sums, np.array([0, 1])).tolist() == [4 / 2, 7 / 3], "of all steps, not of texts"
+    assert np.isnan(places.lengths(sums, np.array([[1, 1], [0, 1]]))).tolist() == [[False, True], [False, False]]
+    shown = places.told(np.array([2.0, np.nan]), np.array([[1.0, np.nan], [3.0, 1.0]]), 4)
+    assert shown == {"0–3": "2.00 [1.05, 2.95]", "4–7": ""}
+
+
 def test_a_difference_is_told_with_its_place_and_margin() -> None:
     target = tiny_target()
     request = Request([3, 1, 4], 6)
