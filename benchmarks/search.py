@@ -128,11 +128,9 @@ def followed(drafter: ADEDDrafter, texts: list[Ints], taps: Taps, every: int = 4
             near = Local.of(*MCTS()._asked(Timed(drafter, state), roots, room))
             for c1 in EXPLORATION if len(near.tokens) > 2 * MCTS().continuations else ():
                 found[c1].append(alike(near, MCTS(c1=c1)))
-    return {
-        f"{c1:g}": dict(zip(("correlation", "kept in common"), np.mean(rows, axis=0).tolist(), strict=True))
-        | {"places": len(rows)}
-        for c1, rows in found.items()
-    }
+    names = ("correlation", "kept in common")
+    means = {f"{c1:g}": dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True)) for c1, rows in found.items()}
+    return means | {"places": {"number": len(found[EXPLORATION[0]])}}
 
 
 def stored(tokenizer: Tokenizer, megabytes: float, folder: Path) -> dict[str, Any]:
