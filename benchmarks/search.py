@@ -1,10 +1,11 @@
-"""What ADED costs: the search alone, all of a step's drafting, adaptation, and the bytes of its store.
+"""What ADED costs: the search alone, all of a step's drafting, adaptation, and the bytes of its store; and what it finds.
 
     python benchmarks/search.py --out benchmarks/results/search.json --megabytes 10
 
 The corpus is Python source of this environment in a random order, in the tokenizer of the demo target; the texts written
 are other files of it, committed a few tokens a step without any model. One thread, medians and 99th percentiles in
-microseconds.
+microseconds. For several c1: the correlation of a node's visits with the product of q along its path, and how much of what
+is kept a ranking by that product would keep as well.
 """
 
 import json
@@ -41,6 +42,8 @@ WRITTEN = 3
 CHATS, CHAT_TOKENS = 770_000, 1_300
 """The corpus to extrapolate to: as many chats of so many tokens (UltraChat's conversations are some thousand words long)."""
 FIELDS = ["search", "draft", "commit", "expand", "nodes"]
+EXPLORATION = (0.3, 2.414, 8.0, 32.0, 128.0)
+"""c1: the paper's is 32, and 2.414 in two of its figures."""
 
 
 def documents(tokenizer: Tokenizer, megabytes: float, skip: int) -> Iterator[Ints]:
@@ -105,6 +108,31 @@ def steps(drafter: ADEDDrafter, policy: MCTS, text: Ints, taps: Taps, most: int)
         at += WRITTEN
 
 
+def alike(near: Local, policy: MCTS) -> tuple[float, float]:
+    """How far a search's visits follow the product of q: their correlation, and the share of kept nodes in common."""
+    root = near.tokens[:1]
+    visits, _ = search(root, near.first, near.last, near.prior, near.prior, 1.0, policy.iterations, policy.c1, policy.c2, False)
+    with np.errstate(divide="ignore"):
+        kept = near.best(np.log(visits), policy.continuations)
+    both = np.intersect1d(kept, near.best(near.path, policy.continuations))
+    return float(np.corrcoef(visits[1:], np.exp(near.path[1:]))[0, 1]), len(both) / len(kept)
+
+
+def followed(drafter: ADEDDrafter, texts: list[Ints], taps: Taps, every: int = 40) -> dict[str, dict[str, float]]:
+    """By c1 the means of `alike` at places of some texts, where at least so many nodes as are kept can be found."""
+    found: dict[float, list[tuple[float, float]]] = {c1: [] for c1 in EXPLORATION}
+    for text in texts:
+        for at in range(200, len(text), every):
+            state = drafter.start([text[:at]], text[at : at + 1], taps)
+            roots, room = Tree.planted(np.zeros(1, np.int64), text[at : at + 1]), Room(np.array([64]), 512)
+            near = Local.of(*MCTS()._asked(Timed(drafter, state), roots, room))
+            for c1 in EXPLORATION if len(near.tokens) > 2 * MCTS().continuations else ():
+                found[c1].append(alike(near, MCTS(c1=c1)))
+    names = ("correlation", "kept in common")
+    means = {f"{c1:g}": dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True)) for c1, rows in found.items()}
+    return means | {"places": {"number": len(found[EXPLORATION[0]])}}
+
+
 def stored(tokenizer: Tokenizer, megabytes: float, folder: Path) -> dict[str, Any]:
     """Builds a store; its figures, and how long it took to build and to open."""
     folder.mkdir()
@@ -145,6 +173,7 @@ def main(
         for first in ids[:1]:
             list(steps(drafter, MCTS(), first, taps, 2))  # compiled and warm
         rows = [row for text in ids for row in steps(drafter, MCTS(), text, taps, most)]
+        visits = followed(drafter, ids, taps)
     columns = dict(zip(FIELDS, zip(*rows, strict=True), strict=True))
     micro = {
         name: {"median": 1e6 * statistics.median(v), "p99": 1e6 * float(np.quantile(v, 0.99))} for name, v in columns.items()
@@ -154,6 +183,7 @@ def main(
         "provenance": machine(torch.device("cpu")) | {"megabytes": str(megabytes), "steps": str(len(rows))},
         "us": {name: micro[name] for name in FIELDS[:-1]},
         "nodes": nodes,
+        "visits": visits,
         "stores": sizes,
         "chats": extrapolated(sizes),
     }

@@ -30,9 +30,9 @@ from folders import target_folder
 
 ROOT = Path(__file__).parent.parent
 ROW = {"drafter", "policy", "rule", "acceptor", "draw", "lossy", "promises_text", "temperature", "prompts",
-       "new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step", "depth_per_step", "draft_seconds",
+       "new_tokens", "steps", "acceptance_length", "alpha", "alpha_bound", "nodes_per_step", "depth_per_step", "draft_seconds",
        "verify_seconds", "seconds", "tokens_per_second", "speedup", "same_output", "different_prompts",
-       "repeated_ngrams", "intervals", "overlap", "cost_ratio", "draft_steps_per_step", "counted_seconds",
+       "repeated_ngrams", "intervals", "overlap", "cost_ratio", "expected_speedup", "draft_steps_per_step", "counted_seconds",
        "counted_speedup", "draft_share", "per_prompt"}  # fmt: skip
 COSTS = Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, commit=0.5)
 PROMPTS = [
@@ -275,6 +275,16 @@ def test_figures_are_of_one_repeat_and_seconds_means_of_all() -> None:
     assert (row["same_output"], row["different_prompts"]) == (False, 1)
 
 
+def test_expected_speedup_is_the_papers() -> None:
+    # GLIDE, Table 1: Vicuna 7B on GSM8K has a = .648, c = .067, γ = 5 and 1.97; LLAMA-160m a = .58, c = .49 and .66.
+    row = lambda a, c, nodes=5.0: {"overlap": a, "cost_ratio": c, "nodes_per_step": nodes, "depth_per_step": 5.0}
+    assert report.expected_speedup(row(0.648, 0.067)) == pytest.approx(1.97, abs=0.01)
+    assert report.expected_speedup(row(0.58, 0.49)) == pytest.approx(0.66, abs=0.01)
+    assert report.expected_speedup(row(1.0, 0.1)) == pytest.approx(6 / 1.5)
+    assert report.expected_speedup(row(0.5, 0.1, nodes=20.0)) is None, "it is of chains"
+    assert report.expected_speedup(row(None, 0.1)) is None
+
+
 def counts(tokens: int, accepted: list[int], work: list[Work], seconds: float = 1.0) -> Written:
     return Written(list(range(tokens)), [Stats(tokens, [Step(a, 4, 4) for a in accepted], 0.0, 0.0, seconds, work)])
 
@@ -445,6 +455,18 @@ def test_a_document_says_what_the_saved_results_say(tables: ModuleType, document
     results = ROOT / "benchmarks" / "results"
     assert all((results / f"{name}.json").is_file() for name in re.findall(r"<!-- table:(\S+)", text))
     assert tables.refreshed(text, results) == text
+
+
+def test_tokens_of_a_step_by_where_in_the_text_it_begins() -> None:
+    places = module("places")
+    # Steps begin behind 1, 4, 5 and 9 written tokens, in stretches of four: 0–3, 4–7, 4–7, and 9 in the last of two.
+    first = places.by_place([Step(2, 4, 4), Step(0, 4, 4), Step(3, 4, 4), Step(1, 4, 4)], 4, 2)
+    assert first.tolist() == [[3, 1 + 4 + 2], [1, 3]]
+    sums = np.array([first, places.by_place([Step(0, 4, 4)], 4, 2)])
+    assert places.lengths(sums, np.array([0, 1])).tolist() == [4 / 2, 7 / 3], "of all steps, not of texts"
+    assert np.isnan(places.lengths(sums, np.array([[1, 1], [0, 1]]))).tolist() == [[False, True], [False, False]]
+    shown = places.told(np.array([2.0, np.nan]), np.array([[1.0, np.nan], [3.0, 1.0]]), 4)
+    assert shown == {"0–3": "2.00 [1.05, 2.95]", "4–7": ""}
 
 
 def test_a_difference_is_told_with_its_place_and_margin() -> None:

@@ -33,7 +33,7 @@ def wanted(rule: Rule, root: int, knobs: CAPE, room: int = 99) -> list[Path]:
         kept = order[: 1 + (alternatives(math.exp(log_q[order[0]])) if knobs.sets is None else knobs.sets)]
         found += [(value + log_q[t], (*chain, t)) for t in sorted(kept)]
         value, chain = value + log_q[order[0]], (*chain, order[0])
-    best = sorted(range(len(found)), key=lambda i: -found[i][0])[: knobs.max_nodes]
+    best = sorted(range(len(found)), key=lambda i: (found[i][1] != chain[: len(found[i][1])], -found[i][0]))[: knobs.max_nodes]
     return [found[i][1] for i in sorted(best)]
 
 
@@ -124,6 +124,14 @@ def test_beyond_the_nodes_allowed_the_best_are_kept() -> None:
     assert grown(CAPE(4), unsure).drafted == 32, "the official length needs no more than is allowed"
     assert paths(grown(CAPE(2, max_nodes=3), always(0.9, 0.02))) == [(0,), (1,), (0, 0)]
     assert paths(grown(CAPE(3, max_nodes=2), always(0.9, 0.02))) == [(0,), (0, 0)]
+
+
+def test_the_chain_is_never_cut_by_its_own_alternatives() -> None:
+    # Five times eight equals: by value 32 nodes are four whole layers, and the chain would end before its fifth token.
+    tree = grown(CAPE(5), always(*[0.125] * 8))
+    assert np.bincount(tree.depth).tolist() == [1, 8, 8, 8, 7, 1]
+    assert (0,) * 5 in paths(tree)
+    assert paths(grown(CAPE(5, max_nodes=3), always(*[0.125] * 8))) == [(0,), (0, 0), (0, 0, 0)], "only by the budget"
 
 
 def test_what_is_missing_becomes_no_node() -> None:

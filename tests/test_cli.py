@@ -30,8 +30,8 @@ from draftree.training.trainer import Plan, Progress
 from draftree.tree import Tree
 from folders import byte_tokenizer, target_folder
 
-STATS = {"new_tokens", "steps", "acceptance_length", "alpha", "nodes_per_step", "depth_per_step", "draft_seconds",
-         "verify_seconds", "seconds", "tokens_per_second", "acceptor", "draw", "lossy"}  # fmt: skip
+STATS = {"new_tokens", "steps", "acceptance_length", "alpha", "alpha_bound", "nodes_per_step", "depth_per_step",
+         "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "acceptor", "draw", "lossy"}  # fmt: skip
 
 NOTHING = Tree.planted(np.array([0]), np.array([0])), np.zeros(0, np.int64)
 """A tree that a stream does not look at, and what was accepted of it."""
@@ -243,6 +243,7 @@ def test_list_names_every_part_with_its_knobs(draftree) -> None:
         "leaf_threshold": 0.01,
         "ratio": None,
         "gain": True,
+        "own": 0.0,
     }
     assert {"edd", "vdm", "lm", "pld"} <= set(found["drafters"])
     status, out, _ = draftree("list")

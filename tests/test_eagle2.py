@@ -23,6 +23,7 @@ Candidate = tuple[float, float, Path]
 def wanted(rule: Rule, root: int, knobs: EAGLE2, room: int = 99) -> list[Path]:
     """The paths kept in one row, in flat order; a candidate's place in the list is the official flat index."""
     by_value = knobs.expand_by == "value"
+    least: dict[Path, float] = {(): 0.0}
     candidates: list[Candidate] = []
     expanded: set[Path] = set()
     frontier: list[Candidate] = [(0.0, 0.0, ())]
@@ -33,8 +34,10 @@ def wanted(rule: Rule, root: int, knobs: EAGLE2, room: int = 99) -> list[Path]:
         frontier = sorted(layer, key=lambda c: -c[0] if by_value else -c[1])[: knobs.width]
         expanded |= {p for _, _, p in frontier}
         candidates += layer
+        least |= {p: min(q, least[p[:-1]]) for _, q, p in layer}
     ranked = [i for i, c in enumerate(candidates) if knobs.rerank or c[2] in expanded]
-    best = sorted(ranked, key=lambda i: -candidates[i][0])[: knobs.nodes]
+    worth = lambda c: c[0] if knobs.rank_by == "value" else least[c[2]]
+    best = sorted(ranked, key=lambda i: -worth(candidates[i]))[: knobs.nodes]
     return [candidates[i][2] for i in sorted(best)]
 
 
@@ -90,6 +93,15 @@ def test_layers_may_be_expanded_by_confidence() -> None:
     assert paths(ranked) == [(0,), (1,), (0, 0), (0, 1), (0, 0, 0)], "(1, 0) was expanded, and is worth no place"
 
 
+def test_the_last_ranking_may_go_by_confidence() -> None:
+    # Values .6 .4 | .30 .24 .36 .04 (all four of two layers of width 2); own confidences .6 .4 | .5 .4 .9 .1, of which the
+    # .9 lies below the .4 and counts for no more: .6 .5 and, of the three .4, the first two.
+    by_value, by_confidence = (EAGLE2(4, 2, 2, rank_by=by) for by in ("value", "confidence"))  # type: ignore[arg-type]
+    assert paths(grown(by_value, following(example))) == [(0,), (1,), (0, 0), (1, 0)]
+    assert paths(grown(by_confidence, following(example))) == [(0,), (1,), (0, 0), (0, 1)]
+    assert paths(grown(EAGLE2(2, 2, 2, rank_by="confidence"), following(example))) == [(0,), (0, 0)], ".5 is more than .4"
+
+
 def test_without_reranking_what_was_chosen_for_expansion_is_kept() -> None:
     # Width 2, by hand as above: layer 1 .6 .4, layer 2 .36 .30 of .30 .24 .36 .04; layer 3 .36 · (.6 .4) = .216 .144 and
     # .30 · (.8 .2) = .24 .06, of which .24 and .216 would be expanded next: 2 nodes of each of 3 layers.
@@ -128,6 +140,7 @@ knobs = st.builds(
     width=st.integers(1, 5),
     expand_by=st.sampled_from(["value", "confidence"]),
     rerank=st.booleans(),
+    rank_by=st.sampled_from(["value", "confidence"]),
 )
 
 
@@ -173,7 +186,7 @@ def test_what_is_missing_becomes_no_node() -> None:
 
 
 def test_a_spec_names_the_knobs() -> None:
-    assert registry.build("policy", "eagle2") == EAGLE2(60, 6, 10, "value", True)
+    assert registry.build("policy", "eagle2") == EAGLE2(60, 6, 10, "value", True, "value")
     assert registry.build("policy", "eagle2:nodes=20,depth=3,width=4") == EAGLE2(20, 3, 4)
     ablation = EAGLE2(expand_by="confidence", rerank=False)
     assert registry.build("policy", "eagle2:expand_by=confidence,rerank=false") == ablation
@@ -188,3 +201,5 @@ def test_knobs_out_of_range_are_refused(wrong: Callable[[], Any]) -> None:
 def test_another_order_of_expansion_is_refused() -> None:
     with pytest.raises(UserError, match="eagle2: expand_by is 'depth', allowed are value, confidence"):
         EAGLE2(expand_by="depth")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="eagle2: rank_by is 'depth', allowed are value, confidence"):
+        EAGLE2(rank_by="depth")  # type: ignore[arg-type]

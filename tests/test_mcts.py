@@ -82,13 +82,13 @@ def test_puct_by_hand() -> None:
 
 
 def test_the_search_by_hand() -> None:
-    # 1: the root's children are made, and the last, B, has none: reward 1 + .25.
+    # Draws .883, .432. 1: the root's children are made, B is drawn (.883 ≥ .75) and has none: reward 1 + .25.
     assert searched(1, 32.0) == ([1, 0, 1, 0, 0], [1.25, 0, 1.25, 0, 0])
     # 2: Σ N = 1, E = 32 + log(10 / 8) = 32.223. A: 0 + E · .75 · 1 / 1 = 24.2; B: 1.25 + E · .25 · 1 / 2 = 5.3.
-    # A's children are made, the last is D: reward 1 + .75 + .4.
-    assert searched(2, 32.0) == ([2, 1, 1, 0, 1], pytest.approx([3.4, 2.15, 1.25, 0, 2.15]))
-    # 3: Σ N = 2, E = 32 + log(11 / 8) = 32.318. A: 2.15 + E · .75 · √2 / 2 = 19.3; B: 1.25 + E · .25 · √2 / 2 = 7.0.
-    # Under A, Σ N = 1: C: 0 + 32.223 · .6 / 1 = 19.3; D: 2.15 + 32.223 · .4 / 2 = 8.6. C: reward 1 + .75 + .6.
+    # A's children are made, C is drawn (.432 < .6): reward 1 + .75 + .6.
+    assert searched(2, 32.0) == ([2, 1, 1, 1, 0], pytest.approx([3.6, 2.35, 1.25, 2.35, 0]))
+    # 3: Σ N = 2, E = 32 + log(11 / 8) = 32.318. A: 2.35 + E · .75 · √2 / 2 = 19.5; B: 1.25 + E · .25 · √2 / 2 = 7.0.
+    # Under A, Σ N = 1: C: 2.35 + 32.223 · .6 / 2 = 12.0; D: 0 + 32.223 · .4 / 1 = 12.9. D: reward 1 + .75 + .4.
     assert searched(3, 32.0) == ([3, 2, 1, 1, 1], pytest.approx([5.75, 4.5, 1.25, 2.35, 2.15]))
     # 4: Σ N = 3, E = 32 + log(12 / 8) = 32.405. A: 2.25 + E · .75 · √3 / 3 = 16.3; B: 1.25 + E · .25 · √3 / 2 = 8.3.
     # Under A, Σ N = 2, E = 32.318: C: 2.35 + E · .6 · √2 / 2 = 16.1; D: 2.15 + E · .4 · √2 / 2 = 11.3.
@@ -98,17 +98,34 @@ def test_the_search_by_hand() -> None:
 def test_a_child_that_was_never_visited_has_q_zero_or_comes_first() -> None:
     # With c1 = 0, E = log(10 / 8) = .223: A: 0 + .223 · .75 = .17; B: 1.25 + .223 · .25 / 2 = 1.28.
     assert searched(2, 0.0)[0] == [2, 0, 2, 0, 0]
-    assert searched(2, 0.0, first=True)[0] == [2, 1, 1, 0, 1]
+    assert searched(2, 0.0, first=True)[0] == [2, 1, 1, 1, 0]
 
 
 def test_rewards_by_hand() -> None:
-    # Two iterations: root → B, then root → A → D. Tokens: root 0, A 0, B 1, C 0, D 1.
+    # Two iterations: root → B, then root → A → C. Tokens: root 0, A 0, B 1, C 0, D 1.
     # official: the root's token, 0, once more after the root is A: .75 (wherever the sentence goes on to); A's token, 0, once
     # more after A is C: .6.
-    assert searched(2, 32.0, reward="official")[1] == pytest.approx([1.75 + 2.35, 2.35, 1.75, 0, 2.35])
-    # likelihood: log .25, then log .75 + log .4.
-    b, d = math.log(0.25), math.log(0.75 * 0.4)
-    assert searched(2, 32.0, reward="likelihood")[1] == pytest.approx([b + d, d, b, 0, d])
+    assert searched(2, 32.0, reward="official")[1] == pytest.approx([1.75 + 2.35, 2.35, 1.75, 2.35, 0])
+    # likelihood: log .25, then log .75 + log .6.
+    b, c = math.log(0.25), math.log(0.75 * 0.6)
+    assert searched(2, 32.0, reward="likelihood")[1] == pytest.approx([b + c, c, b, c, 0])
+
+
+def test_the_first_visit_of_new_children_is_drawn_and_not_the_least_likely_one_s() -> None:
+    model = near()
+    visits = np.array([
+        search(np.array([seed]), model.first, model.last, model.prior, model.prior, 1.0, 1, 32.0, 8.0, False)[0]
+        for seed in range(2000)
+    ])  # fmt: skip
+    assert visits[:, 1:3].sum(axis=1).tolist() == [1] * 2000, "A or B"
+    assert visits[:, 1].mean() == pytest.approx(0.75, abs=4 * math.sqrt(0.75 * 0.25 / 2000))
+
+
+def test_visits_follow_the_prior_where_exploration_outweighs_rewards() -> None:
+    # Where all children are worth the same, n_a ≈ E · P_a · √N / (that worth − Q_a): where E is large, a share of P_a.
+    model, seeds = near(), np.zeros(1, np.int64)
+    visits, _ = search(seeds, model.first, model.last, model.prior, model.prior, 1.0, 150, 1e4, 8.0, False)
+    assert (visits[1:] / 150).tolist() == pytest.approx([0.75, 0.25, 0.45, 0.3], abs=0.02)
 
 
 def test_a_sentence_goes_on_at_random_where_the_search_has_not_been() -> None:
@@ -188,6 +205,12 @@ def algorithm_1(rule: Rule, policy: MCTS, depth: int) -> dict[Path, float]:
     def probability(tokens: Path, token: int) -> float:
         return dict(words(tokens)).get(token, 0.0)
 
+    def drawn(tokens: Path, count: int) -> int:
+        chance, at = uniform(0, count) * sum(q for _, q in words(tokens)), 0
+        while (chance := chance - words(tokens)[at][1]) >= 0:
+            at += 1
+        return at
+
     root, draws, nodes = Node((0,), 1.0), 0, []
     for _ in range(policy.iterations if words((0,)) else 0):
         node, path = root, [root]
@@ -201,23 +224,20 @@ def algorithm_1(rule: Rule, policy: MCTS, depth: int) -> dict[Path, float]:
         if words(node.tokens):
             node.children = [Node((*node.tokens, t), q) for t, q in words(node.tokens)]
             nodes += node.children
-            node = node.children[-1]
+            node = node.children[drawn(node.tokens, draws)]
+            draws += 1
             path.append(node)
         state = node.tokens
         while words(state):
-            chance = uniform(0, draws) * sum(q for _, q in words(state))
+            state = (*state, words(state)[drawn(state, draws)][0])
             draws += 1
-            at = 0
-            while (chance := chance - words(state)[at][1]) >= 0:
-                at += 1
-            state = (*state, words(state)[at][0])
         edges = [(state[:i], state[i]) for i in range(1, len(state))]
         if policy.reward == "likelihood":
             score = sum(math.log(probability(*edge)) for edge in edges)
         elif policy.reward == "official":
-            score = 1 + sum(probability(before, before[-1]) for before, _ in edges)
+            score = sum((probability(before, before[-1]) for before, _ in edges), 1.0)
         else:
-            score = 1 + sum(probability(*edge) for edge in edges)
+            score = sum((probability(*edge) for edge in edges), 1.0)  # in this order, so that ties stay ties
         for on in path:
             on.visits += 1
             on.score += score

@@ -122,7 +122,7 @@ def by_hand(path: tuple[int, ...]) -> list[float]:
     return np.log(q.get(path[1:], [0.5, 0.25])).tolist()
 
 
-def test_pct_without_gain_prunes_on_the_nodes_own_confidence() -> None:
+def test_pct_without_gain_expands_by_the_nodes_own_confidence() -> None:
     # .6 .4 | .6 · (.3 .2) = .18 .12, .4 · (.9 .1) = .36 .04. At a ratio of .35 the values .6, .4 and .36 are expanded, and
     # below .36 neither .5 · .36 = .18 nor .09. Of the confidences .6, .4 and .9 are, and .5 below .9 again and again.
     knobs = {"width": 2, "leaf_threshold": 0.0, "ratio": 0.35, "max_depth": 4}
@@ -134,6 +134,26 @@ def test_pct_without_gain_prunes_on_the_nodes_own_confidence() -> None:
     kept = [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 0, 0)]
     assert paths(grown(PCT(**knobs, gain=False), following(by_hand))) == kept
     assert paths(grown(PCT(**knobs), following(by_hand))) == kept
+
+
+def test_pct_removes_nodes_by_their_own_confidence() -> None:
+    # The same tree: without gain at .35 it only grows, by the children of .5; what is removed at .35 are the .3, .2, .1 and
+    # .25, and nothing is left below them. Values stand in for nothing here: (1, 0, 0) is worth .18.
+    knobs = {"width": 2, "leaf_threshold": 0.0, "max_depth": 4}
+    sure = [(0,), (1,), (1, 0), (1, 0, 0), (1, 0, 0, 0)]
+    assert paths(grown(PCT(**knobs, ratio=0.0, own=0.35), following(by_hand))) == sure
+    grows = paths(grown(PCT(**knobs, ratio=0.35, gain=False), following(by_hand)))
+    with_gain = paths(grown(PCT(**knobs, ratio=0.35), following(by_hand)))
+    assert set(with_gain) < set(grows), "a superset, whatever the ratio"
+    assert not set(with_gain) <= set(sure)
+    assert paths(grown(PCT(**knobs, ratio=0.35, own=0.35), following(by_hand))) == sure[:4], "together: .18 is not expanded"
+    knobs["leaf_threshold"] = 0.1
+    assert paths(grown(PCT(**knobs, ratio=0.0, own=0.35), following(by_hand))) == sure[:4], "leaves go by their value: .09"
+
+
+def test_pct_keeps_what_is_exactly_at_the_threshold_of_its_own_confidence() -> None:
+    at = lambda own: grown(PCT(1, 3, 0.0, 0.0, own=own), always(0.5)).drafted
+    assert [at(0.5), at(np.nextafter(0.5, 1))] == [3, 0]
 
 
 def test_pct_without_gain_compares_with_the_same_ratio() -> None:
@@ -285,6 +305,8 @@ def test_log_knows_zero() -> None:
         lambda: PCT(max_depth=-1),
         lambda: PCT(ratio=-0.1),
         lambda: PCT(ratio=float("nan")),
+        lambda: PCT(own=1.1),
+        lambda: PCT(own=-0.1),
     ],
 )
 def test_knobs_out_of_range_are_refused(wrong: Callable[[], Any]) -> None:

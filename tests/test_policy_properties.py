@@ -36,6 +36,7 @@ VARIATIONS = (
     "eagle2:nodes=7,depth=3,width=3",
     "eagle2:nodes=9,width=3,expand_by=confidence",
     "eagle2:nodes=9,width=3,rerank=false",
+    "eagle2:nodes=9,width=3,rank_by=confidence",
     "mcts:nodes=7",
     "mcts:reward=official,unvisited=first,length=3,continuations=5",
     "mcts:search=greedy",
@@ -43,6 +44,7 @@ VARIATIONS = (
     "opttree:nodes=5,threshold=0",
     "pct:ratio=0.1,leaf_threshold=0,max_depth=4",
     "pct:ratio=0.2,gain=false,width=3",
+    "pct:ratio=0,own=0.3,width=3",
     "static:paths=medusa/mc_sim_7b_63",
     "vct:width=2,depth=4,layer_top=3",
 )
@@ -128,14 +130,26 @@ def test_a_tree_is_connected_and_within_its_limits(spec: str, seed: int, depth: 
     assert (tree.depth[below] == tree.depth[parents] + 1).all()
     assert (np.diff(tree.number) > 0).all()
     assert (tree.score[below] <= tree.score[parents]).all(), "no node ranks above its parent"
-    deepest = np.minimum(depth, own_limit(spec, ("depth", "max_depth", "length"), 99))
-    assert (tree.depth <= deepest[tree.row]).all()
+    allowed = registry.build("policy", spec).deepest
+    assert (tree.depth <= np.minimum(depth, 99 if allowed is None else allowed)[tree.row]).all()
     most = own_limit(spec, ("nodes", "max_nodes"), nodes)
     assert (np.bincount(tree.row) - 1 <= min(most, nodes)).all()
     assert len(set(zip(parents.tolist(), tree.tokens[below].tolist(), strict=True))) == below.size, "siblings differ"
     q = [distribution(seed, tokens(tree, int(p)))[t] for p, t in zip(parents, tree.tokens[below], strict=True)]
     assert np.exp(tree.log_q[below]) == pytest.approx(q)
     assert min(q, default=1) > 0, "what cannot come becomes no node"
+
+
+@pytest.mark.parametrize("spec", specs())
+def test_the_deepest_layer_that_it_allows_is_reached_where_all_is_certain(spec: str) -> None:
+    def certain(tree: Tree, frontier: Ints, k: int) -> Candidates:
+        log_q = np.full((len(frontier), k), -np.inf)
+        log_q[:, 0] = 0.0
+        return Candidates(np.tile(np.arange(k), (len(frontier), 1)), log_q, torch.zeros(len(frontier), 1))
+
+    allowed = registry.build("policy", spec).deepest
+    tree = grown(spec, certain, [0], (40,), 512)
+    assert tree.depth.max() == min(40 if allowed is None else allowed, own_limit(spec, ("nodes", "max_nodes"), 40))
 
 
 @pytest.mark.parametrize("spec", specs("alone"))

@@ -40,6 +40,21 @@ def test_figures_of_hand_made_steps() -> None:
     assert stats.tokens_per_second == 2.5
 
 
+def test_alpha_by_the_depth_that_the_policy_allows() -> None:
+    steps = [Step(2, 5, 3), Step(0, 0, 0), Step(3, 4, 2)]
+    assert Stats(10, steps, deepest=6).alpha_bound == pytest.approx(8 / 3 / 6), "τ / 6, whatever the trees have left"
+    assert Stats(10, steps).alpha_bound is None
+    assert total([Stats(10, steps, deepest=6)] * 2).alpha_bound == pytest.approx(8 / 3 / 6)
+
+
+def test_a_run_knows_how_deep_its_policy_may_go(target: Target) -> None:
+    requests = [Request([5, 6, 7], 10)]
+    engine = Engine(target, Always(plans(target, requests), 61), VCT(2, 3), costs=COSTS)
+    stats = engine.write(requests).stats
+    assert (stats.deepest, stats.alpha_bound) == (3, stats.acceptance_length / 3)
+    assert engine.plain(requests).stats.alpha_bound is None
+
+
 def test_counted_work_of_a_run(target: Target) -> None:
     requests = [Request([5, 6, 7], 10)]
     engine = Engine(target, Always(plans(target, requests), 61), VCT(2, 3), costs=COSTS)
@@ -76,6 +91,7 @@ def test_json_has_the_names_of_the_command_line() -> None:
         "steps": 1,
         "acceptance_length": 3.0,
         "alpha": 1.0,
+        "alpha_bound": None,
         "nodes_per_step": 5.0,
         "depth_per_step": 3.0,
         "draft_seconds": 1.0,

@@ -167,6 +167,7 @@ class Engine:
             self.calls += type(self.drafter).carry is not Drafter.carry  # one that carries nothing knows of no other call
         texts.stats.acceptor = type(acceptor).__name__.lower()
         texts.stats.draw = texts.drawing(acceptor.draw).kind.value
+        texts.stats.deepest = self.policy.deepest
         return texts, self._steps(texts, acceptor, costs)
 
     def _steps(self, texts: Texts, acceptor: Acceptor, costs: Costs | CostTable) -> Iterator[list[Emitted]]:

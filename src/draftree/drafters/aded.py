@@ -42,9 +42,9 @@ class ADED(Stored):
         n: tokens of an n-gram, 2 to 4; the datastore's by default, 3 without one.
         top: successors of a context that are read from the datastore.
         adapt: whether what is written changes the weights.
-        window: tokens looked at in each step.
-        increment: added to a weight for each time it is seen.
-        cap: the most that a weight grows to.
+        window: tokens looked at in each step (the official code's 16; in the paper it is a letter, as the next two are).
+        increment: added to a weight for each time it is seen (the official code's 0.04).
+        cap: the most that a weight grows to (the official code's 3).
         prompt: whether all n-grams of a prompt count once when it is read.
         session: whether what one text added is kept for the next ones; else each begins with the datastore alone.
     """

@@ -101,10 +101,25 @@ def rows(
     own = {d: asdict(q) for d, q in (quality or {}).items()}
     unknown = {f.name: None for f in fields(Quality)}
     known = prices or {}
-    return [
+    found = [
         row(cell, written, plain[cell.temperature], seed, known.get(cell.drafter or "")) | own.get(cell.drafter or "", unknown)
         for cell, written in by_cell.items()
     ]
+    return [r | {"expected_speedup": expected_speedup(r)} for r in found]
+
+
+def expected_speedup(r: Row) -> float | None:
+    """E(Spd.) of GLIDE (section 5.1, after Leviathan et al.): (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)); of chains alone.
+
+    a is the overlap, so it is what speculative sampling at temperature 1 would gain; c is sₐ/sₜ of one token each; γ is the
+    chain's length, the mean of all steps. A policy that ends a chain where the draft is unsure drafts surer tokens than a
+    says, and gains more.
+    """
+    a, c, chain = r.get("overlap"), r.get("cost_ratio"), r["nodes_per_step"]
+    if a is None or c is None or not chain or chain != r["depth_per_step"]:
+        return None
+    tokens = (1 - a ** (chain + 1)) / (1 - a) if a < 1 else chain + 1
+    return float(tokens / (chain * c + 1))
 
 
 def row(
@@ -257,8 +272,10 @@ def cells(r: Row) -> dict[str, str]:
         "T": f"{r['temperature']:g}",
         "τ [95 %]": spread(r["acceptance_length"], between["acceptance_length"]),
         "α": figure(r["alpha"]),
+        "α of the bound": figure(r.get("alpha_bound")),
         "overlap": figure(r.get("overlap")),
         "sₐ/sₜ": figure(r.get("cost_ratio")),
+        "E(Spd.)": figure(expected_speedup(r)),
         "nodes/step": f"{r['nodes_per_step']:.1f}",
         "depth/step": f"{r['depth_per_step']:.1f}",
         "drafts/step": figure(r.get("draft_steps_per_step")),

@@ -84,8 +84,11 @@ def search(
 ) -> tuple[Ints, Floats]:
     """Algorithm 1 for every row.
 
-    An iteration goes down from the root by PUCT to a node whose children do not exist yet, makes all of them, goes on with
-    the last, and from there to the end by drawing. The sentence's reward counts for every node of the path that exists.
+    An iteration goes down from the root by PUCT to a node whose children do not exist yet, makes all of them, and goes on to
+    the end by drawing. The sentence's reward counts for every node of the path that exists, the first one drawn included.
+
+    Algorithm 1 goes on with the last of the new children; in the official code's order of a hash map that is any of them.
+    In an order by likelihood it would be the least likely one, which then had a visit before all the others.
 
     Args:
         seeds: [R] fixes a row's draws; its root is node r.
@@ -116,7 +119,8 @@ def search(
                 reward += gain[node]
             if not exist[node] and first[node] < last[node]:
                 exist[node] = True
-                node = last[node] - 1
+                node = _drawn(first[node], last[node], prior, uniform(seeds[row], draws))
+                draws += 1
                 path[length] = node
                 length += 1
                 reward += gain[node]

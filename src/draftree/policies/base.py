@@ -50,6 +50,11 @@ class Policy(ABC):
         """Whether it asks the cost model, which then has to be measured first."""
         return False
 
+    @property
+    def deepest(self) -> int | None:
+        """The deepest layer that its knobs allow; None where only the drafter and the room end a tree."""
+        return None
+
     @abstractmethod
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         """Grows a forest of roots into the tree to be verified.

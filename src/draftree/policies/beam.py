@@ -38,6 +38,10 @@ class Beam(Layered):
             raise UserError(f"beam: got width={self.width}, depth={self.depth}; allowed are at least 1")
 
     @property
+    def deepest(self) -> int:
+        return self.depth
+
+    @property
     def candidates(self) -> int:
         return self.width  # no beam has more than `width` continuations among the best
 

@@ -56,6 +56,10 @@ class C2T(Layered):
         return Classifier.load(Path(self.classifier) if self.classifier else demo_folder("c2t"))
 
     @property
+    def deepest(self) -> int:
+        return self.depth
+
+    @property
     def candidates(self) -> int:
         return 1 if self.chain else self.width
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Layered, append, fit
+from draftree.policies.base import Layered, append, fit, ranked
 from draftree.tree import Candidates, Floats, Ints, Tree
 
 PAPER = "7/0.3/5/0.6/3/0.8/1"
@@ -29,12 +29,17 @@ class CAPE(Layered):
 
     Attributes:
         length: of the chain (γ; 5 in the paper, 4 in the official code).
-        max_nodes: drafted nodes to verify; beyond, the best by value are kept, of equals those drafted first (32 in the
-            paper, which does not say which are left out).
+        max_nodes: drafted nodes to verify (32 in the paper, which does not say which are left out beyond). The chain is
+            kept before all alternatives, as what lies below a token left out is lost, and they by value, of equals those
+            drafted first.
         bins: how many alternatives a confidence gives: the paper's; those of the official code, which differ only at the
             edges p = 0.3, 0.6, 0.8, where it takes the smaller number; or any, as sizes with the edges between them, an
             edge belonging to the size before it. The paper's are 7/0.3/5/0.6/3/0.8/1.
         sets: the same number of alternatives whatever the confidence; 4 is the paper's ablation (section 5.4).
+
+    Sizes do not count the chain's own token. EDD + PCT (section 4.1), which compares with CaPE, calls 7, 5, 3 and 1 the
+    "expansion width of each layer", which may count it: `bins=6/0.3/4/0.6/2/0.8/0`. Where drafts know the target's noise
+    (`match` above temperature 0), confidence is that of q given the noise, of which the paper's edges were not chosen.
     """
 
     length: int = 5
@@ -58,6 +63,10 @@ class CAPE(Layered):
         return _parsed(PAPER if self.bins == "paper" else self.bins)
 
     @property
+    def deepest(self) -> int:
+        return self.length
+
+    @property
     def candidates(self) -> int:
         return 1 + (int(self._bins[1].max()) if self.sets is None else self.sets)
 
@@ -71,7 +80,10 @@ class CAPE(Layered):
         return grown, new[grown.depth[new] < self.length]
 
     def finish(self, tree: Tree, costs: Costs) -> Tree:
-        return fit(tree, self.max_nodes)
+        order, place = ranked(tree.parents, tree.log_q)  # the likeliest child of a node, of equals the first, is the chain's
+        chain = np.zeros(len(tree), np.bool_)
+        chain[order[place == 0]] = True
+        return fit(tree, self.max_nodes, np.where(chain, 1.0, tree.score))
 
     def children(self, p: Floats) -> Ints:
         """[F] how many children a node has whose likeliest child has probability p [F], that child included."""

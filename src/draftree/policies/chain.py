@@ -32,6 +32,10 @@ class Chain(Layered):
         return False
 
     @property
+    def deepest(self) -> int:
+        return self.length
+
+    @property
     def candidates(self) -> int:
         return 1
 

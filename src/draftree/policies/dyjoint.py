@@ -33,6 +33,10 @@ class DyJoint(Layered):
             raise UserError(f"dyjoint: length is {self.length}, allowed is at least 1")
 
     @property
+    def deepest(self) -> int:
+        return self.length
+
+    @property
     def candidates(self) -> int:
         return 1
 

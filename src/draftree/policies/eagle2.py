@@ -29,10 +29,14 @@ class EAGLE2(Policy):
         depth: layers (6 in the paper; the official code's `depth` does not count the first).
         width: nodes expanded in a layer, and candidates after each (10 in the paper).
         expand_by: whether a layer's nodes are chosen for expansion by value, or by their own confidence alone, the
-            paper's ablation "w/o value" (section 5.2.1, Table 3); the last ranking is by value in both.
+            paper's ablation "w/o value" (section 5.2.1, Table 3).
+        rank_by: what the last ranking goes by. The paper's "w/o value" says no more than "not using value and directly using
+            confidence", which may mean the expansion alone, or this too. A node then counts for no more than the least
+            sure node of its path, as none can be verified without its parent; the paper does not say what it does there.
         rerank: whether all candidates are ranked at the end; without ("w/o reranking"), what is verified is what was
-            chosen for expansion in each layer, the last layer's included, the best `nodes` of it by value: "we do not use
-            the tokens selected during the expansion phase as the draft directly" (section 4.2) says what it would be.
+            chosen for expansion in each layer, the last layer's included, the best `nodes` of it by `rank_by`: "we do not
+            use the tokens selected during the expansion phase as the draft directly" (section 4.2) says what it would be.
+            "W/o both" is without it, with `expand_by` and `rank_by` confidence.
     """
 
     nodes: int = 60
@@ -40,13 +44,19 @@ class EAGLE2(Policy):
     width: int = 10
     expand_by: Literal["value", "confidence"] = "value"
     rerank: bool = True
+    rank_by: Literal["value", "confidence"] = "value"
 
     def __post_init__(self) -> None:
-        if self.expand_by not in ("value", "confidence"):
-            raise UserError(f"eagle2: expand_by is '{self.expand_by}', allowed are value, confidence")
+        for name, by in (("expand_by", self.expand_by), ("rank_by", self.rank_by)):
+            if by not in ("value", "confidence"):
+                raise UserError(f"eagle2: {name} is '{by}', allowed are value, confidence")
         if min(self.nodes, self.depth, self.width) < 1:
             got = f"nodes={self.nodes}, depth={self.depth}, width={self.width}"
             raise UserError(f"eagle2: got {got}; allowed are at least 1")
+
+    @property
+    def deepest(self) -> int:
+        return self.depth
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         chosen = np.arange(tree.roots)
@@ -64,4 +74,5 @@ class EAGLE2(Policy):
         # official code leaves the order of equal nodes open, and hangs a child kept without its parent on another node.
         if not self.rerank:
             tree = tree.select(np.isin(np.arange(len(tree)), np.concatenate(verified)))
-        return fit(tree, min(self.nodes, room.nodes))
+        least_sure = np.where(tree.ancestors, tree.log_q, 0).min(axis=1) if self.rank_by == "confidence" else None
+        return fit(tree, min(self.nodes, room.nodes), least_sure)

@@ -32,9 +32,12 @@ class MCTS(Policy):
       each token after the two before it. The official code looks for the token before instead.
     - unvisited: by eq. 17 as it stands a child that was never visited has Q = 0; the official code visits each once first.
     - Algorithm 1 sorts sentences "by score" and does not say which; like the official code this sorts by visits. Nodes
-      never visited are not drafted.
-    - The official code takes candidates in the order of a hash map; here the likeliest comes first, ties go to the
-      lower number, and the draws follow from the root's token, so that a text always gets the same trees.
+      never visited are not drafted. What is kept are nodes, so a sentence and its beginning count as two; and each goes on
+      for one token more than the search, which is the official code's: the paper has 24 candidates of 4 tokens.
+    - The official code takes candidates in the order of a hash map, so the last of new children, which Algorithm 1 goes on
+      with, is any of them. Here the likeliest comes first, ties go to the lower number, and the child is drawn as in the
+      simulation. Draws follow from the root's token, so that a text always gets the same trees.
+    - PUCT takes the sum of the children's visits (eq. 17); the official code the parent's own, which is one more.
 
     Attributes:
         iterations: of the search (150 in the paper).
@@ -46,7 +49,8 @@ class MCTS(Policy):
         reward: of a sentence: `paper`, 1 + Σ q of its tokens; `official`, 1 + Σ q of the token before coming once more;
             `likelihood`, Σ log q, which is eq. 8 with the sign of a log-likelihood.
         unvisited: `zero`, Q = 0 (eq. 17); `first`, before all others (official code).
-        search: `mcts`, or `greedy`, the nodes of the largest path probability without any search (the ablation).
+        search: `mcts`, or `greedy`, the nodes of the largest path probability without any search. The paper does not say
+            what its "greedy search" is; its τ of 1.49 beside 2.42 is that of one greedy sentence, the policy `chain:length=4`.
         nodes: drafted nodes of a row at most.
     """
 
@@ -75,6 +79,10 @@ class MCTS(Policy):
             raise UserError(f"mcts: got {got}; allowed are at least 1, and at least 2 for length")
         if not (0 <= self.c1 < np.inf and 0 < self.c2 < np.inf):
             raise UserError(f"mcts: got c1={self.c1}, c2={self.c2}; allowed are a number of at least 0 and one above 0")
+
+    @property
+    def deepest(self) -> int:
+        return self.length
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         tree, frontier, candidates = self._asked(expand, tree, room)

@@ -46,6 +46,10 @@ class OPTTree(Policy):
     def reads_costs(self) -> bool:
         return self.threshold is None
 
+    @property
+    def deepest(self) -> int:
+        return self.max_depth
+
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         nodes = min(self.nodes, room.nodes)
         least = costs.ratio if self.threshold is None else self.threshold

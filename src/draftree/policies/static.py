@@ -53,6 +53,13 @@ class Static(Policy):
         """[T + 1, K] the number of each path's child of each rank, 0 where there is none; see `_table`."""
         return _table(self.paths)
 
+    @property
+    def deepest(self) -> int:
+        layers, places = 0, self.children[0]
+        while (places := places[places > 0]).size:
+            layers, places = layers + 1, self.children[places]
+        return layers
+
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         # Where not all have room, the first paths stay: to choose by score would be to prune on draws.
         children = np.where(self.children <= room.nodes, self.children, 0)

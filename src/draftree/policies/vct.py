@@ -37,6 +37,10 @@ class VCT(Layered):
         return self.layer_top is not None
 
     @property
+    def deepest(self) -> int:
+        return self.depth
+
+    @property
     def candidates(self) -> int:
         return self.width
 

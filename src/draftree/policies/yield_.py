@@ -103,6 +103,10 @@ class Yield(Policy):
     def reads_costs(self) -> bool:
         return True
 
+    @property
+    def deepest(self) -> int:
+        return self.depth
+
     def start(self) -> Memory:
         return Memory()
 

@@ -1,0 +1,90 @@
+"""How many tokens a step brings, by how much of the text is written when it begins (ADED, Figure 4a).
+
+    python benchmarks/places.py SUITE --category math_reasoning --limit 40 --policy mcts:c1=2.414 \\
+        --drafter aded:datastore=FOLDER,session=false --drafter aded:datastore=FOLDER,session=false,adapt=false --out FILE
+
+A row for each drafter: τ of the steps that began in each stretch of a text, with its 95 % interval (bootstrap over prompts, the
+same ones for all); and behind the first drafter's row, by how much it is ahead of each of the others.
+
+Shapes: P prompts, S stretches of a text, B bootstrap samples.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftree.engine import Engine
+from draftree.evaluation import report, suites
+from draftree.evaluation.provenance import provenance
+from draftree.evaluation.runner import chosen
+from draftree.inputs import quiet
+from draftree.registry import build
+from draftree.sampling import Sampling
+from draftree.stats import Step
+from draftree.target import Target
+from draftree.tree import Floats, Ints
+
+
+def by_place(steps: Sequence[Step], stretch: int, stretches: int) -> Floats:
+    """[2, S] tokens brought (accepted + 1) and steps taken of one text, by the stretch that a step begins in."""
+    found, written = np.zeros((2, stretches)), 1  # the prefill's token is written before the first step
+    for step in steps:
+        found[:, min(written // stretch, stretches - 1)] += (step.accepted + 1, 1)
+        written += step.accepted + 1
+    return found
+
+
+def lengths(sums: Floats, prompts: Ints) -> Floats:
+    """[…, S] τ of some prompts […, P] by their sums [P, 2, S]; NaN where none of them took a step."""
+    tokens, steps = np.moveaxis(sums[prompts].sum(axis=-3), -2, 0)
+    return np.divide(tokens, steps, out=np.full(steps.shape, np.nan), where=steps > 0)
+
+
+def told(value: Floats, sampled: Floats, stretch: int) -> dict[str, str]:
+    """By stretch a figure [S] with its interval over samples [B, S]; nothing where there are no steps."""
+    heads = [f"{i * stretch}–{(i + 1) * stretch - 1}" for i in range(len(value))]
+    there = ~np.isnan(value)
+    ends = np.nanquantile(sampled[:, there], (0.025, 0.975), axis=0)
+    shown = iter([report.spread(figure, bounds) for figure, bounds in zip(value[there], ends.T, strict=True)])
+    return {head: next(shown) if known else "" for head, known in zip(heads, there, strict=True)}
+
+
+def main() -> None:
+    """Writes the texts, prints and saves."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("suite")
+    parser.add_argument("--category", action="append", default=[])
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--drafter", action="append", required=True)
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--stretch", type=int, default=32)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    quiet()
+    target, suite = Target.load("demo"), suites.load(args.suite)
+    stretches, sums = -(-args.max_new_tokens // args.stretch), {}
+    for drafter in args.drafter:
+        engine = Engine(target, build("drafter", drafter).open(target), build("policy", args.policy))
+        requests, _ = chosen(suite.select(args.category), engine, args.max_new_tokens, args.limit)
+        texts = [engine.write([request], Sampling(), reuse=False).stats.steps for request in requests]
+        sums[drafter] = np.array([by_place(steps, args.stretch, stretches) for steps in texts])
+    everyone, drawn = np.arange(len(requests)), report.samples(len(requests), 0)
+    tau = {d: (lengths(s, everyone), lengths(s, drawn)) for d, s in sums.items()}
+    first = args.drafter[0]
+    rows: list[dict[str, Any]] = [{"drafter": d, "policy": args.policy} | told(*tau[d], args.stretch) for d in args.drafter]
+    for other in args.drafter[1:]:
+        ahead = (mine - theirs for mine, theirs in zip(tau[first], tau[other], strict=True))
+        rows.append({"drafter": f"{first} − {other}", "policy": args.policy} | told(*ahead, args.stretch))
+    for row in rows:
+        print(row)
+    about = {"suite": suite.name, "categories": args.category, "prompts": len(requests), "max_new_tokens": args.max_new_tokens}
+    each = {d: s.tolist() for d, s in sums.items()}
+    report.save({"provenance": provenance(target, 0) | about, "rows": rows, "per_prompt": each}, args.out)
+
+
+if __name__ == "__main__":
+    main()
