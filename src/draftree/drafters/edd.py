@@ -51,7 +51,7 @@ class EDD(TrainableMethod):
         if not 1 <= self.min_block <= self.max_block:
             raise UserError(f"edd: got min_block={self.min_block}, max_block={self.max_block}; allowed is 1 ≤ min ≤ max")
 
-    def open(self, target: Target) -> "EDDDrafter":
+    def restored(self, target: Target) -> "EDDDrafter":
         folder = shipped("edd", self.checkpoint, target)
         return EDDDrafter(self.resume(folder, target), load_model(folder, "edd", target), target)
 

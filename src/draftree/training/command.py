@@ -82,7 +82,7 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
     processes = Processes.joined(device)
     with processes.agreed(), terminal.busy("loading"):
         asked.check(processes)
-        model = inputs.load_target(target, processes.device(device), dtype)
+        model = Target.load(target, dtype, processes.device(device))
         torch.manual_seed(asked.plan.seed)  # of the weights it begins with
         if asked.init_from is None:
             drafter = method.fresh(model)
