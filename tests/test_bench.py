@@ -20,9 +20,9 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import report, suites
 from draftree.evaluation.runner import Cell, Journal, Written, assemble, chosen, difference, product
-from draftree.inputs import load_target
 from draftree.policies.chain import Chain
 from draftree.stats import Stats, Step, Work
+from draftree.target import Target
 from draftree.terminal import narrowed, table
 from draftree.testing.fakes import tiny_target
 from draftree.text import Request
@@ -96,7 +96,7 @@ def test_a_row_that_is_no_prompt_is_told_with_its_line(tmp_path: Path, row: str,
 
 
 def test_the_first_so_many_of_each_category(folder: str, prompts: Path, tmp_path: Path) -> None:
-    engine = next(iter(assemble(lambda: load_target(folder, None, None), [("pld", "chain")], None).values()))
+    engine = next(iter(assemble(lambda: Target.load(folder), [("pld", "chain")], None).values()))
     asked = suites.load(str(prompts)).prompts
     numbers = lambda limit, each=None: [r.number for r in chosen(asked, engine, 12, limit, each)[0]]
     everyone = numbers(None)

@@ -356,8 +356,11 @@ def test_the_demos_second_turn_reads_only_what_is_new(monkeypatch: pytest.Monkey
 
 
 ASKED = {"role": "user", "content": "a"}
-NO_PROMPTS = [None, 5, b"ab", [1.5], ["ab"], [[1, 2]], torch.tensor([[1, 2]]), torch.tensor(3), ASKED, [{"role": "user"}],
-              [{"rol": "user", "content": "a"}], [1, ASKED]]  # fmt: skip
+NO_PROMPTS = [
+    None, 5, b"ab", [1.5], [True], [b"ab"], ["ab", None], [["ab"]], [[[1]]], torch.tensor(3), torch.ones(3), torch.ones(2, 3),
+    torch.zeros(1, 1, 1), torch.empty(3, device="meta"), np.array([True]), ASKED, [{"role": "user"}],
+    [{"rol": "user", "content": "a"}], [{"role": 5, "content": "a"}], [{"role": "user", "content": b"a"}], [1, ASKED],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("prompt", NO_PROMPTS, ids=str)

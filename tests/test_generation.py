@@ -41,10 +41,10 @@ from draftree.costs import Costs
 from draftree.decoder import Decoder
 from draftree.engine import Engine
 from draftree.evaluation import suites
-from draftree.generation import ENGINES, PURE, REFUSED, Batch, Hook, name_of, opened, prompts
+from draftree.generation import ENGINES, PURE, REFUSED, Batch, Hook, opened, prompts
 from draftree.prompts import encode
 from draftree.registry import build as build_part
-from draftree.target import Target, demo_folder
+from draftree.target import Target, demo_folder, name_of
 from draftree.testing.fakes import Never, Sometimes, tiny_target
 
 NEW = 16

@@ -274,8 +274,9 @@ def test_a_lossy_rule_is_told_as_such() -> None:
     assert not any(t.exact for t in report.frequencies)
     assert report.as_json()["lossless"] is True
     alone = replace(report, compared=(), findings=(finding,))
-    assert alone.as_json()["lossless"] is None
-    assert alone.summary == "typical, chain, T = 2 is lossy by design"
+    assert alone.as_json()["lossless"] is False, "a script that asks whether the output is the target's is told no"
+    told = "NOT lossless: nothing that was asked for promises it; typical, chain, T = 2 is lossy by design"
+    assert alone.summary == told
 
 
 def test_texts_of_one_token_cannot_be_drawn_behind() -> None:

@@ -397,7 +397,7 @@ def test_a_picture_that_cannot_be_saved_is_refused_before_anything_is_loaded(
     def loaded(*_: object) -> None:
         raise AssertionError("the target was loaded")
 
-    monkeypatch.setattr("draftree.inputs.load_target", loaded)
+    monkeypatch.setattr("draftree.target.Target.load", loaded)
     (tmp_path / "file").write_text("")
     status, out, err = draftree("--trees", str(tmp_path / name))
     assert (status, out, err.count("\n")) == (2, "", 1)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from draftree.errors import DraftreeError, UnknownName, UserError
+from draftree.errors import DraftreeError, UnknownName, UserError, cut
 from draftree.files import inside, locked
 from draftree.interruption import STATUSES, Interrupted, raised
 
@@ -42,12 +42,18 @@ app = typer.Typer(
 datastore = typer.Typer(cls=Commands, help="Build and show the corpora that drafters without training search.")
 app.add_typer(datastore, name="datastore")
 
-EDD, PCT, GREEDY, GREEDY_AND_1, ALL, ONE = ["edd"], ["pct"], [0.0], [0.0, 1.0], list[str](), [1]
+PCT, GREEDY, GREEDY_AND_1, ALL, ONE = ["pct"], [0.0], [0.0, 1.0], list[str](), [1]
 NO_FILES, NO_IDS = list[Path](), list[int]()
 THEIRS = "by default the method's"
 
 TargetName = Annotated[str, typer.Option("--target", help="demo, a Hugging Face folder, or a hub id.")]
-DrafterSpec = Annotated[str, typer.Option("--drafter", help="A spec (name, or name:key=value,…) or a checkpoint's folder.")]
+DrafterSpec = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        help="A spec (name, or name:key=value,…) or a checkpoint's folder; by default edd for the demo, else suffix.",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="A torch device; by default a GPU where there is one.")]
 DType = Annotated[
     Literal["float64", "float32", "bfloat16", "float16"] | None,
@@ -83,7 +89,7 @@ def generate(
     ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to answer or to continue; - reads it from standard input.")],
     target: TargetName = "demo",
-    drafter: DrafterSpec = "edd",
+    drafter: DrafterSpec = None,
     policy: Annotated[str, typer.Option(help="A spec.")] = "pct",
     acceptor: Annotated[str | None, typer.Option(help="A spec; by default greedy at temperature 0, else match.")] = None,
     temperature: Annotated[float, typer.Option(help="0 for greedy decoding.", rich_help_panel=LIKELY)] = 0.0,
@@ -166,6 +172,7 @@ def generate(
     from draftree.completion import Reading
     from draftree.evaluation.runner import Comparison, assemble, compare, warm
     from draftree.prompts import encode, question
+    from draftree.target import Target
 
     options = inputs.options(ctx.params)
     sampling = options.sampling
@@ -174,9 +181,10 @@ def generate(
         raise UserError("--logprobs was given, allowed is it only with --json")
     if trees is not None:
         viewer.check_picture(trees)
+    drafter = inputs.drafter(drafter, target)
     inputs.quiet()
     with terminal.busy("loading") as say:
-        loaded = assemble(lambda: inputs.load_target(target, device, dtype), [(drafter, policy)], fixed, acceptor)
+        loaded = assemble(lambda: Target.load(target, dtype, device), [(drafter, policy)], fixed, acceptor)
         engine = loaded[drafter, policy]
         ids = encode(engine.tokenizer, text if raw else question(text))
         warm(engine, options.request(engine.target, ids), sampling, baseline, say)
@@ -244,7 +252,10 @@ def bench(
     ctx: typer.Context,
     suite: Annotated[str, typer.Option(help="A shipped suite, or a file of prompts.")],
     out: Annotated[Path, typer.Option(help="Where the result is saved, as JSON.")],
-    drafter: Annotated[list[str], typer.Option(help="A spec or a checkpoint's folder; repeat it for several.")] = EDD,
+    drafter: Annotated[
+        list[str],
+        typer.Option(help="A spec or a checkpoint's folder; repeat it for several. By default edd for the demo, else suffix."),
+    ] = ALL,
     policy: Annotated[list[str], typer.Option(help="A spec; repeat it for several.")] = PCT,
     pair: Annotated[
         list[str],
@@ -273,19 +284,23 @@ def bench(
 ) -> None:
     """Measure drafters × policies on a file of prompts, with plain decoding interleaved."""
     from draftree import inputs, terminal
+    from draftree.engine import usual_drafter
     from draftree.evaluation import report, suites
     from draftree.evaluation.provenance import provenance
     from draftree.evaluation.runner import Bench, Journal, assemble, chosen, paired, product
+    from draftree.target import Target
 
     whole = not pair or given(ctx, "drafter") or given(ctx, "policy")
-    pairs = paired(drafter, policy, pair, acceptor) if whole else paired([], [], pair, acceptor)
+    pairs = paired(drafter or [usual_drafter(target)[0]], policy, pair, acceptor) if whole else paired([], [], pair, acceptor)
     prompts, fixed, cells = suites.load(suite), inputs.costs_of_each(costs, [d for d, *_ in pairs]), product(pairs, temperature)
     selected = prompts.select(category)
     inputs.writable(out)
     ctx.with_resource(locked(out))
+    if whole and not drafter:
+        inputs.drafter(None, target)  # says which it is
     inputs.quiet()
     with terminal.busy("loading"):
-        engines = assemble(lambda: inputs.load_target(target, device, dtype), pairs, fixed)
+        engines = assemble(lambda: Target.load(target, dtype, device), pairs, fixed)
         requests, too_long = chosen(selected, next(iter(engines.values())), max_new_tokens, limit, per_category)
     if too_long:
         of = ", ".join(f"{count} of {name or 'no category'}" for name, count in too_long.items())
@@ -325,7 +340,7 @@ def bench(
 @app.command(name="costs")
 def show_costs(
     target: TargetName = "demo",
-    drafter: DrafterSpec = "edd",
+    drafter: DrafterSpec = None,
     rows: Annotated[list[int], typer.Option(min=1, help="Texts written at a time, up to a power of two; repeat it.")] = ONE,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again.")] = False,
     out: Annotated[Path | None, typer.Option(help="Also write them to a file, for --costs.")] = None,
@@ -338,17 +353,19 @@ def show_costs(
     from draftree import inputs, plots, terminal
     from draftree.costs import bracket
     from draftree.registry import build
+    from draftree.target import Target
     from draftree.timing import identity, measured, store
 
-    method = build("drafter", drafter)
     if plot is not None:
         plots.check(plot)
     for path in (out, plot):
         if path is not None:
             inputs.writable(path)
+    drafter = inputs.drafter(drafter, target)
+    method = build("drafter", drafter)
     inputs.quiet()
     with terminal.busy("loading") as tell:
-        model = inputs.load_target(target, device, dtype)
+        model = Target.load(target, dtype, device)
         opened = method.open(model)
         for several in dict.fromkeys(map(bracket, rows)):
             found = measured(model, opened, several, refresh, tell)
@@ -367,7 +384,7 @@ def show_costs(
 def examine_drafter(
     ctx: typer.Context,
     target: TargetName = "demo",
-    drafter: DrafterSpec = "edd",
+    drafter: DrafterSpec = None,
     data: Annotated[
         Path | None, typer.Option(help="Texts or chats to measure on; by default the target's answers to the shipped prompts.")
     ] = None,
@@ -394,8 +411,8 @@ def examine_drafter(
     """Say whether a drafter fits a target and is healthy, and what is likely wrong where it is not.
 
     With --lossless, say whether the output is the target's own: texts beside plain decoding's, token for token, and for
-    rules that promise no more than the distribution a test of frequencies. The exit status is 1 where it is not; a rule
-    that is lossy by design is only told as such.
+    rules that promise no more than the distribution a test of frequencies. The exit status is 1 where it is not, and where
+    no rule that was asked for promises it; beside others a rule that is lossy by design is only told as such.
     """
     if lossless:
         return examine_output(ctx.params)
@@ -405,12 +422,14 @@ def examine_drafter(
     from draftree import inputs, terminal
     from draftree.evaluation import doctor
     from draftree.registry import build
+    from draftree.target import Target
     from draftree.timing import measured
 
-    method, fixed = build("drafter", drafter), inputs.fixed_costs(costs)
+    fixed, drafter = inputs.fixed_costs(costs), inputs.drafter(drafter, target)
+    method = build("drafter", drafter)
     inputs.quiet()
     with terminal.busy("loading"):
-        model = inputs.load_target(target, device, dtype)
+        model = Target.load(target, dtype, device)
         opened = method.open(model)
     with terminal.busy("letting the target answer some prompts"):
         texts = doctor.answers(model) if data is None else doctor.read(model, data)
@@ -431,14 +450,16 @@ def examine_output(given: Mapping[str, Any]) -> None:
     from draftree.engine import UNIT
     from draftree.evaluation import lossless
     from draftree.registry import build
+    from draftree.target import Target
     from draftree.timing import measured
 
     plan = lossless.Plan(given["max_new_tokens"], trials=given["trials"])
     chosen = lossless.cases(given["policy"], given["acceptor"], given["temperature"])
-    method, fixed = build("drafter", given["drafter"]), inputs.fixed_costs(given["costs"])
+    fixed, drafter = inputs.fixed_costs(given["costs"]), inputs.drafter(given["drafter"], given["target"])
+    method = build("drafter", drafter)
     inputs.quiet()
     with terminal.busy("loading") as say:
-        model = inputs.load_target(given["target"], given["device"], given["dtype"])
+        model = Target.load(given["target"], given["dtype"], given["device"])
         opened = method.open(model)
         prompts = lossless.prompts(model, given["data"], given["limit"], plan.max_new_tokens)
         if fixed is None and any(c.grown.reads_costs for c in chosen):
@@ -448,7 +469,7 @@ def examine_output(given: Mapping[str, Any]) -> None:
     if given["as_json"]:
         emit(report.as_json())
     else:
-        terminal.show_lossless(terminal.output(), f"{given['drafter']} for {given['target']}", report)
+        terminal.show_lossless(terminal.output(), f"{drafter} for {given['target']}", report)
     if not report.lossless:
         raise typer.Exit(1)
 
@@ -678,7 +699,7 @@ def interruptible(again: str) -> Iterator[None]:
 def tell(message: str) -> None:
     """A line on standard error, as long as there is one: a terminal that was closed takes nothing."""
     with suppress(OSError):
-        print(f"draftree: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        print(f"draftree: {cut(message)}", file=sys.stderr, flush=True)
 
 
 def fail(message: str, status: int) -> NoReturn:

@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from math import isfinite
-from operator import index
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, final
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from draftree.errors import UserError
+from draftree.errors import UserError, shown
+from draftree.given import row_of_ids, several, unicode
 from draftree.options import Options
 from draftree.prompts import encode
 from draftree.stats import Stats
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int] | Messages
 """Text to be continued as it is, token ids, or a chat to be answered."""
-SHOWN = 60
-"""Characters of a faulty prompt that an error message repeats."""
+Prompts = list[str] | list[list[int]] | list[Messages]
+"""Several of them, to be written in one batch."""
 T = TypeVar("T")
 
 
@@ -65,7 +65,7 @@ class Completion:
         logprobs: how likely each was, where that was asked for.
         ending: why it ended; a `max_time` counts as `stop`.
         stop: the stop text that ended it.
-        stats: the run's figures.
+        stats: the run's figures, of all texts that were written together.
     """
 
     text: str
@@ -131,27 +131,34 @@ class Reading:
 
 @final
 class Writing:
-    """One text in the middle of being written.
+    """One text, or a batch of them, in the middle of being written.
 
     Args:
         engine: writes it.
-        prompt: what to continue or to answer.
+        prompt: what to continue or to answer, or a list of such.
         options: what is asked.
+        alone: whether there must be one text only.
 
     Raises:
         UserError: the request cannot be served.
     """
 
-    def __init__(self, engine: "Engine", prompt: Prompt, options: Options) -> None:
-        request = options.request(engine.target, ids_of(engine.tokenizer, prompt))
-        self._reading = Reading(engine.tokenizer, options.stops(engine.tokenizer))
-        self._texts, steps = engine.begin([request], options.sampling)
+    def __init__(self, engine: "Engine", prompt: Prompt | Prompts, options: Options, alone: bool = False) -> None:
+        batch = prompts_of(prompt)
+        if alone and batch is not None:
+            raise UserError(f"there is a list of {len(batch)} prompts, allowed is one: `complete` takes several")
+        tokenizer, self._batch = engine.tokenizer, batch is not None
+        ids = [ids_of(tokenizer, prompt)] if batch is None else [ids_of(tokenizer, p) for p in batch]
+        requests = [options.request(engine.target, row) for row in ids]  # of one number: one seed has one text
+        self._readings = [Reading(tokenizer, options.stops(tokenizer)) for _ in requests]
+        self._texts, steps = engine.begin(requests, options.sampling)
         self._steps = engine.timed(steps, self._texts)
 
     def step(self) -> list[Token] | None:
         """The next tokens; None when there are no more."""
-        events = next(self._steps, None)
-        return None if events is None else self._reading(events)
+        if (events := next(self._steps, None)) is None:
+            return None
+        return [token for event in events for token in self._readings[event.row]([event])]
 
     def tokens(self) -> Iterator[Token]:
         """All tokens; whoever closes it early ends the writing."""
@@ -159,23 +166,38 @@ class Writing:
             while (new := self.step()) is not None:
                 yield from new
 
-    def finish(self) -> Completion:
-        """Writes what is left."""
+    def finish(self) -> Any:
+        """Writes what is left; what `result` is."""
         while self.step() is not None:
             pass
-        return self.completion
+        return self.result
 
     @property
-    def completion(self) -> Completion:
-        """What was written so far."""
-        return self._reading.completion(self._texts.stats)
+    def result(self) -> Completion | list[Completion]:
+        """What was written so far: of a list of prompts a list."""
+        found = [reading.completion(self._texts.stats) for reading in self._readings]
+        return found if self._batch else found[0]
 
     def close(self) -> None:
         """Writes no more; what the caches hold of the text serves a later call that begins with it."""
         self._steps.close()
 
 
-def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+def prompts_of(prompt: Any) -> list[Any] | None:
+    """The prompts in a list of them, or in an array of two dimensions; None where it is one by itself, or none at all."""
+    if isinstance(prompt, np.ndarray | torch.Tensor):
+        return list(prompt) if prompt.ndim == 2 else None
+    if not several(prompt, _rows) or not len(prompt) or row_of_ids(prompt) is not None:
+        return None
+    return list(prompt)
+
+
+def _rows(value: Any) -> bool:
+    """Whether it may be a prompt in a list of several; what it is worth is looked at later."""
+    return isinstance(value, str | np.ndarray | torch.Tensor) or several(value, lambda _: True)
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
     """The ids of a prompt: a chat through the template, text as it is.
 
     Raises:
@@ -183,42 +205,52 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
     """
     if isinstance(prompt, str):
         return encode(tokenizer, prompt)
-    items: Any = prompt.tolist() if isinstance(prompt, np.ndarray | torch.Tensor) else prompt
-    if isinstance(items, Sequence) and not isinstance(items, bytes | bytearray):
-        if len(items) and all(map(_said, items)):
-            return encode(tokenizer, [dict(m) for m in items])
-        with suppress(TypeError):  # of what is no whole number
-            return [index(i) for i in items]
-    told = "allowed is a text, ids in one row, or messages that each have a role and a content"
-    raise UserError(f"the prompt is {shown if len(shown := repr(items)) <= SHOWN else shown[:SHOWN] + '…'}, {told}")
+    if (ids := row_of_ids(prompt)) is not None:
+        return ids
+    if is_chat(prompt):
+        return encode(tokenizer, [dict(m) for m in prompt])
+    told = "allowed is a text, ids in one row, or messages that each have a role and a content; or a list of these"
+    raise UserError(f"the prompt is {shown(prompt)}, {told}")
+
+
+def is_chat(messages: Any) -> TypeGuard[Messages]:
+    """Whether these are the messages of a chat, for whatever template: contents are texts, parts, or nothing beside a call."""
+    return several(messages, _said)
 
 
 def _said(message: Any) -> bool:
     """Whether this is a message of a chat, for whatever template."""
-    return isinstance(message, Mapping) and {"role", "content"} <= message.keys()
+    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        return False
+    content = message["content"]
+    return unicode(message["role"]) and (
+        content is None or unicode(content) or several(content, lambda p: isinstance(p, Mapping))
+    )
 
 
-async def writes(engine: "Engine", prompt: Prompt, options: Options) -> AsyncGenerator[tuple[Writing, list[Token]], None]:
-    """The steps of a text, each in a worker thread."""
-    writing = await in_thread(lambda: Writing(engine, prompt, options))
+async def writes(
+    engine: "Engine", prompt: Prompt | Prompts, options: Options, alone: bool = False
+) -> AsyncGenerator[tuple[Writing, list[Token]], None]:
+    """The steps of a text, or of a batch of them, each in a worker thread."""
+    writing = await in_thread(lambda: Writing(engine, prompt, options, alone))
     with closing(writing):
         while (new := await in_thread(writing.step)) is not None:
             yield writing, new
 
 
-async def complete(engine: "Engine", prompt: Prompt, options: Options) -> Completion:
+async def complete(engine: "Engine", prompt: Prompt | Prompts, options: Options) -> Any:
     """A completion; a task that is cancelled ends the writing after the step at hand."""
     done: Writing | None = None
     async with aclosing(writes(engine, prompt, options)) as steps:
         async for writing, _ in steps:
             done = writing
     assert done is not None, "a text has one token at least"
-    return done.completion
+    return done.result
 
 
 async def stream(engine: "Engine", prompt: Prompt, options: Options) -> AsyncGenerator[Token, None]:
     """The tokens of a text."""
-    async with aclosing(writes(engine, prompt, options)) as steps:
+    async with aclosing(writes(engine, prompt, options, alone=True)) as steps:
         async for _, new in steps:
             for token in new:
                 yield token
@@ -257,9 +289,10 @@ class Chat:
         """Says something as the user, and returns the answer; both are kept in `messages`.
 
         Raises:
-            UserError: an option does not exist or is out of its range, or the chat is too long; `messages` are as before.
+            UserError: it is no text, an option does not exist or is out of its range, or the chat is too long; `messages` are
+                as before.
         """
-        answer = self._answer(text, options).finish()
+        answer: Completion = self._answer(text, options).finish()
         self._keep(text, answer)
         return answer
 
@@ -271,29 +304,33 @@ class Chat:
             try:
                 yield from writing.tokens()
             except GeneratorExit:
-                self._keep(text, writing.completion)
+                self._keep(text, writing.result)
                 raise
-            self._keep(text, writing.completion)
+            self._keep(text, writing.result)
 
         return told()
 
     async def asay(self, text: str, **options: Any) -> Completion:
         """`say` for asyncio; a turn that is cancelled is forgotten."""
-        answer = await complete(self.engine, self._asked(text), Options.of(self.options, options))
+        answer: Completion = await complete(self.engine, self._asked(text), Options.of(self.options, options))
         self._keep(text, answer)
         return answer
 
     def _asked(self, text: str) -> Messages:
+        if not unicode(text):
+            raise UserError(f"the text is {shown(text)}, allowed is a text")
         return [*self.messages, {"role": "user", "content": text}]
 
     def _answer(self, text: str, options: Mapping[str, Any]) -> Writing:
         return Writing(self.engine, self._asked(text), Options.of(self.options, options))
 
-    def _keep(self, text: str, answer: Completion) -> None:
+    def _keep(self, text: str, answer: Any) -> None:
         self.messages = [*self._asked(text), {"role": "assistant", "content": answer.text}]
 
 
 def begun(engine: "Engine", messages: Messages | str | None, options: Mapping[str, Any]) -> Chat:
     """A chat that goes on from messages; a text is that of a system message."""
-    said: Messages = [{"role": "system", "content": messages}] if isinstance(messages, str) else list(messages or [])
-    return Chat(engine, said, Options.of(None, options))
+    said = [{"role": "system", "content": messages}] if isinstance(messages, str) else messages
+    if said is not None and not is_chat(said):
+        raise UserError(f"messages is {shown(said)}, allowed is a text, or messages that each have a role and a content")
+    return Chat(engine, list(said or []), Options.of(None, options))

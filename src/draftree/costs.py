@@ -17,11 +17,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from draftree.errors import UserError
+from draftree.errors import UserError, shown
 from draftree.files import write_text
+from draftree.given import real, whole
 from draftree.stats import Work
 from draftree.tree import Floats
 
+WIDEST = 2**53
+"""Tokens: beyond it, floats do not hold all whole numbers."""
 ROWS_AT_MOST = 64
 """Larger batches are taken to cost what these do."""
 
@@ -52,11 +55,14 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name, curve in (("draft", self.draft), ("target", self.target)):
-            if not curve or any(w < 1 or not 0 < s < math.inf for w, s in curve.items()):
-                raise UserError(f"costs: '{name}' is {dict(curve)}, allowed are widths from 1 on with seconds above 0")
-        for name, value, least in (("commit", self.commit, 0), ("context", self.context, 0), ("rows", self.rows, 1)):
-            if not least <= value < math.inf:
-                raise UserError(f"costs: '{name}' is {value}, allowed is a number of at least {least}")
+            fine = isinstance(curve, Mapping) and all(whole(w, 1, WIDEST) and real(s) and s > 0 for w, s in curve.items())
+            if not fine or not curve:
+                raise UserError(f"costs: '{name}' is {shown(curve)}, allowed are widths from 1 on with seconds above 0")
+        if not real(self.commit) or self.commit < 0:
+            raise UserError(f"costs: 'commit' is {shown(self.commit)}, allowed is a number of at least 0")
+        for name, value, least in (("context", self.context, 0), ("rows", self.rows, 1)):
+            if not whole(value, least):
+                raise UserError(f"costs: '{name}' is {shown(value)}, allowed is a whole number of at least {least}")
 
     @cached_property
     def ratio(self) -> float:

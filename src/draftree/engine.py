@@ -1,32 +1,35 @@
 """A target, a drafter, a policy and an acceptor, put together and ready to write."""
 
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, NoReturn, overload
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draftree import completion
 from draftree.acceptors.base import Acceptor, check_exact
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.cache import SlotCache
-from draftree.completion import Chat, Completion, Prompt, Token, Writing
+from draftree.completion import Chat, Completion, Prompt, Prompts, Token, Writing
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Drafter, Method
-from draftree.errors import UserError
+from draftree.errors import UserError, shown
+from draftree.files import understood
 from draftree.loop import plain, speculate
 from draftree.options import Options
 from draftree.policies.base import Policy
-from draftree.registry import build
+from draftree.registry import KINDS, build, names
 from draftree.sampling import Sampling
 from draftree.stats import Stats
-from draftree.target import Target
+from draftree.target import Target, known_as, warn_of_training
 from draftree.text import Emitted, Request, Texts, check
 from draftree.timing import measured
 from draftree.training.data import Messages
@@ -34,6 +37,8 @@ from draftree.tree import Ints
 
 UNIT = Costs({1: 1.0}, {1: 1.0})
 """For policies that do not ask what anything costs."""
+SHIPPED, UNTRAINED = "edd", "suffix"
+"""The drafter where none is named: the demo target's, and any other's, which needs no training."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,10 @@ class Engine:
     _measured: CostTable | None = field(default=None, init=False, repr=False)
     _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
 
+    def __reduce__(self) -> NoReturn:
+        told = "it holds a model, its caches and a lock; load one in each process, or share one among threads"
+        raise UserError(f"an Engine cannot be pickled or copied: {told}")
+
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The target's tokenizer."""
@@ -100,6 +109,8 @@ class Engine:
     ) -> Generation:
         """Writes what the target would write, in fewer passes.
 
+        A call that is interrupted (Ctrl-C), at whatever point, leaves an engine that can be used again.
+
         Args:
             requests: one for each row.
             sampling: how tokens are chosen.
@@ -110,29 +121,50 @@ class Engine:
         Raises:
             UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
         """
+        check_call(self.target, requests, sampling, on_tokens)
         texts, steps = self.begin(requests, sampling, reuse)
         run(steps, texts, on_tokens, self._lock)
         return Generation(texts.written, texts.stats)
 
-    def complete(self, prompt: Prompt, **options: Any) -> Completion:
-        """Continues a text as it is, token ids, or a chat (a list of messages, through the template).
+    @overload
+    def complete(self, prompt: Prompt, **options: Any) -> Completion: ...
+    @overload
+    def complete(self, prompt: Prompts, **options: Any) -> list[Completion]: ...
+    def complete(self, prompt: Prompt | Prompts, **options: Any) -> Completion | list[Completion]:
+        """Continues a text as it is, token ids, or a chat (a list of messages, through the template); or a list of such.
+
+        The texts of a list are written in one batch. Each is the text that it would be alone, of the same seed too: one seed,
+        one text, so a prompt that stands there twice gets it twice. (`write` takes requests with numbers of their own.)
 
         Args:
-            prompt: what to continue or to answer.
-            options: the attributes of `Options`.
+            prompt: what to continue or to answer. What its elements are says what a list is: ids, messages, or prompts.
+            options: the attributes of `Options`, of all prompts.
+
+        Returns:
+            The completion; of a list of prompts a list of them.
 
         Raises:
             UserError: an option does not exist or is out of its range, or the prompt cannot be served.
         """
-        return Writing(self, prompt, Options.of(None, options)).finish()
+        written: Completion | list[Completion] = Writing(self, prompt, Options.of(None, options)).finish()
+        return written
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Token]:
-        """`complete` token by token, each with the text that has become certain; closing it early ends the writing."""
-        return Writing(self, prompt, Options.of(None, options)).tokens()
+        """`complete` token by token, each with the text that has become certain; closing it early ends the writing.
 
-    async def acomplete(self, prompt: Prompt, **options: Any) -> Completion:
+        Raises:
+            UserError: as `complete`, or there are several prompts.
+        """
+        return Writing(self, prompt, Options.of(None, options), alone=True).tokens()
+
+    @overload
+    async def acomplete(self, prompt: Prompt, **options: Any) -> Completion: ...
+    @overload
+    async def acomplete(self, prompt: Prompts, **options: Any) -> list[Completion]: ...
+    async def acomplete(self, prompt: Prompt | Prompts, **options: Any) -> Completion | list[Completion]:
         """`complete` for asyncio: steps run in worker threads, and several tasks take turns; cancelling ends the writing."""
-        return await completion.complete(self, prompt, Options.of(None, options))
+        written: Completion | list[Completion] = await completion.complete(self, prompt, Options.of(None, options))
+        return written
 
     def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[Token]:
         """`stream` for asyncio."""
@@ -155,14 +187,15 @@ class Engine:
         Raises:
             UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
         """
-        check(requests, self.target)
+        check_call(self.target, requests, sampling, reuse=reuse)
         acceptor = self.acceptor or usual(sampling)
         check_exact(self.policy, acceptor, sampling)
         check_calls(acceptor, requests)
         with self._lock:
             costs = self.prices(len(requests))
-            texts = self._texts(requests, sampling, reuse)
-            self.held = None
+            held, self.held = self.held, None  # first of all: a call that is interrupted leaves no cache half changed
+            trained = self.rest()
+            texts = self._texts(requests, sampling, held if reuse and not trained else None)
             texts.call = 0 if acceptor.keeps_text else self.calls
             self.calls += type(self.drafter).carry is not Drafter.carry  # one that carries nothing knows of no other call
         texts.stats.acceptor = type(acceptor).__name__.lower()
@@ -190,10 +223,18 @@ class Engine:
         on_tokens: Callable[[list[Emitted]], None] | None = None,
     ) -> Generation:
         """Writes one token a pass: the baseline, and what `generate` must equal."""
-        check(requests, self.target)
+        check_call(self.target, requests, sampling, on_tokens)
+        self.rest()
         texts = Texts(requests, sampling, self._cache(requests))
         run(plain(self.target, usual(sampling), texts), texts, on_tokens, self._lock)
         return Generation(texts.written, texts.stats)
+
+    def rest(self) -> bool:
+        """Puts the target into evaluation mode; whether it was not, which is told: its weights may have changed."""
+        model = self.target.decoder.model
+        if training := warn_of_training(model):
+            model.train(False)
+        return training
 
     def keeps_text(self, sampling: Sampling = Sampling()) -> bool:
         """Whether texts are the very ones that plain decoding writes, and not only of the same distribution."""
@@ -244,9 +285,8 @@ class Engine:
         longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
         return self.target.new_cache(len(requests), min(longest, self.target.decoder.context) + 64)
 
-    def _texts(self, requests: Sequence[Request], sampling: Sampling, reuse: bool) -> Texts:
-        held = self.held
-        if not reuse or held is None or len(held.texts) != len(requests) or not self.target.reuses_prefixes:
+    def _texts(self, requests: Sequence[Request], sampling: Sampling, held: Held | None) -> Texts:
+        if held is None or len(held.texts) != len(requests) or not self.target.reuses_prefixes:
             return Texts(requests, sampling, self._cache(requests), self.carried)
         shared = np.array([common(t, r.prompt) for t, r in zip(held.texts, requests, strict=True)], np.int64)
         held.cache.truncate(shared)
@@ -269,6 +309,20 @@ def check_calls(acceptor: Acceptor, requests: Sequence[Request]) -> None:
             rule, kind = type(acceptor).__name__.lower(), type(unknown).__name__
             told = f"acceptor '{rule}' asks for p ahead of what it accepts, and processor {kind} may keep count of its calls"
             raise UserError(f"{told}; allowed: another acceptor (match), or a processor that the request names as stateless")
+
+
+def check_call(
+    target: Target, requests: Sequence[Request], sampling: Sampling, on_tokens: Any = None, reuse: bool = True
+) -> None:
+    """Raises a `UserError` for requests that cannot be served, and for arguments of another type."""
+    check(requests, target)
+    for name, value, fine, allowed in (
+        ("sampling", sampling, isinstance(sampling, Sampling), "a Sampling"),
+        ("on_tokens", on_tokens, on_tokens is None or callable(on_tokens), "what can be called, or None"),
+        ("reuse", reuse, isinstance(reuse, bool), "true or false"),
+    ):
+        if not fine:
+            raise UserError(f"{name} is {shown(value)}, allowed is {allowed}")
 
 
 def common(text: Ints, prompt: Sequence[int]) -> int:
@@ -305,30 +359,99 @@ def timed(
 
 
 def load(
-    target: str | Target = "demo",
-    drafter: str | Method = "edd",
+    target: str | Path | PreTrainedModel | Target = "demo",
+    drafter: str | Path | Method | None = None,
     policy: str | Policy = "pct",
     acceptor: str | Acceptor | None = None,
     costs: Costs | CostTable | None = None,
-    dtype: torch.dtype | None = None,
-    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Engine:
-    """Puts together what specs name.
+    """Puts together a target, and the parts that specs name.
+
+    A model that was loaded before is used as it is and where it is. It is put into evaluation mode, with a warning where it was
+    not, as with dropout no two passes would agree; and its weights must stay what they are while the engine is used.
 
     Args:
-        target: `demo`, a Hugging Face folder, a hub id, or a loaded target.
-        drafter: a spec, a checkpoint folder, or a method's knobs.
+        target: `demo`, a Hugging Face folder, a hub id, a loaded transformers model, or a loaded target.
+        drafter: a spec, a checkpoint folder, or a method's knobs; by default the one that is shipped for the demo, and for any
+            other target `suffix`, which needs no training, with a warning that says so.
         policy: a spec or a policy.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
         costs: a cost model to use instead of measuring.
-        dtype: of the target's weights.
-        device: to compute on.
+        dtype: of the weights that are loaded, or its name.
+        device: to load them to.
+        tokenizer: the target's; by default the one in the folder or under the hub id that the target was loaded from. Without
+            one `write` and `generate` work, and what takes or gives text says what it lacks.
 
     Raises:
-        UserError: something does not exist or does not fit.
+        UserError: something does not exist, is of the wrong type, or does not fit.
     """
-    method = build("drafter", drafter) if isinstance(drafter, str) else drafter
-    grown = build("policy", policy) if isinstance(policy, str) else policy
-    rule = build("acceptor", acceptor) if isinstance(acceptor, str) else acceptor
-    model = Target.load(target, dtype, device) if isinstance(target, str) else target
+    check_types(costs, tokenizer)
+    method, grown, rule = part_of("drafter", drafter, True), part_of("policy", policy), part_of("acceptor", acceptor, True)
+    model = target_of(target, dtype, device, tokenizer)
+    if method is None:
+        name, told = usual_drafter(model.name)
+        if told:
+            warnings.warn(told, stacklevel=2)
+        method = build("drafter", name)
     return Engine(model, method.open(model), grown, rule, costs)
+
+
+def part_of(kind: str, given: Any, optional: bool = False) -> Any:
+    """The part that a spec, a folder or the part itself stands for; None for none where that is allowed.
+
+    Raises:
+        UserError: it stands for none.
+    """
+    base = KINDS[kind][1]
+    if isinstance(given, base) or (given is None and optional):
+        return given
+    if isinstance(given, str | Path):
+        return build(kind, str(given))
+    told = f"allowed is a spec ({', '.join(names(kind))}) or an instance of {base.__name__}{', or None' * optional}"
+    if isinstance(given, type) and issubclass(given, base):
+        told += f"; did you mean {given.__name__}()?"
+    raise UserError(f"{kind} is {shown(given)}, {told}")
+
+
+def target_of(
+    given: Any,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Target:
+    """The target that a name, a folder, a loaded model or the target itself stands for.
+
+    Raises:
+        UserError: it stands for none, or it is loaded and yet a dtype or device is given.
+    """
+    if isinstance(given, str | Path):
+        with understood(f"cannot load target {shown(str(given))}"):
+            target = Target.load(known_as(str(given)), dtype, device)
+    elif isinstance(given, Target | PreTrainedModel):
+        for name, value in (("dtype", dtype), ("device", device)):
+            if value is not None:
+                raise UserError(f"{name} is {shown(value)}, allowed is None beside a loaded model, which has its own")
+        target = Target.of(given) if isinstance(given, PreTrainedModel) else given
+    else:
+        allowed = "'demo', a Hugging Face folder, a hub id, a loaded transformers model, or a Target"
+        raise UserError(f"target is {shown(given)}, allowed is {allowed}")
+    return target if tokenizer is None else Target(target.decoder, target.name, tokenizer)
+
+
+def check_types(costs: Any, tokenizer: Any) -> None:
+    """Raises a `UserError` for costs or a tokenizer that are none."""
+    if not isinstance(costs, Costs | CostTable | None):
+        raise UserError(f"costs is {shown(costs)}, allowed is Costs, a CostTable (CostTable.load reads a file), or None")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase | None):
+        raise UserError(f"tokenizer is {shown(tokenizer)}, allowed is one of transformers' tokenizers, or None")
+
+
+def usual_drafter(target: str) -> tuple[str, str]:
+    """The drafter where none is named, and what its user has to know where it is not trained for the target."""
+    if target == "demo":
+        return SHIPPED, ""
+    told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED}' drafts, which needs no training"
+    return UNTRAINED, f"{told}; one that is trained for the target drafts better"

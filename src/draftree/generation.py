@@ -63,16 +63,13 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from draftree.acceptors.base import Acceptor
 from draftree.costs import Costs, CostTable
-from draftree.decoder import Decoder
 from draftree.drafters.base import Method
-from draftree.engine import Engine, load
-from draftree.errors import UserError
+from draftree.engine import Engine, check_types, load, part_of
+from draftree.errors import UserError, shown
 from draftree.options import Options
 from draftree.policies.base import Policy
-from draftree.registry import build
 from draftree.sampling import Sampling
 from draftree.stats import Stats, total
-from draftree.target import Target, demo_folder
 from draftree.text import Emitted, Ending, Request, Scores
 
 WARPERS: frozenset[type] = frozenset(
@@ -130,6 +127,8 @@ NOT_HERE: Mapping[str, str] = {
 READ = frozenset(("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"))
 """What transformers prepares for the model's forward that a hook knows what to do with."""
 
+IDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+"""What ids may be given in."""
 ENGINES = "_draftree"
 """The attribute of a model that keeps its engines, so that they live as long as it does."""
 
@@ -158,6 +157,8 @@ class Hook:
         reuse: bool = False,
     ) -> None:
         self._seed = None if seed is None else checked(seed)
+        if not isinstance(streamer, BaseStreamer | None):
+            raise UserError(f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None")
         self._opened, self._streamer, self._tokenizer = opened, streamer, tokenizer
         self._reuse = reuse
         self.stats = Stats()
@@ -200,7 +201,7 @@ class Hook:
 
 
 def speculate(
-    drafter: str | Method = "edd",
+    drafter: str | Path | Method | None = None,
     policy: str | Policy = "pct",
     acceptor: str | Acceptor | None = None,
     costs: Costs | CostTable | None = None,
@@ -235,7 +236,7 @@ def speculate(
     The engine is kept with the model: a second call with the same arguments opens nothing again.
 
     Args:
-        drafter: a spec, a checkpoint folder, or a method's knobs.
+        drafter: a spec, a checkpoint folder, or a method's knobs; by default the one that `load` takes.
         policy: a spec or a policy.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
         costs: a cost model to use instead of measuring.
@@ -244,12 +245,12 @@ def speculate(
         tokenizer: for stop strings; the model's own by default.
 
     Raises:
-        UserError: a part does not exist; when called: one does not fit the model, or an option cannot be honoured.
+        UserError: a part does not exist or is of the wrong type; when called: one does not fit the model, or an option cannot
+            be honoured.
     """
-    for kind, spec in (("drafter", drafter), ("policy", policy), ("acceptor", acceptor)):
-        if isinstance(spec, str):  # a mistake in it is told here, and not by the first call
-            build(kind, spec)
-    return Hook(lambda model: opened(model, drafter, policy, acceptor, costs), seed, streamer, tokenizer)
+    check_types(costs, tokenizer)  # a mistake is told here, and not by the first call
+    method, grown, rule = part_of("drafter", drafter, True), part_of("policy", policy), part_of("acceptor", acceptor, True)
+    return Hook(lambda model: opened(model, method, grown, rule, costs), seed, streamer, tokenizer)
 
 
 def checked(seed: int) -> int:
@@ -275,6 +276,9 @@ def generate(
         UserError: an option cannot be honoured.
     """
     model: Any = engine.target.decoder.model
+    check_types(None, tokenizer)
+    if not (inputs is None or (isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.dtype in IDS)):
+        raise UserError(f"inputs is {shown(inputs)}, allowed is a tensor of ids [B, n]")
     for name, allowed in NOT_HERE.items():
         if options.get(name) not in (None, False):
             raise UserError(f"{name} is given, allowed is {allowed}")
@@ -320,7 +324,7 @@ class Engines(dict[Any, Engine]):
 
 def opened(
     model: PreTrainedModel,
-    drafter: str | Method,
+    drafter: str | Path | Method | None,
     policy: str | Policy,
     acceptor: str | Acceptor | None,
     costs: Costs | CostTable | None,
@@ -330,16 +334,8 @@ def opened(
     # A shallow copy of a model shares the dict, and costs need not be hashable; the engine keeps both alive.
     key = (id(model), drafter, policy, acceptor, None if costs is None else id(costs), model.device, model.dtype)
     if key not in kept:
-        kept[key] = load(Target(Decoder(model), name_of(model)), drafter, policy, acceptor, costs)
+        kept[key] = load(model, drafter, policy, acceptor, costs)
     return kept[key]
-
-
-def name_of(model: PreTrainedModel) -> str:
-    """What a model was loaded from: `demo`, a folder or a hub id; a name that is none of them for one made in memory."""
-    name = str(model.name_or_path or "")
-    if name and Path(name).resolve() == demo_folder().resolve():
-        return "demo"
-    return name or f"{type(model).__name__} in memory"
 
 
 def stops(tokenizer: PreTrainedTokenizerBase | None, engine: Engine, strings: str | list[str]) -> StopStringCriteria:

@@ -9,7 +9,7 @@ Shapes: n ids of a text, V vocabulary.
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Literal, Self, final
@@ -23,15 +23,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from draftree.errors import UnknownName, UserError
+from draftree.errors import UnknownName, UserError, shown
+from draftree.files import understood
+from draftree.given import FLAG, Rule, check, unicode
 from draftree.tree import Bools
 
 REMEMBERED = 512
 """Texts whose mask one request keeps: the nodes of a large tree; V / 8 bytes each."""
+TEXT: Rule = "a text", unicode
 NO_TOKEN = "no token of the vocabulary writes what would have to come"
 SHOWN = 60
 """Characters of a faulty grammar that an error message repeats."""
 
+RULES: dict[str, Rule] = {"kind": TEXT, "given": TEXT, "source": TEXT, "canonical": FLAG}
 Spaces = Literal["line", "none", "any"]
 SEPARATORS: dict[Spaces, dict[str, Any]] = {
     "line": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
@@ -66,7 +70,9 @@ class Grammar:
     canonical: bool = True
 
     def __post_init__(self) -> None:
-        wrong, messages = LLMatcher.validate_grammar_with_warnings(self.source)
+        check(self, RULES)
+        with understood(f"{self.named} cannot be used"):
+            wrong, messages = LLMatcher.validate_grammar_with_warnings(self.source)
         if wrong:
             raise UserError(f"{self.named} cannot be used: {_one_line(messages[0])}")
 
@@ -80,14 +86,15 @@ class Grammar:
                 `any` for any white space wherever JSON allows it, in which a weak model may lose itself.
             canonical: see the class.
         """
-        try:
+        with understood(f"JSON schema {_short(schema)} cannot be used: it is not JSON"):
             value = json.loads(schema) if isinstance(schema, str) else dict(schema)
             text = json.dumps(value)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"JSON schema {_short(schema)} cannot be used: it is not JSON: {error}") from error
+            for key in _keys(value):
+                if not isinstance(key, str):  # which `dumps` would make one of
+                    raise UserError(f"JSON schema {_short(schema)} cannot be used: it has the key {key}, allowed are texts")
         if not isinstance(value, dict | bool):
             raise UserError(f"JSON schema {_short(text)} cannot be used: allowed is an object, true or false")
-        if spaces not in SEPARATORS:
+        if not isinstance(spaces, str) or spaces not in SEPARATORS:
             raise UnknownName("white space of JSON", str(spaces), SEPARATORS)
         if SEPARATORS[spaces] and value is not False:
             value = {} if value is True else value
@@ -103,6 +110,8 @@ class Grammar:
             pattern: in the syntax of Rust's regex crate: no look-around, no backreferences, `\\d` and `\\w` Unicode.
             canonical: see the class.
         """
+        if not unicode(pattern):
+            raise UserError(f"the pattern is {shown(pattern)}, allowed is a text")
         made = json.loads(LLMatcher.grammar_from_regex(pattern))
         return cls("regex", pattern, made["grammars"][0]["lark_grammar"], canonical)
 
@@ -370,8 +379,16 @@ def _checked(eos: Iterable[int], vocab: int) -> frozenset[int]:
     return ends
 
 
+def _keys(value: Any) -> Iterator[Any]:
+    """All keys of an object and of those in it."""
+    if isinstance(value, dict):
+        yield from value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        yield from _keys(inner)
+
+
 def _short(given: object) -> str:
-    text = given if isinstance(given, str) else repr(given)
+    text = given if isinstance(given, str) else shown(given)
     return repr(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")
 
 

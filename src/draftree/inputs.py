@@ -9,16 +9,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers.utils.logging import disable_progress_bar
 
+from draftree import terminal
 from draftree.costs import CostTable
 from draftree.drafters.base import TrainableMethod
+from draftree.engine import usual_drafter
 from draftree.errors import UnknownName, UserError
 from draftree.grammar import Grammar
 from draftree.options import Options
 from draftree.registry import build, names, part
-from draftree.target import Target
 from draftree.text import Emitted
 
 
@@ -140,18 +140,12 @@ def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, C
     return dict(zip(drafters, found * len(drafters) if len(found) == 1 else found, strict=False))
 
 
-def load_target(name: str, device: str | None, dtype: str | None) -> Target:
-    """The target on a device, in a dtype.
-
-    Raises:
-        UserError: the device cannot be used, or there is no such target.
-    """
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"device is '{device}', allowed is one that torch can use here (cpu, cuda, …): {reason}") from error
-    return Target.load(name, None if dtype is None else getattr(torch, dtype), device)
+def drafter(spec: str | None, target: str) -> str:
+    """The spec of a drafter; where none is given the usual one for the target, and one that is not trained for it is told."""
+    usual, told = usual_drafter(target)
+    if spec is None and told:
+        terminal.remark(told)
+    return usual if spec is None else spec
 
 
 def writable(path: Path, folder: bool = False) -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from math import inf, isfinite
-from numbers import Integral, Real
+from math import inf
 from typing import Any, Self
 
 from transformers import (
@@ -20,8 +19,10 @@ from transformers import (
 )
 
 from draftree.errors import UnknownName, UserError
+from draftree.given import COUNT, FLAG, Rule, check, optional, real, several, text, unicode, whole
 from draftree.grammar import Constrained, Grammar, Vocabulary
 from draftree.processors import ForcedBeginning, FrequencyPenalty, PresencePenalty
+from draftree.sampling import RULES as SETTINGS
 from draftree.sampling import Sampling
 from draftree.stops import UNKNOWN, Stops, StopTexts
 from draftree.target import Target
@@ -30,64 +31,51 @@ from draftree.text import Criterion, Request
 Forced = Callable[[Sequence[int]], int | None]
 
 
-def _whole(value: Any, least: int = 0) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def _real(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
 def _named(value: Any) -> bool:
-    return _text(value) or _whole(value)
+    return text(value) or whole(value)
 
 
 def _stop(value: Any) -> bool:
-    return _text(value) and UNKNOWN not in value  # a character that is incomplete would look like it
+    return text(value) and UNKNOWN not in value  # a character that is incomplete would look like it
 
 
-def _several(values: Any, fine: Callable[[Any], bool]) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str) and all(map(fine, values))
+def _stops(value: Any) -> bool:
+    return several(value, _stop) or _stop(value) or (isinstance(value, str) and not value)
 
 
-def _optional(fine: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or fine(value)
+def _bias(value: Any) -> bool:
+    return real(value) or (isinstance(value, float) and value == -inf)
 
 
 def _biases(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_named(k) and (_real(v) or v == -inf) for k, v in value.items())
+    return isinstance(value, Mapping) and all(_named(k) and _bias(v) for k, v in value.items())
 
 
-SHARE = "a number in (0, 1]", lambda v: _real(v) and 0 < v <= 1
-COUNT = "a whole number of at least 0", _whole
-NUMBER = "a finite number", _real
+def _schema(value: Any) -> bool:
+    return unicode(value) or isinstance(value, Mapping)
 
-RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "max_new_tokens": ("a whole number of at least 1", lambda v: _whole(v, 1)),
-    "temperature": ("a finite number of at least 0", lambda v: _real(v) and v >= 0),
-    "top_k": COUNT,
-    "top_p": SHARE,
-    "min_p": ("a number in [0, 1]", lambda v: _real(v) and 0 <= v <= 1),
-    "typical_p": SHARE,
-    "seed": ("a whole number in 0 … 2⁶⁴ − 1", lambda v: _whole(v) and v < 2**64),
-    "repetition_penalty": ("a finite number above 0", lambda v: _real(v) and v > 0),
+
+NUMBER: Rule = "a finite number", real
+
+RULES: dict[str, Rule] = {
+    "max_new_tokens": ("a whole number of at least 1", lambda v: whole(v, 1)),
+    **SETTINGS,
+    "repetition_penalty": ("a finite number above 0", lambda v: real(v) and v > 0),
     "frequency_penalty": NUMBER,
     "presence_penalty": NUMBER,
     "no_repeat_ngram_size": COUNT,
-    "logit_bias": ("ids or texts of one token, each with a finite number or -inf", _optional(_biases)),
-    "suppress": ("ids of at least 0", lambda v: _several(v, _whole)),
-    "bad_words": ("texts of at least one character", lambda v: isinstance(v, str) or _several(v, _text)),
+    "logit_bias": ("ids or texts of one token, each with a finite number or -inf", optional(_biases)),
+    "suppress": ("ids of at least 0", lambda v: several(v, whole)),
+    "bad_words": ("texts of at least one character", lambda v: unicode(v) or several(v, text)),
     "min_new_tokens": COUNT,
-    "stop": ("texts of at least one character, U+FFFD none of them", lambda v: v == "" or _stop(v) or _several(v, _stop)),
-    "json_schema": ("JSON text, or the object it stands for", _optional(lambda v: isinstance(v, str | Mapping))),
-    "regex": ("a pattern of at least one character", _optional(_text)),
-    "beginning": ("a text, or ids of at least 0", lambda v: isinstance(v, str) or _several(v, _whole)),
-    "max_time": ("seconds above 0", _optional(lambda v: _real(v) and v > 0)),
-    "logprobs": ("none or a whole number of at least 0", _optional(_whole)),
+    "stop": ("texts of at least one character, U+FFFD none of them", _stops),
+    "json_schema": ("JSON text, or the object it stands for", optional(_schema)),
+    "regex": ("a pattern of at least one character", optional(text)),
+    "grammar": ("a Grammar (Grammar.lark, Grammar.regex, …)", optional(lambda v: isinstance(v, Grammar))),
+    "beginning": ("a text, or ids of at least 0", lambda v: unicode(v) or several(v, whole)),
+    "max_time": ("seconds above 0", optional(lambda v: real(v) and v > 0)),
+    "logprobs": ("none or a whole number of at least 0", optional(whole)),
+    "ignore_eos": FLAG,
 }
 """What an option may be, in words and as a test."""
 
@@ -153,9 +141,7 @@ class Options:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        for name, (allowed, fine) in RULES.items():
-            if not fine(getattr(self, name)):
-                raise UserError(f"{name} is {getattr(self, name)!r}, allowed is {allowed}")
+        check(self, RULES)
         if self.min_new_tokens > self.max_new_tokens:
             raise UserError(
                 f"min_new_tokens is {self.min_new_tokens}, allowed is at most max_new_tokens, {self.max_new_tokens}"
@@ -164,8 +150,7 @@ class Options:
             raise UserError(f"{' and '.join(given)} are given, allowed is one of json_schema, regex, grammar")
         if given and self.ignore_eos:
             raise UserError(f"ignore_eos is given with {given[0]}, but EOS is what ends a constrained response")
-        if self.constraint is not None and not isinstance(self.constraint, Grammar):
-            raise UserError(f"grammar is {self.grammar!r}, allowed is a Grammar (Grammar.lark, Grammar.regex, …)")
+        self.constraint  # noqa: B018 - made once, and a mistake in it is told now
 
     @classmethod
     def of(cls, base: Self | None, given: Mapping[str, Any]) -> Self:

@@ -88,7 +88,7 @@ def build(kind: str, spec: str) -> Any:
         if key not in known:
             raise UnknownName(f"key of {kind} '{name}'", key, known)
         values[key] = parse(text, known[key], f"{name}:{key}")
-    return cls(**values)
+    return cls.of(values) if issubclass(cls, TrainableMethod) else cls(**values)
 
 
 def fused(spec: str) -> list[str]:

@@ -3,7 +3,6 @@
 Shapes: N nodes, V vocabulary.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,8 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from draftree.errors import NotANumber, UserError
+from draftree.errors import NotANumber
+from draftree.given import COUNT, Rule, check, optional, real, several, whole
 from draftree.tree import Candidates, Draw, Floats, Ints
 
 BEYOND = 8
@@ -37,6 +37,16 @@ that are far off would want some more (benchmarks/coupling.py).
 """
 CALL = 2**32
 """What the kinds of noise of one call are fewer than."""
+SHARE: Rule = "a number in (0, 1]", lambda v: real(v) and 0 < v <= 1
+RULES: dict[str, Rule] = {
+    "temperature": ("a finite number of at least 0", lambda v: real(v) and v >= 0),
+    "top_k": COUNT,
+    "top_p": SHARE,
+    "min_p": ("a number in [0, 1]", lambda v: real(v) and 0 <= v <= 1),
+    "typical_p": SHARE,
+    "seed": ("a whole number in 0 … 2⁶⁴ − 1", lambda v: whole(v, 0, 2**64 - 1)),
+}
+"""What a setting may be, in words and as a test."""
 KEPT = 64
 """Places whose noise is kept: drafter and target ask for the same ones, and a step's last are the next one's first."""
 
@@ -67,16 +77,10 @@ class Sampling:
     warpers: tuple[LogitsProcessor, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed, ok in (
-            ("temperature", "a finite number of at least 0", 0 <= self.temperature < math.inf),
-            ("top_k", "a whole number of at least 0", self.top_k >= 0),
-            ("top_p", "a number in (0, 1]", 0 < self.top_p <= 1),
-            ("min_p", "a number in [0, 1]", 0 <= self.min_p <= 1),
-            ("typical_p", "a number in (0, 1]", 0 < self.typical_p <= 1),
-            ("seed", "a whole number in 0 … 2⁶⁴ − 1", 0 <= self.seed < 2**64),
-        ):
-            if not ok:
-                raise UserError(f"{name} is {getattr(self, name)}, allowed is {allowed}")
+        check(self, RULES | {"warpers": ("none, or logits processors", optional(lambda v: several(v, callable)))})
+        for name in RULES:  # transformers' processors take Python's own numbers alone
+            kind = int if name in ("top_k", "seed") else float
+            object.__setattr__(self, name, kind(getattr(self, name)))
 
     @property
     def greedy(self) -> bool:

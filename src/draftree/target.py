@@ -3,6 +3,7 @@
 Shapes: R rows, N nodes, P probe rows, D hidden size, V vocabulary, T tokens of all rows.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,12 +19,13 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from draftree.cache import SlotCache
 from draftree.decoder import Decoder, Feed, refuse_unsupported
-from draftree.errors import UserError
+from draftree.errors import UnknownName, UserError, first_line, shown
 from draftree.tree import Bools, Ints, Tree, Verdict
 
 LAST = -1
@@ -103,25 +105,45 @@ class Target:
     Args:
         decoder: the stock model.
         name: what to call it in results.
+        tokenizer: its own; by default the one that is found where its name says.
     """
 
-    def __init__(self, decoder: Decoder, name: str = "target") -> None:
+    def __init__(self, decoder: Decoder, name: str = "target", tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         self.decoder, self.name = decoder, name
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
 
     @classmethod
-    def load(cls, name: str, dtype: torch.dtype | None = None, device: str | None = None) -> Self:
+    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Self:
+        """A model that was loaded before, as it is and where it is.
+
+        It is put into evaluation mode, with a warning where it was not: with dropout, no two passes would agree.
+
+        Args:
+            model: a causal language model.
+            tokenizer: its own; by default the one of the folder or hub id that the model was loaded from.
+
+        Raises:
+            UserError: the architecture is refused, or the model has no weights.
+        """
+        if any(p.is_meta for p in model.parameters()):
+            raise UserError(f"the {type(model).__name__} has no weights (device 'meta'), allowed is a model that is loaded")
+        warn_of_training(model)
+        return cls(Decoder(model), name_of(model), tokenizer)
+
+    @classmethod
+    def load(cls, name: str, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> Self:
         """Loads a folder, a hub id, or `demo`.
 
         Args:
             name: what to load.
-            dtype: of the weights; the checkpoint's own by default, but float32 on a CPU for half-precision ones.
+            dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a CPU for half-precision ones.
             device: a torch device; a GPU where there is one by default.
 
         Raises:
-            UserError: nothing can be loaded there, or the architecture is refused.
+            UserError: nothing can be loaded there, the architecture is refused, or the device cannot be used.
         """
-        path = _place(name)
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        path, place, dtype = _place(name), usable(device), named(dtype)
         try:
             config = AutoConfig.from_pretrained(path)
             kinds: Any = MODEL_FOR_CAUSAL_LM_MAPPING
@@ -147,7 +169,8 @@ class Target:
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_place(self.name))
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"target '{self.name}' has no tokenizer: {str(error).splitlines()[0]}") from error
+            told = f"target '{self.name}' has no tokenizer, load(…, tokenizer=…) takes one"
+            raise UserError(f"{told}: {first_line(error)}") from error
         return tokenizer
 
     @property
@@ -302,6 +325,61 @@ def _probe_rows(out: Tensor, probes: Probes, nodes: list[int]) -> Tensor:
 def demo_folder(name: str = "target") -> Path:
     """Where a shipped part of the demo lies."""
     return Path(__file__).parent / "demo" / name
+
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""What a target may be computed in."""
+
+
+def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """A dtype that may be given by its name.
+
+    Raises:
+        UnknownName: there is no such dtype, or nothing can be computed in it.
+    """
+    if dtype is None:
+        return None
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else shown(dtype)
+    if name not in DTYPES:
+        raise UnknownName("dtype", name, DTYPES)
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def usable(device: str | torch.device | None) -> torch.device:
+    """A device that torch can compute on here; a GPU where there is one by default.
+
+    Raises:
+        UserError: it cannot, or there is no such device.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    allowed = "allowed is one that torch can use here (cpu, cuda, …)"
+    try:
+        found = torch.empty(0, device=device).device
+    except Exception as error:  # which error it is differs from backend to backend
+        raise UserError(f"device is {shown(device)}, {allowed}: {first_line(error)}") from error
+    if found.type == "meta":
+        raise UserError(f"device is {shown(device)}, {allowed}: it holds no values")
+    return found
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """What a model was loaded from: `demo`, a folder or a hub id; a name that is none of them for one made in memory."""
+    return known_as(str(model.name_or_path or "")) or f"{type(model).__name__} in memory"
+
+
+def known_as(name: str) -> str:
+    """`demo` for its folder, any other name as it is."""
+    return "demo" if name and Path(name).resolve() == demo_folder().resolve() else name
+
+
+def warn_of_training(model: PreTrainedModel) -> bool:
+    """Whether a model is in training mode, which is told in a warning."""
+    if training := any(module.training for module in model.modules()):
+        told = "is in training mode and is put into evaluation mode, as with dropout no two passes would agree"
+        warnings.warn(f"the {type(model).__name__} {told}", stacklevel=4)
+    return training
 
 
 def _place(name: str) -> str:

@@ -3,7 +3,7 @@
 Shapes: R rows, N nodes, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from draftree.cache import SlotCache
-from draftree.errors import UserError
+from draftree.errors import UserError, shown
+from draftree.given import FLAG, Rule, optional, row_of_ids, several, whole
+from draftree.given import check as check_rules
 from draftree.policies.base import Room
 from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling, processed, top_k
 from draftree.stats import Stats, Step, Work
@@ -27,13 +29,26 @@ Ending = Literal["length", "eos", "stop", "context"]
 Criterion = Callable[[Tensor, Any], Any]
 """criterion(ids [1, n], scores) → whether a text ends here, a bool or a tensor [1]; transformers' StoppingCriteria are such."""
 
+CALLABLES: Rule = "a tuple of what can be called", lambda v: several(v, callable)
+RULES: dict[str, Rule] = {
+    "max_new_tokens": ("a whole number of at least 1", lambda v: whole(v, 1)),
+    "number": ("a whole number in 0 … 2⁶³ − 1", lambda v: whole(v, 0, 2**63 - 1)),
+    "processors": CALLABLES,
+    "guides": CALLABLES,
+    "stateless": CALLABLES,
+    "forced": ("none, or what can be called", optional(callable)),
+    "criteria": CALLABLES,
+    "logprobs": ("none or a whole number of at least 0", optional(whole)),
+    "keep_scores": FLAG,
+}
+"""What a request's values may be, beside its ids, in words and as a test."""
 MAX_NODES = 512
 """Drafted nodes a row and step at most, whatever the policy."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One text to be continued.
+    """One text to be continued; ids may come in any row: a list, an array, a tensor.
 
     Attributes:
         prompt: token ids, at least one and at most the target's context.
@@ -50,6 +65,9 @@ class Request:
         before: padding that processors and criteria are shown before the prompt, as transformers shows it.
         logprobs: how many of the likeliest tokens' log-probabilities are told beside each token's own; None tells none.
         keep_scores: whether the whole logits, raw and processed, are kept for each token.
+
+    Raises:
+        UserError: a value is none of these.
     """
 
     prompt: Sequence[int]
@@ -64,6 +82,14 @@ class Request:
     before: Sequence[int] = ()
     logprobs: int | None = None
     keep_scores: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in (("prompt", list), ("before", list), ("eos", frozenset)):
+            value = getattr(self, name)
+            if (ids := row_of_ids([*value] if name == "eos" and isinstance(value, Set) else value)) is None:
+                raise UserError(f"{name} is {shown(value)}, allowed are token ids in one row")
+            object.__setattr__(self, name, kind(ids))
+        check_rules(self, RULES)
 
 
 @dataclass(frozen=True)
@@ -323,6 +349,8 @@ def _logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> 
 def check(requests: Sequence[Request], target: Target) -> None:
     """Raises a `UserError` for a request that cannot be served."""
     context, vocab = target.decoder.context, target.decoder.vocab
+    if not several(requests, lambda r: isinstance(r, Request)):
+        raise UserError(f"the requests are {shown(requests)}, allowed is a list of Request; texts are for `complete`")
     if not requests:
         raise UserError("no prompt was given, at least one is needed")
     for request in requests:
@@ -331,11 +359,5 @@ def check(requests: Sequence[Request], target: Target) -> None:
             raise UserError("the prompt is empty: it has 0 tokens, at least 1 is needed")
         if n > context:
             raise UserError(f"the prompt has {n} tokens, allowed are at most the target's context of {context}")
-        if request.logprobs is not None and request.logprobs < 0:
-            raise UserError(f"logprobs is {request.logprobs}, allowed is none or a whole number of at least 0")
-        if not 0 <= request.number < 2**63:
-            raise UserError(f"the request's number is {request.number}, allowed is a whole number in 0 … 2⁶³ − 1")
-        if request.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens is {request.max_new_tokens}, allowed is a whole number of at least 1")
         if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:
             raise UserError(f"the prompt has token id {max(request.prompt, key=abs)}, allowed are 0 … {vocab - 1}")

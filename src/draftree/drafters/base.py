@@ -9,14 +9,14 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
-from draftree.errors import UserError
+from draftree.errors import UserError, shown
 from draftree.sampling import Drawing
 from draftree.target import Needs, Probes, Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -267,11 +267,43 @@ class TrainableMethod(Method):
     Attributes:
         stages: how it is trained; each stage goes on from the weights of the one before.
         checkpoint: its folder; the shipped one by default, for the demo target.
+        given: the knobs that were set by name, be it to their defaults.
     """
 
     stages: ClassVar[tuple[Stage, ...]]
 
     checkpoint: str = ""
+    given: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def of(cls, knobs: Mapping[str, Any]) -> Self:
+        """The method with some knobs set, which remembers which they were."""
+        method = cls(**knobs)
+        object.__setattr__(method, "given", frozenset(knobs))
+        return method
+
+    @final
+    def open(self, target: Target) -> "Trainable[Any]":
+        """The drafter of the checkpoint; none of the knobs that were set is passed over.
+
+        Raises:
+            UserError: the checkpoint is missing, does not fit the target, or fixes a knob to another value.
+        """
+        drafter = self.restored(target)
+        for knob in fields(self):
+            asked, fixed = getattr(self, knob.name), getattr(drafter.knobs, knob.name)
+            if knob.name != "checkpoint" and asked != fixed and (asked != knob.default or knob.name in self.given):
+                name, where = type(self).__name__.lower(), drafter.knobs.checkpoint
+                raise UserError(f"{name}: {knob.name} is {shown(asked)}, allowed is {shown(fixed)}: '{where}' fixes it")
+        return drafter
+
+    @abstractmethod
+    def restored(self, target: Target) -> "Trainable[Any]":
+        """The drafter of the checkpoint, its knobs what the checkpoint says where they are fixed by it.
+
+        Raises:
+            UserError: the checkpoint is missing or does not fit the target.
+        """
 
     @abstractmethod
     def fresh(self, target: Target) -> Trainable[Any]:

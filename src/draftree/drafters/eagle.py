@@ -82,7 +82,7 @@ class EAGLE(TrainableMethod):
             return bool(config[speculators.KIND] == "eagle")
         return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= keys
 
-    def open(self, target: Target) -> "EAGLEDrafter":
+    def restored(self, target: Target) -> "EAGLEDrafter":
         folder = shipped("eagle", self.checkpoint, target)
         check_method(folder, "eagle", target)
         stored = read_tensors(folder)

@@ -94,7 +94,7 @@ class EAGLE3(TrainableMethod):
             return low, middle, high
         raise UserError(f"eagle3: the layers are {wanted}, allowed are three different ones of 0 … {count} in ascending order")
 
-    def open(self, target: Target) -> "EAGLE3Drafter":
+    def restored(self, target: Target) -> "EAGLE3Drafter":
         folder = shipped("eagle3", self.checkpoint, target)
         check_method(folder, "eagle3", target)
         stored = read_tensors(folder)
@@ -106,6 +106,8 @@ class EAGLE3(TrainableMethod):
         _check_map(stored, folder, target)
         net.to(target.decoder.device, target.decoder.dtype)
         knobs = self.resume(folder, target)
+        if (drafted := len(net.drafted)) != (knobs.draft_vocab or target.decoder.vocab):
+            knobs = replace(knobs, draft_vocab=drafted)
         if ids := config.get(LAYER_IDS):
             knobs = replace(knobs, low=ids[0], middle=ids[1], high=ids[2])
         elif (self.low, self.middle, self.high) == DEFAULT_LAYERS and (ids := _nested_ids(config)):

@@ -66,7 +66,7 @@ class EDD(TrainableMethod):
         if self.phase != "random" and not 0 <= self.phase < self.min_block:
             raise UserError(f"edd: phase is {self.phase}, allowed are random and 0 … {self.min_block - 1} (min_block − 1)")
 
-    def open(self, target: Target) -> "EDDDrafter":
+    def restored(self, target: Target) -> "EDDDrafter":
         folder = shipped("edd", self.checkpoint, target)
         return EDDDrafter(self.resume(folder, target), load_model(folder, "edd", target), target)
 

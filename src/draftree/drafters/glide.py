@@ -114,7 +114,7 @@ class GLIDE(TrainableMethod):
                 "allowed are layers ≥ 1, hidden ≥ 0, block ≥ 1"
             )
 
-    def open(self, target: Target) -> "GLIDEDrafter":
+    def restored(self, target: Target) -> "GLIDEDrafter":
         folder = shipped("glide", self.checkpoint, target)
         check_method(folder, "glide", target)
         knobs, stored = self.resume(folder, target), read_tensors(folder)

@@ -88,7 +88,7 @@ class Hydra(TrainableMethod):
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return any(key.startswith("hydra_lm_head.") for key in keys)
 
-    def open(self, target: Target) -> "HydraDrafter":
+    def restored(self, target: Target) -> "HydraDrafter":
         folder = shipped("hydra", self.checkpoint, target)
         check_method(folder, "hydra", target)
         stored = read_tensors(folder, FILES)

@@ -84,7 +84,7 @@ class Medusa(TrainableMethod):
         beginnings = ("0.0.linear.weight", f"{PREFIX}0.0.linear.weight", "blocks.0.layers.0.weight")
         return any(name in keys for name in beginnings)
 
-    def open(self, target: Target) -> "MedusaDrafter":
+    def restored(self, target: Target) -> "MedusaDrafter":
         folder = shipped("medusa", self.checkpoint, target)
         check_method(folder, "medusa", target)
         published = read(folder)

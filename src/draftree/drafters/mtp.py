@@ -70,7 +70,7 @@ class MTP(TrainableMethod):
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return any(k.endswith(".eh_proj.weight") for k in keys)
 
-    def open(self, target: Target) -> "MTPDrafter":
+    def restored(self, target: Target) -> "MTPDrafter":
         folder = shipped("mtp", self.checkpoint, target)
         check_method(folder, "mtp", target)
         begin = prefix(target)

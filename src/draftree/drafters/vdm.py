@@ -37,7 +37,7 @@ class VDM(TrainableMethod):
 
     loss: Literal["kl", "ce"] = "kl"
 
-    def open(self, target: Target) -> "VDMDrafter":
+    def restored(self, target: Target) -> "VDMDrafter":
         folder = shipped("vdm", self.checkpoint, target)
         return VDMDrafter(self.resume(folder, target), load_model(folder, "vdm", target), target)
 

@@ -218,8 +218,13 @@ class Report:
 
     @property
     def lossless(self) -> bool:
-        """Whether nothing was found that the noise does not explain."""
-        return all(f.verdict != "bad" for f in self.findings)
+        """Whether something was examined that promises it, and nothing was found that the noise does not explain."""
+        return self.promised and all(f.verdict != "bad" for f in self.findings)
+
+    @property
+    def promised(self) -> bool:
+        """Whether any rule that was examined promises plain decoding's texts, or their distribution."""
+        return bool(self.compared) or any(f.exact for f in self.frequencies)
 
     @property
     def parted(self) -> tuple[tuple[str, Parted], ...]:
@@ -231,19 +236,20 @@ class Report:
         """All of it in a line."""
         said = [f"{name} is lossy by design" for name in self.lossy]
         if not self.lossless:
-            return "; ".join([f"NOT lossless: {'; '.join(f.name for f in self.findings if f.verdict == 'bad')}", *said])
+            nobody = [] if self.promised else ["nothing that was asked for promises it"]
+            wrong = [*(f.name for f in self.findings if f.verdict == "bad"), *nobody]
+            return "; ".join([f"NOT lossless: {'; '.join(wrong)}", *said])
         texts, parted = sum(c.texts for c in self.compared), len(self.parted)
         told = [f"{texts - parted} of {texts} texts the same as plain decoding's"] if texts else []
         told += [f"{parted} parted where the margin is within the numerical noise"] if parted else []
         tests = sum(f.exact for f in self.frequencies)
         told += [f"{tests} of {tests} frequency tests passed"] if tests else []
-        return "; ".join([f"lossless: {', '.join(told)}", *said] if told else said)
+        return "; ".join([f"lossless: {', '.join(told)}", *said])
 
     def as_json(self) -> dict[str, Any]:
-        """All of it; a figure that is no finite number is null, and so is the verdict where only lossy rules were examined."""
+        """All of it; a figure that is no finite number is null."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)), parse_constant=lambda _: None)
-        promised = bool(self.compared) or any(f.exact for f in self.frequencies)
-        return found | {"lossless": self.lossless if promised or not self.lossless else None, "summary": self.summary}
+        return found | {"lossless": self.lossless, "summary": self.summary}
 
     def __getitem__(self, name: str) -> Finding:
         return next(f for f in self.findings if f.name == name)

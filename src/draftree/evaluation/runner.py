@@ -244,7 +244,7 @@ def assemble(
     known = costs if isinstance(costs, Mapping) else dict.fromkeys((d for d, *_ in pairs), costs)
     methods = {d: build("drafter", d) for d, *_ in pairs}
     grown = {p: build("policy", p) for _, p, *_ in pairs}
-    rule = build("acceptor", acceptor) if acceptor else None
+    rule = None if acceptor is None else build("acceptor", acceptor)
     target = load()
     opened = {d: method.open(target) for d, method in methods.items()}
     return {(d, p): Engine(target, opened[d], grown[p], rule, known.get(d)) for d, p, *_ in pairs}

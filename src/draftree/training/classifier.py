@@ -575,7 +575,7 @@ def run(asked: Asked) -> Trained:
     if (asked.out / CONFIG).is_file() and not own.is_dir():  # they are removed last
         raise UserError(f"'{asked.out}' holds a finished classifier: name another folder to train into")
     with terminal.busy("loading"):
-        target = inputs.load_target(asked.target, asked.device, asked.dtype)
+        target = Target.load(asked.target, asked.dtype, asked.device)
         drafter = method.open(target)
         requests, too_long = prompts(target, asked.data, knobs)
     if too_long:

@@ -133,7 +133,7 @@ def _run(
 ) -> trainer.Progress | None:
     with processes.agreed(), terminal.busy("loading"):
         asked.check(processes)
-        model = inputs.load_target(target, processes.device(device), dtype)
+        model = Target.load(target, dtype, processes.device(device))
         asked = asked.fitted(model.decoder.context)
         torch.manual_seed(asked.plan.seed)  # of the weights it begins with
         if asked.init_from is None:

@@ -85,8 +85,7 @@ def begun(method: TrainableMethod, given: Collection[str], folder: Path, target:
     Raises:
         UserError: the checkpoint is of another method, or its weights do not fit knobs or target.
     """
-    opened = replace(method, checkpoint=str(folder)).open(target)
-    assert isinstance(opened, Trainable)
+    opened = replace(method, checkpoint=str(folder)).restored(target)
     opened.model.float()
     if not given:  # a published checkpoint may have a rope or sizes that a fresh drafter would not get
         return opened

@@ -465,7 +465,7 @@ def run(asked: Asked) -> dict[str, Any]:
     method, fixed = build("drafter", asked.drafter), inputs.fixed_costs(asked.costs)
     inputs.writable(out)
     with terminal.busy("loading"):
-        model = inputs.load_target(asked.target, asked.device, asked.dtype)
+        model = Target.load(asked.target, asked.dtype, asked.device)
         opened: Drafter[Any] = method.open(model)
     found, context = _measured(settings, asked.data, model, opened)
     with terminal.busy("measuring what a step costs"):
