@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from draftree.errors import DraftreeError, UnknownName, UserError
+from draftree.errors import DraftreeError, DraftreeWarning, UnknownName, UserError
 
 INTERRUPTED = 130
 """The exit status a shell gives a program ended by Ctrl-C."""
@@ -665,6 +665,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them
+        warnings.simplefilter("default", DraftreeWarning)
+        warnings.showwarning = lambda message, *_: print(f"draftree: {message}", file=sys.stderr)
     command = typer.main.get_command(app)
     try:
         status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)

@@ -297,19 +297,31 @@ class Drawing:
     noise: Keyed | None = None
     shaped: Callable[[Tensor], Tensor] | None = None
 
-    def log_q(self, logits: Tensor) -> Tensor:
-        """[F, V] log q of a drafter's logits, in float32 or, where they are draws of their own or float64, in float64."""
+    def log_q(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Log q of a drafter's logits [F, V], in float32 or, where they are draws of their own or float64, in float64.
+
+        Returns:
+            [F, V], and [F] whether there is any: where a logit is NaN or ∞, or nothing is allowed, the row means nothing.
+        """
         logits = logits.double() if self.noise is not None or logits.dtype is torch.float64 else logits.float()
         if self.shaped is not None:
             logits = self.shaped(logits)
+        there = finite(logits)
+        if not bool(there.all()):
+            logits = logits.where(there[:, None], 0.0)  # some warpers raise at NaN
         nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text
         for step in self.sampling.processors:
             logits = step(nobody, logits)
-        return torch.log_softmax(logits, dim=-1)
+        return torch.log_softmax(logits, dim=-1), there
+
+
+def finite(logits: Tensor) -> Tensor:
+    """[F] whether the largest of each row of logits [F, V] is finite: NaN and ∞ win a maximum, and −∞ forbids a token."""
+    return torch.isfinite(logits.amax(dim=-1))
 
 
 def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
-    """K candidates from the drafter's logits.
+    """K candidates from the drafter's logits; none after a node where these are no numbers (broken weights, an overflow).
 
     Args:
         logits: [F, V] after each frontier node.
@@ -318,8 +330,22 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) ->
         rows: [F] each frontier node's sequence.
         depths: [F] its depth.
     """
-    k = min(k, logits.shape[-1])
-    log_probs = drawing.log_q(logits)
+    log_probs, there = drawing.log_q(logits)
+    found = _chosen(log_probs, min(k, logits.shape[-1]), drawing, rows, depths)
+    if bool(there.all()):
+        return found
+    kept, numbers = there.cpu().numpy()[:, None], bool(finite(logits).all())
+    return replace(
+        found,
+        tokens=np.where(kept, found.tokens, 0),
+        log_q=np.where(kept, found.log_q, -np.inf),
+        log_probs=None if found.log_probs is None else found.log_probs.where(there[:, None], -torch.inf),
+        finite=numbers,
+    )
+
+
+def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
+    """K candidates of q, drawn as they are to be."""
     if drawing.kind is Draw.COUPLED and drawing.noise is not None:
         log_probs = coupled(log_probs, drawing.noise, rows, depths, drawing.sampling.temperature)
     elif drawing.kind.sampled and drawing.noise is not None:
