@@ -23,6 +23,7 @@ from draftree.errors import UserError
 from draftree.loop import plain, speculate
 from draftree.options import Options
 from draftree.policies.base import Policy
+from draftree.processors import named
 from draftree.registry import build
 from draftree.sampling import Sampling
 from draftree.stats import Stats
@@ -265,7 +266,7 @@ def check_calls(acceptor: Acceptor, requests: Sequence[Request]) -> None:
     """
     if acceptor.looks_ahead:
         for unknown in (p for r in requests for p in r.processors if p not in r.guides and p not in r.stateless):
-            rule, kind = type(acceptor).__name__.lower(), type(unknown).__name__
+            rule, kind = type(acceptor).__name__.lower(), named(unknown)
             told = f"acceptor '{rule}' asks for p ahead of what it accepts, and processor {kind} may keep count of its calls"
             raise UserError(f"{told}; allowed: another acceptor (match), or a processor that the request names as stateless")
 
