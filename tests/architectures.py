@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from draftree.decoder import Decoder
 from draftree.target import Target
@@ -90,7 +90,11 @@ def build(model_type: str, changes: Mapping[str, Any], seed: int = 0) -> PreTrai
     """A random model, its weights large enough for distributions that differ from token to token."""
     values = {**SIZES, **changes}
     how = {k: values.pop(k) for k in ("attn_implementation", "experts_implementation") if k in values}
-    config = AutoConfig.for_model(model_type, **values)
+    return random(AutoConfig.for_model(model_type, **values), seed, **how)
+
+
+def random(config: PreTrainedConfig, seed: int = 0, **how: Any) -> PreTrainedModel:
+    """A model of a config, see `build`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **how)

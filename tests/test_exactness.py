@@ -326,6 +326,20 @@ def test_output_of_a_full_and_close_q_has_the_targets_distribution(name: str, pa
     assert law(policy or static, acceptor, tabled(NEAR), ASKED[name]) == pytest.approx(wanted(ASKED[name]), abs=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:the drafter's output is not finite")
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("name", ["t=1", pytest.param("many", marks=pytest.mark.long)])
+def test_output_has_the_targets_distribution_where_q_is_not_finite(name: str, pairing: str, static: Static) -> None:
+    """After one token or two nothing is found, and what is drafted after the others is drawn as ever."""
+    acceptor, policy = PAIRINGS[pairing]
+    for wrong in (torch.nan, torch.inf, 0.0):
+        q = FAR.clone()
+        q[0] = wrong
+        q[1, 2] = torch.nan
+        got = law(policy or static, acceptor, tabled(q), ASKED[name])
+        assert got == pytest.approx(wanted(ASKED[name]), abs=1e-12)
+
+
 def test_plain_decoding_has_the_targets_distribution() -> None:
     target, asked = table_target(TABLE), ASKED["many"]
 

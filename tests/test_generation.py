@@ -40,27 +40,33 @@ from draftree import UserError, speculate
 from draftree.costs import Costs
 from draftree.decoder import Decoder
 from draftree.engine import Engine
+from draftree.errors import NotANumber
 from draftree.evaluation import suites
 from draftree.generation import ENGINES, PURE, REFUSED, Batch, Hook, opened, prompts
 from draftree.prompts import encode
 from draftree.registry import build as build_part
 from draftree.target import Target, demo_folder, name_of
 from draftree.testing.fakes import Never, Sometimes, tiny_target
+from generating import (
+    EOS,
+    PAD,
+    TEXTS,
+    Counting,
+    Divisible,
+    Forbidding,
+    Forcing,
+    Options,
+    Rowwise,
+    Shifting,
+    padded,
+    plans,
+    trie,
+    worst,
+)
 
 NEW = 16
-PAD, EOS = 0, 2
 POLICY = build_part("policy", "eagle2:nodes=12,depth=4,width=3")
 SUITE = Path(__file__).parents[2] / "shared" / "data" / "spec_bench.jsonl"
-TEXTS = (torch.tensor([7, 5, 9, 5, 9, 11]), torch.tensor([3, 8, 8]), torch.tensor([12, 5, 9, 30, 31]))
-Options = dict[str, Any]
-
-
-def padded(texts: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Prompts of several lengths, padded on the left."""
-    n = max(map(len, texts))
-    ids = torch.stack([torch.cat((torch.full((n - len(t),), PAD), t)) for t in texts])
-    mask = torch.stack([(torch.arange(n) >= n - len(t)).long() for t in texts])
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def model() -> PreTrainedModel:
@@ -73,10 +79,7 @@ def ids_of(output: Any) -> Tensor:
 
 def coached(prompted: Mapping[str, Tensor], output: Any) -> Engine:
     """An engine whose drafter knows what transformers has written, and says so at changing places among the siblings."""
-    sequences, mask = ids_of(output).tolist(), prompted["attention_mask"]
-    pads = [int((row == 0).sum()) for row in mask.repeat_interleave(len(sequences) // len(mask), 0)]
-    plans = [row[n:] for row, n in zip(sequences, pads, strict=True)]
-    return Engine(target("llama"), Sometimes(plans, VOCAB), POLICY)
+    return Engine(target("llama"), Sometimes(plans(prompted, ids_of(output)), VOCAB), POLICY)
 
 
 def same(prompted: Mapping[str, Tensor], options: Callable[[], Options], drafted: bool = True) -> Tensor:
@@ -99,47 +102,6 @@ def greedy() -> list[list[int]]:
     return written[:, len(TEXTS[0]) :].tolist()
 
 
-class Shifting(LogitsProcessor):
-    """Forbids another token at every call."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.calls += 1
-        scores[:, (7 * self.calls + torch.arange(30)) % VOCAB] = -torch.inf
-        return scores
-
-
-class Rowwise(LogitsProcessor):
-    """Favours other tokens in every row, by the whole text as it is shown."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        liked = (input_ids.sum(1) + 13 * torch.arange(len(scores))) % VOCAB
-        return scores.scatter_add(1, liked[:, None], torch.full((len(scores), 1), 6.0, dtype=scores.dtype))
-
-
-class Divisible(StoppingCriteria):
-    """Ends a text where the sum of its ids, padding and prompt too, divides by a number."""
-
-    def __init__(self, by: int) -> None:
-        self.by = by
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        return (input_ids + 1).sum(1) % self.by == 0
-
-
-class Counting(StoppingCriteria):
-    """Ends all texts at a call."""
-
-    def __init__(self, calls: int) -> None:
-        self.calls = calls
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> bool:
-        self.calls -= 1
-        return self.calls == 0
-
-
 class Sure(StoppingCriteria):
     """Ends a text where the last token was far the best, and wants to see the scores of all tokens so far."""
 
@@ -147,13 +109,6 @@ class Sure(StoppingCriteria):
         assert all(s.shape == (len(input_ids), VOCAB) for s in scores)
         top = torch.stack(scores)[-1].topk(2).values
         return (top[:, 0] - top[:, 1] > 0.5) & torch.tensor(len(scores) > 4)
-
-
-def trie(batch: int, ids: Tensor) -> list[int]:
-    """Tokens allowed in a row after its text; asked about a text that cannot stand in that row, it fails."""
-    start = {0: 7, 1: 3, 2: 12}
-    assert start[batch] == next(i for i in ids.tolist() if i != PAD)
-    return [(int(ids[-1]) * 5 + batch + i) % VOCAB for i in range(12)]
 
 
 def bads(row: int) -> list[list[int]]:
@@ -208,6 +163,59 @@ def test_greedy_ids_are_those_of_generate(name: str, rows: int) -> None:
     plain = torch.tensor(greedy()[:rows])
     if name not in ("nothing", "no eos"):
         assert written.shape != plain.shape or not torch.equal(written, plain), "the option changes nothing: the test is idle"
+
+
+HIDDEN = torch.tensor([[1, 0, 1, 0, 0, 1], [0, 0, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]])
+"""Zeros inside two rows, one of them padded, and a row without any."""
+
+
+@pytest.mark.parametrize("name", ["nothing", "ngrams", "encoder", "min new", "own", "criterion", "criteria"])
+def test_ids_hidden_inside_a_row(name: str) -> None:
+    """The model reads the others, at places counted without them; processors and criteria are shown them all."""
+    ids = torch.tensor([[7, 5, 9, 5, 9, 11], [PAD, PAD, 3, 5, 8, 8], [12, 5, 9, 30, 31, 4]])
+    bare = model().generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW)
+    assert not torch.equal(model().generate(ids, attention_mask=HIDDEN, max_new_tokens=NEW), bare), "the mask is idle"
+    for rows in (1, 3):
+        same({"input_ids": ids[:rows], "attention_mask": HIDDEN[:rows]}, lambda: {"max_new_tokens": NEW, **OPTIONS[name]()})
+
+
+def test_criteria_are_told_scores_where_ids_are_hidden() -> None:
+    prompted = {"input_ids": TEXTS[0][None], "attention_mask": HIDDEN[:1]}
+    told = {"return_dict_in_generate": True, "output_scores": True, "max_new_tokens": 24, "repetition_penalty": 1.3}
+    assert 4 < same(prompted, lambda: {**told, "stopping_criteria": [Sure()]}).shape[1] < 24
+
+
+def test_ids_hidden_from_a_model_with_windows_are_refused_by_their_place() -> None:
+    """Its windows count places, hidden ones too, and so the text is not the others'."""
+    engine = Engine(target("mistral-sliding"), Never([[3]] * 2, VOCAB), POLICY)
+    with pytest.raises(UserError, match=r"row 1 of attention_mask has a zero at place 3, behind a one; .* window"):
+        engine.generate(torch.full((2, 6), 5), attention_mask=HIDDEN[[2, 1]], max_new_tokens=3)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("option", ["suppress", "own", "eta"])
+def test_a_processor_that_forbids_every_token_is_named(rows: int, sampled: bool, option: str) -> None:
+    """transformers writes token 0 then, or raises."""
+    options: Options = {"suppress_tokens": list(range(VOCAB))}
+    if option == "own":
+        options = {"logits_processor": [Rowwise(), Forbidding(len(TEXTS[0]) + 3), Rowwise()], "eos_token_id": -1}
+    elif option == "eta":  # which raises at what is left to it
+        options |= {"eta_cutoff": 0.01, "renormalize_logits": True}
+    name = "Forbidding" if option == "own" else "SuppressTokensLogitsProcessor"
+    engine = Engine(target("llama"), Never([t.tolist() for t in TEXTS[:rows]], VOCAB), POLICY)
+    with pytest.raises(NotANumber, match=f"^processor {name} forbids every token after [69] tokens, allowed are"):
+        engine.generate(**padded(TEXTS[:rows]), max_new_tokens=5, do_sample=sampled, **options)
+
+
+def test_what_is_forbidden_behind_the_end_of_a_text_does_not_matter() -> None:
+    """A draft may reach beyond the token at which a criterion ends the text."""
+    forbidding = Forbidding(len(TEXTS[0]) + 7)
+    same(padded(TEXTS), lambda: {"logits_processor": [forbidding], "stopping_criteria": [Counting(7)], "max_new_tokens": NEW})
+
+
+def test_a_processor_may_force_a_token_by_infinity() -> None:
+    assert (same(padded(TEXTS), lambda: {"max_new_tokens": NEW, "logits_processor": [Forcing()]}) == 9).any()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -277,21 +285,23 @@ def test_prompts_of_another_integer_type() -> None:
     assert torch.equal(ours, theirs)
 
 
-def worst(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """The largest difference of two tuples of scores; infinities must be at the same places."""
-    assert len(one) == len(other)
-    a, b = torch.stack(list(one)), torch.stack(list(other))
-    assert a.dtype == b.dtype
-    assert torch.equal(a.isinf(), b.isinf())
-    return float((a - b)[~a.isinf()].abs().max())
+SCORED: Mapping[str, Callable[[], Options]] = {
+    "plain": dict,
+    "processed": lambda: {"repetition_penalty": 1.5, "suppress_tokens": [4, 5]},
+    "written into": lambda: {"logits_processor": [Rowwise(), Shifting()], "repetition_penalty": 1.5},
+    "written into first": lambda: {"logits_processor": [Shifting(), Rowwise()]},
+    "invalid values": lambda: {"remove_invalid_values": True, "suppress_tokens": [4, 5]},
+    "normalized": lambda: {"renormalize_logits": True, "remove_invalid_values": True, "no_repeat_ngram_size": 1},
+}
 
 
-@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.5, "suppress_tokens": [4, 5]}], ids=["plain", "processed"])
-def test_scores_and_logits_are_those_of_generate(options: Options) -> None:
-    told = {"max_new_tokens": NEW, "return_dict_in_generate": True, "output_scores": True, "output_logits": True, **options}
+@pytest.mark.parametrize("name", SCORED)
+def test_scores_and_logits_are_those_of_generate(name: str) -> None:
+    """Also where a processor writes into the logits, which transformers tells of then; the largest numbers are float32's."""
+    told = {"max_new_tokens": NEW, "return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     for texts in (TEXTS[:1], TEXTS):
-        theirs = model().generate(**padded(texts), **told, eos_token_id=-1)
-        ours = coached(padded(texts), theirs).generate(**padded(texts), **told, eos_token_id=-1)
+        theirs = model().generate(**padded(texts), **told, **SCORED[name](), eos_token_id=-1)
+        ours = coached(padded(texts), theirs).generate(**padded(texts), **told, **SCORED[name](), eos_token_id=-1)
         assert type(ours) is type(theirs)
         assert worst(ours.scores, theirs.scores) < 1e-5
         assert worst(ours.logits, theirs.logits) < 1e-5
@@ -622,7 +632,6 @@ REFUSALS: Mapping[str, tuple[Options, str]] = {
     "labels": ({"labels": torch.zeros(1, 3)}, "labels may change what the model computes"),
     "positions": ({"position_ids": torch.tensor([[4, 5, 6]])}, "position_ids are not 0, 1, 2"),
     "right padding": ({"attention_mask": torch.tensor([[1, 1, 0]])}, "row 0 of attention_mask .* pad on the left"),
-    "holes": ({"attention_mask": torch.tensor([[1, 0, 1]])}, "row 0 of attention_mask"),
     "nothing seen": ({"attention_mask": torch.tensor([[0, 0, 0]])}, "row 0 of attention_mask"),
     "a longer mask": ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}, r"attention_mask is \[1, 5\]"),
     "a longer mask of ones": ({"attention_mask": torch.ones(1, 5)}, "position_ids are not 0, 1, 2"),

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from draftree.errors import DraftreeError, UnknownName, UserError, cut
+from draftree.errors import DraftreeError, DraftreeWarning, UnknownName, UserError, cut
 from draftree.files import inside, locked
 from draftree.interruption import STATUSES, Interrupted, raised
 
@@ -725,6 +725,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them
+        warnings.simplefilter("default", DraftreeWarning)
+        warnings.showwarning = lambda message, *_: tell(str(message))
     with raised() as signals:
         try:
             command = typer.main.get_command(app)

@@ -3,12 +3,14 @@
 Shapes: F frontier nodes, K candidates, V vocabulary.
 """
 
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from draftree.drafters.base import Drafter
+from draftree.errors import DraftreeWarning
 from draftree.sampling import Drawing, allowed
 from draftree.target import Probes, Verified
 from draftree.text import Texts
@@ -27,6 +29,7 @@ class Drafting:
         drawing: how it is to draw in this step.
         frontiers: how many nodes each of this step's draft steps was fed.
         passed: nodes of this step after which only one token can come, so that the drafter was not asked.
+        told: whether it was said that the drafter's output is not finite.
     """
 
     drafter: Drafter[Any]
@@ -36,6 +39,7 @@ class Drafting:
     drawing: Drawing = field(default_factory=Drawing)
     frontiers: list[int] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
+    told: bool = False
 
     def begin(self, draw: Draw) -> None:
         self.drawing, self.frontiers, self.passed = self.texts.drawing(draw), [], []
@@ -57,6 +61,12 @@ class Drafting:
         shaped = self.texts.guided(tree, frontier)
         drawing = self.drawing if shaped is None else replace(self.drawing, shaped=shaped)
         candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, drawing)
+        if not candidates.finite and not self.told:
+            self.told = True
+            what = "NaN or ∞ count as nothing found; check its weights and dtype"
+            warnings.warn(
+                f"the drafter's output is not finite: {what} ({self.drafter.described})", DraftreeWarning, stacklevel=1
+            )
         # Whoever has a whole q has sent its logits through them; what others found beside it has not been.
         if shaped is None or (candidates.log_probs is not None and candidates.sources is None):
             return candidates

@@ -21,11 +21,12 @@ from draftree.cache import SlotCache
 from draftree.completion import Chat, Completion, Prompt, Prompts, Token, Writing
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Drafter, Method
-from draftree.errors import UserError, shown
+from draftree.errors import DraftreeWarning, UserError, shown
 from draftree.files import understood
 from draftree.loop import plain, speculate
 from draftree.options import Options
 from draftree.policies.base import Policy
+from draftree.processors import named
 from draftree.registry import KINDS, build, names
 from draftree.sampling import Sampling
 from draftree.stats import Stats
@@ -306,7 +307,7 @@ def check_calls(acceptor: Acceptor, requests: Sequence[Request]) -> None:
     """
     if acceptor.looks_ahead:
         for unknown in (p for r in requests for p in r.processors if p not in r.guides and p not in r.stateless):
-            rule, kind = type(acceptor).__name__.lower(), type(unknown).__name__
+            rule, kind = type(acceptor).__name__.lower(), named(unknown)
             told = f"acceptor '{rule}' asks for p ahead of what it accepts, and processor {kind} may keep count of its calls"
             raise UserError(f"{told}; allowed: another acceptor (match), or a processor that the request names as stateless")
 
@@ -394,7 +395,7 @@ def load(
     if method is None:
         name, told = usual_drafter(model.name)
         if told:
-            warnings.warn(told, stacklevel=2)
+            warnings.warn(told, DraftreeWarning, stacklevel=2)
         method = build("drafter", name)
     return Engine(model, method.open(model), grown, rule, costs)
 

@@ -5,6 +5,9 @@ Exception
     ├── UserError           a mistake in what was given: exit status 2
     │   └── UnknownName     a name or key that does not exist, with the nearest that does
     └── NotANumber          the target produced NaN or infinite logits: exit status 2
+
+UserWarning
+└── DraftreeWarning         what does not change the text, but should be known
 """
 
 import difflib
@@ -59,3 +62,7 @@ class UnknownName(UserError):
 
 class NotANumber(DraftreeError):
     """The target's logits are not numbers, so nothing it says can be trusted."""
+
+
+class DraftreeWarning(UserWarning):
+    """What does not change the text, but should be known; commands print it in a line."""

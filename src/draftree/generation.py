@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
+from itertools import compress, takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,9 +65,10 @@ from draftree.acceptors.base import Acceptor
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Method
 from draftree.engine import Engine, check_types, load, part_of
-from draftree.errors import UserError, shown
+from draftree.errors import DraftreeWarning, UserError, shown
 from draftree.options import Options
 from draftree.policies.base import Policy
+from draftree.processors import Around
 from draftree.sampling import Sampling
 from draftree.stats import Stats, total
 from draftree.text import Emitted, Ending, Request, Scores
@@ -192,12 +193,13 @@ class Hook:
             criteria = [*stopping_criteria]
             if stop_strings is not None and not any(type(c) is StopStringCriteria for c in criteria):  # the user's own one wins
                 criteria.append(stops(self._tokenizer, engine, stop_strings))
-            batch = Batch(input_ids, prompts(input_ids, model_kwargs), generation_config, [*logits_processor], criteria)
+            rows = prompts(input_ids, model_kwargs, engine.target.decoder.window is not None)
+            batch = Batch(input_ids, rows, generation_config, [*logits_processor], criteria)
             sampling = batch.sampling(self._seed if seed is None else checked(seed))
-            rows, self.stats = write(engine, batch, sampling, self._streamer, self._reuse)
+            written, self.stats = write(engine, batch, sampling, self._streamer, self._reuse)
         if self._streamer is not None:
             self._streamer.end()
-        return batch.output(rows)
+        return batch.output(written)
 
 
 def speculate(
@@ -211,7 +213,7 @@ def speculate(
 ) -> Hook:
     """Makes transformers' `generate` speculate: `model.generate(**inputs, custom_generate=draftree.speculate(…))`.
 
-    Prompts with padding on the left, `GenerationConfig`, logits processors, stopping criteria, `stop_strings`,
+    Prompts with padding on the left and hidden ids, `GenerationConfig`, logits processors, stopping criteria, `stop_strings`,
     `num_return_sequences`, `return_dict_in_generate` with `output_scores` and `output_logits` mean what they mean without it;
     what cannot be honoured is refused by name. Greedy ids are those of `generate`; sampled ones are of the same distribution,
     and with the default acceptor those of plain decoding with the same seed, whatever the drafter. Beyond that:
@@ -395,31 +397,58 @@ def refuse_options(values: Mapping[str, Any]) -> None:
             raise UserError(f"{name} is {got!r}, allowed is {allowed}")
 
 
-def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[tuple[list[int], list[int]]]:
-    """Each row's padding and prompt.
+@dataclass(frozen=True)
+class Prompted:
+    """A row of a batch.
+
+    Attributes:
+        padding: the ids in front of its text.
+        text: what the model reads.
+        hidden: the whole row, where ids inside it are hidden from the model; processors and criteria are shown them all.
+    """
+
+    padding: list[int]
+    text: list[int]
+    hidden: list[int] | None = None
+
+
+def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False) -> list[Prompted]:
+    """What each row asks the model to read.
+
+    An id that the mask hides is seen by nobody and counts in no position: the text is the others'.
 
     Args:
         input_ids: [B, n].
         model_kwargs: with a mask and positions, both [B, n], or without.
+        windowed: whether the model's windows count places, hidden ones with the others.
 
     Raises:
-        UserError: there is padding elsewhere than on the left, or positions are not counted from 0 without it.
+        UserError: a mask hides a row's last id, or one inside a row from a model with windows; or positions are not counted
+            from 0 without what it hides.
     """
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     seen = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask != 0
     if seen.shape != input_ids.shape:
         raise UserError(f"attention_mask is {list(seen.shape)}, allowed is the shape of input_ids, {list(input_ids.shape)}")
-    left = seen.long().argmax(dim=1)
-    solid = seen == (torch.arange(seen.shape[1], device=seen.device) >= left[:, None])
-    for row, ok in enumerate((solid.all(dim=1) & seen.any(dim=1)).tolist()):
-        if not ok:
-            raise UserError(f"row {row} of attention_mask has zeros elsewhere than on the left, or no ones: pad on the left")
     if positions is not None:
         counted = seen.long().cumsum(-1) - 1
         fits = positions.dim() == 2 and positions.shape[0] in (1, len(seen)) and positions.shape[1] == seen.shape[1]
         if not fits or bool((positions.expand_as(counted) != counted)[seen].any()):
             raise UserError("position_ids are not 0, 1, 2 … after the padding, allowed are none: they are counted by the mask")
-    return [(ids[:n], ids[n:]) for ids, n in zip(input_ids.tolist(), left.tolist(), strict=True)]
+    return [_prompt(r, *row, windowed) for r, row in enumerate(zip(input_ids.tolist(), seen.tolist(), strict=True))]
+
+
+def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> Prompted:
+    start, text = seen.index(True) if any(seen) else 0, list(compress(ids, seen))
+    if not seen[-1]:  # the first new token would be read off a hidden one
+        raise UserError(f"row {row} of attention_mask has a zero at its last place, {len(ids) - 1}: pad on the left")
+    if all(seen[start:]):
+        return Prompted(ids[:start], text)
+    if windowed:
+        place = seen.index(False, start)
+        told = "allowed are zeros on the left alone: the model's window counts places, hidden or not"
+        raise UserError(f"row {row} of attention_mask has a zero at place {place}, behind a one; {told}")
+    return Prompted([], text, ids)
 
 
 @dataclass
@@ -442,14 +471,14 @@ class Batch:
 
     Attributes:
         input_ids: [B, n].
-        prompts: each row's padding and prompt.
+        prompts: of each row.
         config: options.
         processors: one list for all rows.
         criteria: one list for all rows.
     """
 
     input_ids: Tensor
-    prompts: list[tuple[list[int], list[int]]]
+    prompts: list[Prompted]
     config: GenerationConfig
     processors: list[LogitsProcessor]
     criteria: list[Any]
@@ -494,21 +523,21 @@ class Batch:
         eos = frozenset(i for c in self.criteria if type(c) is EosTokenCriteria for i in c.eos_token_id.tolist())
         own = self.processors[: len(self.processors) - len(self._warpers)]
         found, rows = [], len(self.prompts)
-        for row, (before, prompt) in enumerate(self.prompts):
-            mine = [of_row(p, row, rows) for p in own]
+        for row, prompt in enumerate(self.prompts):
+            mine = [in_full(prompt, of_row(p, row, rows)) for p in own]
             guides = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in PURE)
             stateless = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in STATELESS)
             record = Record() if self._tells_criteria else None
             request = Request(
-                prompt,
-                max(1, longest - len(before) - len(prompt)),
+                prompt.text,
+                max(1, longest - self.input_ids.shape[1]),
                 eos,
                 number=row,
-                processors=(*mine, *(() if record is None else (record,))),
+                processors=(*mine, *(() if record is None else (in_full(prompt, record),))),
                 guides=guides,
                 stateless=stateless,
-                criteria=tuple(RowCriterion(c, row, rows, record) for c in self._stopping),
-                before=before,
+                criteria=tuple(in_full(prompt, RowCriterion(c, row, rows, record)) for c in self._stopping),
+                before=prompt.padding,
                 keep_scores=self.keeps_scores,
             )
             found.append(request)
@@ -531,10 +560,10 @@ class Batch:
         return written
 
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
-        """[T] scores [B, V] of all rows' tokens in one place."""
+        """[T] scores [B, V] of all rows' tokens in one place, in float32."""
         nothing = torch.zeros_like(kept[0][0])
         columns = (torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps))
-        return tuple(column.to(self.input_ids.device, torch.float32) for column in columns)
+        return tuple(single(column).to(self.input_ids.device) for column in columns)
 
 
 def write(
@@ -569,11 +598,19 @@ def write(
         engine.held = None
     if any(row.ending == "context" for row in rows):
         context = engine.target.decoder.context
-        warnings.warn(f"a text has filled the target's context of {context} tokens and ends there", stacklevel=2)
+        warnings.warn(
+            f"a text has filled the target's context of {context} tokens and ends there", DraftreeWarning, stacklevel=2
+        )
     return rows, total(stats)
 
 
-class OneRow(LogitsProcessor):
+def single(scores: Tensor) -> Tensor:
+    """Scores in float32; what is finite stays so, as the largest numbers of float64 would not (`remove_invalid_values`)."""
+    ends = torch.finfo(torch.float32)
+    return torch.where(scores.isfinite(), scores.clamp(ends.min, ends.max), scores).float()
+
+
+class OneRow(Around):
     """A processor of a batch, for one of its rows.
 
     Args:
@@ -583,11 +620,34 @@ class OneRow(LogitsProcessor):
     """
 
     def __init__(self, processor: LogitsProcessor, row: int, rows: int) -> None:
-        self._processor, self._row, self._rows = processor, row, rows
+        self.inner, self._row, self._rows = processor, row, rows
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        shown: Tensor = self._processor(input_ids.repeat(self._rows, 1), scores.repeat(self._rows, 1))
-        return shown[self._row : self._row + 1]
+        every = scores.repeat(self._rows, 1)
+        made: Tensor = self.inner(input_ids.repeat(self._rows, 1), every)
+        scores.copy_(every[self._row : self._row + 1])  # it may have written into them
+        return made[self._row : self._row + 1]
+
+
+class Whole(Around):
+    """A processor or criterion of a row some of whose ids are hidden from the model: it is shown them all.
+
+    Args:
+        inner: the processor or criterion.
+        prompt: of the row.
+    """
+
+    def __init__(self, inner: Any, prompt: Prompted) -> None:
+        self.inner, self._read, self._ids = inner, len(prompt.text), prompt.hidden
+
+    def __call__(self, input_ids: Tensor, scores: Any = None) -> Any:
+        whole = torch.tensor([self._ids], device=input_ids.device)
+        return self.inner(torch.cat((whole, input_ids[:, self._read :]), dim=1), scores)
+
+
+def in_full(prompt: Prompted, part: Any) -> Any:
+    """A processor or criterion that is shown its row as transformers shows it."""
+    return part if prompt.hidden is None else Whole(part, prompt)
 
 
 def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:

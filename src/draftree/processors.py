@@ -14,6 +14,23 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 
+class Around(LogitsProcessor):
+    """A processor that calls another one, in a text or a batch other than the one at hand.
+
+    Attributes:
+        inner: the other one, by whose name messages call both.
+    """
+
+    inner: LogitsProcessor
+
+
+def named(processor: LogitsProcessor) -> str:
+    """The name of a processor's class, as whoever gave it knows it."""
+    while isinstance(processor, Around):
+        processor = processor.inner
+    return type(processor).__name__
+
+
 @final
 class FrequencyPenalty(LogitsProcessor):
     """Takes `penalty` from a token's logit for every time it stands in the response (OpenAI's `frequency_penalty`).

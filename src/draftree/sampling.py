@@ -3,10 +3,12 @@
 Shapes: N nodes, V vocabulary.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Self, final
 
 import numpy as np
@@ -23,6 +25,7 @@ from transformers import (
 
 from draftree.errors import NotANumber
 from draftree.given import COUNT, Rule, check, optional, real, several, whole
+from draftree.processors import named
 from draftree.tree import Candidates, Draw, Floats, Ints
 
 BEYOND = 8
@@ -114,7 +117,13 @@ class Sampling:
 
 
 def processed(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
-    """[V] logits of one place after processors, which see them as transformers shows them: float32, and theirs to change.
+    """[V] logits of one place after processors, see `stages`."""
+    *_, last = stages(logits, processors, ids)
+    return last
+
+
+def stages(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]) -> Iterator[Tensor]:
+    """[V] logits of one place as processors see them, float32 and theirs to change, and after each processor.
 
     Args:
         logits: [V] raw ones; float64 stays float64.
@@ -124,9 +133,10 @@ def processed(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequen
     exact = logits.dtype is torch.float64
     scores = logits[None].to(copy=True, dtype=torch.float64 if exact else torch.float32)
     shown = torch.tensor([list(ids)], device=scores.device)
+    yield scores[0]
     for step in processors:
         scores = step(shown, scores)
-    return scores[0]
+        yield scores[0]
 
 
 def nothing_own(node: int) -> Sequence[LogitsProcessor]:
@@ -139,6 +149,9 @@ class Distributions:
     """p after every node of a tree, computed where it is asked for and nowhere else, and once.
 
     A processor that keeps count of its calls is called as plain decoding would call it: once for every token, in their order.
+
+    Where processors leave nothing to choose, p is the target's own as if there were none, and `vouch` raises: an acceptor may
+    look beyond the end of a text, where plain decoding asks nobody.
 
     Args:
         logits: [N, V] the target's raw logits.
@@ -164,8 +177,9 @@ class Distributions:
         if not bool(torch.isfinite(best).all()):
             raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
         self._argmax: list[int] = index.tolist()
-        self._scores: dict[int, Tensor] = {}
+        self._scores: dict[int, tuple[Tensor, Tensor]] = {}
         self._p: dict[int, Tensor] = {}
+        self._refused: dict[int, NotANumber] = {}
 
     def raw(self, node: int) -> Tensor:
         """[V] the target's logits as they are."""
@@ -173,30 +187,56 @@ class Distributions:
 
     def processed(self, node: int) -> Tensor:
         """[V] logits after the request's processors."""
+        return self.scores(node)[1]
+
+    def scores(self, node: int) -> tuple[Tensor, Tensor]:
+        """[V] the logits that processors were given, with what they may have written into them; and what they made of them."""
         if node not in self._scores:
-            steps = (*self._own(node), *self._processors)
-            self._scores[node] = processed(self.raw(node), steps, self._text(node)) if steps else self.raw(node)
+            if not (steps := (*self._own(node), *self._processors)):
+                return self.raw(node), self.raw(node)
+            try:
+                given, *_, made = stages(self.raw(node), steps, self._text(node))
+            except ValueError:  # some of transformers' processors raise where one before them has left no number
+                self._refuse(node)
+                given = made = self.raw(node)
+            self._scores[node] = given, made
         return self._scores[node]
 
-    def argmax(self, node: int) -> int:
-        """The likeliest token after a node; the lower id wins a tie.
+    def vouch(self, nodes: Ints) -> None:
+        """Raises where nothing could be chosen after one of the nodes that a text goes through.
 
         Raises:
-            NotANumber: the processors forbid every token.
+            NotANumber: a processor forbids every token there, or makes infinities of the logits (a tiny temperature in half
+                precision, say).
         """
+        for node in nodes.tolist():
+            if node in self._refused:
+                raise self._refused[node]
+
+    def _refuse(self, node: int) -> None:
+        """Notes why nothing can be chosen after a node: processors are asked once more, so that the first can be named."""
+        steps, ids = (*self._own(node), *self._processors), self._text(node)
+        who, did = f"one of the processors {', '.join(map(named, steps))}", "leaves no finite score"  # if it counts its calls
+        for step, scores in zip(steps, islice(stages(self.raw(node), steps, ids), 1, None), strict=True):
+            if not math.isfinite(best := float(scores.max())):
+                who = f"processor {named(step)}"
+                did = "forbids every token" if best == -math.inf else f"makes the best score {best}"
+                break
+        told = f"{who} {did} after {len(ids)} tokens, allowed are processors that leave one to choose"
+        self._refused[node] = NotANumber(told)
+
+    def argmax(self, node: int) -> int:
+        """The likeliest token after a node; the lower id wins a tie. A processor may force one by a score of ∞."""
         if not self._processors and not self._own(node):
             return self._argmax[node]
         best, index = self.processed(node).max(dim=-1)
-        if not bool(torch.isfinite(best)):
-            raise NotANumber("the processed logits are not finite numbers: the processors forbid every token, or one is wrong")
-        return int(index)
+        if bool(best > -torch.inf):
+            return int(index)
+        self._refuse(node)
+        return self._argmax[node]
 
     def __call__(self, node: int) -> Tensor:
-        """[V] p(· | path of the node), float64 on the host.
-
-        Raises:
-            NotANumber: a processor made infinities of the logits (a tiny temperature in half precision, say), or forbids all.
-        """
+        """[V] p(· | path of the node), float64 on the host."""
         if node not in self._p:
             self._p[node] = self._compute(node)
         return self._p[node]
@@ -207,10 +247,10 @@ class Distributions:
             certain[self.argmax(node)] = 1
             return certain
         p = torch.softmax(self.processed(node).double().cpu(), dim=-1)
-        if not bool(torch.isfinite(p).all()):
-            told = "the temperature is too small for the dtype, or the processors forbid every token"
-            raise NotANumber(f"the processed logits are not finite numbers: {told}")
-        return p
+        if bool(torch.isfinite(p).all()):
+            return p
+        self._refuse(node)
+        return torch.softmax(self.raw(node).double().cpu(), dim=-1)
 
 
 class Chance(ABC):
@@ -301,19 +341,31 @@ class Drawing:
     noise: Keyed | None = None
     shaped: Callable[[Tensor], Tensor] | None = None
 
-    def log_q(self, logits: Tensor) -> Tensor:
-        """[F, V] log q of a drafter's logits, in float32 or, where they are draws of their own or float64, in float64."""
+    def log_q(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Log q of a drafter's logits [F, V], in float32 or, where they are draws of their own or float64, in float64.
+
+        Returns:
+            [F, V], and [F] whether there is any: where a logit is NaN or ∞, or nothing is allowed, the row means nothing.
+        """
         logits = logits.double() if self.noise is not None or logits.dtype is torch.float64 else logits.float()
         if self.shaped is not None:
             logits = self.shaped(logits)
+        there = finite(logits)
+        if not bool(there.all()):
+            logits = logits.where(there[:, None], 0.0)  # some warpers raise at NaN
         nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text
         for step in self.sampling.processors:
             logits = step(nobody, logits)
-        return torch.log_softmax(logits, dim=-1)
+        return torch.log_softmax(logits, dim=-1), there
+
+
+def finite(logits: Tensor) -> Tensor:
+    """[F] whether the largest of each row of logits [F, V] is finite: NaN and ∞ win a maximum, and −∞ forbids a token."""
+    return torch.isfinite(logits.amax(dim=-1))
 
 
 def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
-    """K candidates from the drafter's logits.
+    """K candidates from the drafter's logits; none after a node where these are no numbers (broken weights, an overflow).
 
     Args:
         logits: [F, V] after each frontier node.
@@ -322,8 +374,22 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) ->
         rows: [F] each frontier node's sequence.
         depths: [F] its depth.
     """
-    k = min(k, logits.shape[-1])
-    log_probs = drawing.log_q(logits)
+    log_probs, there = drawing.log_q(logits)
+    found = _chosen(log_probs, min(k, logits.shape[-1]), drawing, rows, depths)
+    if bool(there.all()):
+        return found
+    kept, numbers = there.cpu().numpy()[:, None], bool(finite(logits).all())
+    return replace(
+        found,
+        tokens=np.where(kept, found.tokens, 0),
+        log_q=np.where(kept, found.log_q, -np.inf),
+        log_probs=None if found.log_probs is None else found.log_probs.where(there[:, None], -torch.inf),
+        finite=numbers,
+    )
+
+
+def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
+    """K candidates of q, drawn as they are to be."""
     if drawing.kind is Draw.COUPLED and drawing.noise is not None:
         log_probs = coupled(log_probs, drawing.noise, rows, depths, drawing.sampling.temperature)
     elif drawing.kind.sampled and drawing.noise is not None:

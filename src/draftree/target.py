@@ -25,7 +25,7 @@ from transformers import (
 
 from draftree.cache import SlotCache
 from draftree.decoder import Decoder, Feed, refuse_unsupported
-from draftree.errors import UnknownName, UserError, first_line, shown
+from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
 from draftree.tree import Bools, Ints, Tree, Verdict
 
 LAST = -1
@@ -378,7 +378,7 @@ def warn_of_training(model: PreTrainedModel) -> bool:
     """Whether a model is in training mode, which is told in a warning."""
     if training := any(module.training for module in model.modules()):
         told = "is in training mode and is put into evaluation mode, as with dropout no two passes would agree"
-        warnings.warn(f"the {type(model).__name__} {told}", stacklevel=4)
+        warnings.warn(f"the {type(model).__name__} {told}", DraftreeWarning, stacklevel=4)
     return training
 
 

@@ -103,7 +103,10 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Scores:
-    """The logits [V] that a token was chosen by: the target's own, and what the request's processors made of them."""
+    """The logits [V] that a token was chosen by: those the request's processors were given, and what they made of them.
+
+    A processor may write into what it is given, and transformers tells of the raw logits as they are then.
+    """
 
     raw: Tensor
     processed: Tensor
@@ -279,11 +282,12 @@ class Texts:
             self.last[row] = tokens[-1]
             full = len(self.committed[row]) + len(kept) >= target.decoder.context  # the root has no position left to be read at
             count, ending = self._cut(row, tokens, full)
+            p.vouch(kept[:count])
             origins: list[Origin] = ["drafted" for _ in path]
             origins.append("bonus" if step else "prefill")
             told = [] if request.logprobs is None else _logprobs(p, kept, tokens[:count], request.logprobs)
             chosen_at = kept[:count].tolist() if request.keep_scores else []
-            scores = [Scores(p.raw(n).clone(), p.processed(n).clone()) for n in chosen_at]
+            scores = [Scores(*(each.clone() for each in p.scores(n))) for n in chosen_at]
             self.committed[row] = np.concatenate((self.committed[row], tree.tokens[kept]))
             written.extend(tokens[:count])
             self.stats.new_tokens += count

@@ -51,6 +51,7 @@ class Candidates:
         draw: how the tokens were drawn.
         source: which drafter proposed them, see `Tree.source`.
         sources: [F, K] of each, where they are of several drafters, fused.
+        finite: whether what the drafter computed was numbers; after nodes where it was not, nothing is found.
     """
 
     tokens: Ints
@@ -59,6 +60,7 @@ class Candidates:
     draw: Draw = Draw.POINT
     source: int = 0
     sources: Ints | None = None
+    finite: bool = True
 
     @property
     def origin(self) -> Ints:

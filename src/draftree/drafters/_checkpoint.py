@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from draftree.decoder import one_layer
 from draftree.drafters.base import TrainableMethod
-from draftree.errors import UserError
+from draftree.errors import DraftreeWarning, UserError
 from draftree.target import Target, demo_folder
 
 ABOUT = "draftree"
@@ -105,7 +105,9 @@ def check_method(folder: Path, method: str, target: Target) -> None:
     if said.get("drafter", method) != method:
         raise UserError(f"'{folder}' holds a drafter '{said['drafter']}', asked for was '{method}'")
     if said.get("target_hash", fingerprint(target.decoder.config)) != fingerprint(target.decoder.config):
-        warnings.warn(f"'{folder}' was trained for target '{said.get('target')}', whose config is another", stacklevel=2)
+        warnings.warn(
+            f"'{folder}' was trained for target '{said.get('target')}', whose config is another", DraftreeWarning, stacklevel=2
+        )
 
 
 @dataclass(frozen=True)

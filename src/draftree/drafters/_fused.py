@@ -165,9 +165,8 @@ class FusedDrafter(Drafter[Fusing]):
                 trust = [state.trust[row][i] for row in tree.row[frontier].tolist()]
                 finds.append(_find(i, candidates, None if guide is None else proposed[guide], tree.number[frontier], trust))
         state = replace(state, parts=tuple(inner), finds=(*state.finds, *finds))
-        if not finds:
-            return proposed[guide or 0], state
-        return merged(None if guide is None else proposed[guide], finds, k), state
+        best = merged(None if guide is None else proposed[guide], finds, k) if finds else proposed[guide or 0]
+        return replace(best, finite=all(candidates.finite for candidates in proposed)), state
 
     def commit(self, state: Fusing, tree: Tree, verdict: Verdict, taps: Taps) -> Fusing:
         inner = [part.commit(s, tree, verdict, own(part, taps)) for part, s in zip(self.parts, state.parts, strict=True)]
