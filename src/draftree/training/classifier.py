@@ -213,15 +213,16 @@ class Recorder(Policy):
     """Drafts EAGLE-2's complete trees of one row, keeps them, and lets the best nodes of each be verified.
 
     Args:
-        knobs: depth, width and M.
+        knobs: depth and width.
+        tops: each M that entropies are taken for; that of the knobs by default.
     """
 
-    def __init__(self, knobs: Knobs) -> None:
+    def __init__(self, knobs: Knobs, tops: Sequence[int] = ()) -> None:
         self._complete = knobs.width + (knobs.depth - 1) * knobs.width**2
         self._grown = EAGLE2(self._complete, knobs.depth, knobs.width)
-        self._top = knobs.entropy_top
+        self._tops = tops or (knobs.entropy_top,)
         self.written: list[int] = []
-        self.drafts: list[tuple[int, Tree]] = []
+        self.drafts: list[tuple[int, Tree, Floats]] = []
 
     def tell(self, events: Sequence[Emitted]) -> None:
         """Takes down what was written."""
@@ -230,24 +231,28 @@ class Recorder(Policy):
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         assert tree.roots == 1
-        after = np.zeros(1 + self._complete)  # of the distribution behind each node
+        after = np.zeros((len(self._tops), 1 + self._complete))  # the entropy of the distribution behind each node
 
         def listened(tree: Tree, frontier: Ints, k: int) -> Candidates:
             found = expand(tree, frontier, k)
-            after[frontier] = found.entropy(self._top)
+            after[:, frontier] = [found.entropy(top) for top in self._tops]
             return found
 
         whole = self._grown.draft(listened, tree, costs, Room(room.depth, self._complete), memory)
-        self.drafts.append((len(self.written), replace(whole, entropy=after[whole.parents])))
+        self.drafts.append((len(self.written), whole, after[:, whole.parents]))
         return fit(whole, min(VERIFIED, room.nodes))
 
-    def nodes(self) -> Nodes:
-        """The entries of all trees drafted so far; a tree's depth has room for no more than what was still written."""
+    def nodes(self, top: int = 0) -> Nodes:
+        """The entries of all trees drafted so far; a tree's depth has room for no more than what was still written.
+
+        Args:
+            top: which M's entropy they have, by its place.
+        """
         parts = [NONE]
-        for at, tree in self.drafts:
+        for at, tree, entropy in self.drafts:
             assert tree.tokens[0] == self.written[at - 1]
             joint, depth, right = np.exp(tree.score), tree.depth.astype(np.float64), labels(tree, self.written[at:])
-            parts.append(Nodes(joint[1:], tree.entropy[1:], depth[1:], right[1:], np.zeros(tree.drafted, np.int64)))
+            parts.append(Nodes(joint[1:], entropy[top, 1:], depth[1:], right[1:], np.zeros(tree.drafted, np.int64)))
         return Nodes.joined(parts)
 
 
@@ -300,6 +305,13 @@ class Collected:
         return self.folder / f"{text:06}.npz"
 
 
+def grown(target: Target, drafter: Drafter[Any], request: Request, knobs: Knobs, tops: Sequence[int] = ()) -> list[Nodes]:
+    """The entries of one text, for each M of `tops`, or for that of the knobs."""
+    recorder = Recorder(knobs, tops)
+    Engine(target, drafter, recorder).write([request], on_tokens=recorder.tell)
+    return [recorder.nodes(i) for i in range(len(tops or (knobs.entropy_top,)))]
+
+
 def collect(
     target: Target,
     drafter: Drafter[Any],
@@ -326,9 +338,7 @@ def collect(
             break
         nodes = kept[number]
         if nodes is None:
-            recorder = Recorder(knobs)
-            Engine(target, drafter, recorder).write([request], on_tokens=recorder.tell)
-            kept[number] = recorder.nodes()
+            [kept[number]] = grown(target, drafter, request, knobs)
             nodes = kept[number]  # in the precision in which it is kept
             assert nodes is not None
         found.append(nodes.take(nodes.tree < left))
