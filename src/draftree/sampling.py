@@ -319,13 +319,14 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) ->
         depths: [F] its depth.
     """
     k = min(k, logits.shape[-1])
-    log_probs = drawing.log_q(logits)
+    log_probs, before = drawing.log_q(logits), None
     if drawing.kind is Draw.COUPLED and drawing.noise is not None:
-        log_probs = coupled(log_probs, drawing.noise, rows, depths, drawing.sampling.temperature)
+        before, log_probs = log_probs, coupled(log_probs, drawing.noise, rows, depths, drawing.sampling.temperature)
     elif drawing.kind.sampled and drawing.noise is not None:
         return _sampled(log_probs, k, drawing.kind, drawing.noise, rows, depths)
     tokens, log_q = top_k(log_probs, k)
-    return Candidates(tokens, log_q, log_probs, Draw.POINT if drawing.noise is None else drawing.kind)
+    draw = Draw.POINT if drawing.noise is None else drawing.kind
+    return Candidates(tokens, log_q, log_probs, draw, unconditioned=before)
 
 
 def coupled(log_probs: Tensor, noise: Keyed, rows: Ints, depths: Ints, temperature: float) -> Tensor:

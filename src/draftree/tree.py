@@ -5,9 +5,10 @@ distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes,
 which of them to expand, so the numbers have to be on the host anyway.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +52,7 @@ class Candidates:
         draw: how the tokens were drawn.
         source: which drafter proposed them, see `Tree.source`.
         sources: [F, K] of each, where they are of several drafters, fused.
+        unconditioned: [F, V] log q as it was before it was conditioned on the target's noise, for coupled draws.
     """
 
     tokens: Ints
@@ -59,6 +61,17 @@ class Candidates:
     draw: Draw = Draw.POINT
     source: int = 0
     sources: Ints | None = None
+    unconditioned: Tensor | None = None
+
+    @property
+    def raw(self) -> "Candidates":
+        """The same tokens with q as it is without the target's noise."""
+        if self.unconditioned is None:
+            return self
+        whole = self.unconditioned
+        log_q = whole.gather(-1, torch.from_numpy(self.tokens).to(whole.device)).double().cpu().numpy()
+        there = np.where(self.log_q > -np.inf, log_q, -np.inf)
+        return replace(self, log_q=there, log_probs=whole, unconditioned=None)
 
     @property
     def origin(self) -> Ints:
@@ -69,14 +82,8 @@ class Candidates:
         """Those of the last nodes of the frontier."""
         if nodes == len(self.tokens):
             return self
-        whole, sources = self.log_probs, self.sources
-        return replace(
-            self,
-            tokens=self.tokens[-nodes:],
-            log_q=self.log_q[-nodes:],
-            log_probs=None if whole is None else whole[-nodes:],
-            sources=None if sources is None else sources[-nodes:],
-        )
+        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v[-nodes:] for k, v in columns.items() if isinstance(v, np.ndarray | Tensor)})
 
     def entropy(self, top: int | None = ENTROPY_TOP) -> Floats:
         """[F] entropy of q in nats over its likeliest tokens (C2T, section 4.1, eq. 3), or over all (None).
