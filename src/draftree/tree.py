@@ -82,8 +82,9 @@ class Candidates:
         """Those of the last nodes of the frontier."""
         if nodes == len(self.tokens):
             return self
-        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v[-nodes:] for k, v in columns.items() if isinstance(v, np.ndarray | Tensor)})
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        cut: dict[str, Any] = {name: c[-nodes:] for name, c in columns.items() if isinstance(c, np.ndarray | Tensor)}
+        return replace(self, **cut)
 
     def entropy(self, top: int | None = ENTROPY_TOP) -> Floats:
         """[F] entropy of q in nats over its likeliest tokens (C2T, section 4.1, eq. 3), or over all (None).

@@ -670,7 +670,7 @@ def run(asked: Asked) -> Trained:
     figures = {name: getattr(end.kept, name) for name in ("auc", "recall", "positive_rate")}
     note = {"command": shlex.join(["draftree", *sys.argv[1:]]), **asdict(plan), **asdict(knobs), **said,
             "skipped_too_long": too_long, "data": kept.about["prompts"],
-            "history": [asdict(r) for r in rounds], "held_out_trees": held.trees}  # fmt: skip
+            "ending": end.ending, "history": [asdict(r) for r in rounds], "held_out_trees": held.trees}  # fmt: skip
     replace(net, trained_on=said | figures).save(asked.out)
     (asked.out / PLAN).write_text(json.dumps(note, indent=1) + "\n")
     if not asked.trees:
