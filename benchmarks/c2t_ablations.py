@@ -55,7 +55,7 @@ PAPER = {
     "entropy_top=500": "τ 4.89, γ 1.02",
     "entropy_top=10000": "τ 4.92, γ 1.00",
 }
-"""τ with the target's own token, which the paper leaves out; γ by that of the paper's setting. B.3 is at similar γ, beside 48 units."""
+"""τ with the target's own token, which the paper leaves out; γ by that of the paper's setting (B.3 has alike γ)."""
 
 
 def settings() -> Iterator[dict[str, Any]]:
