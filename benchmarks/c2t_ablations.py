@@ -132,6 +132,7 @@ def bench(pairs: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
     """A bench of some pairs of drafter and policy, taken up where it was left; a finished one is read."""
     command = ["bench", "--suite", str(args.suite), "--limit", str(args.limit)]
     command += [item for category in args.category for item in ("--category", category)]
+    command += [] if args.per_category is None else ["--per-category", str(args.per_category)]
     command += [item for pair in pairs for item in ("--pair", pair)]
     out = args.work / f"bench-{hashlib.sha256(repr(command).encode()).hexdigest()[:12]}.json"
     if not out.is_file():
@@ -164,24 +165,26 @@ def rows(notes: Mapping[str, dict[str, Any]], benched: Sequence[dict[str, Any]])
                        "nodes at equal τ [95 %]": "1" if at is reference else str(needed)}  # fmt: skip
 
 
-def asked() -> argparse.ArgumentParser:
-    """The options."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--drafter", default="eagle")
-    parser.add_argument("--data", type=Path, action="append", required=True, help="prompts whose trees are learnt; repeat it")
+def asked(what: str, needs_data: bool, limit: int) -> argparse.ArgumentParser:
+    """The options of this script and of `c2t_tables.py`."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--data", type=Path, action="append", required=needs_data, help="prompts whose trees are learnt")
     parser.add_argument("--suite", required=True, help="questions to decode")
     parser.add_argument("--category", action="append", default=[])
-    parser.add_argument("--limit", type=int, default=12, help="of the questions")
+    parser.add_argument("--limit", type=int, default=limit, help="of the questions")
+    parser.add_argument("--per-category", type=int, help="of the questions")
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--trees", type=int, default=Knobs.trees)
-    parser.add_argument("--beta", type=float, action="append", help=f"beside {AT}; by default {BETAS}")
     parser.add_argument("--out", type=Path)
     return parser
 
 
 def main() -> int:
     """Trains, decodes and tells."""
-    args = asked().parse_args()
+    parser = asked((__doc__ or "").splitlines()[0], needs_data=True, limit=12)
+    parser.add_argument("--drafter", default="eagle")
+    parser.add_argument("--trees", type=int, default=Knobs.trees)
+    parser.add_argument("--beta", type=float, action="append", help=f"beside {AT}; by default {BETAS}")
+    args = parser.parse_args()
     betas = sorted({AT, *(args.beta or BETAS)})
     try:
         grow(args)

@@ -1,5 +1,6 @@
 """C2T's tree on invented numbers, its classifier, and how that is trained."""
 
+import importlib
 import json
 import math
 from collections.abc import Callable
@@ -666,3 +667,52 @@ def test_where_nothing_is_accepted_there_is_nothing_to_learn(tmp_path: Path) -> 
     kept = Collected(tmp_path / "trees", {"depth": 3})
     kept.begin()
     assert kept[0] is None
+
+
+# The recipes.
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    return importlib.import_module
+
+
+def test_the_ablations_refuse_a_classifier_that_was_stopped_early(
+    recipe: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ablations, note = recipe("c2t_ablations"), tmp_path / "features-PHd" / "training.json"
+    note.parent.mkdir()
+    monkeypatch.setattr(ablations, "grow", lambda args: None)
+    monkeypatch.setattr(ablations, "draftree", lambda *command: pytest.fail("nothing is trained or decoded"))
+    monkeypatch.setattr("sys.argv", ["x", "--data", "d", "--suite", "s", "--work", str(tmp_path)])
+    history = [{"step": 240, "auc": 0.9}]
+    for planted in ({"to_the_end": False, "history": history}, {"history": [{"epoch": 10}]}, {"history": history}):
+        note.write_text(json.dumps(planted))
+        assert ablations.main() == 2
+        told = capsys.readouterr().err
+        assert "features-PHd' is not trained: it was stopped after" in told
+        assert len(told.splitlines()) == 1
+    assert ablations.checked(demo_folder("c2t"))["to_the_end"] is True
+
+
+def test_the_ablations_set_what_the_paper_sets(recipe: Callable[[str], Any]) -> None:
+    every = list(recipe("c2t_ablations").settings())
+    assert {48, *(s["hidden"] for s in every if "hidden" in s)} == {2, 6, 12, 24, 36, 48}
+    assert {1000, *(s["entropy_top"] for s in every if "entropy_top" in s)} == {100, 500, 1000, 10_000}
+    assert [s["features"] for s in every if "features" in s] == list(FEATURES)
+    for setting in every:
+        Knobs.read([f"{k}={v}" for k, v in setting.items()], None)
+    for line in (line for lines in recipe("c2t_tables").TABLES.values() for line in lines):
+        registry.build("policy", line.policy.replace("TUNED", str(demo_folder("c2t"))))
+
+
+def test_nodes_at_equal_tau_by_hand(recipe: Callable[[str], Any]) -> None:
+    equal = recipe("equal_tau")
+    # τ is (accepted / steps) + 1. The curve has 10 nodes at τ = 2 and 40 at τ = 4: halfway, geometrically, 20 at τ = 3.
+    row = lambda accepted, nodes: {"per_prompt": {"steps": [1, 1], "accepted": [accepted] * 2, "nodes": [nodes] * 2}}
+    curve = [row(3, 40), row(1, 10)]
+    found = equal.Share.of(row(2, 15), curve, np.random.default_rng(0))
+    assert (found.whole, found.low, found.high, found.reached) == pytest.approx((0.75, 0.75, 0.75, 1))
+    assert str(found.inverse) == "1.33 [1.33, 1.33]"
+    assert str(equal.Share.of(row(4, 15), curve, np.random.default_rng(0))) == "beyond the curve"
