@@ -3,13 +3,14 @@
     python benchmarks/equal_tau.py RESULT.json --policy c2t:beta --beside eagle2:nodes
 
 Policies are named by how their specs begin. For every row of the first, the nodes a step that the second needs for the same τ
-are interpolated on its curve, linearly between the two settings around it; where the curve does not reach, there is no figure.
-Intervals: 95 %, bootstrap over prompts, the same ones for both.
+are interpolated on its curve, between the two settings around it, geometrically (τ grows about with their logarithm); where the
+curve does not reach, there is no figure. Intervals: 95 %, bootstrap over prompts, the same ones for both.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,45 @@ def share(row: Row, curve: Sequence[Row], prompts: np.ndarray) -> float:
     points = sorted(figures(r, prompts) for r in curve)
     if not points:
         return float("nan")
-    return nodes / float(np.interp(tau, *zip(*points, strict=True), left=np.nan, right=np.nan))
+    at, needed = np.array(points).T
+    return nodes / float(np.exp(np.interp(tau, at, np.log(needed), left=np.nan, right=np.nan)))
+
+
+@dataclass(frozen=True)
+class Share:
+    """A row's nodes by those that a curve needs for its τ; NaN where the curve does not reach.
+
+    Attributes:
+        whole: over all prompts.
+        low: the 95 % interval's end.
+        high: the other.
+        reached: the share of bootstrap draws within the curve.
+    """
+
+    whole: float
+    low: float
+    high: float
+    reached: float
+
+    @classmethod
+    def of(cls, row: Row, curve: Sequence[Row], drawn: np.random.Generator) -> "Share":
+        """That of a row."""
+        n = len(row["per_prompt"]["steps"])
+        spread = [share(row, curve, drawn.integers(0, n, n)) for _ in range(DRAWS)]
+        reached = 1 - float(np.isnan(spread).mean())  # near the curve's ends some draws leave it
+        low, high = np.nanquantile(spread, [0.025, 0.975]) if reached else (np.nan, np.nan)
+        return cls(share(row, curve, np.arange(n)), float(low), float(high), reached)
+
+    @property
+    def inverse(self) -> "Share":
+        """The nodes the curve needs, by the row's."""
+        return Share(1 / self.whole, 1 / self.high, 1 / self.low, self.reached)
+
+    def __str__(self) -> str:
+        if np.isnan(self.whole):
+            return "beyond the curve"
+        sure = f", {self.reached:.0%} of draws" if self.reached < 1 else ""
+        return f"{self.whole:.2f} [{self.low:.2f}, {self.high:.2f}]{sure}"
 
 
 def lines(rows: Sequence[Row], mine: Callable[[str], bool], theirs: Callable[[str], bool], seed: int) -> list[dict[str, str]]:
@@ -47,16 +86,9 @@ def lines(rows: Sequence[Row], mine: Callable[[str], bool], theirs: Callable[[st
     for row in (r for r in rows if r["policy"] and mine(r["policy"])):
         same = lambda r, row=row: (r["drafter"], r["temperature"]) == (row["drafter"], row["temperature"])
         curve = [r for r in rows if r["policy"] and theirs(r["policy"]) and same(r)]
-        n = len(row["per_prompt"]["steps"])
-        whole = share(row, curve, np.arange(n))
-        spread = [share(row, curve, drawn.integers(0, n, n)) for _ in range(DRAWS)]
-        reached = 1 - np.isnan(spread).mean()  # near the curve's ends some draws leave it
-        low, high = np.nanquantile(spread, [0.025, 0.975]) if reached else (np.nan, np.nan)
-        tau, nodes = figures(row, np.arange(n))
-        sure = f", {reached:.0%} of draws" if reached < 1 else ""
-        told = "beyond the curve" if np.isnan(whole) else f"{whole:.2f} [{low:.2f}, {high:.2f}]{sure}"
+        tau, nodes = figures(row, np.arange(len(row["per_prompt"]["steps"])))
         found.append({"drafter": row["drafter"], "policy": row["policy"], "τ": f"{tau:.2f}", "nodes/step": f"{nodes:.1f}",
-                      "nodes at equal τ, by the other's [95 %]": told})  # fmt: skip
+                      "nodes at equal τ, by the other's [95 %]": str(Share.of(row, curve, drawn))})  # fmt: skip
     return found
 
 

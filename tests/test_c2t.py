@@ -1,5 +1,6 @@
 """C2T's tree on invented numbers, its classifier, and how that is trained."""
 
+import importlib
 import json
 import math
 from collections.abc import Callable
@@ -18,11 +19,12 @@ from draftree.engine import Engine, Generation
 from draftree.errors import UserError
 from draftree.policies._classifier import FEATURES, Classifier
 from draftree.policies.c2t import C2T
+from draftree.sampling import Drawing, Keyed, Sampling, drawn
 from draftree.target import demo_folder
 from draftree.testing.fakes import Always, Never, tiny_target
 from draftree.text import Request
 from draftree.training import classifier as training
-from draftree.training.classifier import Asked, Collected, Epoch, Knobs, Nodes, Plan, Recorder
+from draftree.training.classifier import Asked, Collected, Knobs, Nodes, Plan, Recorder, Round
 from draftree.tree import Candidates, Draw, Ints, Tree
 from folders import target_folder
 from rules import Path as Tokens
@@ -278,12 +280,42 @@ def test_sampled_draws_are_judged_by_the_q_they_were_drawn_from(using: Callable[
     assert (tree.tokens[1:].tolist(), tree.draw) == ([1, 0], Draw.WITHOUT_REPLACEMENT)
 
 
+def test_features_may_be_those_of_q_without_the_targets_noise(using: Callable[..., C2T]) -> None:
+    # q is flat, and the noise says token 2: given it, q(2) = .98 and H is small; without it, q(2) = 1/4 and H = ln 4 = 1.386.
+    flat, given = torch.full((1, 4), 0.25, dtype=torch.float64).log(), torch.tensor([[0.01, 0.005, 0.98, 0.005]]).double().log()
+    coupled = Candidates(np.array([[2, 0]]), given.numpy()[:, [2, 0]], given, Draw.COUPLED, unconditioned=flat)
+    grow = lambda raw, candidates=coupled, **z: grown(using(net(**z), depth=1, raw=raw), lambda *_: candidates)
+    of_p = {"p": 4.0, "bias": -2.0}  # P ≥ ½
+    assert [grow(raw, **of_p).tokens[1:].tolist() for raw in ("none", "H", "P", "P+H")] == [[2], [2], [], []]
+    of_h = {"h": 1.0, "bias": -1.0}  # H ≥ 1
+    assert [grow(raw, **of_h).tokens[1:].tolist() for raw in ("none", "P", "H", "P+H")] == [[], [], [2, 0], [2, 0]]
+    assert np.exp(grow("P", bias=9).score[1:]) == pytest.approx([0.25, 0.25])
+    assert np.exp(grow("H", bias=9).score[1:]) == pytest.approx([0.98, 0.01])
+    plain = replace(coupled, unconditioned=None)
+    assert grow("P+H", plain, **of_p).tokens[1:].tolist() == [2], "without noise there is one q"
+    assert replace(coupled, log_q=np.array([[0.0, -np.inf]])).raw.log_q[0, 1] == -np.inf, "what is missing stays so"
+
+
+def test_drafters_say_what_q_was_before_the_noise() -> None:
+    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
+    drawing = Drawing(Draw.COUPLED, Sampling(temperature=0.5, seed=3), Keyed(3, np.array([4]), np.array([9])))
+    found = drawn(logits, 4, drawing, np.zeros(3, np.int64), np.arange(3))
+    whole = torch.log_softmax(logits.double() / 0.5, dim=-1)
+    assert found.raw.log_probs is found.unconditioned
+    assert found.raw.log_q == pytest.approx(np.take_along_axis(whole.numpy(), found.tokens, axis=1))
+    assert found.log_probs is not None
+    assert not torch.allclose(found.log_probs, whole)
+    assert found.raw.last(2).entropy() == pytest.approx(found.last(2).raw.entropy())
+    assert drawn(logits, 4, Drawing(), np.zeros(3, np.int64), np.arange(3)).unconditioned is None
+
+
 # Knobs.
 
 
 def test_a_spec_names_the_knobs() -> None:
     found = registry.build("policy", "c2t:beta=0.3,width=10,layer_top=none,depth=6,chain=true")
     assert found == C2T(beta=0.3, width=10, layer_top=None, depth=6, chain=True)
+    assert registry.build("policy", "c2t:raw=P+H") == C2T(raw="P+H")
     assert registry.build("policy", "c2t") == C2T(0.5, 15, 15, 10, "", False)
 
 
@@ -301,7 +333,9 @@ def test_the_shipped_one_was_trained_and_is_small() -> None:
     assert said.trained_on["recall"] > 0.7 > 10 * said.trained_on["positive_rate"]
     told = json.loads((demo_folder("c2t") / "training.json").read_text())
     assert told["command"].startswith("draftree train c2t --drafter eagle")
-    assert told["history"][told["epoch"] - 1]["recall"] == said.trained_on["recall"]
+    [kept] = [r for r in told["history"] if r["step"] == told["step"]]
+    assert (kept["auc"], kept["recall"]) == (said.trained_on["auc"], said.trained_on["recall"])
+    assert said.trained_on["to_the_end"] is told["to_the_end"] is True
 
 
 # Labels and trees.
@@ -361,40 +395,89 @@ def planted(count: int, seed: int) -> Nodes:
     return Nodes(joint, entropy, depth, (joint > 0.5) & (entropy > 3), np.arange(count) // 100)
 
 
-FAST = Plan(batch_size=128, lr=1e-2)
+FAST, SHORT = Plan(batch_size=128, lr=1e-2), Knobs(steps=300)
 
 
 def test_a_planted_rule_is_found() -> None:
-    found, epochs = training.learn(planted(4000, 0), planted(1000, 1), Knobs(), FAST)
-    recall, positive_rate = training.measured(found, planted(4000, 2))
-    assert recall > 0.9
+    found, rounds = training.learn(planted(4000, 0), planted(1000, 1), SHORT, FAST)
+    auc, recall, positive_rate = training.measured(found, planted(4000, 2))
+    assert min(auc, recall) > 0.9
     assert positive_rate < 0.35, "5/16 are accepted"
-    again, _ = training.learn(planted(4000, 0), planted(1000, 1), Knobs(), FAST)
+    again, _ = training.learn(planted(4000, 0), planted(1000, 1), SHORT, FAST)
     assert np.array_equal(found.hidden_weight, again.hidden_weight), "the seed decides all"
-    kept = training.picked(epochs)
-    assert training.measured(found, planted(1000, 1)) == (kept.recall, kept.positive_rate)
+    kept = training.picked(rounds)
+    assert training.measured(found, planted(1000, 1)) == (kept.auc, kept.recall, kept.positive_rate)
 
 
 def test_without_the_entropy_the_planted_rule_is_not_found() -> None:
-    blind, _ = training.learn(planted(4000, 0), planted(1000, 1), Knobs(features="P+d"), FAST)
-    recall, positive_rate = training.measured(blind, planted(4000, 2))
+    blind, _ = training.learn(planted(4000, 0), planted(1000, 1), replace(SHORT, features="P+d"), FAST)
+    auc, recall, positive_rate = training.measured(blind, planted(4000, 2))
+    assert auc < 0.95
     assert recall < 0.9 or positive_rate > 0.45
 
 
+def test_auc_by_hand() -> None:
+    accepted = np.array([True, False, True, False, False])
+    # Of six pairs: .9 is above all three rejected; .5 above .1, equal to .5 (a half), below .7.
+    assert training.auc(np.array([0.9, 0.7, 0.5, 0.5, 0.1]), accepted) == pytest.approx((3 + 1.5) / 6)
+    assert training.auc(np.array([0.1, 0.7, 0.1, 0.5, 0.3]), accepted) == 0
+    assert training.auc(np.ones(5), accepted) == training.auc(np.arange(5.0), accepted | True) == 0.5
+
+
+def test_epochs_are_few_steps_so_steps_are_counted() -> None:
+    # 1,000 entries in batches of 128 are 8 steps, ten epochs 80.
+    assert training.full(1000, Knobs(), FAST) == 4000
+    assert training.full(1000, Knobs(steps=79), FAST) == 80
+    assert training.full(1000, Knobs(steps=79), replace(FAST, epochs=20)) == 160
+    _, rounds = training.learn(planted(4000, 0), planted(1000, 1), Knobs(steps=250), replace(FAST, epochs=1))
+    assert [r.step for r in rounds] == [100, 200, 250]
+
+
+def rounds_of(*auc: float) -> list[Round]:
+    return [Round(100 * i, 0.0, x, 0.5, 0.1) for i, x in enumerate(auc, 1)]
+
+
+def test_auc_rises_until_many_rounds_bring_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "PATIENCE", 3)
+    monkeypatch.setattr(training, "RISE", 0.01)
+    assert training.rises(rounds_of(0.9, 0.9, 0.9)), "nothing is known yet"
+    assert not training.rises(rounds_of(0.9, 0.9, 0.9, 0.905))
+    assert training.rises(rounds_of(0.9, 0.8, 0.92, 0.8))
+    assert not training.rises(rounds_of(0.92, 0.8, 0.92, 0.925)), "the best of all before counts"
+    _, rounds = training.learn(planted(4000, 0), planted(1000, 1), Knobs(steps=10**6), FAST)
+    assert not training.rises(rounds)
+    assert training.rises(rounds[:-1]), "it ends at once"
+
+
+def test_a_run_says_whether_it_was_trained_to_the_end() -> None:
+    learnt, texts, plan = planted(4000, 0), [planted(4000, 0)], Plan()
+    ended = lambda rounds, knobs=Knobs(steps=1): training._summed(texts, learnt, knobs, plan, rounds)
+    rising = rounds_of(*np.linspace(0.5, 0.99, 40))
+    short, whole, flat = ended(rising[:-1]), ended(rising), ended(rounds_of(*[0.9] * 30))
+    assert (short.to_the_end, whole.to_the_end, flat.to_the_end) == (False, True, True)
+    assert short.ending == "not trained to the end: after 3,900 steps held-out AUC may still rise"
+    assert whole.ending == "trained to the end: 4,000 steps, after which held-out AUC still rose"
+    assert flat.ending == "trained to the end: 3,000 steps, after which held-out AUC rose no more"
+
+
 def test_fine_tuning_begins_with_the_weights() -> None:
-    start, _ = training.learn(planted(4000, 0), planted(1000, 1), Knobs(hidden=12), replace(FAST, epochs=5))
-    near, _ = training.learn(planted(1000, 3), planted(1000, 1), Knobs(hidden=12), Plan(epochs=1, lr=1e-9), start)
+    few = Knobs(hidden=12, steps=1)
+    start, _ = training.learn(planted(4000, 0), planted(1000, 1), few, replace(FAST, epochs=5))
+    near, _ = training.learn(planted(1000, 3), planted(1000, 1), few, Plan(epochs=1, lr=1e-9), start)
     for name in ("hidden_weight", "hidden_bias", "output_weight", "output_bias"):
         assert getattr(near, name) == pytest.approx(getattr(start, name), abs=1e-6)
-    tuned, _ = training.learn(planted(1000, 3), planted(1000, 1), Knobs(hidden=12), Plan(epochs=1), start)
+    tuned, _ = training.learn(planted(1000, 3), planted(1000, 1), few, Plan(epochs=1), start)
     assert not np.array_equal(tuned.hidden_weight, start.hidden_weight)
 
 
-def test_epochs_are_picked_by_recall_and_then_by_positive_rate() -> None:
-    of = lambda *figures: training.picked([Epoch(i, 0.0, *f) for i, f in enumerate(figures, 1)]).epoch
+def test_rounds_are_picked_by_recall_and_then_by_positive_rate() -> None:
+    of = lambda *figures, auc=(0.9, 0.9, 0.9): (
+        training.picked([Round(i, 0.0, auc[i - 1], *f) for i, f in enumerate(figures, 1)]).step
+    )
     assert of((0.90, 0.1), (0.95, 0.3), (0.93, 0.1)) == 2, "two points are more than alike"
     assert of((0.95, 0.3), (0.945, 0.2), (0.93, 0.1)) == 2
     assert of((0.95, 0.2), (0.96, 0.2), (0.96, 0.2)) == 1
+    assert of((1.0, 0.9), (0.6, 0.1), (0.59, 0.1), auc=(0.5, 0.9, 0.899)) == 2, "a net that accepts everything tells nothing"
 
 
 def test_all_accepted_nodes_and_some_others_are_learnt() -> None:
@@ -430,7 +513,20 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "prompts.jsonl"
 
 
-SMALL = ("--set", "depth=4", "--set", "width=2", "--set", "tokens=12", "--set", "hidden=6", "--epochs", "3")
+SMALL = (
+    "--set",
+    "depth=4",
+    "--set",
+    "width=2",
+    "--set",
+    "tokens=12",
+    "--set",
+    "hidden=6",
+    "--epochs",
+    "3",
+    "--set",
+    "steps=150",
+)
 
 
 def test_a_classifier_is_trained_and_used(draftree, folder: str, data: Path, tmp_path: Path) -> None:
@@ -440,12 +536,14 @@ def test_a_classifier_is_trained_and_used(draftree, folder: str, data: Path, tmp
     status, shown, err = draftree("train", "c2t", *args, "--json")
     assert (status, err) == (0, "")
     said = json.loads(shown)
-    assert (said["policy"], said["texts"], len(said["epochs"])) == ("c2t", 5, 3)
+    assert (said["policy"], said["texts"], len(said["rounds"]), said["to_the_end"]) == ("c2t", 5, 2, False)
     assert 0 < said["accepted"] < said["nodes"]
     assert sorted(p.name for p in out.iterdir()) == ["config.json", "model.safetensors", "training.json"]
     told = json.loads((out / "training.json").read_text())
     assert (told["lr"], told["batch_size"], told["held_out"], told["epochs"], told["hidden"]) == (1e-3, 1024, 0.05, 3, 6)
-    assert [e["epoch"] for e in told["history"]] == [1, 2, 3]
+    assert [r["step"] for r in told["history"]] == [100, 150]
+    assert (told["steps"], told["to_the_end"]) == (150, False)
+    assert Classifier.load(out).trained_on["to_the_end"] is False
     status, shown, _ = draftree("generate", "abcabc", "--target", folder, "--drafter", drafter, "--policy",
                                 f"c2t:beta=0,classifier={out}", "--max-new-tokens", 24, "--baseline", "--json")  # fmt: skip
     assert json.loads(shown)["baseline"]["same_output"] is True
@@ -456,6 +554,7 @@ def test_a_classifier_is_trained_and_used(draftree, folder: str, data: Path, tmp
     status, shown, _ = draftree("train", "c2t:negatives=2", *again, "--init-from", out)
     assert status == 0
     assert "recall" in shown
+    assert "not trained to the end: after 150 steps" in shown
     told = json.loads((other / "training.json").read_text())
     assert (told["lr"], told["hidden"], told["negatives"]) == (1e-4, 6, 2.0)
 
@@ -484,12 +583,17 @@ def test_an_interrupted_run_goes_on(folder: str, data: Path, tmp_path: Path, mon
 
 def test_kept_trees_serve_another_classifier(folder: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Asked(
-        [data], tmp_path / "a", folder, f"lm:model={folder}", ["depth=4", "width=2", "tokens=12"], trees=str(tmp_path / "kept")
-    )
+        [data], tmp_path / "a", folder, f"lm:model={folder}", ["depth=4", "width=2", "tokens=12", "steps=1"],
+        trees=str(tmp_path / "kept"),
+    )  # fmt: skip
     trained = training.run(first)
     monkeypatch.setattr(Engine, "write", None)
-    second = training.run(replace(first, out=tmp_path / "b", knobs=[*first.knobs, "features=P", "trees=4"]))
+    few = lambda out, least: training.run(
+        replace(first, out=tmp_path / out, knobs=[*first.knobs, "features=P", "trees=4", f"positives={least}"])
+    )
+    second, third = few("b", 0), few("c", trained.accepted)
     assert (second.trees, trained.trees > 4) == (4, True)
+    assert third.trees == trained.trees, "too few are accepted, so that more trees are taken"
     assert Classifier.load(tmp_path / "b").features == "P"
 
 
@@ -515,6 +619,8 @@ MISTAKES = {
     "not a number": (["--set", "hidden=x"], {}, "c2t: hidden is 'x'"),
     "no hidden units": (["--set", "hidden=0"], {}, "hidden is 0, allowed"),
     "no negatives": (["--set", "negatives=0"], {}, "negatives is 0.0"),
+    "no steps": (["--set", "steps=0"], {}, "steps is 0, allowed is a whole number of at least 1"),
+    "fewer than none": (["--set", "positives=-1"], {}, "positives is -1"),
     "no share": (["--set", "share=2"], {}, "share is 2.0"),
     "unknown features": (["--set", "features=P+H+D"], {}, "did you mean 'P+H+d'"),
     "no classifier": (["--init-from", "none"], {}, "'none' is not a classifier's folder"),
@@ -561,3 +667,52 @@ def test_where_nothing_is_accepted_there_is_nothing_to_learn(tmp_path: Path) -> 
     kept = Collected(tmp_path / "trees", {"depth": 3})
     kept.begin()
     assert kept[0] is None
+
+
+# The recipes.
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    return importlib.import_module
+
+
+def test_the_ablations_refuse_a_classifier_that_was_stopped_early(
+    recipe: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ablations, note = recipe("c2t_ablations"), tmp_path / "features-PHd" / "training.json"
+    note.parent.mkdir()
+    monkeypatch.setattr(ablations, "grow", lambda args: None)
+    monkeypatch.setattr(ablations, "draftree", lambda *command: pytest.fail("nothing is trained or decoded"))
+    monkeypatch.setattr("sys.argv", ["x", "--data", "d", "--suite", "s", "--work", str(tmp_path)])
+    history = [{"step": 240, "auc": 0.9}]
+    for planted in ({"to_the_end": False, "history": history}, {"history": [{"epoch": 10}]}, {"history": history}):
+        note.write_text(json.dumps(planted))
+        assert ablations.main() == 2
+        told = capsys.readouterr().err
+        assert "features-PHd' is not trained: it was stopped after" in told
+        assert len(told.splitlines()) == 1
+    assert ablations.checked(demo_folder("c2t"))["to_the_end"] is True
+
+
+def test_the_ablations_set_what_the_paper_sets(recipe: Callable[[str], Any]) -> None:
+    every = list(recipe("c2t_ablations").settings())
+    assert {48, *(s["hidden"] for s in every if "hidden" in s)} == {2, 6, 12, 24, 36, 48}
+    assert {1000, *(s["entropy_top"] for s in every if "entropy_top" in s)} == {100, 500, 1000, 10_000}
+    assert [s["features"] for s in every if "features" in s] == list(FEATURES)
+    for setting in every:
+        Knobs.read([f"{k}={v}" for k, v in setting.items()], None)
+    for line in (line for lines in recipe("c2t_tables").TABLES.values() for line in lines):
+        registry.build("policy", line.policy.replace("TUNED", str(demo_folder("c2t"))))
+
+
+def test_nodes_at_equal_tau_by_hand(recipe: Callable[[str], Any]) -> None:
+    equal = recipe("equal_tau")
+    # τ is (accepted / steps) + 1. The curve has 10 nodes at τ = 2 and 40 at τ = 4: halfway, geometrically, 20 at τ = 3.
+    row = lambda accepted, nodes: {"per_prompt": {"steps": [1, 1], "accepted": [accepted] * 2, "nodes": [nodes] * 2}}
+    curve = [row(3, 40), row(1, 10)]
+    found = equal.Share.of(row(2, 15), curve, np.random.default_rng(0))
+    assert (found.whole, found.low, found.high, found.reached) == pytest.approx((0.75, 0.75, 0.75, 1))
+    assert str(found.inverse) == "1.33 [1.33, 1.33]"
+    assert str(equal.Share.of(row(4, 15), curve, np.random.default_rng(0))) == "beyond the curve"

@@ -384,18 +384,21 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) ->
         tokens=np.where(kept, found.tokens, 0),
         log_q=np.where(kept, found.log_q, -np.inf),
         log_probs=None if found.log_probs is None else found.log_probs.where(there[:, None], -torch.inf),
+        unconditioned=None if found.unconditioned is None else found.unconditioned.where(there[:, None], -torch.inf),
         finite=numbers,
     )
 
 
 def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
     """K candidates of q, drawn as they are to be."""
+    before = None
     if drawing.kind is Draw.COUPLED and drawing.noise is not None:
-        log_probs = coupled(log_probs, drawing.noise, rows, depths, drawing.sampling.temperature)
+        before, log_probs = log_probs, coupled(log_probs, drawing.noise, rows, depths, drawing.sampling.temperature)
     elif drawing.kind.sampled and drawing.noise is not None:
         return _sampled(log_probs, k, drawing.kind, drawing.noise, rows, depths)
     tokens, log_q = top_k(log_probs, k)
-    return Candidates(tokens, log_q, log_probs, Draw.POINT if drawing.noise is None else drawing.kind)
+    draw = Draw.POINT if drawing.noise is None else drawing.kind
+    return Candidates(tokens, log_q, log_probs, draw, unconditioned=before)
 
 
 def coupled(log_probs: Tensor, noise: Keyed, rows: Ints, depths: Ints, temperature: float) -> Tensor:

@@ -5,9 +5,10 @@ distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes,
 which of them to expand, so the numbers have to be on the host anyway.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ class Candidates:
         source: which drafter proposed them, see `Tree.source`.
         sources: [F, K] of each, where they are of several drafters, fused.
         finite: whether what the drafter computed was numbers; after nodes where it was not, nothing is found.
+        unconditioned: [F, V] log q as it was before it was conditioned on the target's noise, for coupled draws.
     """
 
     tokens: Ints
@@ -61,6 +63,17 @@ class Candidates:
     source: int = 0
     sources: Ints | None = None
     finite: bool = True
+    unconditioned: Tensor | None = None
+
+    @property
+    def raw(self) -> "Candidates":
+        """The same tokens with q as it is without the target's noise."""
+        if self.unconditioned is None:
+            return self
+        whole = self.unconditioned
+        log_q = whole.gather(-1, torch.from_numpy(self.tokens).to(whole.device)).double().cpu().numpy()
+        there = np.where(self.log_q > -np.inf, log_q, -np.inf)
+        return replace(self, log_q=there, log_probs=whole, unconditioned=None)
 
     @property
     def origin(self) -> Ints:
@@ -71,14 +84,9 @@ class Candidates:
         """Those of the last nodes of the frontier."""
         if nodes == len(self.tokens):
             return self
-        whole, sources = self.log_probs, self.sources
-        return replace(
-            self,
-            tokens=self.tokens[-nodes:],
-            log_q=self.log_q[-nodes:],
-            log_probs=None if whole is None else whole[-nodes:],
-            sources=None if sources is None else sources[-nodes:],
-        )
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        cut: dict[str, Any] = {name: c[-nodes:] for name, c in columns.items() if isinstance(c, np.ndarray | Tensor)}
+        return replace(self, **cut)
 
     def entropy(self, top: int | None = ENTROPY_TOP) -> Floats:
         """[F] entropy of q in nats over its likeliest tokens (C2T, section 4.1, eq. 3), or over all (None).

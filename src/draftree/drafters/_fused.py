@@ -304,7 +304,9 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
     tokens, values, sources = np.zeros(shape, np.int64), np.full(shape, -np.inf), np.full(shape, -1)
     at = every.at[order], place
     tokens[at], values[at], sources[at] = every.token[order], log_q[order], every.parts[order] - 1
-    return Candidates(tokens, values, None if guide is None else guide.log_probs, sources=sources)
+    if guide is None:
+        return Candidates(tokens, values, sources=sources)
+    return Candidates(tokens, values, guide.log_probs, sources=sources, unconditioned=guide.unconditioned)
 
 
 def _shared(every: _Proposals, nodes: int) -> Floats:

@@ -211,10 +211,14 @@ class MedusaDrafter(Trainable[Heads]):
 
 def _spread(found: Candidates, which: Ints) -> Candidates:
     """Candidates [F, K] of lists that several nodes share; `which` [F] is each node's."""
-    q = found.log_probs
-    if q is not None:  # one list for all costs no memory, and that is how layered policies ask
-        q = q.expand(len(which), -1) if len(q) == 1 else q[torch.from_numpy(which).to(q.device)]
-    return replace(found, tokens=found.tokens[which], log_q=found.log_q[which], log_probs=q)
+
+    def spread(q: Tensor | None) -> Tensor | None:
+        if q is None or len(q) == 1:  # one list for all costs no memory, and that is how layered policies ask
+            return q if q is None else q.expand(len(which), -1)
+        return q[torch.from_numpy(which).to(q.device)]
+
+    q, before = spread(found.log_probs), spread(found.unconditioned)
+    return replace(found, tokens=found.tokens[which], log_q=found.log_q[which], log_probs=q, unconditioned=before)
 
 
 def read(folder: Path) -> Stored:

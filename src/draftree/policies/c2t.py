@@ -8,7 +8,7 @@ layers reads all three (eq. 4). Candidates below a threshold never enter the tre
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 
@@ -26,12 +26,16 @@ class C2T(Layered):
     """Classifier-based tree (algorithm 1).
 
     Attributes:
-        beta: a candidate of a smaller confidence is left out (0.5 in the paper).
+        beta: a candidate of a smaller confidence is left out (0.2 to 0.9 in the paper, mostly 0.5). A confidence is no
+            probability of acceptance: the classifier learnt from three rejected nodes for each accepted one, where whole
+            trees have about 190 (the demo's), so 0.5 says 1.6 %. The paper does not tell its ratio: the same β is another.
         width: the likeliest candidates after each node that the classifier sees (the first TopK of section 4.2.2; 15).
         layer_top: at most so many nodes of a layer stay, the most confident (the second TopK; 15); none for all.
         depth: layers (10 in the paper).
         classifier: its folder, as `draftree train c2t` writes it; the shipped one by default.
         chain: only the likeliest candidate is looked at, and drafting ends at the first that is left out (section 5.5).
+        raw: which features are those of q itself where it is conditioned on the target's noise (`match` above temperature
+            0): P, H, both (P+H), or none. Candidates are chosen by the conditioned q, whatever the classifier reads.
     """
 
     beta: float = 0.5
@@ -40,6 +44,7 @@ class C2T(Layered):
     depth: int = 10
     classifier: str = ""
     chain: bool = False
+    raw: Literal["none", "P", "H", "P+H"] = "none"
 
     def __post_init__(self) -> None:
         least = {"width": self.width, "depth": self.depth, "layer_top": 1 if self.layer_top is None else self.layer_top}
@@ -64,8 +69,9 @@ class C2T(Layered):
         return 1 if self.chain else self.width
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        score = path_log_q(tree, frontier, candidates)
-        entropy = candidates.entropy(self.net.entropy_top) if self.net.reads_entropy else np.zeros(len(frontier))
+        read = {name: candidates.raw if name in self.raw else candidates for name in ("P", "H")}
+        score = path_log_q(tree, frontier, read["P"])
+        entropy = read["H"].entropy(self.net.entropy_top) if self.net.reads_entropy else np.zeros(len(frontier))
         depth = tree.depth[frontier].astype(np.float64) + 1
         confidence = self.net.confidence(score, entropy[:, None], depth[:, None])
         keep = (confidence >= self.beta) & (candidates.log_q > -np.inf)

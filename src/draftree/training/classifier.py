@@ -8,6 +8,7 @@ Shapes: N nodes of a tree, n entries (nodes of many trees), X features.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import shlex
 import shutil
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -44,8 +45,18 @@ from draftree.tree import ENTROPY_TOP, Bools, Candidates, Floats, Ints, Tree
 
 VERIFIED = 60
 """Nodes of each complete tree that the target verifies; they only decide how fast it writes."""
+STEPS = 4000
+"""Adam steps at least: ten epochs are a few hundred to a thousand, and small nets are far from trained then."""
+ROUND = 100
+"""Steps between two measurements."""
+PATIENCE, RISE = 20, 5e-4
+"""Held-out AUC has stopped rising where so many rounds together brought no more."""
+WORSE = 2e-3
+"""Rounds whose AUC is lower than the best by more are not picked: their net tells less."""
 NEAR = 0.01
-"""Epochs whose recall is lower than the best by no more are alike; of those the least positive rate is picked."""
+"""Rounds whose recall is lower than the best by no more are alike; of those the least positive rate is picked."""
+MEASURED = 4096
+"""Nodes whose confidence is computed at a time, so that what is in between stays in the processor's cache."""
 ABOUT, PLAN = "about.json", "training.json"
 
 
@@ -61,8 +72,11 @@ class Knobs:
         depth: layers of the trees (11 in appendix B.1).
         width: candidates of a node and nodes expanded in a layer (10 in appendix B.1).
         tokens: the longest text behind a prompt.
-        trees: at most so many trees are grown; 0 for as many as the texts have steps.
-        negatives: rejected nodes learnt for each accepted one, drawn once; all accepted ones are learnt.
+        trees: so many trees are grown (8,880 in appendix B.1), if the texts have as many steps; 0 for as many as they have.
+        positives: trees are grown beyond that until so many of their nodes are accepted (the paper's have 3.5 a tree).
+        negatives: rejected nodes learnt for each accepted one, drawn once; all accepted ones are learnt. The paper samples
+            negatives, too, and does not say how many: 3 is ours, and what a confidence means follows from it, see `C2T`.
+        steps: Adam steps at least, however few the epochs come to; fewer if held-out AUC has stopped rising before.
         share: of the prompts that are used; by default all, and 0.1 for fine-tuning (appendix B.4).
     """
 
@@ -73,13 +87,15 @@ class Knobs:
     depth: int = 11
     width: int = 10
     tokens: int = 128
-    trees: int = 0
+    trees: int = 8880
+    positives: int = 31080
     negatives: float = 3.0
+    steps: int = STEPS
     share: float = 1.0
 
     def __post_init__(self) -> None:
         check_features(self.features)
-        least = {"hidden": 1, "entropy_top": 1, "depth": 1, "width": 1, "tokens": 2, "trees": 0}
+        least = {"hidden": 1, "entropy_top": 1, "depth": 1, "width": 1, "tokens": 2, "trees": 0, "positives": 0, "steps": 1}
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise UserError(f"c2t: {name} is {getattr(self, name)}, allowed is a whole number of at least {low}")
@@ -119,7 +135,7 @@ class Plan:
     """How it is learnt (appendix B.2).
 
     Attributes:
-        epochs: passes over the entries.
+        epochs: passes over the entries; more where they come to fewer than `Knobs.steps`.
         batch_size: entries in a step.
         lr: learning rate of Adam.
         held_out: share of the texts that is measured on.
@@ -214,15 +230,16 @@ class Recorder(Policy):
     """Drafts EAGLE-2's complete trees of one row, keeps them, and lets the best nodes of each be verified.
 
     Args:
-        knobs: depth, width and M.
+        knobs: depth and width.
+        tops: each M that entropies are taken for; that of the knobs by default.
     """
 
-    def __init__(self, knobs: Knobs) -> None:
+    def __init__(self, knobs: Knobs, tops: Sequence[int] = ()) -> None:
         self._complete = knobs.width + (knobs.depth - 1) * knobs.width**2
         self._grown = EAGLE2(self._complete, knobs.depth, knobs.width)
-        self._top = knobs.entropy_top
+        self._tops = tops or (knobs.entropy_top,)
         self.written: list[int] = []
-        self.drafts: list[tuple[int, Tree]] = []
+        self.drafts: list[tuple[int, Tree, Floats]] = []
 
     def tell(self, events: Sequence[Emitted]) -> None:
         """Takes down what was written."""
@@ -231,24 +248,28 @@ class Recorder(Policy):
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         assert tree.roots == 1
-        after = np.zeros(1 + self._complete)  # of the distribution behind each node
+        after = np.zeros((len(self._tops), 1 + self._complete))  # the entropy of the distribution behind each node
 
         def listened(tree: Tree, frontier: Ints, k: int) -> Candidates:
             found = expand(tree, frontier, k)
-            after[frontier] = found.entropy(self._top)
+            after[:, frontier] = [found.entropy(top) for top in self._tops]
             return found
 
         whole = self._grown.draft(listened, tree, costs, Room(room.depth, self._complete), memory)
-        self.drafts.append((len(self.written), replace(whole, entropy=after[whole.parents])))
+        self.drafts.append((len(self.written), whole, after[:, whole.parents]))
         return fit(whole, min(VERIFIED, room.nodes))
 
-    def nodes(self) -> Nodes:
-        """The entries of all trees drafted so far; a tree's depth has room for no more than what was still written."""
+    def nodes(self, top: int = 0) -> Nodes:
+        """The entries of all trees drafted so far; a tree's depth has room for no more than what was still written.
+
+        Args:
+            top: which M's entropy they have, by its place.
+        """
         parts = [NONE]
-        for at, tree in self.drafts:
+        for at, tree, entropy in self.drafts:
             assert tree.tokens[0] == self.written[at - 1]
             joint, depth, right = np.exp(tree.score), tree.depth.astype(np.float64), labels(tree, self.written[at:])
-            parts.append(Nodes(joint[1:], tree.entropy[1:], depth[1:], right[1:], np.zeros(tree.drafted, np.int64)))
+            parts.append(Nodes(joint[1:], entropy[top, 1:], depth[1:], right[1:], np.zeros(tree.drafted, np.int64)))
         return Nodes.joined(parts)
 
 
@@ -299,6 +320,13 @@ class Collected:
         return self.folder / f"{text:06}.npz"
 
 
+def grown(target: Target, drafter: Drafter[Any], request: Request, knobs: Knobs, tops: Sequence[int] = ()) -> list[Nodes]:
+    """The entries of one text, for each M of `tops`, or for that of the knobs."""
+    recorder = Recorder(knobs, tops)
+    Engine(target, drafter, recorder).write([request], on_tokens=recorder.tell)
+    return [recorder.nodes(i) for i in range(len(tops or (knobs.entropy_top,)))]
+
+
 def collect(
     target: Target,
     drafter: Drafter[Any],
@@ -307,7 +335,7 @@ def collect(
     kept: Collected,
     listen: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Nodes]:
-    """The entries of each text, as far as `knobs.trees` reaches; those already kept are not grown again.
+    """The entries of each text, as far as `knobs.trees` and `knobs.positives` reach; those already kept are not grown again.
 
     Args:
         target: writes.
@@ -318,20 +346,19 @@ def collect(
         listen: told how many texts are done, and how many trees there are.
     """
     found: list[Nodes] = []
-    trees = 0
+    trees = positives = 0
     for number, request in enumerate(requests):
-        left = knobs.trees - trees if knobs.trees else math.inf
+        left = knobs.trees - trees if knobs.trees and positives >= knobs.positives else math.inf
         if left <= 0:
             break
         nodes = kept[number]
         if nodes is None:
-            recorder = Recorder(knobs)
-            Engine(target, drafter, recorder).write([request], on_tokens=recorder.tell)
-            kept[number] = recorder.nodes()
+            [kept[number]] = grown(target, drafter, request, knobs)
             nodes = kept[number]  # in the precision in which it is kept
             assert nodes is not None
         found.append(nodes.take(nodes.tree < left))
         trees += found[-1].trees
+        positives += int(found[-1].accepted.sum())
         listen(number + 1, trees)
     return found
 
@@ -340,35 +367,59 @@ def collect(
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """What an epoch came to on the texts held out, every node of their trees counted.
+class Round:
+    """What some steps came to on the texts held out, every node of their trees counted.
 
     Attributes:
-        epoch: its number, from 1.
-        loss: mean binary cross-entropy of what was learnt.
+        step: how many steps were made.
+        loss: mean binary cross-entropy of what was learnt since the round before.
+        auc: how often an accepted node's confidence is above a rejected one's.
         recall: of the accepted nodes, the share with a confidence of at least 0.5.
         positive_rate: θ, of all nodes the share with such a confidence.
     """
 
-    epoch: int
+    step: int
     loss: float
+    auc: float
     recall: float
     positive_rate: float
 
 
-def picked(epochs: Sequence[Epoch]) -> Epoch:
-    """The epoch whose classifier is kept: by recall, then by positive rate (appendix B.2).
+def picked(rounds: Sequence[Round]) -> Round:
+    """The round whose classifier is kept: by recall, then by positive rate (appendix B.2), of those that tell the most.
 
-    Among the epochs whose recall is within one point of the best, the one of the least positive rate, the first of equals.
+    Among the rounds of nearly the best AUC (a net that has learnt nothing yet may accept everything, at a recall of 1) those
+    whose recall is within one point of the best, and of these the one of the least positive rate, the first of equals.
     """
-    best = max(e.recall for e in epochs)
-    return min((e for e in epochs if e.recall >= best - NEAR), key=lambda e: (e.positive_rate, e.epoch))
+    learnt = [r for r in rounds if r.auc >= max(r.auc for r in rounds) - WORSE]
+    best = max(r.recall for r in learnt)
+    return min((r for r in learnt if r.recall >= best - NEAR), key=lambda r: (r.positive_rate, r.step))
 
 
-def measured(net: Classifier, held: Nodes) -> tuple[float, float]:
-    """Recall and positive rate at a confidence of 0.5."""
-    positive = net.confidence(held.log_p, held.entropy, held.depth) >= 0.5
-    return float(positive[held.accepted].mean()), float(positive.mean())
+def rises(rounds: Sequence[Round]) -> bool:
+    """Whether held-out AUC still rises: the last `PATIENCE` rounds brought more than `RISE` over all before."""
+    before, last = rounds[:-PATIENCE], rounds[-PATIENCE:]
+    return not before or max(r.auc for r in last) > max(r.auc for r in before) + RISE
+
+
+def measured(net: Classifier, held: Nodes) -> tuple[float, float, float]:
+    """AUC, and recall and positive rate at a confidence of 0.5."""
+    log_p, parts = held.log_p, [slice(i, i + MEASURED) for i in range(0, len(held), MEASURED)]
+    found = np.concatenate([net.confidence(log_p[p], held.entropy[p], held.depth[p]) for p in parts])
+    return auc(found, held.accepted), float((found >= 0.5)[held.accepted].mean()), float((found >= 0.5).mean())
+
+
+def auc(confidence: Floats, accepted: Bools) -> float:
+    """The share of pairs of an accepted and a rejected node whose confidences are in that order, ties counted half.
+
+    Args:
+        confidence: [n].
+        accepted: [n]; where all or none are, there is nothing to tell apart, and it is ½.
+    """
+    place = np.unique(confidence, return_inverse=True)[1]
+    right, wrong = np.bincount(place, accepted), np.bincount(place, ~accepted)
+    pairs = right.sum() * wrong.sum()
+    return float(right @ (np.cumsum(wrong) - wrong / 2) / pairs) if pairs else 0.5
 
 
 def learn(
@@ -377,17 +428,17 @@ def learn(
     knobs: Knobs,
     plan: Plan,
     start: Classifier | None = None,
-    listen: Callable[[Epoch], None] = lambda _: None,
-) -> tuple[Classifier, list[Epoch]]:
-    """Trains a classifier; returns the picked epoch's, and what each epoch came to.
+    listen: Callable[[Round], None] = lambda _: None,
+) -> tuple[Classifier, list[Round]]:
+    """Trains a classifier; returns the picked round's, and what each round came to.
 
     Args:
         learnt: entries of the texts to learn; negatives are drawn from them here.
         held: all entries of the others.
-        knobs: features, size, M, negatives.
+        knobs: features, size, M, negatives, steps.
         plan: of learning.
         start: what it begins with; random weights by default.
-        listen: told of each epoch.
+        listen: told of each round.
 
     Raises:
         UserError: no node was accepted, or training diverged.
@@ -406,15 +457,24 @@ def learn(
     if start is not None:
         _fill(net, start, scale)
     optimizer = torch.optim.Adam(net.parameters(), lr=plan.lr)
-    epochs, nets = list[Epoch](), list[Classifier]()
-    for number in range(1, plan.epochs + 1):
-        loss = _pass(net, optimizer, x, y, torch.from_numpy(rng.permutation(len(x))).split(plan.batch_size))
+    batches, steps = _shuffled(len(x), plan.batch_size, rng), full(len(x), knobs, plan)
+    rounds, nets = list[Round](), list[Classifier]()
+    for done in range(0, steps, ROUND):
+        step = min(done + ROUND, steps)
+        loss = _pass(net, optimizer, x, y, itertools.islice(batches, step - done))
         if not math.isfinite(loss):
-            raise UserError(f"training diverged: the loss is {loss} in epoch {number}; try a smaller lr")
+            raise UserError(f"training diverged: the loss is {loss} after {step} steps; try a smaller lr")
         nets.append(_numpy(net, knobs, scale))
-        epochs.append(Epoch(number, loss, *measured(nets[-1], held)))
-        listen(epochs[-1])
-    return nets[picked(epochs).epoch - 1], epochs
+        rounds.append(Round(step, loss, *measured(nets[-1], held)))
+        listen(rounds[-1])
+        if not rises(rounds):
+            break
+    return nets[rounds.index(picked(rounds))], rounds
+
+
+def full(entries: int, knobs: Knobs, plan: Plan) -> int:
+    """Steps of a training that does not end before: the plan's epochs, and no fewer than `knobs.steps`."""
+    return max(plan.epochs * math.ceil(entries / plan.batch_size), knobs.steps)
 
 
 @dataclass(frozen=True)
@@ -434,18 +494,24 @@ def _inputs(nodes: Nodes, knobs: Knobs) -> Floats:
     return np.stack([read[name] for name in knobs.features.split("+")], axis=1)
 
 
+def _shuffled(entries: int, batch_size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+    """Batches of entries' numbers, epoch by epoch without end."""
+    while True:
+        yield from torch.from_numpy(rng.permutation(entries)).split(batch_size)
+
+
 def _pass(
-    net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, batches: Sequence[torch.Tensor]
+    net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, batches: Iterable[torch.Tensor]
 ) -> float:
-    """One epoch; returns the mean loss of its entries."""
-    total = 0.0
+    """A step for each batch; returns the mean loss of their entries."""
+    total, entries = 0.0, 0
     for batch in batches:
         loss = nn.functional.binary_cross_entropy_with_logits(net(x[batch])[:, 0], y[batch])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        total += float(loss.detach()) * len(batch)
-    return total / len(x)
+        total, entries = total + float(loss.detach()) * len(batch), entries + len(batch)
+    return total / entries
 
 
 def _numpy(net: nn.Sequential, knobs: Knobs, scale: Scale) -> Classifier:
@@ -477,7 +543,7 @@ class Asked:
         drafter: the spec of the drafter whose trees are learnt from.
         knobs: as key=value.
         init_from: the classifier it begins with.
-        epochs: passes; None, as below, for the paper's.
+        epochs: passes; None, as below, for the paper's. The least number of steps is a knob.
         batch_size: entries in a step.
         lr: learning rate.
         held_out: share of the texts.
@@ -540,8 +606,9 @@ class Trained:
         nodes: of these trees.
         accepted: of these nodes.
         entries: learnt, after negative sampling.
-        epochs: what each came to.
-        epoch: the one that is kept.
+        rounds: what each came to.
+        step: after which the classifier that is kept was measured.
+        to_the_end: whether held-out AUC had stopped rising, or the paper's epochs and `STEPS` steps were made.
     """
 
     texts: int
@@ -549,13 +616,22 @@ class Trained:
     nodes: int
     accepted: int
     entries: int
-    epochs: tuple[Epoch, ...]
-    epoch: int
+    rounds: tuple[Round, ...]
+    step: int
+    to_the_end: bool
 
     @property
-    def kept(self) -> Epoch:
+    def kept(self) -> Round:
         """The figures of the classifier that was saved."""
-        return self.epochs[self.epoch - 1]
+        return next(r for r in self.rounds if r.step == self.step)
+
+    @property
+    def ending(self) -> str:
+        """How far it was trained, in words."""
+        end = f"{self.rounds[-1].step:,} steps"
+        if not self.to_the_end:
+            return f"not trained to the end: after {end} held-out AUC may still rise"
+        return f"trained to the end: {end}, after which held-out AUC {'still rose' if rises(self.rounds) else 'rose no more'}"
 
 
 def run(asked: Asked) -> Trained:
@@ -585,14 +661,14 @@ def run(asked: Asked) -> Trained:
     with terminal.progress("draft trees", len(requests)) as tell, locked(kept.folder, inside(kept.folder)):
         texts = collect(target, drafter, requests, knobs, kept, lambda done, trees: tell(done, f"{trees:,} trees"))
     learnt, held = split(texts, plan)
-    with terminal.progress("train c2t", plan.epochs) as tell:
-        net, epochs = learn(learnt, held, knobs, plan, start, lambda e: tell(e.epoch, told(e)))
-    end = _summed(texts, learnt, knobs, epochs)
-    said = {"target": target.name, "drafter": asked.drafter, **{k: v for k, v in asdict(end).items() if k != "epochs"}}
-    figures = {"recall": end.kept.recall, "positive_rate": end.kept.positive_rate}
+    with terminal.progress("train c2t", full(_entries(learnt, knobs), knobs, plan)) as tell:
+        net, rounds = learn(learnt, held, knobs, plan, start, lambda r: tell(r.step, told(r)))
+    end = _summed(texts, learnt, knobs, plan, rounds)
+    said = {"target": target.name, "drafter": asked.drafter, **{k: v for k, v in asdict(end).items() if k != "rounds"}}
+    figures = {name: getattr(end.kept, name) for name in ("auc", "recall", "positive_rate")}
     note = {"command": shlex.join(["draftree", *sys.argv[1:]]), **asdict(plan), **asdict(knobs), **said,
             "skipped_too_long": too_long, "data": kept.about["prompts"],
-            "history": [asdict(e) for e in epochs], "held_out_trees": held.trees}  # fmt: skip
+            "ending": end.ending, "history": [asdict(r) for r in rounds], "held_out_trees": held.trees}  # fmt: skip
     with filled(asked.out, last=CONFIG) as folder:
         replace(net, trained_on=said | figures).save(folder)
         (folder / PLAN).write_text(json.dumps(note, indent=1) + "\n")
@@ -601,18 +677,20 @@ def run(asked: Asked) -> Trained:
     return end
 
 
-def told(epoch: Epoch) -> str:
-    """An epoch in a line."""
-    return f"loss {epoch.loss:.3f}, held out: recall {epoch.recall:.3f}, positive rate {epoch.positive_rate:.4f}"
+def told(found: Round) -> str:
+    """A round in a line."""
+    rates = f"recall {found.recall:.3f}, positive rate {found.positive_rate:.4f}"
+    return f"loss {found.loss:.3f}, held out: AUC {found.auc:.4f}, {rates}"
 
 
 def show(end: Trained, out: Path) -> None:
-    """What a run came to, in a line."""
+    """What a run came to, in two lines."""
     line = (
-        f"{out}: epoch {end.epoch} of {len(end.epochs)}, {told(end.kept)}; {end.entries:,} entries of {end.trees:,} trees "
-        f"({end.accepted:,} of {end.nodes:,} nodes accepted)"
+        f"{out}: step {end.step:,} of {end.rounds[-1].step:,}, {told(end.kept)}; {end.entries:,} entries of "
+        f"{end.trees:,} trees ({end.accepted:,} of {end.nodes:,} nodes accepted)"
     )
-    terminal.output().print(line, soft_wrap=True, markup=False)
+    for text in (line, end.ending):
+        terminal.output().print(text, soft_wrap=True, markup=False)
 
 
 def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Request], int]:
@@ -655,11 +733,18 @@ def split(texts: Sequence[Nodes], plan: Plan) -> tuple[Nodes, Nodes]:
     return Nodes.joined(learnt), Nodes.joined(held)
 
 
-def _summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, epochs: Sequence[Epoch]) -> Trained:
-    accepted, right = sum(int(t.accepted.sum()) for t in texts), int(learnt.accepted.sum())
-    entries = right + min(len(learnt) - right, round(knobs.negatives * right))
+def _summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]) -> Trained:
+    accepted, entries = sum(int(t.accepted.sum()) for t in texts), _entries(learnt, knobs)
     nodes, trees = sum(map(len, texts)), sum(t.trees for t in texts)
-    return Trained(len(texts), trees, nodes, accepted, entries, tuple(epochs), picked(epochs).epoch)
+    usual = full(entries, replace(knobs, steps=STEPS), replace(plan, epochs=Plan.epochs))
+    to_the_end = not rises(rounds) or rounds[-1].step >= usual
+    return Trained(len(texts), trees, nodes, accepted, entries, tuple(rounds), picked(rounds).step, to_the_end)
+
+
+def _entries(learnt: Nodes, knobs: Knobs) -> int:
+    """How many are learnt after negative sampling."""
+    right = int(learnt.accepted.sum())
+    return right + min(len(learnt) - right, round(knobs.negatives * right))
 
 
 def _digest(prompts: Sequence[Sequence[int]]) -> str:
