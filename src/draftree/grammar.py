@@ -23,14 +23,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from draftree.errors import UnknownName, UserError
+from draftree.errors import UnknownName, UserError, shown
+from draftree.files import understood
 from draftree.tree import Bools
 
 REMEMBERED = 512
 """Texts whose mask one request keeps: the nodes of a large tree; V / 8 bytes each."""
 NO_TOKEN = "no token of the vocabulary writes what would have to come"
-SHOWN = 60
-"""Characters of a faulty grammar that an error message repeats."""
 
 Spaces = Literal["line", "none", "any"]
 SEPARATORS: dict[Spaces, dict[str, Any]] = {
@@ -66,7 +65,8 @@ class Grammar:
     canonical: bool = True
 
     def __post_init__(self) -> None:
-        wrong, messages = LLMatcher.validate_grammar_with_warnings(self.source)
+        with understood(f"{self.named} cannot be used"):
+            wrong, messages = LLMatcher.validate_grammar_with_warnings(self.source)
         if wrong:
             raise UserError(f"{self.named} cannot be used: {_one_line(messages[0])}")
 
@@ -80,13 +80,11 @@ class Grammar:
                 `any` for any white space wherever JSON allows it, in which a weak model may lose itself.
             canonical: see the class.
         """
-        try:
+        with understood(f"JSON schema {shown(schema)} cannot be used: it is not JSON"):
             value = json.loads(schema) if isinstance(schema, str) else dict(schema)
             text = json.dumps(value)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"JSON schema {_short(schema)} cannot be used: it is not JSON: {error}") from error
         if not isinstance(value, dict | bool):
-            raise UserError(f"JSON schema {_short(text)} cannot be used: allowed is an object, true or false")
+            raise UserError(f"JSON schema {shown(text)} cannot be used: allowed is an object, true or false")
         if spaces not in SEPARATORS:
             raise UnknownName("white space of JSON", str(spaces), SEPARATORS)
         if SEPARATORS[spaces] and value is not False:
@@ -119,7 +117,7 @@ class Grammar:
     @property
     def named(self) -> str:
         """What an error message calls it."""
-        return f"{self.kind} {_short(self.given)}"
+        return f"{self.kind} {shown(self.given)}"
 
     @property
     def compiled(self) -> str:
@@ -368,11 +366,6 @@ def _checked(eos: Iterable[int], vocab: int) -> frozenset[int]:
     if not 0 <= min(ends) <= max(ends) < vocab:
         raise UserError(f"EOS ids are {sorted(ends)}, allowed are 0 … {vocab - 1}")
     return ends
-
-
-def _short(given: object) -> str:
-    text = given if isinstance(given, str) else repr(given)
-    return repr(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")
 
 
 def _one_line(message: str) -> str:

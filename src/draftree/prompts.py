@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from draftree.errors import UserError
+from draftree.files import understood
 from draftree.training.data import Messages
 
 Content = str | Messages
@@ -23,13 +22,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
     Raises:
         UserError: the template refuses the chat, or the text is not valid Unicode.
     """
-    try:
-        if isinstance(content, str) or not tokenizer.chat_template:
-            text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
+    text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
+    with understood("the prompt is not valid Unicode text"):
+        text.encode()
+    if isinstance(content, str) or not tokenizer.chat_template:
+        with understood("the target's tokenizer refuses the prompt"):
             return list(tokenizer(text)["input_ids"])
+    with understood("the target's chat template refuses the prompt"):
         encoded: Any = tokenizer.apply_chat_template(content, add_generation_prompt=True, return_dict=True)
         return list(encoded["input_ids"])
-    except TemplateError as error:
-        raise UserError(f"the target's chat template refuses the prompt: {error}") from error
-    except (UnicodeEncodeError, TypeError) as error:
-        raise UserError(f"the prompt is not valid Unicode text: {error}") from error

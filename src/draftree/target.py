@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -22,8 +21,9 @@ from transformers import (
 )
 
 from draftree.cache import SlotCache
-from draftree.decoder import Decoder, Feed, refuse_unsupported
+from draftree.decoder import Decoder, Feed, check_bounds, refuse_unsupported
 from draftree.errors import UserError
+from draftree.files import understood
 from draftree.tree import Bools, Ints, Tree, Verdict
 
 LAST = -1
@@ -122,33 +122,29 @@ class Target:
         """
         path = _place(name)
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        try:
+        with understood(f"cannot load target '{name}' (allowed: demo, a Hugging Face folder, a hub id)"):
             config = AutoConfig.from_pretrained(path)
             kinds: Any = MODEL_FOR_CAUSAL_LM_MAPPING
             refuse_unsupported(config, kinds.get(type(config), None))
+            check_bounds(config, Path(path))
             stored = getattr(config, "dtype", None) or torch.float32
             dtype = dtype or (torch.float32 if place.type == "cpu" and stored in (torch.float16, torch.bfloat16) else stored)
             loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise UserError(f"cannot load target '{name}' (allowed: demo, a Hugging Face folder, a hub id): {first}") from error
-        model, info = loaded
-        if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
-            raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
-        return cls(Decoder(model.to(place).requires_grad_(False)), name)
+            model, info = loaded
+            if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
+                raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
+            target = cls(Decoder(model.to(place).requires_grad_(False)), name)
+            target.prefill(target.new_cache(1, 1), [np.zeros(1, np.int64)], Needs())  # much in a config shows in a pass alone
+        return target
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Its tokenizer.
 
         Raises:
-            UserError: its folder has none.
+            UserError: its folder has none that can be read.
         """
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_place(self.name))
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"target '{self.name}' has no tokenizer: {str(error).splitlines()[0]}") from error
-        return tokenizer
+        return tokenizer_of(self.name)
 
     @property
     def eos(self) -> frozenset[int]:
@@ -302,6 +298,18 @@ def _probe_rows(out: Tensor, probes: Probes, nodes: list[int]) -> Tensor:
 def demo_folder(name: str = "target") -> Path:
     """Where a shipped part of the demo lies."""
     return Path(__file__).parent / "demo" / name
+
+
+def tokenizer_of(target: str) -> PreTrainedTokenizerBase:
+    """A target's tokenizer, without its weights.
+
+    Raises:
+        UserError: it has none that can be read.
+    """
+    with understood(f"target '{target}' has no tokenizer that can be read (allowed: demo, a folder, a hub id)"):
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_place(target))
+        found("a")
+        return found
 
 
 def _place(name: str) -> str:

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
 import draftree
 from draftree import inputs, terminal
 from draftree.datastores.corpus import Reading, files
@@ -22,8 +20,9 @@ from draftree.drafters._checkpoint import ABOUT, CONFIG
 from draftree.drafters._stored import Stored, note, tokenizer_hash
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import commit
+from draftree.files import write_text
 from draftree.registry import names, part
-from draftree.target import demo_folder
+from draftree.target import tokenizer_of
 
 MEGA = 1_000_000
 
@@ -89,7 +88,7 @@ def build(asked: Asked) -> dict[str, Any]:
             "data": list(map(str, asked.data)), "settings": settings, "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": shlex.join(["draftree", *sys.argv[1:]]), "version": draftree.__version__, "commit": commit(),
         }  # fmt: skip
-        (folder / CONFIG).write_text(json.dumps({ABOUT: said}, indent=2) + "\n")
+        write_text(folder / CONFIG, json.dumps({ABOUT: said}, indent=2) + "\n")
     return said
 
 
@@ -104,20 +103,6 @@ def parsed(settings: Sequence[str]) -> dict[str, str]:
         if not key or not equals:
             raise UserError(f"--set is '{item}', allowed is KEY=VALUE")
     return {key: value for key, _, value in pairs}
-
-
-def tokenizer_of(target: str) -> PreTrainedTokenizerBase:
-    """A target's tokenizer, without its weights.
-
-    Raises:
-        UserError: it has none.
-    """
-    try:
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(demo_folder()) if target == "demo" else target)
-    except (OSError, ValueError, KeyError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"cannot load a tokenizer of target '{target}' (allowed: demo, a folder, a hub id): {first}") from error
-    return found
 
 
 @contextmanager

@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from draftree.drafters._checkpoint import check_method, shipped
+from draftree.files import understood
 from draftree.sampling import Drawing
 from draftree.target import Needs, Probes, Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -96,6 +99,11 @@ class Method(ABC):
     @abstractmethod
     def example(self, target: Target) -> Drafter[Any]:
         """A small drafter of random or no weights that fits the target, for the conformance suite."""
+
+    @classmethod
+    def kind(cls) -> str:
+        """The method's name, which is its file's."""
+        return cls.__module__.rpartition(".")[2].removesuffix("_")
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -181,6 +189,22 @@ class TrainableMethod(Method):
 
     checkpoint: str = ""
 
+    def open(self, target: Target) -> Trainable[Any]:
+        folder = shipped(self.kind(), self.checkpoint, target)
+        check_method(folder, self.kind(), target)
+        with understood(f"the drafter in '{folder}' cannot be used"):
+            drafter = self.read(folder, target)
+            _try(drafter, target)
+        return drafter
+
+    @abstractmethod
+    def read(self, folder: Path, target: Target) -> Trainable[Any]:
+        """The drafter in a checkpoint folder.
+
+        Raises:
+            UserError: it is broken or does not fit the target.
+        """
+
     @abstractmethod
     def fresh(self, target: Target) -> Trainable[Any]:
         """A drafter to be trained for a target.
@@ -197,3 +221,13 @@ class TrainableMethod(Method):
     @abstractmethod
     def resume(self, folder: Path, target: Target) -> Self:
         """These knobs with those a checkpoint folder fixes."""
+
+
+def _try(drafter: Drafter[Any], target: Target) -> None:
+    """Drafts after a text of one token: what a config says beside the tensors' shapes shows in a pass alone, or not at all."""
+    if target.decoder.device.type == "meta":  # of a target that is nothing but shapes
+        return
+    text, first = np.zeros(1, np.int64), np.arange(1)
+    taps = target.prefill(target.new_cache(1, 2), [text], drafter.needs).taps
+    state = drafter.start([text], text, taps)
+    drafter.expand(state, Tree.planted(first, text), first, 1, Drawing())

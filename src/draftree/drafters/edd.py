@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from draftree.decoder import Decoder
-from draftree.drafters._checkpoint import beginning, kept, load_model, save_model, shipped
+from draftree.drafters._checkpoint import beginning, kept, load_model, save_model
 from draftree.drafters._decoding import SPARE, Decoding, propose, rewind
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
 from draftree.errors import UserError
@@ -51,8 +51,7 @@ class EDD(TrainableMethod):
         if not 1 <= self.min_block <= self.max_block:
             raise UserError(f"edd: got min_block={self.min_block}, max_block={self.max_block}; allowed is 1 ≤ min ≤ max")
 
-    def open(self, target: Target) -> "EDDDrafter":
-        folder = shipped("edd", self.checkpoint, target)
+    def read(self, folder: Path, target: Target) -> "EDDDrafter":
         return EDDDrafter(self.resume(folder, target), load_model(folder, "edd", target), target)
 
     def fresh(self, target: Target) -> "EDDDrafter":

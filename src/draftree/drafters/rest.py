@@ -24,6 +24,7 @@ from draftree.drafters._suffixes import (
 from draftree.drafters._texts import Texts, cut, extended
 from draftree.drafters.base import Drafter
 from draftree.errors import UnknownName, UserError
+from draftree.files import understood
 from draftree.sampling import Drawing
 from draftree.target import Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -200,10 +201,8 @@ def mapped(path: Path) -> Any:
     Raises:
         UserError: there is none.
     """
-    try:
+    with understood(f"cannot read '{path}' of the datastore"):
         found = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"cannot read '{path}' of the datastore: {str(error).splitlines()[0]}") from error
     if found.ndim != 1 or found.dtype.kind not in "ui" or not len(found):
         raise UserError(f"'{path}' holds {found.dtype} {list(found.shape)}, allowed is one row of whole numbers")
     return np.asarray(found)

@@ -16,6 +16,7 @@ from draftree.acceptors.base import Acceptor
 from draftree.costs import Costs, CostTable, counted, counted_plain
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.runner import Cell, Quality, Written
+from draftree.files import Entries, read_object, write_text
 from draftree.registry import part
 from draftree.stats import repeated_ngrams, total
 from draftree.tree import Floats, Ints
@@ -226,11 +227,8 @@ def save(result: Mapping[str, Any], path: Path) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    partial = path.with_name(path.name + ".new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(NUMBERS.sub(_on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n")
-        partial.replace(path)
+        write_text(path, NUMBERS.sub(_on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n")
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error
 
@@ -241,12 +239,11 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is not one.
     """
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        if not found["rows"] or not found["provenance"]:
-            raise ValueError("it has no rows or no provenance")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"'{path}' is not a result as `draftree bench --out` writes it: {error}") from error
+    what = "a result as `draftree bench --out` writes it"
+    found = read_object(path, what)
+    said = Entries(found, path)
+    if not said.get("rows", list[Row]) or not said.get("provenance", dict):
+        raise UserError(f"'{path}' is not {what}: it has no rows or no provenance")
     return found
 
 
