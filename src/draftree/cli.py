@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from draftree.errors import DraftreeError, UnknownName, UserError
+from draftree.errors import DraftreeError, UnknownName, UserError, cut
 
 INTERRUPTED = 130
 """The exit status a shell gives a program ended by Ctrl-C."""
@@ -644,7 +644,7 @@ def interruptible(again: str) -> Iterator[None]:
 
 def fail(message: str, status: int) -> NoReturn:
     """Ends the program with one line."""
-    print(f"draftree: {' '.join(message.split())}", file=sys.stderr)
+    print(f"draftree: {cut(message)}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -477,6 +477,23 @@ def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
             raise UserError(f"'{where}': {name} is {size}, the weights beside it have room for {most} at most")
 
 
+def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """What transformers loads from a folder or a hub id, and what it says of the tensors there.
+
+    Raises:
+        UserError: the config's sizes are not those of the weights.
+    """
+    check_bounds(config, Path(folder))
+    auto: Any = AutoModelForCausalLM
+    try:
+        model, said = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+    except RuntimeError as error:
+        if "mismatch" in str(error):  # transformers names them in a log
+            raise UserError(f"'{folder}' has a config.json whose sizes are not those of the weights beside it") from error
+        raise
+    return model, said
+
+
 def one_layer(config: PreTrainedConfig, layers: int = 1, **changes: Any) -> PreTrainedModel:
     """A fresh float32 model of the same architecture with few layers, all with full attention where types are mixed."""
     values = config.to_dict() | {"num_hidden_layers": layers, "dtype": "float32"} | changes

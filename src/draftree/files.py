@@ -43,7 +43,8 @@ def _reason(error: BaseException) -> str:
         return "it is nested too deep"
     if isinstance(error, OSError) and error.strerror:  # without the number, and the name that stands before
         return error.strerror
-    return f"no {error}" if isinstance(error, KeyError) else first_line(error)
+    first = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+    return str(error) if first.endswith(":") else first  # what comes behind is on the next line
 
 
 def tensor_names(path: Path) -> set[str]:

@@ -15,13 +15,12 @@ from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedTokenizerBase,
 )
 
 from draftree.cache import SlotCache
-from draftree.decoder import Decoder, Feed, check_bounds, refuse_unsupported
+from draftree.decoder import Decoder, Feed, pretrained, refuse_unsupported
 from draftree.errors import UserError
 from draftree.files import understood
 from draftree.tree import Bools, Ints, Tree, Verdict
@@ -126,11 +125,9 @@ class Target:
             config = AutoConfig.from_pretrained(path)
             kinds: Any = MODEL_FOR_CAUSAL_LM_MAPPING
             refuse_unsupported(config, kinds.get(type(config), None))
-            check_bounds(config, Path(path))
             stored = getattr(config, "dtype", None) or torch.float32
             dtype = dtype or (torch.float32 if place.type == "cpu" and stored in (torch.float16, torch.bfloat16) else stored)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
-            model, info = loaded
+            model, info = pretrained(path, config, dtype)
             if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
                 raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
             target = cls(Decoder(model.to(place).requires_grad_(False)), name)

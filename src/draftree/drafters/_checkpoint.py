@@ -21,11 +21,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from draftree import files
-from draftree.decoder import check_bounds, one_layer
+from draftree.decoder import one_layer, pretrained
 from draftree.errors import UserError, shown
 from draftree.files import Entries, read_object, understood, whole, write_text
 from draftree.target import Target, demo_folder
@@ -315,12 +315,10 @@ def load_model(folder: Path, method: str, target: Target) -> PreTrainedModel:
     logging.set_verbosity_error()  # what transformers would warn of is checked below, and refused
     try:
         with understood(f"cannot load drafter '{folder}'"):
-            check_bounds(AutoConfig.from_pretrained(folder), folder)
-            read: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=target.decoder.dtype, output_loading_info=True)
+            model, info = pretrained(str(folder), AutoConfig.from_pretrained(folder), target.decoder.dtype)
     finally:
         logging.set_verbosity(level)
-    model, info = read
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    for kind in ("missing_keys", "unexpected_keys"):
         if names := sorted(map(str, info[kind])):
             raise UserError(f"'{folder}' does not hold exactly a '{method}': {kind.replace('_', ' ')}: {', '.join(names[:4])}")
     loaded: PreTrainedModel = model.to(target.decoder.device)

@@ -47,6 +47,7 @@ def of_values(values: Mapping[str, Any]) -> LlamaConfig:
     with understood("the drafter's config.json is not a Llama's"):
         config = LlamaConfig(**{"num_hidden_layers": 1, **copy.deepcopy(known)})  # transformers rewrites nested values
     rope: Any = config.rope_parameters
+    Entries(rope, "the drafter's rope_parameters").get("rope_theta", float, 1.0, least=1e-6)
     for key, got, allowed in (
         ("rope type", rope["rope_type"], ("default", *ROPE_INIT_FUNCTIONS)),
         ("hidden_act", config.hidden_act, ACT2FN),

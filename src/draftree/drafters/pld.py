@@ -112,7 +112,7 @@ def continuations(text: Ints, knobs: PLD) -> Ints:
             break
         ends = longer
     chosen = {"latest": ends[-1:], "earliest": ends[:1], "all": ends}[knobs.match]
-    places = chosen[:, None] + np.arange(1, knobs.length + 1)
+    places = chosen[:, None] + np.arange(1, min(knobs.length, len(text)) + 1)  # none is longer than the text
     return np.where(places <= last, text[np.minimum(places, last)], NONE) if chosen.size else places
 
 
