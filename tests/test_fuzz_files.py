@@ -18,9 +18,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from architectures import target
+from architectures import VOCAB, target
 from draftree.costs import CostTable
+from draftree.drafters._stored import Stored
+from draftree.drafters.aded import ADED
 from draftree.drafters.base import TrainableMethod
+from draftree.drafters.rest import REST, RESTDrafter, stored
 from draftree.engine import Engine
 from draftree.errors import LONGEST, DraftreeError
 from draftree.evaluation import report, suites
@@ -78,7 +81,7 @@ def with_odd_bytes(content: bytes, rng: random.Random) -> bytes:
     how = rng.randrange(8)
     if how < 2:
         return content[: rng.choice([0, rng.randrange(1 + len(content))])]
-    if how == 2:
+    if how == 2 or not content:
         return content + rng.randbytes(rng.randrange(1, 99))
     changed = bytearray(content)
     for _ in range(rng.choice([1, 1, 3, 20])):
@@ -115,7 +118,7 @@ def broken(folder: Path, rng: random.Random) -> str:
         number = rng.randrange(len(lines))
         lines[number] = with_odd_entry(lines[number], rng)
         path.write_text("\n".join(lines))
-    elif path.suffix in (".safetensors", ".bin", ".pt") and rng.random() < 0.5:
+    elif (path.suffix == ".safetensors" or path.read_bytes()[:2] == b"PK") and rng.random() < 0.5:  # as torch pickles
         with_odd_tensor(path, rng)
     else:
         path.write_bytes(with_odd_bytes(path.read_bytes(), rng))
@@ -261,6 +264,20 @@ def measured(folder: Path) -> None:
     write(folder / "result.json", json.dumps({"provenance": provenance, "rows": [{"drafter": "edd", "policy": "pct"}]}))
 
 
+DOCUMENTS = [np.arange(200) * step % VOCAB for step in (1, 3, 11)] + [np.array([5, 6, 7] * 20)]
+
+
+def datastore(method: type[Stored], folder: Path) -> None:
+    folder.mkdir()
+    method.build(DOCUMENTS, VOCAB, folder, {}, lambda _: None)
+
+
+def searched(method: type[Stored], folder: Path) -> None:
+    t = target("llama")
+    drafter = ADED().searching(folder) if method is ADED else RESTDrafter(REST(), (stored(folder),), VOCAB)
+    assert Engine(t, drafter, Chain(3), costs=COSTS).write([PROMPT]).tokens == plain()
+
+
 ALONE: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "costs": (saved("costs.json", {"entries": [ENTRY, ENTRY | {"context": 900}], "about": {"device": "cpu"}}), priced),
     "suite": (saved("suite.jsonl", "\n".join(map(json.dumps, ASKED))), asked),
@@ -271,6 +288,8 @@ ALONE: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "schema": (saved("schema.json", SCHEMA), guided),
     "tree": (saved("tree.json", {"paths": [[0], [0, 0], [1], [0, 1]], "tau": 2.0}), grown),
     "classifier": (net, classified),
+    "aded": (partial(datastore, ADED), partial(searched, ADED)),
+    "rest": (partial(datastore, REST), partial(searched, REST)),
     "result": (measured, lambda path: report.read(path / "result.json")),
 }
 FOLDERS |= ALONE

@@ -1,5 +1,6 @@
 """A prompt as token ids: a chat through the target's template, or text as it is."""
 
+import json
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -22,11 +23,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
     Raises:
         UserError: the template refuses the chat, or the text is not valid Unicode.
     """
-    text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
     with understood("the prompt is not valid Unicode text"):
-        text.encode()
+        json.dumps(content, ensure_ascii=False).encode()
     if isinstance(content, str) or not tokenizer.chat_template:
         with understood("the target's tokenizer refuses the prompt"):
+            text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
             return list(tokenizer(text)["input_ids"])
     with understood("the target's chat template refuses the prompt"):
         encoded: Any = tokenizer.apply_chat_template(content, add_generation_prompt=True, return_dict=True)

@@ -132,7 +132,23 @@ class Grams:
             if size != bytes_:
                 raise UserError(f"'{file}' has {size:,} bytes, {HEADER} says {bytes_:,}")
             arrays[name] = np.memmap(file, wide, "r") if length else np.zeros(0, wide)
-        return cls(_table(arrays), n, vocab)
+        table = _table(arrays)
+        if not _fit(table, vocab):
+            raise UserError(f"'{folder}' holds no n-grams: its arrays do not fit each other")
+        return cls(table, n, vocab)
+
+
+def _fit(table: Table, vocab: int) -> bool:
+    """Whether arrays are as long as each other says; what they hold is looked at where it is used."""
+    contexts, stored = len(table.size), len(table.share)
+    sums = ((table.first, vocab, contexts), (table.sums, -(-contexts // BLOCK), stored))
+    return (
+        len(table.context_low) == contexts
+        and len(table.token_low) == stored
+        and len(table.context_high) in (0, contexts)
+        and len(table.token_high) in (0, stored)
+        and all(len(a) == 1 + n and a[0] == 0 and a[-1] == end and bool((np.diff(a) >= 0).all()) for a, n, end in sums)
+    )
 
 
 def _table(arrays: dict[str, Array]) -> Table:
@@ -604,7 +620,10 @@ def _stored(table: Table, context: Ints, width: int, top: int, tokens: Ints, wei
         start += table.size[i]
     found = min(int(table.size[place]), top)
     for i in range(found):
-        tokens[i] = np.int64(_planes(table.token_low, table.token_high, start + i))
+        token = np.int64(_planes(table.token_low, table.token_high, start + i)) if start + i < len(table.share) else -1
+        if not 0 <= token < len(table.first) - 1:  # of a broken file
+            return i
+        tokens[i] = token
         weights[i] = table.share[start + i] / 65535
     return found
 

@@ -88,7 +88,7 @@ class PLDDrafter(Drafter[Texts]):
                 known[node] = continuations(np.append(state[int(tree.row[node])], tree.tokens[node]), self.knobs)
             else:
                 above, depth = self._through(state, tree, parent, known), int(tree.depth[parent])
-                known[node] = above[above[:, depth] == tree.tokens[node]] if depth < self.knobs.length else above[:0]
+                known[node] = above[above[:, depth] == tree.tokens[node]] if depth < above.shape[1] else above[:0]
         return known[node]
 
     def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:

@@ -79,18 +79,18 @@ class REST(Stored):
 
     def open(self, target: Target) -> "RESTDrafter":
         if Path(self.datastore).is_file():
-            return RESTDrafter(self, read_official(Path(self.datastore), target))
+            return RESTDrafter(self, read_official(Path(self.datastore), target), target.decoder.vocab)
         if (folder := self.store(target)) is None:
             raise UserError(
                 f"'rest' needs a datastore: build one (draftree datastore build --kind rest --target {target.name} --data … "
                 "--out FOLDER) and name its folder, or use rest:datastore=FOLDER"
             )
-        return RESTDrafter(self, (Corpus(mapped(folder / TOKENS), mapped(folder / SUFFIXES)),))
+        return RESTDrafter(self, (stored(folder),), target.decoder.vocab)
 
     def example(self, target: Target) -> "RESTDrafter":
         few = min(target.decoder.vocab, 61)  # tokens enough to differ, and few enough that every pair is found somewhere
         drawn = np.random.default_rng(5).integers(0, few, (30, 200))
-        return RESTDrafter(self, (indexed(list(drawn), target.decoder.vocab),))
+        return RESTDrafter(self, (indexed(list(drawn), target.decoder.vocab),), target.decoder.vocab)
 
 
 @final
@@ -119,10 +119,11 @@ class RESTDrafter(Drafter[Retrieval]):
     Args:
         knobs: of the method.
         corpora: what is searched; all of them as if they were one.
+        vocab: the target's V.
     """
 
-    def __init__(self, knobs: REST, corpora: Sequence[Corpus]) -> None:
-        self.knobs, self._corpora = knobs, corpora
+    def __init__(self, knobs: REST, corpora: Sequence[Corpus], vocab: int) -> None:
+        self.knobs, self._corpora, self._vocab = knobs, corpora, vocab
         for corpus in corpora:  # compiles, or loads, what the first step would wait for
             grow(self._behind(corpus, (0, 0, 1)), 1)
         self.expand(Retrieval((np.zeros(1, np.int64),)), Tree.planted(*np.zeros((2, 1), np.int64)), np.arange(1), 1, Drawing())
@@ -159,7 +160,8 @@ class RESTDrafter(Drafter[Retrieval]):
         """[M, L] the continuations of a range of places."""
         length, low, high = found
         knobs = self.knobs
-        return continuations(corpus.tokens, corpus.suffixes, low, high, length, knobs.continuation, knobs.matches)
+        rows = continuations(corpus.tokens, corpus.suffixes, low, high, length, knobs.continuation, knobs.matches)
+        return np.where(rows < self._vocab, rows, NOTHING)  # a broken file may hold any token
 
     def _context(self, state: Retrieval, tree: Tree, node: int) -> Ints:
         return context_of(state.texts[int(tree.row[node])], tree.tokens, tree.parents, node, self.knobs.longest)
@@ -193,6 +195,18 @@ def indexed(documents: list[Any], vocab: int, tell: Callable[[str], None] = lamb
     tokens = joined(documents)
     tell(f"sorting {len(tokens):,} suffixes")
     return Corpus(tokens, suffix_array(tokens, vocab))
+
+
+def stored(folder: Path) -> Corpus:
+    """The corpus of a datastore.
+
+    Raises:
+        UserError: its files are broken.
+    """
+    corpus = Corpus(mapped(folder / TOKENS), mapped(folder / SUFFIXES))
+    if len(corpus.suffixes) > len(corpus.tokens):
+        raise UserError(f"'{folder}' has {len(corpus.suffixes)} suffixes, allowed are at most its {len(corpus.tokens)} tokens")
+    return corpus
 
 
 def mapped(path: Path) -> Any:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from draftree.errors import UserError
+from draftree.errors import UserError, shown
 from draftree.files import understood
 from draftree.tree import Bools, Ints
 
@@ -155,10 +155,14 @@ def messages(row: Row, where: str) -> Messages | None:
             try:
                 chat = [_message(role, content, where) for role, content in read_as(row)]
                 return list(dropwhile(lambda message: message["role"] == "assistant", chat))
-            except (KeyError, TypeError) as error:  # of no such shape
+            except KeyError as error:
                 raise UserError(
                     f"{where}: a message lacks or has an unknown {error}; roles are {', '.join(sorted(ROLES))}"
                 ) from None
+            except TypeError:
+                raise UserError(f"{where}: '{key}' is {shown(row[key])}, allowed is a list of messages") from None
+    if "text" in row:
+        raise UserError(f"{where}: 'text' is {shown(row['text'])}, allowed is text")
     raise UserError(
         f"{where} has the keys {', '.join(sorted(row))}; allowed are text, messages, conversations, data, question + answer, "
         "prompt + completion"
@@ -186,7 +190,7 @@ def _sharegpt(row: Row) -> list[tuple[str, Any]]:
 
 def _ultrachat(row: Row) -> list[tuple[str, Any]]:
     if not isinstance(row["data"], list):
-        raise TypeError("'data' that is a list")
+        raise TypeError
     return [("assistant" if i % 2 else "user", content) for i, content in enumerate(row["data"])]
 
 
