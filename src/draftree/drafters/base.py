@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -193,9 +192,7 @@ class TrainableMethod(Method):
         folder = shipped(self.kind(), self.checkpoint, target)
         check_method(folder, self.kind(), target)
         with understood(f"the drafter in '{folder}' cannot be used"):
-            drafter = self.read(folder, target)
-            _try(drafter, target)
-        return drafter
+            return self.read(folder, target)
 
     @abstractmethod
     def read(self, folder: Path, target: Target) -> Trainable[Any]:
@@ -221,13 +218,3 @@ class TrainableMethod(Method):
     @abstractmethod
     def resume(self, folder: Path, target: Target) -> Self:
         """These knobs with those a checkpoint folder fixes."""
-
-
-def _try(drafter: Drafter[Any], target: Target) -> None:
-    """Drafts after a text of one token: what a config says beside the tensors' shapes shows in a pass alone, or not at all."""
-    if target.decoder.device.type == "meta":  # of a target that is nothing but shapes
-        return
-    text, first = np.zeros(1, np.int64), np.arange(1)
-    taps = target.prefill(target.new_cache(1, 2), [text], drafter.needs).taps
-    state = drafter.start([text], text, taps)
-    drafter.expand(state, Tree.planted(first, text), first, 1, Drawing())
