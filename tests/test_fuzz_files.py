@@ -416,6 +416,13 @@ def test_sizes_are_bounded_by_the_weights(whole: Callable[[str], Path], tmp_path
                 assert one_anyway or told(FOLDERS[name][1], folder) is not None, (name, key, size)
 
 
+@pytest.mark.parametrize("name", ["ours, eagle", "ours, eagle3", "published, glide"])
+def test_nothing_is_allocated_before_shapes_are_compared(name: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
+    shutil.copytree(whole(name), tmp_path / "x")
+    change(tmp_path / "x", intermediate_size=10**14)  # more than any machine has
+    assert "mis-shaped tensors" in (told(drafted, tmp_path / "x") or "")
+
+
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 10000 + "1" + "}" * 10000], ids=["lists", "objects"])
 def test_json_nested_ten_thousand_deep_is_told(text: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
     for name in (*ALONE, "target", "ours, edd"):
