@@ -364,9 +364,9 @@ def refusals(folder: Path) -> list[tuple[str, Any]]:
     target = table_target(torch.full((4, 3, 3), 1 / 3))
     return [
         ("n is 3, allowed is 2", lambda: ADED(n=3).searching(folder)),
-        ("no readable config", lambda: ADED(str(folder)).open(target)),
+        ("is not a drafter's config", lambda: ADED(str(folder)).open(target)),
         ("'.*nowhere' does not exist", lambda: ADED(str(folder / "nowhere")).open(target)),
-        ("holds no n-grams", lambda: ADED().searching(folder / "nowhere")),
+        ("is not the header of n-grams", lambda: ADED().searching(folder / "nowhere")),
         ("n is 5, allowed is 2, 3, 4", lambda: ADED(n=5)),
         ("cap is 0.0, allowed is a number above 0", lambda: ADED(cap=0.0)),
         ("window is 0", lambda: ADED(window=0)),

@@ -85,7 +85,7 @@ def test_rows_are_chats_or_raw_text(prompts: Path) -> None:
 
 @pytest.mark.parametrize(
     ("row", "told"),
-    [('{"id": 1}', "allowed is turns"), ('{"turns": []}', "'turns' is"), ('{"prompt": 3}', "'prompt' is '3'"),
+    [('{"id": 1}', "allowed is turns"), ('{"turns": []}', "'turns' is"), ('{"prompt": 3}', "'prompt' is 3"),
      ("{", "not JSON"), ('{"messages": [{"role": "assistant", "content": "x"}]}', "no question"), ("", "no prompts")],
 )  # fmt: skip
 def test_a_row_that_is_no_prompt_is_told_with_its_line(tmp_path: Path, row: str, told: str) -> None:

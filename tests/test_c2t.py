@@ -116,7 +116,7 @@ def spoilt(config: dict[str, Any]) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "not a classifier's folder: it has no readable config.json"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json' is not a classifier's config: No such file"),
         (spoilt({"policy": None}), "does not say policy 'c2t'"),
         (spoilt({"features": "P+h+d"}), r"unknown features 'P\+h\+d'.*did you mean 'P\+H\+d'"),
         (spoilt({"hidden": 4}), r"allowed for its config are .*\(4, 3\)"),
@@ -623,7 +623,7 @@ MISTAKES = {
     "fewer than none": (["--set", "positives=-1"], {}, "positives is -1"),
     "no share": (["--set", "share=2"], {}, "share is 2.0"),
     "unknown features": (["--set", "features=P+H+D"], {}, "did you mean 'P+H+d'"),
-    "no classifier": (["--init-from", "none"], {}, "'none' is not a classifier's folder"),
+    "no classifier": (["--init-from", "none"], {}, "'none/config.json' is not a classifier's config"),
     "another size": (["--init-from", str(demo_folder("c2t")), "--set", "hidden=6"], {}, "hidden is 6, allowed is 48"),
     "no data": ([], {"--data": "none.jsonl"}, "none.jsonl"),
     "one prompt": ([], {"--data": "one.jsonl"}, "at least 2 are needed"),

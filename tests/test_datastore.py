@@ -282,14 +282,17 @@ MISTAKES = {
     "nothing to read": (["build", "--kind", "rest", "--data", "hollow"], "folder 'hollow' has no file to read"),
     "no text": (["build", "--kind", "rest", "--data", "empty.txt"], "the corpus is empty"),
     "no row": (["build", "--kind", "rest", "--data", "row.jsonl"], "row.jsonl:1 has the keys a; allowed are"),
-    "no target": (["build", "--kind", "rest", "--data", "a.txt", "--target", "./nowhere"], "tokenizer of target './nowhere'"),
+    "no target": (
+        ["build", "--kind", "rest", "--data", "a.txt", "--target", "./nowhere"],
+        "target './nowhere' has no tokenizer",
+    ),
     "no setting": (["build", "--kind", "rest", "--data", "a.txt", "--set", "order=3"], "unknown setting"),
     "no pair": (["build", "--kind", "rest", "--data", "a.txt", "--set", "order"], "--set is 'order', allowed is KEY=VALUE"),
     "out is full": (["build", "--kind", "rest", "--data", "a.txt", "--out", "full"], "'full' exists, allowed is a new or"),
     "out is a file": (["build", "--kind", "rest", "--data", "a.txt", "--out", "a.txt"], "'a.txt' exists"),
     "out in a file": (["build", "--kind", "rest", "--data", "a.txt", "--out", "a.txt/b"], "cannot be written"),
     "no datastore": (["show", "nowhere"], "datastore 'nowhere' does not exist"),
-    "not a datastore": (["show", "full"], "is not a drafter's folder"),
+    "not a datastore": (["show", "full"], "is not a drafter's config"),
 }
 
 

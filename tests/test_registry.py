@@ -61,7 +61,7 @@ def test_a_wrong_spec_is_told_with_what_is_allowed(kind: str, spec: str, told: s
 
 
 def test_a_checkpoint_folder_is_a_drafter(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no readable config\.json"):
+    with pytest.raises(UserError, match=r"config\.json' is not a drafter's config: No such file"):
         registry.build("drafter", str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"draftree": {"drafter": "edd"}}))
     assert registry.build("drafter", str(tmp_path)) == EDD(checkpoint=str(tmp_path))
@@ -69,7 +69,7 @@ def test_a_checkpoint_folder_is_a_drafter(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none of eagle, eagle3, edd, glide, hydra, medusa, mtp, vdm recognises"):
         registry.build("drafter", str(tmp_path))
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(UserError, match="is no object"):
+    with pytest.raises(UserError, match=r"config.json' is not a drafter's config: it holds \[\], allowed is a JSON object"):
         registry.build("drafter", str(tmp_path))
 
 

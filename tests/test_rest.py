@@ -37,7 +37,7 @@ contexts = st.lists(tokens, min_size=1, max_size=20)
 
 
 def drafter(documents: list[Document], knobs: REST = REST(), vocab: int = 4) -> RESTDrafter:
-    return RESTDrafter(knobs, (indexed([np.array(d, np.uint32) for d in documents], vocab),))
+    return RESTDrafter(knobs, (indexed([np.array(d, np.uint32) for d in documents], vocab),), vocab)
 
 
 def paths(trie: Trie) -> dict[tuple[int, ...], float]:

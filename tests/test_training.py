@@ -323,7 +323,7 @@ def test_checkpoint_errors(target, samples, tmp_path) -> None:
     with pytest.raises(UserError, match="does not hold exactly"):
         EDD(checkpoint=str(tmp_path)).open(target)
     weights_file.write_bytes(b"not tensors")
-    with pytest.raises(UserError, match="cannot load drafter"):
+    with pytest.raises(UserError, match="cannot read"):
         EDD(checkpoint=str(tmp_path)).open(target)
     weights_file.unlink()
     with pytest.raises(UserError, match="has no weights"):

@@ -198,7 +198,7 @@ def masked(sample: Sample) -> str:
     [("{", "bad.jsonl:1 is not JSON"), ("[1]", "JSON list"), ({"title": "x"}, "keys title; allowed are text"),
      ({"messages": [{"role": "robot", "content": "x"}]}, "'robot'"), ({"messages": [{"role": "user"}]}, "'content'"),
      ({"messages": [{"role": "user", "content": ["x"]}]}, "holds list, allowed is text"),
-     ({"data": {}}, "'data' that is a list"), ({"question": "x"}, "'answer'"),
+     ({"data": {}}, "'data' is {}, allowed is a list of"), ({"question": "x"}, "'answer'"),
      ({"question": None, "answer": "x"}, "holds NoneType"), ({"messages": [{"role": "assistant", "content": "x"}]}, "nothing"),
      ("", "nothing to learn")],
 )  # fmt: skip

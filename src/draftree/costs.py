@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from draftree.errors import UserError, shown
-from draftree.files import write_text
+from draftree.files import Entries, read_object, write_text
 from draftree.given import real, whole
 from draftree.stats import Work
 from draftree.tree import Floats
@@ -182,12 +182,13 @@ class CostTable:
         Raises:
             UserError: the file is not one of these.
         """
+        what = "a file of costs as `draftree costs --out` writes it"
+        said = Entries(read_object(path, what), path)
+        entries = [Entries(e, f"entry {i}") for i, e in enumerate(said.get("entries", list[dict[str, Any]]))]
         try:
-            raw = json.loads(path.read_text())
-            return cls(tuple(_read(entry) for entry in raw["entries"]), {k: str(v) for k, v in raw.get("about", {}).items()})
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, OverflowError, UserError) as error:
-            said = error.strerror if isinstance(error, OSError) else f"no {error}" if isinstance(error, KeyError) else error
-            raise UserError(f"'{path}' is not a file of costs as `draftree costs --out` writes it: {said}") from error
+            return cls(tuple(_read(entry) for entry in entries), {k: str(v) for k, v in said.get("about", dict, {}).items()})
+        except UserError as error:
+            raise UserError(f"'{path}' is not {what}: {error}") from error
 
 
 def counted(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, float]:
@@ -207,9 +208,16 @@ def bracket(rows: int) -> int:
     return min(1 << (rows - 1).bit_length(), ROWS_AT_MOST)
 
 
-def _read(raw: Mapping[str, Any]) -> Costs:
-    draft, target = ({int(w): float(s) for w, s in raw[k].items()} for k in ("draft", "target"))
-    return Costs(draft, target, float(raw.get("commit", 0)), int(raw.get("context", 0)), int(raw.get("rows", 1)))
+def _read(entry: Entries) -> Costs:
+    draft, target = ({_width(w): s for w, s in entry.get(k, dict[str, float]).items()} for k in ("draft", "target"))
+    return Costs(draft, target, entry.get("commit", float, 0.0), entry.get("context", int, 0), entry.get("rows", int, 1))
+
+
+def _width(text: str) -> int:
+    """A width, which JSON can only name as text."""
+    if not text.isdecimal() or len(text) > 9:
+        raise UserError(f"a width is {shown(text)}, allowed is a whole number of at least 1")
+    return int(text)
 
 
 def _mixed(a: Costs, b: Costs, share: float) -> Costs:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrain
 
 from draftree.cache import LayerShape, SlotCache
 from draftree.errors import UserError
+from draftree.files import checked, tensor_names
 from draftree.tree import Bools, Ints
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -448,6 +450,51 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
     if missing := [p for p in needed if p not in parameters]:
         return f"its forward takes no {', '.join(missing)}, so a tree cannot be laid out in it"
     return None
+
+
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+"""What every language model has at least one of; the first and the last two may be missing."""
+
+
+def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
+    """Refuses sizes that a folder's weights cannot have, before a model as large is laid out.
+
+    Args:
+        config: the model's.
+        folder: its own; of one that is not there, as a hub id's, nothing is known but that there is one of everything.
+
+    Raises:
+        UserError: it names the entry.
+    """
+    text, where = config.get_text_config(decoder=True), folder / "config.json"
+    files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin")]
+    numbers = sum(p.stat().st_size for p in files)
+    layers = sum(len(tensor_names(p)) for p in files if p.suffix == ".safetensors")
+    for name in SIZES:
+        # some have one for each layer
+        size = checked(
+            getattr(text, name, None), int | list | None, f"'{where}': {name}", least=1
+        )  # some have one for each layer
+        most = layers if name == "num_hidden_layers" and layers else numbers
+        if files and isinstance(size, int) and size > most:
+            raise UserError(f"'{where}': {name} is {size}, the weights beside it have room for {most} at most")
+
+
+def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """What transformers loads from a folder or a hub id, and what it says of the tensors there.
+
+    Raises:
+        UserError: the config's sizes are not those of the weights.
+    """
+    check_bounds(config, Path(folder))
+    auto: Any = AutoModelForCausalLM
+    try:
+        model, said = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+    except RuntimeError as error:
+        if "mismatch" in str(error):  # transformers names them in a log
+            raise UserError(f"'{folder}' has a config.json whose sizes are not those of the weights beside it") from error
+        raise
+    return model, said
 
 
 def one_layer(config: PreTrainedConfig, layers: int = 1, **changes: Any) -> PreTrainedModel:

@@ -7,14 +7,18 @@ that names the file, what was got and what is allowed.
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, final, get_args, get_origin
 
 from filelock import FileLock, Timeout
+from safetensors import safe_open
 
 from draftree.errors import DraftreeError, UserError, first_line, shown
 
@@ -31,10 +35,29 @@ def understood(told: str) -> Iterator[None]:
     """
     try:
         yield
-    except DraftreeError:
+    except (DraftreeError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except Exception as error:  # what other people's readers raise on broken bytes cannot be listed
-        raise UserError(f"{told}: {first_line(error)}") from error
+    except BaseException as error:  # broken bytes raise anything in other people's readers; Rust's panics are no Exception
+        raise UserError(f"{told}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if isinstance(error, OSError) and error.strerror:  # without the number, and the name that stands before
+        return error.strerror
+    first = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+    return str(error) if first.endswith(":") else first  # what comes behind is on the next line
+
+
+def tensor_names(path: Path) -> set[str]:
+    """The names in a file of safetensors, none of the tensors loaded.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    with understood(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
+        return set(file.keys())
 
 
 def read_json(path: Path, what: str) -> Any:
@@ -61,6 +84,100 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"'{path}' is not {what}: it holds {shown(found)}, allowed is a JSON object")
     return found
+
+
+LARGEST = 2**63 - 1
+"""The largest whole number that arrays and tensors can count with."""
+REQUIRED: Any = object()
+"""The default of an entry that has to be there."""
+
+
+@final
+@dataclass(frozen=True)
+class Entries:
+    """The entries of a JSON object, each read with the type it must have.
+
+    Attributes:
+        values: what the object holds.
+        where: it stands: a file, or in words what of it.
+    """
+
+    values: Mapping[str, Any]
+    where: Path | str
+
+    def get(self, name: str, hint: Any, default: Any = REQUIRED, least: float | None = None) -> Any:
+        """An entry's value.
+
+        Args:
+            name: of the entry.
+            hint: what it must be, as `checked` takes it.
+            default: where there is no such entry.
+            least: of a number, and of the numbers in a list or an object.
+
+        Raises:
+            UserError: it is missing without a default, or something else.
+        """
+        place = f"'{self.where}'" if isinstance(self.where, Path) else self.where
+        where = f"{place}: {name}"
+        if name in self.values:
+            return checked(self.values[name], hint, where, least)
+        if default is REQUIRED:
+            raise UserError(f"{where} is missing, allowed is {allowed(hint, least)}")
+        return default
+
+
+def checked(value: Any, hint: Any, where: str, least: float | None = None) -> Any:
+    """A value of a file or a spec, if it is what a type hint allows.
+
+    Args:
+        value: what was got.
+        hint: bool, int, float, str, dict, list, None, a `Literal`, or a union, list or dict of these; as a dataclass's field
+            has it. A number is finite, and a whole number may stand for one that need not be whole.
+        where: it stands, for the error.
+        least: of a number.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if not _fits(value, hint, least):
+        raise UserError(f"{where} is {shown(value)}, allowed is {allowed(hint, least)}")
+    return float(value) if hint is float else value
+
+
+def _fits(value: Any, hint: Any, least: float | None) -> bool:
+    origin, options = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return any(type(value) is type(option) and value == option for option in options)
+    if origin in (Union, UnionType):
+        return any(_fits(value, option, least) for option in options)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(part, options[0], least) for part in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(part, options[1], least) for part in value.values())
+    if hint in (int, float):
+        kinds, most = ((int,), LARGEST) if hint is int else ((int, float), sys.float_info.max)
+        return type(value) in kinds and abs(value) <= most and (least is None or value >= least)  # NaN is not below `most`
+    return type(value) is (NoneType if hint is None else hint)
+
+
+def allowed(hint: Any, least: float | None = None) -> str:
+    """What a type hint allows, in words."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(repr(option) for option in options)
+    if origin in (Union, UnionType):
+        return " or ".join(allowed(option, least) for option in options)
+    if origin in (list, dict) and options[-1] is not Any:
+        return f"{WORDS[origin]} of {allowed(options[-1], least)}"
+    return WORDS.get(origin or hint, str(hint)) + (
+        f" of at least {least}" if hint in (int, float) and least is not None else ""
+    )
+
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "an object", list: "a list",
+         None: "null", NoneType: "null"}  # fmt: skip
 
 
 @contextmanager

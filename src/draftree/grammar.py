@@ -32,8 +32,6 @@ REMEMBERED = 512
 """Texts whose mask one request keeps: the nodes of a large tree; V / 8 bytes each."""
 TEXT: Rule = "a text", unicode
 NO_TOKEN = "no token of the vocabulary writes what would have to come"
-SHOWN = 60
-"""Characters of a faulty grammar that an error message repeats."""
 
 RULES: dict[str, Rule] = {"kind": TEXT, "given": TEXT, "source": TEXT, "canonical": FLAG}
 Spaces = Literal["line", "none", "any"]
@@ -86,14 +84,14 @@ class Grammar:
                 `any` for any white space wherever JSON allows it, in which a weak model may lose itself.
             canonical: see the class.
         """
-        with understood(f"JSON schema {_short(schema)} cannot be used: it is not JSON"):
+        with understood(f"JSON schema {shown(schema)} cannot be used: it is not JSON"):
             value = json.loads(schema) if isinstance(schema, str) else dict(schema)
             text = json.dumps(value)
             for key in _keys(value):
                 if not isinstance(key, str):  # which `dumps` would make one of
-                    raise UserError(f"JSON schema {_short(schema)} cannot be used: it has the key {key}, allowed are texts")
+                    raise UserError(f"JSON schema {shown(schema)} cannot be used: it has the key {key}, allowed are texts")
         if not isinstance(value, dict | bool):
-            raise UserError(f"JSON schema {_short(text)} cannot be used: allowed is an object, true or false")
+            raise UserError(f"JSON schema {shown(text)} cannot be used: allowed is an object, true or false")
         if not isinstance(spaces, str) or spaces not in SEPARATORS:
             raise UnknownName("white space of JSON", str(spaces), SEPARATORS)
         if SEPARATORS[spaces] and value is not False:
@@ -128,7 +126,7 @@ class Grammar:
     @property
     def named(self) -> str:
         """What an error message calls it."""
-        return f"{self.kind} {_short(self.given)}"
+        return f"{self.kind} {shown(self.given)}"
 
     @property
     def compiled(self) -> str:
@@ -385,11 +383,6 @@ def _keys(value: Any) -> Iterator[Any]:
         yield from value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
         yield from _keys(inner)
-
-
-def _short(given: object) -> str:
-    text = given if isinstance(given, str) else shown(given)
-    return repr(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")
 
 
 def _one_line(message: str) -> str:

@@ -1,11 +1,11 @@
 """A prompt as token ids: a chat through the target's template, or text as it is."""
 
+import json
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from draftree.errors import UserError
+from draftree.files import understood
 from draftree.training.data import Messages
 
 Content = str | Messages
@@ -23,13 +23,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
     Raises:
         UserError: the template refuses the chat, or the text is not valid Unicode.
     """
-    try:
-        if isinstance(content, str) or not tokenizer.chat_template:
+    with understood("the prompt is not valid Unicode text"):
+        json.dumps(content, ensure_ascii=False).encode()
+    if isinstance(content, str) or not tokenizer.chat_template:
+        with understood("the target's tokenizer refuses the prompt"):
             text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
             return list(tokenizer(text)["input_ids"])
+    with understood("the target's chat template refuses the prompt"):
         encoded: Any = tokenizer.apply_chat_template(content, add_generation_prompt=True, return_dict=True)
         return list(encoded["input_ids"])
-    except TemplateError as error:
-        raise UserError(f"the target's chat template refuses the prompt: {error}") from error
-    except (UnicodeEncodeError, TypeError) as error:
-        raise UserError(f"the prompt is not valid Unicode text: {error}") from error

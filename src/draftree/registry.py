@@ -16,6 +16,7 @@ import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from os.path import exists, isdir  # Path's own raise an error where a name is too long to be one
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ import draftree.acceptors
 import draftree.drafters
 import draftree.policies
 from draftree.acceptors.base import Acceptor
+from draftree.drafters._checkpoint import ABOUT, CONFIG, about, read_config, tensor_names
 from draftree.drafters._fused import Fused
 from draftree.drafters._stored import Stored
 from draftree.drafters.base import Method, Stage, TrainableMethod
 from draftree.errors import UnknownName, UserError
+from draftree.files import Entries, allowed, checked, understood
 from draftree.policies.base import Policy
 
 PLUS = re.compile(r"(?<![\d.]e)\+|\+(?!\d)", re.IGNORECASE)
@@ -72,8 +75,10 @@ def build(kind: str, spec: str) -> Any:
     if kind == "drafter" and len(several := fused(spec)) > 1:
         return Fused(tuple(build(kind, one) for one in several))
     name, _, rest = spec.partition(":")
-    if kind == "drafter" and spec and Path(spec).is_dir():
+    if kind == "drafter" and isdir(spec):
         method = part(kind, method_of(Path(spec)))
+        if not issubclass(method, Stored | TrainableMethod):
+            raise UserError(f"'{spec}' holds a '{method_of(Path(spec))}', which is not opened from a folder")
         return method(**{"datastore" if issubclass(method, Stored) else "checkpoint": spec})
     cls = part(kind, name)
     hints = typing.get_type_hints(cls)
@@ -98,7 +103,7 @@ def fused(spec: str) -> list[str]:
         UserError: there is none on one side of it.
     """
     found, pieces = [], PLUS.split(spec)
-    if len(pieces) > 1 and "" in pieces and not Path(spec).exists():
+    if len(pieces) > 1 and "" in pieces and not exists(spec):
         raise UserError(f"'{spec}' has a '+' with nothing on one side, allowed are drafters on both: edd+suffix")
     while pieces:
         n = next(n for n in range(len(pieces), 0, -1) if n == 1 or _is_path("+".join(pieces[:n])))
@@ -109,10 +114,10 @@ def fused(spec: str) -> list[str]:
 
 def _is_path(spec: str) -> bool:
     """Whether a spec with a `+` in it names one drafter: by its folder, or with the `+` in nothing but paths."""
-    if Path(spec).is_dir():
+    if isdir(spec):
         return True
     items = [item.partition("=") for item in spec.split(",") if "+" in item]
-    return all("+" not in key and value and Path(value).exists() for key, _, value in items)
+    return all("+" not in key and value and exists(value) for key, _, value in items)
 
 
 def method_of(folder: Path) -> str:
@@ -121,13 +126,12 @@ def method_of(folder: Path) -> str:
     Raises:
         UserError: no method, or no single one, recognises it.
     """
-    from draftree.drafters._checkpoint import about, read_config, tensor_names
-
     if said := about(folder):
-        return str(said.get("drafter"))
+        return str(Entries(said, f"'{folder / CONFIG}': {ABOUT}").get("drafter", str))
     config, keys = read_config(folder), tensor_names(folder)
     methods: dict[str, type[Method]] = {n: part("drafter", n) for n in names("drafter")}
-    found = [n for n, method in methods.items() if method.recognises(config, keys)]
+    with understood(f"'{folder}' is not a drafter's folder"):
+        found = [n for n, method in methods.items() if method.recognises(config, keys)]
     if len(found) != 1:
         known = ", ".join(n for n, method in methods.items() if issubclass(method, TrainableMethod))
         raise UserError(f"'{folder}' is not a drafter's folder: none of {known} recognises what is in it")
@@ -161,10 +165,9 @@ def parse(text: str, hint: Any, where: str) -> Any:
             raise UserError(f"{where} is '{text}', allowed are true and false")
         return text.lower() == "true"
     try:
-        return hint(text)
-    except ValueError:
-        wanted = {int: "a whole number", float: "a number"}.get(hint, hint.__name__)
-        raise UserError(f"{where} is '{text}', allowed is {wanted}") from None
+        return checked(hint(text), hint, where)
+    except (ValueError, UserError):
+        raise UserError(f"{where} is '{text}', allowed is {allowed(hint)}") from None
 
 
 def knobs(kind: str, name: str) -> dict[str, Any]:

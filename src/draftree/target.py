@@ -12,20 +12,19 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from draftree.cache import SlotCache
-from draftree.decoder import Decoder, Feed, refuse_unsupported
+from draftree.decoder import Decoder, Feed, pretrained, refuse_unsupported
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
+from draftree.files import understood
 from draftree.tree import Bools, Ints, Tree, Verdict
 
 LAST = -1
@@ -144,34 +143,27 @@ class Target:
             UserError: nothing can be loaded there, the architecture is refused, or the device cannot be used.
         """
         path, place, dtype = _place(name), usable(device), named(dtype)
-        try:
+        with understood(f"cannot load target '{name}' (allowed: demo, a Hugging Face folder, a hub id)"):
             config = AutoConfig.from_pretrained(path)
             kinds: Any = MODEL_FOR_CAUSAL_LM_MAPPING
             refuse_unsupported(config, kinds.get(type(config), None))
             stored = getattr(config, "dtype", None) or torch.float32
             dtype = dtype or (torch.float32 if place.type == "cpu" and stored in (torch.float16, torch.bfloat16) else stored)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise UserError(f"cannot load target '{name}' (allowed: demo, a Hugging Face folder, a hub id): {first}") from error
-        model, info = loaded
-        if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
-            raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
-        return cls(Decoder(model.to(place).requires_grad_(False)), name)
+            model, info = pretrained(path, config, dtype)
+            if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
+                raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
+            target = cls(Decoder(model.to(place).requires_grad_(False)), name)
+            _ = target.decoder.shapes  # from a pass over one token: much in a config shows there alone
+        return target
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Its tokenizer.
 
         Raises:
-            UserError: its folder has none.
+            UserError: its folder has none that can be read.
         """
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_place(self.name))
-        except (OSError, ValueError, KeyError) as error:
-            told = f"target '{self.name}' has no tokenizer, load(…, tokenizer=…) takes one"
-            raise UserError(f"{told}: {first_line(error)}") from error
-        return tokenizer
+        return tokenizer_of(self.name)
 
     @property
     def eos(self) -> frozenset[int]:
@@ -380,6 +372,20 @@ def warn_of_training(model: PreTrainedModel) -> bool:
         told = "is in training mode and is put into evaluation mode, as with dropout no two passes would agree"
         warnings.warn(f"the {type(model).__name__} {told}", DraftreeWarning, stacklevel=4)
     return training
+
+
+def tokenizer_of(target: str) -> PreTrainedTokenizerBase:
+    """A target's tokenizer, without its weights.
+
+    Raises:
+        UserError: it has none that can be read.
+    """
+    with understood(
+        f"target '{target}' has no tokenizer that can be read (allowed: demo, a folder, a hub id; load(…, tokenizer=…) takes one)"
+    ):
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_place(target))
+        found("a")
+        return found
 
 
 def _place(name: str) -> str:

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
 import draftree
 from draftree import inputs, terminal
 from draftree.datastores.corpus import Reading, files
@@ -21,7 +19,7 @@ from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import commit
 from draftree.files import whole_folder
 from draftree.registry import names, part
-from draftree.target import demo_folder
+from draftree.target import tokenizer_of
 
 MEGA = 1_000_000
 
@@ -103,20 +101,6 @@ def parsed(settings: Sequence[str]) -> dict[str, str]:
         if not key or not equals:
             raise UserError(f"--set is '{item}', allowed is KEY=VALUE")
     return {key: value for key, _, value in pairs}
-
-
-def tokenizer_of(target: str) -> PreTrainedTokenizerBase:
-    """A target's tokenizer, without its weights.
-
-    Raises:
-        UserError: it has none.
-    """
-    try:
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(demo_folder()) if target == "demo" else target)
-    except (OSError, ValueError, KeyError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"cannot load a tokenizer of target '{target}' (allowed: demo, a folder, a hub id): {first}") from error
-    return found
 
 
 def show(folder: Path) -> dict[str, Any]:

@@ -9,22 +9,24 @@ Shapes: V vocabulary, D hidden size.
 import hashlib
 import json
 import pickle
+import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from draftree.decoder import one_layer
-from draftree.drafters.base import TrainableMethod
-from draftree.errors import DraftreeWarning, UserError
+from draftree import files
+from draftree.decoder import one_layer, pretrained
+from draftree.errors import DraftreeWarning, UserError, shown
+from draftree.files import Entries, filled, read_object, understood
 from draftree.target import Target, demo_folder
 
 ABOUT = "draftree"
@@ -54,29 +56,31 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: there is none, or it is not an object.
     """
-    try:
-        config = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{folder}' is not a drafter's folder: it has no readable {CONFIG}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"'{folder}' is not a drafter's folder: its {CONFIG} is no object")
-    return config
+    return read_object(folder / CONFIG, "a drafter's config")
 
 
 def about(folder: Path) -> dict[str, Any]:
     """What the config says to draftree; nothing for a published checkpoint.
 
     Raises:
-        UserError: the folder has no config.
+        UserError: the folder has no config, or what it says is no object.
     """
-    said = read_config(folder).get(ABOUT, {})
-    return said if isinstance(said, dict) else {}
+    said: dict[str, Any] = Entries(read_config(folder), folder / CONFIG).get(ABOUT, dict, {})
+    return said
 
 
-def kept(folder: Path, method: type[TrainableMethod]) -> dict[str, Any]:
-    """The knobs that a checkpoint fixes; none for a published one."""
-    said = about(folder)
-    return {f.name: said[f.name] for f in fields(method) if f.name in said and f.name != "checkpoint"}
+def kept(folder: Path, method: type) -> dict[str, Any]:
+    """The knobs that a checkpoint fixes; none for a published one.
+
+    Args:
+        folder: of the checkpoint.
+        method: the dataclass of knobs, whose fields' types they must have.
+
+    Raises:
+        UserError: a knob is of another type.
+    """
+    said, hints = Entries(about(folder), f"'{folder / CONFIG}': {ABOUT}"), typing.get_type_hints(method)
+    return {f.name: said.get(f.name, hints[f.name]) for f in fields(method) if f.name in said.values and f.name != "checkpoint"}
 
 
 def fingerprint(config: PreTrainedConfig) -> str:
@@ -89,7 +93,7 @@ def fingerprint(config: PreTrainedConfig) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def note(method: str, knobs: TrainableMethod, target: Target) -> dict[str, Any]:
+def note(method: str, knobs: Any, target: Target) -> dict[str, Any]:
     """The entry of the config that is ours."""
     own = {k: v for k, v in asdict(knobs).items() if k != "checkpoint"}
     return {"drafter": method, "target": target.name, "target_hash": fingerprint(target.decoder.config), **own}
@@ -151,26 +155,31 @@ def read_tensors(
 
 def _shards(index: Path) -> dict[str, str]:
     """Which file each tensor lies in."""
-    try:
-        found: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        return dict(found)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"'{index}' is not an index of shards: it has no readable weight_map") from error
+    found: dict[str, str] = Entries(read_object(index, "an index of shards"), index).get("weight_map", dict[str, str])
+    return found
 
 
 def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    try:
+    with understood(f"cannot read '{path}'"):
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                return {key: file.get_tensor(key) for key in file.keys() if wanted(key)}  # noqa: SIM118 - not a mapping
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # torch's own text shows how to load it anyway
-        raise UserError(f"'{path}' holds more than tensors, and nothing else is read from a pickled file") from error
-    except (OSError, RuntimeError, SafetensorError, EOFError) as error:
-        raise UserError(f"cannot read '{path}': {str(error).strip().splitlines()[0]}") from error
-    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise UserError(f"'{path}' does not hold named tensors alone")
-    return {key: value for key, value in found.items() if wanted(key)}
+                return {key: _plain(file.get_tensor(key), key, path) for key in file.keys() if wanted(key)}  # noqa: SIM118
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:  # torch's own text shows how to load it anyway
+            told = "is broken, or holds more than tensors, and nothing else is read from a pickled file"
+            raise UserError(f"'{path}' {told}") from error
+        if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()):
+            raise UserError(f"'{path}' holds {shown(found)}, allowed are named tensors alone")
+        return {key: _plain(value, key, path) for key, value in found.items() if wanted(key)}
+
+
+def _plain(value: Tensor, key: str, path: Path) -> Tensor:
+    """A tensor that any network can be filled with."""
+    if value.layout is not torch.strided or value.device.type != "cpu" or value.is_complex() or value.is_quantized:
+        kind = f"{value.dtype}, {value.layout} on {value.device}"
+        raise UserError(f"'{path}' has tensor {key} of {kind}, allowed are numbers that lie there one by one")
+    return value
 
 
 FILES = (WEIGHTS, "pytorch_model.bin", "medusa_lm_head.pt", "medusa_lm_head.safetensors", "hydra_lm_head.pt",
@@ -189,27 +198,28 @@ def tensor_names(folder: Path) -> frozenset[str]:
         if (index := folder / f"{name}.index.json").is_file():
             found |= set(_shards(index))
         elif (path := folder / name).is_file() and name.endswith(".safetensors"):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    found |= set(file.keys())
-            except (OSError, SafetensorError) as error:
-                raise UserError(f"cannot read '{path}': {str(error).strip().splitlines()[0]}") from error
+            found |= files.tensor_names(path)
         elif path.is_file():
             found |= set(_tensors(path, lambda _: True))
     return frozenset(found)
 
 
-def fill(
-    module: nn.Module,
+M = TypeVar("M", bound=nn.Module)
+
+
+def furnished(
+    make: Callable[[], M],
     stored: Stored,
     where: Path,
-    optional: frozenset[str] = frozenset(),
+    optional: Set[str] = frozenset(),
     name: Callable[[str], str] = lambda key: key,
-) -> None:
-    """Copies a checkpoint's tensors into a module.
+) -> M:
+    """A network with a checkpoint's tensors.
+
+    It is laid out without memory first, so that sizes that a config makes up are refused before anything is as large.
 
     Args:
-        module: what is filled.
+        make: gives the network.
         stored: what was read.
         where: for errors.
         optional: published names that may be missing, or be there without a place in the module.
@@ -218,16 +228,39 @@ def fill(
     Raises:
         UserError: it names missing, foreign and mis-shaped tensors.
     """
+    with torch.device("meta"):
+        _fitting(make(), stored, where, optional, name)
+    module = make()
+    fill(module, stored, where, optional, name)
+    return module
+
+
+def fill(
+    module: nn.Module,
+    stored: Stored,
+    where: Path,
+    optional: Set[str] = frozenset(),
+    name: Callable[[str], str] = lambda key: key,
+) -> None:
+    """Copies a checkpoint's tensors into a network whose sizes are not the config's; see `furnished`."""
+    module.load_state_dict(_fitting(module, stored, where, optional, name), strict=False)
+
+
+def _fitting(
+    module: nn.Module, stored: Stored, where: Path, optional: Set[str], name: Callable[[str], str]
+) -> dict[str, Tensor]:
+    """A checkpoint's tensors under the module's names."""
     own = {name(key): (key, value) for key, value in module.state_dict().items()}
     missing = sorted(set(own) - set(stored.tensors) - optional)
     foreign = sorted(set(stored.tensors) - set(own) - optional)
     shared = {k: v for k, v in stored.tensors.items() if k in own}
     bent = [f"{k} {list(v.shape)} (allowed {list(own[k][1].shape)})" for k, v in shared.items() if v.shape != own[k][1].shape]
-    for kind, names in (("missing", missing), ("foreign", foreign), ("mis-shaped", bent)):
+    odd = [f"{k} of {v.dtype}" for k, v in shared.items() if v.is_floating_point() is not own[k][1].is_floating_point()]
+    for kind, names in (("missing", missing), ("foreign", foreign), ("mis-shaped", bent), ("mistyped", odd)):
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             raise UserError(f"'{where}' has {kind} tensors: {', '.join(names[:4])}{more}")
-    module.load_state_dict({own[k][0]: v for k, v in shared.items()}, strict=False)
+    return {own[k][0]: v for k, v in shared.items()}
 
 
 def write(folder: Path, stored: Stored, state: dict[str, Tensor], config: dict[str, Any]) -> None:
@@ -246,12 +279,12 @@ def write(folder: Path, stored: Stored, state: dict[str, Tensor], config: dict[s
             tensors[key] = now.to(torch.float16 if now.is_floating_point() else now.dtype).contiguous().clone()
         elif not torch.equal(before.to(now.dtype), now):  # else the stored bits are kept: a narrower target rounded them
             tensors[key] = now.to(before.dtype).contiguous().clone()
-    folder.mkdir(parents=True, exist_ok=True)
-    if stored.file.endswith(".safetensors"):
-        save_file(tensors, folder / stored.file, metadata={"format": "pt"})
-    else:
-        torch.save(tensors, folder / stored.file)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    with filled(folder, last=CONFIG) as beside:
+        if stored.file.endswith(".safetensors"):
+            save_file(tensors, beside / stored.file, metadata={"format": "pt"})
+        else:
+            torch.save(tensors, beside / stored.file)
+        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def beginning(target: Target) -> PreTrainedModel:
@@ -271,25 +304,22 @@ def beginning(target: Target) -> PreTrainedModel:
 
 
 def load_model(folder: Path, method: str, target: Target) -> PreTrainedModel:
-    """The Hugging Face model of a checkpoint, complete and fitting the target, on its device and in its dtype.
+    """The one-layer Hugging Face model of a checkpoint, complete and fitting the target, on its device and in its dtype.
 
     Raises:
         UserError: weights are missing, tensors are missing or foreign, or vocabulary or hidden size do not fit.
     """
-    check_method(folder, method, target)
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"'{folder}' has no weights: a file {WEIGHTS} was expected")
     check_sizes(read_config(folder), folder, method, target)
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # what transformers would warn of is checked below, and refused
     try:
-        read: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=target.decoder.dtype, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise UserError(f"cannot load drafter '{folder}': {str(error).strip().splitlines()[0]}") from error
+        with understood(f"cannot load drafter '{folder}'"):
+            model, info = pretrained(str(folder), AutoConfig.from_pretrained(folder), target.decoder.dtype)
     finally:
         logging.set_verbosity(level)
-    model, info = read
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    for kind in ("missing_keys", "unexpected_keys"):
         if names := sorted(map(str, info[kind])):
             raise UserError(f"'{folder}' does not hold exactly a '{method}': {kind.replace('_', ' ')}: {', '.join(names[:4])}")
     loaded: PreTrainedModel = model.to(target.decoder.device)
@@ -307,13 +337,13 @@ def check_sizes(config: dict[str, Any], folder: Path, method: str, target: Targe
             raise UserError(f"'{method}' in '{folder}' has {key} {config.get(key)}, allowed is the target's: {wanted}")
 
 
-def save_model(folder: Path, method: str, model: PreTrainedModel, knobs: TrainableMethod, target: Target) -> None:
+def save_model(folder: Path, method: str, model: PreTrainedModel, knobs: Any, target: Target) -> None:
     """Writes a Hugging Face model in float16 beside its config and what draftree has to know."""
-    folder.mkdir(parents=True, exist_ok=True)
     halves: dict[int, Tensor] = {}  # tied tensors stay one, and are written once
     state = model.state_dict()
     for value in state.values():
         halves.setdefault(value.data_ptr(), value.detach().to("cpu", torch.float16))
-    model.save_pretrained(folder, state_dict={k: halves[v.data_ptr()] for k, v in state.items()})
-    config = read_config(folder) | {"dtype": "float16", ABOUT: note(method, knobs, target)}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    with filled(folder, last=CONFIG) as beside:
+        model.save_pretrained(beside, state_dict={k: halves[v.data_ptr()] for k, v in state.items()})
+        config = read_config(beside) | {"dtype": "float16", ABOUT: note(method, knobs, target)}
+        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -16,10 +15,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from draftree.cache import LayerShape
-from draftree.errors import UnknownName, UserError
+from draftree.errors import UnknownName
+from draftree.files import Entries, understood
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
          "max_position_embeddings", "rms_norm_eps", "hidden_act", "initializer_range")  # fmt: skip
+OTHERS = ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "draftree")
+"""Entries of a published config that no network depends on."""
 
 
 def like(config: PreTrainedConfig, **changes: Any) -> LlamaConfig:
@@ -39,13 +41,13 @@ def of_values(values: Mapping[str, Any]) -> LlamaConfig:
     Raises:
         UserError: transformers refuses them, or does not know the rope or the activation.
     """
-    known = {k: v for k, v in values.items() if k not in ("architectures", "model_type", "transformers_version", "draftree")}
-    try:
+    known, said = {k: v for k, v in values.items() if k not in OTHERS}, Entries(values, "the drafter's config.json")
+    for name in SIZES[:-2]:
+        said.get(name, float | None, None, least=0 if name == "rms_norm_eps" else 1)
+    with understood("the drafter's config.json is not a Llama's"):
         config = LlamaConfig(**{"num_hidden_layers": 1, **copy.deepcopy(known)})  # transformers rewrites nested values
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
-        told = " ".join(str(error).split())
-        raise UserError(f"the drafter's config.json is not a Llama's: {told}") from error
     rope: Any = config.rope_parameters
+    Entries(rope, "the drafter's rope_parameters").get("rope_theta", float, 1.0, least=1e-6)
     for key, got, allowed in (
         ("rope type", rope["rope_type"], ("default", *ROPE_INIT_FUNCTIONS)),
         ("hidden_act", config.hidden_act, ACT2FN),

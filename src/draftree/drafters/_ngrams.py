@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draftree.compiled import compiled
-from draftree.errors import UserError
+from draftree.errors import UserError, shown
+from draftree.files import Entries, read_object
 from draftree.tree import Floats, Ints
 
 Array = NDArray[Any]
@@ -117,18 +118,37 @@ class Grams:
         Raises:
             UserError: there is none, or it is cut short.
         """
-        try:
-            header = json.loads((folder / HEADER).read_text())
-        except (OSError, ValueError):
-            raise UserError(f"'{folder}' holds no n-grams: {HEADER} is missing or broken") from None
+        header = Entries(read_object(folder / HEADER, "the header of n-grams"), folder / HEADER)
+        n, vocab = header.get("n", Literal[2, 3, 4]), header.get("vocab", int, least=1)
+        check(n, vocab)
+        said = Entries(header.get("arrays", dict), f"'{folder / HEADER}': arrays")
         arrays = {}
-        for name, (kind, length) in header["arrays"].items():
-            file = folder / f"{name}.bin"
+        for name, kind in _kinds(n, vocab, 0).items():
+            wide, length = (*said.get(name, list), None, None)[:2]
+            if wide not in (kind, *(("<u4",) if name == "size" else ())) or type(length) is not int:
+                raise UserError(f"'{folder / HEADER}': {name} is {shown([wide, length])}, allowed is '{kind}' and a length")
+            file, bytes_ = folder / f"{name}.bin", length * np.dtype(wide).itemsize
             size = file.stat().st_size if file.exists() else -1
-            if size != length * np.dtype(kind).itemsize:
-                raise UserError(f"'{file}' has {size:,} bytes, {HEADER} says {length * np.dtype(kind).itemsize:,}")
-            arrays[name] = np.memmap(file, kind, "r") if length else np.zeros(0, kind)
-        return cls(_table(arrays), header["n"], header["vocab"])
+            if size != bytes_:
+                raise UserError(f"'{file}' has {size:,} bytes, {HEADER} says {bytes_:,}")
+            arrays[name] = np.memmap(file, wide, "r") if length else np.zeros(0, wide)
+        table = _table(arrays)
+        if not _fit(table, vocab):
+            raise UserError(f"'{folder}' holds no n-grams: its arrays do not fit each other")
+        return cls(table, n, vocab)
+
+
+def _fit(table: Table, vocab: int) -> bool:
+    """Whether arrays are as long as each other says; what they hold is looked at where it is used."""
+    contexts, stored = len(table.size), len(table.share)
+    sums = ((table.first, vocab, contexts), (table.sums, -(-contexts // BLOCK), stored))
+    return (
+        len(table.context_low) == contexts
+        and len(table.token_low) == stored
+        and len(table.context_high) in (0, contexts)
+        and len(table.token_high) in (0, stored)
+        and all(len(a) == 1 + n and a[0] == 0 and a[-1] == end and bool((np.diff(a) >= 0).all()) for a, n, end in sums)
+    )
 
 
 def _table(arrays: dict[str, Array]) -> Table:
@@ -600,7 +620,10 @@ def _stored(table: Table, context: Ints, width: int, top: int, tokens: Ints, wei
         start += table.size[i]
     found = min(int(table.size[place]), top)
     for i in range(found):
-        tokens[i] = np.int64(_planes(table.token_low, table.token_high, start + i))
+        token = np.int64(_planes(table.token_low, table.token_high, start + i)) if start + i < len(table.share) else -1
+        if not 0 <= token < len(table.first) - 1:  # of a broken file
+            return i
+        tokens[i] = token
         weights[i] = table.share[start + i] / 65535
     return found
 

@@ -14,9 +14,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from draftree.drafters._checkpoint import about
+from draftree.drafters._checkpoint import CONFIG, about
 from draftree.drafters.base import Method
 from draftree.errors import UserError
+from draftree.files import Entries
 from draftree.target import Target
 from draftree.tree import Ints
 
@@ -55,11 +56,6 @@ class Stored(Method):
             UserError: a setting is not known, or the corpus is empty.
         """
 
-    @classmethod
-    def kind(cls) -> str:
-        """The method's name, which is its file's."""
-        return cls.__module__.rpartition(".")[2].removesuffix("_")
-
     def store(self, target: Target) -> Path | None:
         """The folder of the datastore, looked at and found to fit a target; None where none was named.
 
@@ -78,7 +74,7 @@ class Stored(Method):
                 f"target '{target.name}' has another ({own}): build one for it (draftree datastore build --kind {kind} "
                 f"--target {target.name} --data … --out FOLDER)"
             )
-        fits_vocabulary(folder, int(said.get("vocab", 0)), target)
+        fits_vocabulary(folder, Entries(said, folder / CONFIG).get("vocab", int, 0, least=0), target)
         return folder
 
 

@@ -88,7 +88,7 @@ def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
 def _before(tokens: Array, place: Any, query: Ints, whole: bool) -> bool:
     """Whether the suffix at a place comes before a query; of those that begin with it do, if `whole`, all that go on."""
     for j in range(len(query)):
-        if place + j >= len(tokens):
+        if not 0 <= place + j < len(tokens):  # behind the end, or in a broken file
             return True
         token = np.int64(tokens[place + j])
         if token != query[j]:
@@ -139,7 +139,7 @@ def search(tokens: Array, suffixes: Array, context: Ints, longest: int, shortest
         else:
             most = n - 1
     if found:
-        high = _first(tokens, suffixes, context[len(context) - found :], True)
+        high = max(low + 1, _first(tokens, suffixes, context[len(context) - found :], True))
     return found, low, high
 
 
@@ -164,7 +164,7 @@ def continuations(tokens: Array, suffixes: Array, low: int, high: int, skip: int
     for i in range(count):
         place = np.int64(suffixes[low + i * (high - low) // count]) + skip
         for j in range(length):
-            if place + j >= len(tokens) or tokens[place + j] == SEPARATOR:
+            if not 0 <= place + j < len(tokens) or tokens[place + j] == SEPARATOR:
                 break
             rows[i, j] = tokens[place + j]
     return rows

@@ -16,7 +16,9 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, final
 import torch
 from torch import Tensor, nn
 
+from draftree.drafters._checkpoint import check_method, shipped
 from draftree.errors import UserError, shown
+from draftree.files import understood
 from draftree.sampling import Drawing
 from draftree.target import Needs, Probes, Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -98,6 +100,11 @@ class Method(ABC):
     @abstractmethod
     def example(self, target: Target) -> Drafter[Any]:
         """A small drafter of random or no weights that fits the target, for the conformance suite."""
+
+    @classmethod
+    def kind(cls) -> str:
+        """The method's name, which is its file's."""
+        return cls.__module__.rpartition(".")[2].removesuffix("_")
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -297,12 +304,24 @@ class TrainableMethod(Method):
                 raise UserError(f"{name}: {knob.name} is {shown(asked)}, allowed is {shown(fixed)}: '{where}' fixes it")
         return drafter
 
-    @abstractmethod
-    def restored(self, target: Target) -> "Trainable[Any]":
+    @final
+    def restored(self, target: Target) -> Trainable[Any]:
         """The drafter of the checkpoint, its knobs what the checkpoint says where they are fixed by it.
 
         Raises:
             UserError: the checkpoint is missing or does not fit the target.
+        """
+        folder = shipped(self.kind(), self.checkpoint, target)
+        check_method(folder, self.kind(), target)
+        with understood(f"the drafter in '{folder}' cannot be used"):
+            return self.read(folder, target)
+
+    @abstractmethod
+    def read(self, folder: Path, target: Target) -> Trainable[Any]:
+        """The drafter in a checkpoint folder.
+
+        Raises:
+            UserError: it is broken or does not fit the target.
         """
 
     @abstractmethod

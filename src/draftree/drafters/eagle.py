@@ -21,13 +21,11 @@ from draftree.cache import LayerShape
 from draftree.drafters._checkpoint import (
     ABOUT,
     Stored,
-    check_method,
     check_sizes,
-    fill,
+    furnished,
     kept,
     note,
     read_tensors,
-    shipped,
     write,
 )
 from draftree.drafters._layers import Rotary, initialise, layer, like, of_values, run, stores
@@ -82,15 +80,17 @@ class EAGLE(TrainableMethod):
             return bool(config[speculators.KIND] == "eagle")
         return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= keys
 
-    def restored(self, target: Target) -> "EAGLEDrafter":
-        folder = shipped("eagle", self.checkpoint, target)
-        check_method(folder, "eagle", target)
+    def read(self, folder: Path, target: Target) -> "EAGLEDrafter":
         stored = read_tensors(folder)
         config = speculators.flat(stored, "eagle", folder)
         check_sizes(config, folder, "eagle", target)
-        bias = bool(config.get("bias", True))
-        net = EAGLENet(of_values(config), target, bias, EMBEDDING in stored.tensors)
-        fill(net, stored, folder, name=speculators.published(stored.config))
+        bias = config.get("bias", True)
+        net = furnished(
+            lambda: EAGLENet(of_values(config), target, bias, EMBEDDING in stored.tensors),
+            stored,
+            folder,
+            name=speculators.published(stored.config),
+        )
         net.to(target.decoder.device, target.decoder.dtype)
         return EAGLEDrafter(replace(self.resume(folder, target), bias=bias), net, target, stored)
 

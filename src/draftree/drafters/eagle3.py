@@ -18,7 +18,7 @@ from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 from draftree.cache import LayerShape
-from draftree.drafters._checkpoint import ABOUT, Stored, check_method, fill, kept, note, read_tensors, shipped, write
+from draftree.drafters._checkpoint import ABOUT, Stored, furnished, kept, note, read_tensors, write
 from draftree.drafters._layers import Rotary, initialise, like, of_values, stores
 from draftree.drafters._pairs import PairDrafter, PairNet
 from draftree.drafters.base import Batch, Stage, TrainableMethod
@@ -94,15 +94,17 @@ class EAGLE3(TrainableMethod):
             return low, middle, high
         raise UserError(f"eagle3: the layers are {wanted}, allowed are three different ones of 0 … {count} in ascending order")
 
-    def restored(self, target: Target) -> "EAGLE3Drafter":
-        folder = shipped("eagle3", self.checkpoint, target)
-        check_method(folder, "eagle3", target)
+    def read(self, folder: Path, target: Target) -> "EAGLE3Drafter":
         stored = read_tensors(folder)
         config = speculators.flat(stored, "eagle3", folder)
         _check_sizes(config, folder, target)
         foreign = config.get("target_hidden_size") not in (None, config.get("hidden_size"))  # the target's embedding is too
-        net = EAGLE3Net(config, target, foreign or EMBEDDING in stored.tensors, "d2t" in stored.tensors)
-        fill(net, stored, folder, name=speculators.published(stored.config))
+        net = furnished(
+            lambda: EAGLE3Net(config, target, foreign or EMBEDDING in stored.tensors, "d2t" in stored.tensors),
+            stored,
+            folder,
+            name=speculators.published(stored.config),
+        )
         _check_map(stored, folder, target)
         net.to(target.decoder.device, target.decoder.dtype)
         knobs = self.resume(folder, target)

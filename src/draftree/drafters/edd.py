@@ -19,7 +19,7 @@ from transformers import Cache, PreTrainedModel
 
 from draftree.attention import AUTO, Attending, attending
 from draftree.decoder import Decoder
-from draftree.drafters._checkpoint import beginning, kept, load_model, save_model, shipped
+from draftree.drafters._checkpoint import beginning, kept, load_model, save_model
 from draftree.drafters._decoding import SPARE, Decoding, propose, rewind
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.errors import UserError
@@ -66,8 +66,7 @@ class EDD(TrainableMethod):
         if self.phase != "random" and not 0 <= self.phase < self.min_block:
             raise UserError(f"edd: phase is {self.phase}, allowed are random and 0 … {self.min_block - 1} (min_block − 1)")
 
-    def restored(self, target: Target) -> "EDDDrafter":
-        folder = shipped("edd", self.checkpoint, target)
+    def read(self, folder: Path, target: Target) -> "EDDDrafter":
         return EDDDrafter(self.resume(folder, target), load_model(folder, "edd", target), target)
 
     def fresh(self, target: Target) -> "EDDDrafter":

@@ -34,20 +34,21 @@ from draftree.cache import SlotCache
 from draftree.decoder import LENGTH_DEPENDENT_ROPE, Decoder, Feed
 from draftree.drafters._checkpoint import (
     ABOUT,
+    CONFIG,
     Stored,
     about,
-    check_method,
-    fill,
+    furnished,
     kept,
     note,
     read_config,
     read_tensors,
-    shipped,
     write,
 )
 from draftree.drafters._decoding import NOTHING, SPARE, Decoding, keep_path, lay_out, no_candidates, rewind
+from draftree.drafters._layers import of_values
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.errors import UserError
+from draftree.files import Entries
 from draftree.sampling import Drawing, drawn
 from draftree.target import CHUNK, Needs, Taps, Target
 from draftree.training.losses import before, draft_loss
@@ -114,23 +115,22 @@ class GLIDE(TrainableMethod):
                 "allowed are layers ≥ 1, hidden ≥ 0, block ≥ 1"
             )
 
-    def restored(self, target: Target) -> "GLIDEDrafter":
-        folder = shipped("glide", self.checkpoint, target)
-        check_method(folder, "glide", target)
+    def read(self, folder: Path, target: Target) -> "GLIDEDrafter":
         knobs, stored = self.resume(folder, target), read_tensors(folder)
         _check_sizes(stored.config, folder, target)
-        model = GlimpseModel(_llama(stored.config), knobs.views(target))
+        views = knobs.views(target)
         if joint := {k: v for k, v in stored.tensors.items() if k.startswith(PREFIX)}:  # the target's are not ours to keep
             stored = replace(stored, tensors=joint)
         inner = {k.removeprefix(PREFIX): v for k, v in stored.tensors.items()}
-        fill(model, replace(stored, tensors=inner), folder, frozenset(k for k in inner if k.endswith(".rotary_emb.inv_freq")))
+        unused = frozenset(k for k in inner if k.endswith(".rotary_emb.inv_freq"))
+        model = furnished(lambda: GlimpseModel(of_values(stored.config), views), replace(stored, tensors=inner), folder, unused)
         for parameter in model.parameters():  # not `to`, which would also round the rotary frequencies
             parameter.data = parameter.data.to(target.decoder.dtype)
         return GLIDEDrafter(knobs, cast(Any, model).to(target.decoder.device), target, stored)
 
     def fresh(self, target: Target) -> "GLIDEDrafter":
         views, config = self.views(target), _published(self, target)
-        model = GlimpseModel(_llama(config), views)
+        model = GlimpseModel(of_values(config), views)
         if self.init == "target" and config["hidden_size"] == target.decoder.hidden:
             whole: Any = target.decoder.model
             model.model.embed_tokens.weight.data.copy_(whole.get_input_embeddings().weight[: target.decoder.vocab])
@@ -140,9 +140,9 @@ class GLIDE(TrainableMethod):
     def resume(self, folder: Path, target: Target) -> Self:
         fixed = kept(folder, type(self))
         if not about(folder):
-            config = read_config(folder)
-            sizes = {"layers": config.get("num_hidden_layers", 1), "hidden": config.get("hidden_size", 0)}
-            fixed = {**sizes, "block": config.get("block_size", 5), "variant": "official"}
+            said = Entries(read_config(folder), folder / CONFIG)
+            sizes = {"layers": said.get("num_hidden_layers", int, 1), "hidden": said.get("hidden_size", int, 0)}
+            fixed = {**sizes, "block": said.get("block_size", int, 5), "variant": "official"}
         return replace(self, checkpoint=str(folder), **fixed)
 
     @classmethod
@@ -589,11 +589,3 @@ def _check_sizes(config: dict[str, Any], folder: Path, target: Target) -> None:
     for key, wanted in ({"vocab_size": target.decoder.vocab} | _large(target)).items():
         if config.get(key) != wanted:
             raise UserError(f"'glide' in '{folder}' has {key} {config.get(key)}, allowed is the target's: {wanted}")
-
-
-def _llama(config: dict[str, Any]) -> LlamaConfig:
-    """The config of the draft model's own Llama part."""
-    skipped = ("architectures", "torch_dtype", "dtype", "transformers_version", ABOUT)
-    llama: LlamaConfig = LlamaConfig.from_dict({k: v for k, v in config.items() if k not in skipped})
-    llama._attn_implementation = "sdpa"
-    return llama

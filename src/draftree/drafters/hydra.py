@@ -25,13 +25,11 @@ from draftree.cache import LayerShape, SlotCache
 from draftree.drafters._checkpoint import (
     ABOUT,
     Stored,
-    check_method,
     check_sizes,
-    fill,
+    furnished,
     kept,
     note,
     read_tensors,
-    shipped,
     write,
 )
 from draftree.drafters._decoding import SPARE
@@ -88,9 +86,7 @@ class Hydra(TrainableMethod):
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return any(key.startswith("hydra_lm_head.") for key in keys)
 
-    def restored(self, target: Target) -> "HydraDrafter":
-        folder = shipped("hydra", self.checkpoint, target)
-        check_method(folder, "hydra", target)
+    def read(self, folder: Path, target: Target) -> "HydraDrafter":
         stored = read_tensors(folder, FILES)
         check_kind(stored.config, folder)
         found = replace(self.resume(folder, target), **counted(stored.tensors, folder))
@@ -99,8 +95,7 @@ class Hydra(TrainableMethod):
         check_sizes({k: len(stored.tensors[name]) for k, name in sizes.items()}, folder, "hydra", target)
         check_aliases(stored.tensors, found, folder)
         config = like(target.decoder.config)
-        net = HydraNet(config, found, target, EMBEDDING in stored.tensors)
-        fill(net, stored, folder, UNUSED)
+        net = furnished(lambda: HydraNet(config, found, target, EMBEDDING in stored.tensors), stored, folder, UNUSED)
         return HydraDrafter(found, net.to(target.decoder.device, target.decoder.dtype), config, target, stored)
 
     def fresh(self, target: Target) -> "HydraDrafter":
@@ -140,12 +135,14 @@ def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
     """
     arch: Arch = "prefix-mlp" if any(name.startswith(f"{PREFIX}layers.") for name in tensors) else "mlp"
     blocks = [name for name in tensors if re.fullmatch(r"hydra_mlp\.0\.\d+\.linear\.weight", name)]
-    heads = [int(m[1]) for name in tensors if (m := re.fullmatch(r"hydra_lm_head\.(\d+)\.(1\.)?weight", name))]
+    heads = {int(m[1]) for name in tensors if (m := re.fullmatch(r"hydra_lm_head\.(\d+)\.(1\.)?weight", name))}
     first = f"hydra_mlp.0.{'1' if arch == 'prefix-mlp' else '0'}.linear.weight"
     for name in (first, _lm_head(0, arch) + "weight"):
         if name not in tensors:
             raise UserError(f"'{where}' holds no Hydra heads of kind '{arch}': a tensor {name} was expected")
-    return {"arch": arch, "heads": 1 + max(heads), "layers": len(blocks)}
+    if max(heads) >= len(heads):
+        raise UserError(f"'{where}' has Hydra heads with gaps: of {max(heads) + 1} there are {len(heads)}")
+    return {"arch": arch, "heads": len(heads), "layers": len(blocks)}
 
 
 def _places(knobs: Hydra) -> list[int]:

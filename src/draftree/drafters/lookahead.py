@@ -28,6 +28,8 @@ Pool = Mapping[int, tuple[Gram, ...]]
 Nexts = tuple[Sequence[int], Sequence[float]]
 """The tokens met next at some place, and the share of each; the largest first."""
 NOTHING: Nexts = ((), ())
+MOST = 4096
+"""Tokens of a window, all of which are fed in every step."""
 Window = tuple[Ints, ...]
 """Levels 0, 1, … of guessed tokens.
 
@@ -62,10 +64,10 @@ class Lookahead(Method):
     chain: bool = False
 
     def __post_init__(self) -> None:
-        if self.ngram < 3 or self.window < 1 or self.guesses < 1:
+        if self.ngram < 3 or self.window < 1 or self.guesses < 1 or (self.ngram - 1) * self.window > MOST:
             raise UserError(
                 f"lookahead: got ngram={self.ngram}, window={self.window}, guesses={self.guesses}; "
-                "allowed are at least 3, at least 1, and at least 1"
+                f"allowed are at least 3, at least 1, and at least 1, with (ngram - 1) * window of at most {MOST}"
             )
 
     def open(self, target: Target) -> "LookaheadDrafter":

@@ -20,13 +20,11 @@ from torch.nn.functional import cross_entropy
 from draftree.drafters._checkpoint import (
     ABOUT,
     Stored,
-    check_method,
     check_sizes,
-    fill,
+    furnished,
     kept,
     note,
     read_tensors,
-    shipped,
     write,
 )
 from draftree.drafters._heads import ResBlock, by_depth, lm_head, newest, offered, teacher
@@ -84,17 +82,14 @@ class Medusa(TrainableMethod):
         beginnings = ("0.0.linear.weight", f"{PREFIX}0.0.linear.weight", "blocks.0.layers.0.weight")
         return any(name in keys for name in beginnings)
 
-    def restored(self, target: Target) -> "MedusaDrafter":
-        folder = shipped("medusa", self.checkpoint, target)
-        check_method(folder, "medusa", target)
+    def read(self, folder: Path, target: Target) -> "MedusaDrafter":
         published = read(folder)
         stored = published if "blocks.0.layers.0.weight" not in published.tensors else _renamed(published)
         heads, layers = counted(stored.tensors, folder)
         sizes = {"hidden_size": stored.tensors["0.0.linear.weight"].shape[0]}
         last = stored.tensors.get(f"0.{layers}.weight")
         check_sizes(sizes | {"vocab_size": target.decoder.vocab if last is None else last.shape[0]}, folder, "medusa", target)
-        model = made(target, heads, layers)
-        fill(model, stored, folder, _left_to_the_target(stored, heads, layers))
+        model = furnished(lambda: made(target, heads, layers), stored, folder, _left_to_the_target(stored, heads, layers))
         knobs = replace(self.resume(folder, target), heads=heads, layers=layers)
         return MedusaDrafter(knobs, model.to(target.decoder.device, target.decoder.dtype), target, published)
 
@@ -239,12 +234,16 @@ def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
     """How many heads, and blocks a head, a file of the official layout holds; configs are often wrong.
 
     Raises:
-        UserError: it holds no heads.
+        UserError: it holds no heads, or lacks some.
     """
     found = [m for m in map(BLOCK.fullmatch, tensors) if m]
     if "0.0.linear.weight" not in tensors:
         raise UserError(f"'{where}' holds no Medusa heads: a tensor 0.0.linear.weight was expected")
-    return 1 + max(int(m[1]) for m in found), 1 + max(int(m[2]) for m in found)
+    heads, layers = ({int(m[i]) for m in found} for i in (1, 2))
+    if max(heads) >= len(heads) or max(layers) >= len(layers):
+        gaps = f"of {max(heads) + 1} with {max(layers) + 1} layers some are missing"
+        raise UserError(f"'{where}' has Medusa heads with gaps: {gaps}")
+    return len(heads), len(layers)
 
 
 def _left_to_the_target(stored: Stored, heads: int, layers: int) -> frozenset[str]:

@@ -22,13 +22,11 @@ from draftree.decoder import Decoder, one_layer
 from draftree.drafters._checkpoint import (
     ABOUT,
     Stored,
-    check_method,
     check_sizes,
     fill,
     kept,
     note,
     read_tensors,
-    shipped,
     write,
 )
 from draftree.drafters._pairs import PairDrafter, PairNet
@@ -70,9 +68,7 @@ class MTP(TrainableMethod):
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return any(k.endswith(".eh_proj.weight") for k in keys)
 
-    def restored(self, target: Target) -> "MTPDrafter":
-        folder = shipped("mtp", self.checkpoint, target)
-        check_method(folder, "mtp", target)
+    def read(self, folder: Path, target: Target) -> "MTPDrafter":
         begin = prefix(target)
         stored = read_tensors(folder, wanted=lambda key: key.startswith(begin))
         check_sizes(stored.config, folder, "mtp", target)

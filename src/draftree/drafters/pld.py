@@ -88,7 +88,7 @@ class PLDDrafter(Drafter[Texts]):
                 known[node] = continuations(np.append(state[int(tree.row[node])], tree.tokens[node]), self.knobs)
             else:
                 above, depth = self._through(state, tree, parent, known), int(tree.depth[parent])
-                known[node] = above[above[:, depth] == tree.tokens[node]] if depth < self.knobs.length else above[:0]
+                known[node] = above[above[:, depth] == tree.tokens[node]] if depth < above.shape[1] else above[:0]
         return known[node]
 
     def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
@@ -112,7 +112,7 @@ def continuations(text: Ints, knobs: PLD) -> Ints:
             break
         ends = longer
     chosen = {"latest": ends[-1:], "earliest": ends[:1], "all": ends}[knobs.match]
-    places = chosen[:, None] + np.arange(1, knobs.length + 1)
+    places = chosen[:, None] + np.arange(1, min(knobs.length, len(text)) + 1)  # none is longer than the text
     return np.where(places <= last, text[np.minimum(places, last)], NONE) if chosen.size else places
 
 

@@ -24,6 +24,7 @@ from draftree.drafters._suffixes import (
 from draftree.drafters._texts import Texts, cut, extended
 from draftree.drafters.base import Drafter
 from draftree.errors import UnknownName, UserError
+from draftree.files import understood
 from draftree.sampling import Drawing
 from draftree.target import Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -78,18 +79,18 @@ class REST(Stored):
 
     def open(self, target: Target) -> "RESTDrafter":
         if Path(self.datastore).is_file():
-            return RESTDrafter(self, read_official(Path(self.datastore), target))
+            return RESTDrafter(self, read_official(Path(self.datastore), target), target.decoder.vocab)
         if (folder := self.store(target)) is None:
             raise UserError(
                 f"'rest' needs a datastore: build one (draftree datastore build --kind rest --target {target.name} --data … "
                 "--out FOLDER) and name its folder, or use rest:datastore=FOLDER"
             )
-        return RESTDrafter(self, (Corpus(mapped(folder / TOKENS), mapped(folder / SUFFIXES)),))
+        return RESTDrafter(self, (stored(folder),), target.decoder.vocab)
 
     def example(self, target: Target) -> "RESTDrafter":
         few = min(target.decoder.vocab, 61)  # tokens enough to differ, and few enough that every pair is found somewhere
         drawn = np.random.default_rng(5).integers(0, few, (30, 200))
-        return RESTDrafter(self, (indexed(list(drawn), target.decoder.vocab),))
+        return RESTDrafter(self, (indexed(list(drawn), target.decoder.vocab),), target.decoder.vocab)
 
 
 @final
@@ -118,10 +119,11 @@ class RESTDrafter(Drafter[Retrieval]):
     Args:
         knobs: of the method.
         corpora: what is searched; all of them as if they were one.
+        vocab: the target's V.
     """
 
-    def __init__(self, knobs: REST, corpora: Sequence[Corpus]) -> None:
-        self.knobs, self._corpora = knobs, corpora
+    def __init__(self, knobs: REST, corpora: Sequence[Corpus], vocab: int) -> None:
+        self.knobs, self._corpora, self._vocab = knobs, corpora, vocab
         for corpus in corpora:  # compiles, or loads, what the first step would wait for
             grow(self._behind(corpus, (0, 0, 1)), 1)
         self.expand(Retrieval((np.zeros(1, np.int64),)), Tree.planted(*np.zeros((2, 1), np.int64)), np.arange(1), 1, Drawing())
@@ -158,7 +160,8 @@ class RESTDrafter(Drafter[Retrieval]):
         """[M, L] the continuations of a range of places."""
         length, low, high = found
         knobs = self.knobs
-        return continuations(corpus.tokens, corpus.suffixes, low, high, length, knobs.continuation, knobs.matches)
+        rows = continuations(corpus.tokens, corpus.suffixes, low, high, length, knobs.continuation, knobs.matches)
+        return np.where(rows < self._vocab, rows, NOTHING)  # a broken file may hold any token
 
     def _context(self, state: Retrieval, tree: Tree, node: int) -> Ints:
         return context_of(state.texts[int(tree.row[node])], tree.tokens, tree.parents, node, self.knobs.longest)
@@ -194,16 +197,26 @@ def indexed(documents: list[Any], vocab: int, tell: Callable[[str], None] = lamb
     return Corpus(tokens, suffix_array(tokens, vocab))
 
 
+def stored(folder: Path) -> Corpus:
+    """The corpus of a datastore.
+
+    Raises:
+        UserError: its files are broken.
+    """
+    corpus = Corpus(mapped(folder / TOKENS), mapped(folder / SUFFIXES))
+    if len(corpus.suffixes) > len(corpus.tokens):
+        raise UserError(f"'{folder}' has {len(corpus.suffixes)} suffixes, allowed are at most its {len(corpus.tokens)} tokens")
+    return corpus
+
+
 def mapped(path: Path) -> Any:
     """An array of a datastore, read from disk where it is looked at.
 
     Raises:
         UserError: there is none.
     """
-    try:
+    with understood(f"cannot read '{path}' of the datastore"):
         found = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"cannot read '{path}' of the datastore: {str(error).splitlines()[0]}") from error
     if found.ndim != 1 or found.dtype.kind not in "ui" or not len(found):
         raise UserError(f"'{path}' holds {found.dtype} {list(found.shape)}, allowed is one row of whole numbers")
     return np.asarray(found)

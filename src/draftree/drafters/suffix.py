@@ -44,7 +44,7 @@ class Suffix(Method):
 
     def __post_init__(self) -> None:
         for name, allowed, ok in (
-            ("longest", "at least 1", self.longest >= 1),
+            ("longest", "1 … 65536", 1 <= self.longest <= 2**16),
             ("length", "at least 1", self.length >= 1),
             ("factor", "a number of at least 1", 1 <= self.factor < np.inf),
             ("least", "a number in [0, 1]", 0 <= self.least <= 1),

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftree.decoder import Decoder
-from draftree.drafters._checkpoint import beginning, kept, load_model, save_model, shipped
+from draftree.drafters._checkpoint import beginning, kept, load_model, save_model
 from draftree.drafters._decoding import Decoding, keep_path, propose, read, rewind
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.sampling import Drawing
@@ -37,8 +37,7 @@ class VDM(TrainableMethod):
 
     loss: Literal["kl", "ce"] = "kl"
 
-    def restored(self, target: Target) -> "VDMDrafter":
-        folder = shipped("vdm", self.checkpoint, target)
+    def read(self, folder: Path, target: Target) -> "VDMDrafter":
         return VDMDrafter(self.resume(folder, target), load_model(folder, "vdm", target), target)
 
     def fresh(self, target: Target) -> "VDMDrafter":

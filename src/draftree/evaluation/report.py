@@ -16,7 +16,7 @@ from draftree.acceptors.base import Acceptor
 from draftree.costs import Costs, CostTable, counted, counted_plain
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.runner import Cell, Quality, Written
-from draftree.files import write_text
+from draftree.files import Entries, read_object, write_text
 from draftree.registry import part
 from draftree.stats import repeated_ngrams, total
 from draftree.tree import Floats, Ints
@@ -247,12 +247,11 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is not one.
     """
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        if not found["rows"] or not found["provenance"]:
-            raise ValueError("it has no rows or no provenance")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"'{path}' is not a result as `draftree bench --out` writes it: {error}") from error
+    what = "a result as `draftree bench --out` writes it"
+    found = read_object(path, what)
+    said = Entries(found, path)
+    if not said.get("rows", list[Row]) or not said.get("provenance", dict):
+        raise UserError(f"'{path}' is not {what}: it has no rows or no provenance")
     return found
 
 

@@ -7,10 +7,12 @@ A row of a file with `turns` (the first is asked), `question`, `messages` or `co
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from draftree.errors import UnknownName, UserError
+from draftree.errors import UnknownName, UserError, shown
+from draftree.files import understood
 from draftree.prompts import Content, question
 from draftree.training.data import messages, rows
 
@@ -68,15 +70,13 @@ def load(name: str) -> Suite:
         UserError: there is no such suite or file, or a row of it is not a prompt.
     """
     path = FOLDER / f"{name}.jsonl" if name in names() else Path(name)
-    if not path.is_file():
+    if not isfile(path):
         raise UnknownName("suite (a file, or the name of a shipped one)", name, names())
-    try:
+    with understood(f"cannot read suite '{name}'"):
         data = path.read_bytes()
         prompts = tuple(
             Prompt(i, content(row, where), str(row.get("category", ""))) for i, (row, where) in enumerate(rows(path))
         )
-    except OSError as error:
-        raise UserError(f"cannot read suite '{name}': {error.strerror}") from error
     if not prompts:
         raise UserError(f"suite '{name}' holds no prompts: it has no rows")
     return Suite(path.stem, hashlib.sha256(data).hexdigest(), prompts)
@@ -92,7 +92,7 @@ def content(row: dict[str, Any], where: str) -> Content:
         if key in row:
             text = row[key][0] if first and isinstance(row[key], list) and row[key] else row[key]
             if not isinstance(text, str) or not text:
-                raise UserError(f"{where}: '{key}' is {str(text)[:40]!r}, allowed is {'a list of ' if first else ''}text")
+                raise UserError(f"{where}: '{key}' is {shown(text)}, allowed is {'a list of ' if first else ''}text")
             return text if key == "prompt" else question(text)
     if not row.keys() & {"text", "messages", "conversations"}:
         allowed = "turns, question, messages, conversations, prompt or text"

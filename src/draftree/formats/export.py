@@ -27,7 +27,7 @@ from draftree.drafters import eagle, medusa
 from draftree.drafters._checkpoint import ABOUT, CONFIG, WEIGHTS, Stored, about, read_tensors
 from draftree.drafters._layers import of_values
 from draftree.errors import UnknownName, UserError
-from draftree.files import whole_folder
+from draftree.files import Entries, understood, whole_folder
 from draftree.formats import speculators
 from draftree.registry import method_of, names, part
 from draftree.target import Target, demo_folder
@@ -82,7 +82,8 @@ def export(drafter: str, wanted: str, out: Path, target: str | None = None) -> E
         raise UserError(f"'{method}' cannot be exported as '{wanted}', {told}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
-    config, tensors = FORMATS[wanted][method](folder, target)
+    with understood(f"'{drafter}' cannot be exported"):
+        config, tensors = FORMATS[wanted][method](folder, target)
     with whole_folder(out) as beside:
         save_file({k: v.contiguous().clone() for k, v in tensors.items()}, beside / WEIGHTS, metadata={"format": "pt"})
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
@@ -101,22 +102,17 @@ def _folder(drafter: str) -> Path:
 
 def _config_of(target: str) -> PreTrainedConfig:
     """A target's config."""
-    try:
+    with understood(f"cannot read the config of target '{target}', name another with --target"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(str(demo_folder()) if target == "demo" else target)
-    except (OSError, ValueError, KeyError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"cannot read the config of target '{target}', name another with --target: {first}") from error
-    return config
+        return config
 
 
 def _check(method: str, folder: Path, config: PreTrainedConfig, name: str) -> Target:
     """Opens a checkpoint for a target without weights, which refuses one that is incomplete or of other shapes."""
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of copies to where nothing is, and of targets that are not named
-        try:
+        with understood(f"target '{name}' is not a causal language model"):
             model = AutoModelForCausalLM.from_config(config)
-        except ValueError as error:
-            raise UserError(f"target '{name}' is not a causal language model: {str(error).splitlines()[0]}") from error
         target = Target(Decoder(model), name)
         part("drafter", method)(checkpoint=str(folder)).open(target)
     return target
@@ -124,9 +120,9 @@ def _check(method: str, folder: Path, config: PreTrainedConfig, name: str) -> Ta
 
 def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
     """A target that an EAGLE's config fits, where none is named."""
-    vocab, hidden = values.get("vocab_size"), values.get("target_hidden_size") or values.get("hidden_size")
-    if not isinstance(vocab, int) or not isinstance(hidden, int):
-        raise UserError(f"'{folder}' has vocab_size {vocab} and hidden_size {hidden}, allowed are whole numbers")
+    said = Entries(values, folder / CONFIG)
+    vocab, hidden = said.get("vocab_size", int, least=1), said.get("hidden_size", int, least=1)
+    hidden = values.get("target_hidden_size") or hidden
     layers = max(values.get(speculators.LAYER_IDS) or (LAYERS,))
     return LlamaConfig(
         vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=1, intermediate_size=1

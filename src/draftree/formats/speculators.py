@@ -10,8 +10,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from draftree.drafters._checkpoint import Stored
+from draftree.drafters._checkpoint import CONFIG, Stored
 from draftree.errors import UserError
+from draftree.files import Entries
 
 KIND, LAYER, HOW = "speculators_model_type", "transformer_layer_config", "speculators_config"
 PREFIXES: Mapping[str, Mapping[str, str]] = {
@@ -26,6 +27,11 @@ VERSIONS = {"eagle": "0.1.0", "eagle3": "0.2.0"}
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 FIELDS = ("draft_vocab_size", "norm_before_residual", "target_hidden_size", LAYER_IDS)
 """What EAGLE-3's config says outside the layer's; the original layout has it all in one."""
+TYPES: Mapping[str, Any] = {
+    "draft_vocab_size": int | None, "target_hidden_size": int | None, "norm_before_residual": bool | None, "bias": bool,
+    "fusion_bias": bool, LAYER_IDS: list[int] | None,
+}  # fmt: skip
+"""What entries are, in either layout, where they are there."""
 UNSUPPORTED = ("layernorms", "norm_before_fc", "fc_norm", "norm_output")
 """Flags of networks that differ from the published methods, in either layout."""
 HARMLESS = ("fusion_bias", "norm_before_residual", "embed_requires_grad", "tie_word_embeddings", "use_cache", "return_dict")
@@ -60,6 +66,9 @@ def flat(stored: Stored, method: str, where: Path) -> dict[str, Any]:
         UserError: it is of another kind, or of a network that is not the published method's; the flag is named.
     """
     config = deepcopy(stored.config)
+    said = Entries(config, where / CONFIG)
+    for name, hint in TYPES.items():
+        said.get(name, hint, None, least=0)
     _refuse_unsupported(config, method, where)
     if KIND not in config:
         return config
@@ -68,7 +77,7 @@ def flat(stored: Stored, method: str, where: Path) -> dict[str, Any]:
         got = layer.get("model_type") if isinstance(layer, dict) else layer
         raise UserError(f"'{where}' has a {LAYER} of '{got}', allowed is 'llama'")
     if method == "eagle":
-        return layer | {"bias": bool(config.get("fusion_bias", "fusion_fc.bias" in stored.tensors))}
+        return layer | {"bias": config.get("fusion_bias", "fusion_fc.bias" in stored.tensors)}
     return layer | {k: config[k] for k in FIELDS if config.get(k) is not None}
 
 
@@ -79,7 +88,7 @@ def _refuse_unsupported(config: dict[str, Any], method: str, where: Path) -> Non
         if config.get(flag) is True:
             raise UserError(f"'{where}' has {flag} true, allowed is false: that is another network than '{method}'")
     ids = config.get(LAYER_IDS)
-    if ids and not (isinstance(ids, list) and len(ids) == 3 and all(isinstance(i, int) for i in ids)):
+    if ids and len(ids) != 3:
         raise UserError(f"'{where}' has {LAYER_IDS} {ids}, allowed are three layers")
 
 

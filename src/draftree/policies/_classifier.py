@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from draftree.errors import UnknownName, UserError
+from draftree.files import Entries, read_object, understood, whole, write_text
 from draftree.tree import ENTROPY_TOP, Floats
 
 FEATURES = ("P+H+d", "P+H", "P+d", "H+d", "P")
@@ -74,12 +74,12 @@ class Classifier:
 
     def save(self, folder: Path) -> None:
         """Writes `config.json` and `model.safetensors`."""
-        folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: np.array(getattr(self, name), np.float32, order="C") for name in TENSORS}
-        save_file(tensors, folder / WEIGHTS)
+        with whole(folder / WEIGHTS) as partial:
+            save_file(tensors, partial)
         said = {"policy": "c2t", "features": self.features, "hidden": len(self.hidden_bias), "entropy_top": self.entropy_top,
                 "log_joint": self.log_joint, "trained_on": dict(self.trained_on)}  # fmt: skip
-        (folder / CONFIG).write_text(json.dumps(said, indent=1) + "\n")
+        write_text(folder / CONFIG, json.dumps(said, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -89,10 +89,8 @@ class Classifier:
             UserError: there is none, or its parts do not fit each other.
         """
         said = _config(folder)
-        try:
+        with understood(f"cannot read '{folder / WEIGHTS}'"):
             tensors = {name: value.astype(np.float64) for name, value in load_file(folder / WEIGHTS).items()}
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read '{folder / WEIGHTS}': {str(error).strip().splitlines()[0]}") from error
         hidden, inputs = said["hidden"], said["features"].count("+") + 1
         wanted = {"hidden_weight": (hidden, inputs), "hidden_bias": (hidden,), "output_weight": (hidden,), "output_bias": ()}
         found = {name: value.shape for name, value in tensors.items()}
@@ -111,20 +109,15 @@ TENSORS = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
 
 def _config(folder: Path) -> dict[str, Any]:
     """What the config says, its values checked."""
-    try:
-        found = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{folder}' is not a classifier's folder: it has no readable {CONFIG}") from error
-    if not isinstance(found, dict) or found.get("policy") != "c2t":
+    said = Entries(read_object(folder / CONFIG, "a classifier's config"), folder / CONFIG)
+    if said.values.get("policy") != "c2t":
         raise UserError(f"'{folder}' is not a classifier's folder: its {CONFIG} does not say policy 'c2t'")
-    said: dict[str, Any] = {"trained_on": {}, "log_joint": False} | found
-    check_features(str(said.get("features")))
-    for name in ("hidden", "entropy_top"):
-        if type(said.get(name)) is not int or said[name] < 1:
-            raise UserError(f"'{folder}': {name} is {said.get(name)!r}, allowed is a whole number of at least 1")
-    if type(said["log_joint"]) is not bool:
-        raise UserError(f"'{folder}': log_joint is {said['log_joint']!r}, allowed are true and false")
-    return said
+    check_features(said.get("features", str))
+    return {
+        "features": said.get("features", str), "hidden": said.get("hidden", int, least=1),
+        "entropy_top": said.get("entropy_top", int, least=1), "log_joint": said.get("log_joint", bool, False),
+        "trained_on": said.get("trained_on", dict, {}),
+    }  # fmt: skip
 
 
 def scaled(log_p: Floats, log_joint: bool) -> Floats:

@@ -8,13 +8,15 @@ Shapes: T paths, F frontier nodes, K candidates.
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeGuard, final
 
 import numpy as np
 
 from draftree.costs import Costs
-from draftree.errors import UnknownName, UserError
+from draftree.errors import UnknownName, UserError, shown
+from draftree.files import read_json
 from draftree.policies.base import Expand, Policy, Room, append
 from draftree.tree import Candidates, Ints, Tree
 
@@ -117,19 +119,16 @@ def _load(name: str) -> set[tuple[int, ...]]:
     shipped: dict[str, list[list[int]]] = json.loads(SHIPPED.read_text())
     if name in shipped:
         return {(), *map(tuple, shipped[name])}
-    if not Path(name).is_file():
+    if not isfile(name):
         raise UnknownName("tree (a JSON file, or the name of a shipped one)", name, shipped)
-    try:
-        found = json.loads(Path(name).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"static: cannot read tree '{name}': {error}; allowed is a JSON list of lists of ranks") from error
+    found = read_json(Path(name), "a tree, a JSON list of lists of ranks")
     if isinstance(found, dict):
         found = found.get("paths", found)
     if not isinstance(found, list) or not found:
-        raise UserError(f"static: tree '{name}' holds {json.dumps(found):.40}, allowed is a JSON list of lists of ranks")
+        raise UserError(f"static: tree '{name}' holds {shown(found)}, allowed is a JSON list of lists of ranks")
     for path in found:
         if not _is_path(path):
-            told = f"tree '{name}' has path {json.dumps(path):.40}"
+            told = f"tree '{name}' has path {shown(path)}"
             raise UserError(f"static: {told}, allowed are lists of ranks from 0 to {RANKS - 1}")
     return {(), *map(tuple, found)}
 

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from draftree.errors import UserError
+from draftree.errors import UserError, shown
+from draftree.files import understood
 from draftree.tree import Bools, Ints
 
 Messages = list[dict[str, str]]
@@ -79,10 +79,8 @@ def rows(path: Path) -> Iterator[tuple[Row, str]]:
 
 
 def _decoded(path: Path) -> str:
-    try:
-        return path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"'{path}' is not UTF-8 text: {error}") from None
+    with understood(f"'{path}' is not UTF-8 text"):
+        return path.read_text("utf-8")
 
 
 def _beginning(path: Path) -> bytes:
@@ -119,11 +117,9 @@ def _parquet(path: Path) -> Iterator[tuple[Row, str]]:
     except ModuleNotFoundError as error:
         needs = f"the package '{error.name}': pip install 'draftree[parquet]'"
         raise UserError(f"'{path}' is parquet, which needs {needs}") from error
-    try:
+    with understood(f"cannot read '{path}'"):
         for number, row in enumerate(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True), 1):
             yield {k: v for k, v in row.items() if v is not None}, f"{path}, row {number}"
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        raise UserError(f"cannot read '{path}': {(str(error).strip() or type(error).__name__).splitlines()[0]}") from error
 
 
 READERS: dict[str, Callable[[Path], Iterator[tuple[Row, str]]]] = {
@@ -134,10 +130,8 @@ READERS: dict[str, Callable[[Path], Iterator[tuple[Row, str]]]] = {
 
 
 def _parsed(text: str, where: str) -> Any:
-    try:
+    with understood(f"{where} is not JSON"):
         return json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{where} is not JSON: {error}") from None
 
 
 def _object(row: Any, where: str) -> Row:
@@ -161,10 +155,14 @@ def messages(row: Row, where: str) -> Messages | None:
             try:
                 chat = [_message(role, content, where) for role, content in read_as(row)]
                 return list(dropwhile(lambda message: message["role"] == "assistant", chat))
-            except (KeyError, TypeError) as error:
+            except KeyError as error:
                 raise UserError(
                     f"{where}: a message lacks or has an unknown {error}; roles are {', '.join(sorted(ROLES))}"
                 ) from None
+            except TypeError:
+                raise UserError(f"{where}: '{key}' is {shown(row[key])}, allowed is a list of messages") from None
+    if "text" in row:
+        raise UserError(f"{where}: 'text' is {shown(row['text'])}, allowed is text")
     raise UserError(
         f"{where} has the keys {', '.join(sorted(row))}; allowed are text, messages, conversations, data, question + answer, "
         "prompt + completion"
@@ -192,7 +190,7 @@ def _sharegpt(row: Row) -> list[tuple[str, Any]]:
 
 def _ultrachat(row: Row) -> list[tuple[str, Any]]:
     if not isinstance(row["data"], list):
-        raise TypeError("'data' that is a list")
+        raise TypeError
     return [("assistant" if i % 2 else "user", content) for i, content in enumerate(row["data"])]
 
 
@@ -281,9 +279,8 @@ def _samples(row: Row, where: str, tokenizer: PreTrainedTokenizerBase, max_token
     if chat is not None and not tokenizer.chat_template:
         raise UserError(f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text")
     try:
-        parts = _plain(row, tokenizer, max_tokens) if chat is None else chat_samples(tokenizer, chat) if chat else []
-    except TemplateError as error:
-        raise UserError(f"{where}: the target's chat template refuses this chat: {error}") from error
+        with understood("the target's chat template refuses this chat" if chat else "the target's tokenizer refuses this text"):
+            parts = _plain(row, tokenizer, max_tokens) if chat is None else chat_samples(tokenizer, chat) if chat else []
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     for part in parts:
