@@ -229,6 +229,8 @@ def speculate(
     - A row's processors and criteria see a batch whose rows all are that row, because rows are not written in step; rows after
       the first get copies of those that may remember something. Every processor is called once for each token, in order.
     - A text ends with the model's context, with a warning; transformers goes on beyond it.
+    - A processor that forbids every token is an error which names it, where transformers writes token 0. Ids that a mask hides
+      inside a row are refused for models with windows, and at the end of a row.
     - The model is in evaluation mode during the call. Logits that are not numbers are an error, whatever
       `remove_invalid_values` says.
     - In half precision a pass over a tree rounds otherwise than one over a token, so that ids may part where two scores are
@@ -443,13 +445,13 @@ def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool =
 
 
 def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> Prompted:
-    start, text = seen.index(True) if any(seen) else 0, list(compress(ids, seen))
-    if not seen[-1]:  # the first new token would be read off a hidden one
+    if not all(seen[-1:]):  # the first new token would be read off a hidden one
         raise UserError(f"row {row} of attention_mask has a zero at its last place, {len(ids) - 1}: pad on the left")
-    if all(seen[start:]):
-        return Prompted(ids[:start], text)
+    text = list(compress(ids, seen))
+    if all(seen[-len(text) :]):
+        return Prompted(ids[: -len(text)], text)
     if windowed:
-        place = seen.index(False, start)
+        place = seen.index(False, seen.index(True))
         told = "allowed are zeros on the left alone: the model's window counts places, hidden or not"
         raise UserError(f"row {row} of attention_mask has a zero at place {place}, behind a one; {told}")
     return Prompted([], text, ids)
