@@ -566,10 +566,10 @@ class Batch:
         return written
 
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
-        """[T] scores [B, V] of all rows' tokens in one place, in float32."""
+        """[T] scores [B, V] of all rows' tokens in one place."""
         nothing = torch.zeros_like(kept[0][0])
         columns = (torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps))
-        return tuple(single(column).to(self.input_ids.device) for column in columns)
+        return tuple(column.to(self.input_ids.device, torch.float32) for column in columns)
 
 
 def write(
@@ -608,10 +608,12 @@ def write(
     return rows, total(stats)
 
 
-def single(scores: Tensor) -> Tensor:
-    """Scores in float32; what is finite stays so, as the largest numbers of float64 would not (`remove_invalid_values`)."""
-    ends = torch.finfo(torch.float32)
-    return torch.where(scores.isfinite(), scores.clamp(ends.min, ends.max), scores).float()
+class Finite(LogitsProcessor):
+    """transformers' `InfNanRemoveLogitsProcessor` with the largest numbers of float32, in which it is called there."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        ends = torch.finfo(torch.float32)
+        return torch.nan_to_num(scores, nan=0.0, posinf=ends.max, neginf=ends.min)
 
 
 class OneRow(Around):
@@ -630,7 +632,7 @@ class OneRow(Around):
         every = scores.repeat(self._rows, 1)
         made: Tensor = self.inner(input_ids.repeat(self._rows, 1), every)
         scores.copy_(every[self._row : self._row + 1])  # it may have written into them
-        return made[self._row : self._row + 1]
+        return scores if made is every else made[self._row : self._row + 1]
 
 
 class Whole(Around):
@@ -656,6 +658,8 @@ def shown(prompt: Prompted, part: Any) -> Any:
 
 def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
     """A processor of a batch as one row's own."""
+    if type(processor) is InfNanRemoveLogitsProcessor:  # float64 stays float64 here
+        return Finite()
     if rows == 1:
         return processor
     if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
