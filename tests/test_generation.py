@@ -285,12 +285,16 @@ def test_prompts_of_another_integer_type() -> None:
     assert torch.equal(ours, theirs)
 
 
+SUPPRESSED: Options = {"suppress_tokens": [4, 5]}
+DECAY: Options = {"exponential_decay_length_penalty": (0, 1.3), "eos_token_id": 4}
 SCORED: Mapping[str, Callable[[], Options]] = {
     "plain": dict,
     "processed": lambda: {"repetition_penalty": 1.5, "suppress_tokens": [4, 5]},
     "written into": lambda: {"logits_processor": [Rowwise(), Shifting()], "repetition_penalty": 1.5},
     "written into first": lambda: {"logits_processor": [Shifting(), Rowwise()]},
+    "written into twice": lambda: {"logits_processor": [Shifting(), Forcing(), Rowwise()]},
     "invalid values": lambda: {"remove_invalid_values": True, "suppress_tokens": [4, 5]},
+    "invalid values made larger": lambda: {"remove_invalid_values": True, **SUPPRESSED, **DECAY},
     "normalized": lambda: {"renormalize_logits": True, "remove_invalid_values": True, "no_repeat_ngram_size": 1},
 }
 
@@ -300,8 +304,8 @@ def test_scores_and_logits_are_those_of_generate(name: str) -> None:
     """Also where a processor writes into the logits, which transformers tells of then; the largest numbers are float32's."""
     told = {"max_new_tokens": NEW, "return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     for texts in (TEXTS[:1], TEXTS):
-        theirs = model().generate(**padded(texts), **told, **SCORED[name](), eos_token_id=-1)
-        ours = coached(padded(texts), theirs).generate(**padded(texts), **told, **SCORED[name](), eos_token_id=-1)
+        theirs = model().generate(**padded(texts), **told, **{"eos_token_id": -1, **SCORED[name]()})
+        ours = coached(padded(texts), theirs).generate(**padded(texts), **told, **{"eos_token_id": -1, **SCORED[name]()})
         assert type(ours) is type(theirs)
         assert worst(ours.scores, theirs.scores) < 1e-5
         assert worst(ours.logits, theirs.logits) < 1e-5

@@ -24,8 +24,8 @@ from generating import PAD, Counting, Divisible, Forbidding, Forcing, Options, R
 
 POLICIES = ("eagle2:nodes=12,depth=4,width=3", "chain", "vct:width=2,depth=3", "pct:max_depth=4,ratio=0.1", "cape")
 NOISE = 1e-5
-"""How far scores of the same text may be apart: transformers' are float32 throughout, and these are from float64."""
-NAMED = ("Forbidding", "Forcing", "Suppress", "PrefixConstrained", "NoBadWords", "Shifting", "NoRepeatNGram", "Exponential")
+"""How far scores of the same text may be apart: a pass over a tree rounds otherwise than one over a token."""
+NAMED = ("Forbidding", "Forcing", "Suppress", "Prefix", "NoBadWords", "Shifting", "NoRepeat", "Exponential", "Temperature")
 """What may leave nothing to choose, or an infinity."""
 KINDS = ("llama", "qwen3", "mistral-sliding")
 
@@ -132,7 +132,7 @@ def mix(seed: int) -> Mix:
 
 @cache
 def model(kind: str) -> PreTrainedModel:
-    return fresh(kind)
+    return fresh(kind).float()
 
 
 def tried(call: Callable[[], Any]) -> Any:

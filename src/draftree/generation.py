@@ -230,6 +230,8 @@ def speculate(
     - A row's processors and criteria see a batch whose rows all are that row, because rows are not written in step; rows after
       the first get copies of those that may remember something. Every processor is called once for each token, in order.
     - A text ends with the model's context, with a warning; transformers goes on beyond it.
+    - A processor that forbids every token is an error which names it, where transformers writes token 0. Ids that a mask hides
+      inside a row are refused for models with windows, and at the end of a row.
     - The model is in evaluation mode during the call. Logits that are not numbers are an error, whatever
       `remove_invalid_values` says.
     - In half precision a pass over a tree rounds otherwise than one over a token, so that ids may part where two scores are
@@ -439,13 +441,13 @@ def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool =
 
 
 def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> Prompted:
-    start, text = seen.index(True) if any(seen) else 0, list(compress(ids, seen))
-    if not seen[-1]:  # the first new token would be read off a hidden one
+    if not all(seen[-1:]):  # the first new token would be read off a hidden one
         raise UserError(f"row {row} of attention_mask has a zero at its last place, {len(ids) - 1}: pad on the left")
-    if all(seen[start:]):
-        return Prompted(ids[:start], text)
+    text = list(compress(ids, seen))
+    if all(seen[-len(text) :]):
+        return Prompted(ids[: -len(text)], text)
     if windowed:
-        place = seen.index(False, start)
+        place = seen.index(False, seen.index(True))
         told = "allowed are zeros on the left alone: the model's window counts places, hidden or not"
         raise UserError(f"row {row} of attention_mask has a zero at place {place}, behind a one; {told}")
     return Prompted([], text, ids)
@@ -560,10 +562,10 @@ class Batch:
         return written
 
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
-        """[T] scores [B, V] of all rows' tokens in one place, in float32."""
+        """[T] scores [B, V] of all rows' tokens in one place."""
         nothing = torch.zeros_like(kept[0][0])
         columns = (torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps))
-        return tuple(single(column).to(self.input_ids.device) for column in columns)
+        return tuple(column.to(self.input_ids.device, torch.float32) for column in columns)
 
 
 def write(
@@ -604,10 +606,12 @@ def write(
     return rows, total(stats)
 
 
-def single(scores: Tensor) -> Tensor:
-    """Scores in float32; what is finite stays so, as the largest numbers of float64 would not (`remove_invalid_values`)."""
-    ends = torch.finfo(torch.float32)
-    return torch.where(scores.isfinite(), scores.clamp(ends.min, ends.max), scores).float()
+class Finite(LogitsProcessor):
+    """transformers' `InfNanRemoveLogitsProcessor` with the largest numbers of float32, in which it is called there."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        ends = torch.finfo(torch.float32)
+        return torch.nan_to_num(scores, nan=0.0, posinf=ends.max, neginf=ends.min)
 
 
 class OneRow(Around):
@@ -626,7 +630,7 @@ class OneRow(Around):
         every = scores.repeat(self._rows, 1)
         made: Tensor = self.inner(input_ids.repeat(self._rows, 1), every)
         scores.copy_(every[self._row : self._row + 1])  # it may have written into them
-        return made[self._row : self._row + 1]
+        return scores if made is every else made[self._row : self._row + 1]
 
 
 class Whole(Around):
@@ -652,6 +656,8 @@ def in_full(prompt: Prompted, part: Any) -> Any:
 
 def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
     """A processor of a batch as one row's own."""
+    if type(processor) is InfNanRemoveLogitsProcessor:  # float64 stays float64 here
+        return Finite()
     if rows == 1:
         return processor
     if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
