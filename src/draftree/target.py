@@ -380,9 +380,8 @@ def tokenizer_of(target: str) -> PreTrainedTokenizerBase:
     Raises:
         UserError: it has none that can be read.
     """
-    with understood(
-        f"target '{target}' has no tokenizer that can be read (allowed: demo, a folder, a hub id; load(…, tokenizer=…) takes one)"
-    ):
+    allowed = "allowed: demo, a folder, a hub id; load(…, tokenizer=…) takes one"
+    with understood(f"target '{target}' has no tokenizer that can be read ({allowed})"):
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_place(target))
         found("a")
         return found
