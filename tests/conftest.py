@@ -1,5 +1,6 @@
 """One thread for every test, as the models are tiny and threads would only wait; no deadlines; and the command line."""
 
+import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -11,6 +12,7 @@ from draftree import terminal
 from draftree.cli import main
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background with it ignored
 
 # The parent is whatever hypothesis chose: where CI is set, it draws the same examples every time.
 settings.register_profile("draftree", parent=settings.default, deadline=None)

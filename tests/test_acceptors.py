@@ -476,7 +476,7 @@ def test_an_eos_at_the_end_of_a_prompt_ends_nothing() -> None:
 
 @pytest.mark.parametrize("number", [-1, 2**63])
 def test_a_request_number_out_of_range_is_told(number: int) -> None:
-    with pytest.raises(UserError, match=f"the request's number is {number}, allowed is"):
+    with pytest.raises(UserError, match=f"number is {number}, allowed is"):
         Engine(tiny_target(), PLD().open(tiny_target()), Chain()).write([Request([3], 5, number=number)], Sampling(1.0))
 
 

@@ -341,22 +341,22 @@ class Drawing:
     noise: Keyed | None = None
     shaped: Callable[[Tensor], Tensor] | None = None
 
-    def log_q(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def log_q(self, logits: Tensor) -> Tensor:
         """Log q of a drafter's logits [F, V], in float32 or, where they are draws of their own or float64, in float64.
 
-        Returns:
-            [F, V], and [F] whether there is any: where a logit is NaN or ∞, or nothing is allowed, the row means nothing.
+        Where a logit is NaN or ∞, or nothing is allowed, the whole row is NaN.
         """
         logits = logits.double() if self.noise is not None or logits.dtype is torch.float64 else logits.float()
         if self.shaped is not None:
             logits = self.shaped(logits)
-        there = finite(logits)
-        if not bool(there.all()):
-            logits = logits.where(there[:, None], 0.0)  # some warpers raise at NaN
-        nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text
-        for step in self.sampling.processors:
-            logits = step(nobody, logits)
-        return torch.log_softmax(logits, dim=-1), there
+        if self.sampling.processors:
+            there = finite(logits)[:, None]
+            logits = logits.where(there, 0.0)  # some warpers raise at NaN
+            nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text
+            for step in self.sampling.processors:
+                logits = step(nobody, logits)
+            logits = logits.where(there, torch.nan)
+        return torch.log_softmax(logits, dim=-1)
 
 
 def finite(logits: Tensor) -> Tensor:
@@ -374,19 +374,23 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) ->
         rows: [F] each frontier node's sequence.
         depths: [F] its depth.
     """
-    log_probs, there = drawing.log_q(logits)
-    found = _chosen(log_probs, min(k, logits.shape[-1]), drawing, rows, depths)
-    if bool(there.all()):
+    found = _chosen(drawing.log_q(logits), min(k, logits.shape[-1]), drawing, rows, depths)
+    nothing = np.isnan(found.log_q).any(axis=1, keepdims=True)  # seen on the host, where the candidates are in any case
+    if not nothing.any():
         return found
-    kept, numbers = there.cpu().numpy()[:, None], bool(finite(logits).all())
     return replace(
         found,
-        tokens=np.where(kept, found.tokens, 0),
-        log_q=np.where(kept, found.log_q, -np.inf),
-        log_probs=None if found.log_probs is None else found.log_probs.where(there[:, None], -torch.inf),
-        unconditioned=None if found.unconditioned is None else found.unconditioned.where(there[:, None], -torch.inf),
-        finite=numbers,
+        tokens=np.where(nothing, 0, found.tokens),
+        log_q=np.where(nothing, -np.inf, found.log_q),
+        log_probs=_numbers(found.log_probs),
+        unconditioned=_numbers(found.unconditioned),
+        finite=bool(finite(logits).all()),
     )
+
+
+def _numbers(log_q: Tensor | None) -> Tensor | None:
+    """[F, V] log q with −∞ in place of NaN."""
+    return None if log_q is None else log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
 
 def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:

@@ -84,7 +84,7 @@ class Request:
     keep_scores: bool = False
 
     def __post_init__(self) -> None:
-        for name, kind in (("prompt", list), ("before", list), ("eos", frozenset)):
+        for name, kind in (("prompt", tuple), ("before", tuple), ("eos", frozenset)):
             value = getattr(self, name)
             if (ids := row_of_ids([*value] if name == "eos" and isinstance(value, Set) else value)) is None:
                 raise UserError(f"{name} is {shown(value)}, allowed are token ids in one row")

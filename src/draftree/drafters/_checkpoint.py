@@ -99,8 +99,8 @@ def note(method: str, knobs: Any, target: Target) -> dict[str, Any]:
     return {"drafter": method, "target": target.name, "target_hash": fingerprint(target.decoder.config), **own}
 
 
-def check_method(folder: Path, method: str, target: Target) -> None:
-    """Refuses another method's checkpoint; warns of one that was trained for another target.
+def check_method(folder: Path, method: str) -> None:
+    """Refuses another method's checkpoint.
 
     Raises:
         UserError: it holds another method.
@@ -108,6 +108,11 @@ def check_method(folder: Path, method: str, target: Target) -> None:
     said = about(folder)
     if said.get("drafter", method) != method:
         raise UserError(f"'{folder}' holds a drafter '{said['drafter']}', asked for was '{method}'")
+
+
+def check_target(folder: Path, target: Target) -> None:
+    """Warns of a checkpoint that was trained for another target."""
+    said = about(folder)
     if said.get("target_hash", fingerprint(target.decoder.config)) != fingerprint(target.decoder.config):
         warnings.warn(
             f"'{folder}' was trained for target '{said.get('target')}', whose config is another", DraftreeWarning, stacklevel=2

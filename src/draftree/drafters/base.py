@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from draftree.drafters._checkpoint import check_method, shipped
+from draftree.drafters._checkpoint import check_method, check_target, shipped
 from draftree.errors import UserError, shown
 from draftree.files import understood
 from draftree.sampling import Drawing
@@ -312,9 +312,11 @@ class TrainableMethod(Method):
             UserError: the checkpoint is missing or does not fit the target.
         """
         folder = shipped(self.kind(), self.checkpoint, target)
-        check_method(folder, self.kind(), target)
+        check_method(folder, self.kind())
         with understood(f"the drafter in '{folder}' cannot be used"):
-            return self.read(folder, target)
+            drafter = self.read(folder, target)
+        check_target(folder, target)
+        return drafter
 
     @abstractmethod
     def read(self, folder: Path, target: Target) -> Trainable[Any]:

@@ -127,8 +127,7 @@ class TableDrafter(Drafter[None]):
         log_q = self._log_q[torch.from_numpy(tree.tokens[frontier])]
         if self._chance is None or not drawing.kind.sampled:
             return drawn(log_q, k, drawing, tree.row[frontier], tree.depth[frontier]), None
-        q, there = drawing.log_q(log_q)
-        q = q.where(there[:, None], -torch.inf)
+        q = drawing.log_q(log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
         return self._branched(self._chance, q, min(k, log_q.shape[1]), drawing.kind, tree, frontier), None
 
     def _branched(self, chance: Chance, log_q: Tensor, k: int, kind: Draw, tree: Tree, frontier: Ints) -> Candidates:
