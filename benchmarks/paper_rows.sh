@@ -6,7 +6,7 @@
 # FOLDER holds spec_bench.jsonl and gsm8k_train.jsonl; datastores and results are written there, to be copied to benchmarks/results.
 # Counted figures are by the frozen costs of the tables beside which these stand. A part that was stopped goes on where it was.
 #
-# LIMIT=20 asks the first 20 of the math questions and not 40.
+# LIMIT=20 asks the first 20 of the math questions and not 40, EACH=2 two of each other category and not five.
 #
 #   paper_edd          PCT without expected gain, both meanings (EDD + PCT, Table 3); EAGLE-2's Table 3; CaPE's sets
 #   paper_other_edd    the same on the questions that nothing here was tuned on
@@ -18,9 +18,9 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 math=(--category math_reasoning --limit "${LIMIT:-40}")
-other=(--per-category 5)
+other=(--per-category "${EACH:-5}")
 for category in writing roleplay reasoning math coding extraction stem humanities; do other+=(--category "$category"); done
-policies=(pct pct:gain=false pct:ratio=0,own={0.03,0.05,0.1,0.2,0.3,0.4}
+policies=(pct pct:leaf_threshold={0.03,0.1} pct:gain=false pct:ratio=0,own={0.03,0.05,0.1,0.2,0.3,0.4}
     eagle2 eagle2:expand_by=confidence,rank_by=confidence eagle2:expand_by=confidence,rank_by=confidence,rerank=false
     cape cape:sets=4)
 stored=aded-math
