@@ -33,6 +33,8 @@ from draftree.training import classifier
 from draftree.training.classifier import PLAN, Collected, Knobs
 from draftree.tree import ENTROPY_TOP
 
+USUAL = {"log_joint": "true", "steps": classifier.STEPS}
+"""Nets are compared that read log P: they decode like those that read P, and take a fifth of the steps."""
 HIDDEN = (2, 6, 12, 24, 36)
 ENTROPY_TOPS = (100, 500, ENTROPY_TOP, 10_000)
 """M of the paper; of a vocabulary that is not larger the last one is all of it."""
@@ -59,9 +61,9 @@ PAPER = {
 
 
 def settings() -> Iterator[dict[str, Any]]:
-    """What is set in each training, the paper's setting first; what reads P itself is also given five times the steps."""
+    """What is set in each training beside `USUAL`, all three features first."""
     yield from ({"features": features} for features in FEATURES)
-    yield from ({"log_joint": "false"}, {"log_joint": "false", "steps": 5 * classifier.STEPS})
+    yield from ({"log_joint": "false"}, {"log_joint": "false", "steps": Knobs.steps})
     yield from ({"hidden": hidden} for hidden in HIDDEN)
     yield from ({"entropy_top": top} for top in ENTROPY_TOPS if top != ENTROPY_TOP)
 
@@ -103,7 +105,7 @@ def trained(setting: Mapping[str, Any], args: argparse.Namespace) -> dict[str, A
         trees = args.work / f"trees-{setting.get('entropy_top', ENTROPY_TOP)}"
         command = ["train", "c2t", "--drafter", args.drafter, "--features", str(trees), "--out", str(out)]
         command += [item for path in args.data for item in ("--data", str(path))]
-        command += [item for k, v in {"trees": args.trees, **setting}.items() for item in ("--set", f"{k}={v}")]
+        command += [item for k, v in {"trees": args.trees, **USUAL, **setting}.items() for item in ("--set", f"{k}={v}")]
         draftree(*command)
     return checked(out) | {"folder": str(out)}
 

@@ -88,7 +88,7 @@ def test_a_subset_reads_its_own_features(features: str) -> None:
 
 def test_a_node_gets_the_same_confidence_alone_and_among_others() -> None:
     rng = np.random.default_rng(0)
-    some = Classifier(rng.normal(size=(48, 3)), rng.normal(size=48), rng.normal(size=48), np.array(0.1))
+    some = Classifier(rng.normal(size=(48, 3)), rng.normal(size=48), rng.normal(size=48), np.array(0.1), log_joint=True)
     log_p, entropy, depth = np.log(rng.random((7, 15))), rng.random((7, 1)) * 8, rng.integers(1, 11, (7, 1)).astype(np.float64)
     whole = some.confidence(log_p, entropy, depth)
     for i, j in np.ndindex(7, 15):
@@ -426,7 +426,7 @@ def test_auc_by_hand() -> None:
 
 def test_epochs_are_few_steps_so_steps_are_counted() -> None:
     # 1,000 entries in batches of 128 are 8 steps, ten epochs 80.
-    assert training.full(1000, Knobs(), FAST) == 4000
+    assert training.full(1000, Knobs(), FAST) == 20_000
     assert training.full(1000, Knobs(steps=79), FAST) == 80
     assert training.full(1000, Knobs(steps=79), replace(FAST, epochs=20)) == 160
     _, rounds = training.learn(planted(4000, 0), planted(1000, 1), Knobs(steps=250), replace(FAST, epochs=1))

@@ -537,7 +537,7 @@ def train_drafter(
 
     `draftree train c2t --drafter …` trains a policy's classifier, where what is not given is C2T's: 10 epochs, batches of
     1024, Adam at 1e-3 (1e-4 and a tenth of the prompts with --init-from), 0.05 of the texts held out. Ten epochs may be
-    few steps, so it makes 4,000 at least (`--set steps=`), unless held-out AUC has stopped rising before.
+    few steps, so it makes 20,000 at least (`--set steps=`), unless held-out AUC has stopped rising before.
 
     `draftree train static --drafter … --out FILE` finds the best tree of fixed shape, which `static:paths=FILE` reads.
     """

@@ -35,8 +35,8 @@ class Classifier:
         output_bias: [].
         features: which features there are, in this order.
         entropy_top: M, how many of the likeliest tokens the entropy it has learnt from was taken over.
-        log_joint: whether the net reads log P, which is ours, instead of P. Most P are so close to 0 that a small net tells
-            them apart only after very many steps; by log P it has found a better boundary after a few hundred.
+        log_joint: whether the net reads log P, which is ours, instead of P. Most P are so close to 0 that a net tells them
+            apart only after very many steps; by log P it learns in a fifth of them, and decodes no better in the end.
         trained_on: what it was trained on, and how well; for people.
     """
 
@@ -46,7 +46,7 @@ class Classifier:
     output_bias: Floats
     features: str = "P+H+d"
     entropy_top: int = ENTROPY_TOP
-    log_joint: bool = True
+    log_joint: bool = False
     trained_on: Mapping[str, Any] = field(default_factory=dict)
 
     @property
