@@ -2,6 +2,7 @@
 
 python benchmarks/tables.py            # between <!-- table:NAME --> and <!-- /table -->, from results/NAME.json;
                                        # <!-- table:NAME columns: A, B --> names the columns
+                                       # <!-- table:NAME without: P, Q columns: A, B --> leaves the rows of policies out
                                        # <!-- figures:NAME columns: A, B --> for results of other scripts, by their keys
 python benchmarks/tables.py --check    # writes nothing; exit status 1 if a document differs
 """
@@ -16,7 +17,7 @@ from draftree.errors import UnknownName, UserError
 from draftree.evaluation.report import COLUMNS, markdown, read
 
 HERE = Path(__file__).parent
-TABLE = re.compile(r"(<!-- table:(\S+)(?: columns: ([^>]*))? -->\n).*?(<!-- /table -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table:(\S+)(?: without: ([^>]*?))?(?: columns: ([^>]*))? -->\n).*?(<!-- /table -->)", re.DOTALL)
 FIGURES = re.compile(r"(<!-- figures:(\S+) columns: ([^>]*) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 
@@ -25,8 +26,12 @@ def refreshed(text: str, results: Path) -> str:
 
     def table(found: re.Match[str]) -> str:
         saved = results / f"{found[2]}.json"
-        columns = [c.strip() for c in found[3].split(",")] if found[3] else COLUMNS
-        return f"{found[1]}{markdown(read(saved), columns)}\n{found[4]}" if saved.is_file() else found[0]
+        if not saved.is_file():
+            return found[0]
+        left_out, columns = ([c.strip() for c in part.split(",")] if part else [] for part in (found[3], found[4]))
+        result = read(saved)
+        rows = [row for row in result["rows"] if (row["policy"] or "").partition(":")[0] not in left_out]
+        return f"{found[1]}{markdown(result | {'rows': rows}, columns or COLUMNS)}\n{found[5]}"
 
     def figures(found: re.Match[str]) -> str:
         saved = results / f"{found[2]}.json"

@@ -447,6 +447,10 @@ def test_a_table_is_written_from_its_result(tables: ModuleType, folder: str, pro
     assert "old" not in after
     assert after.endswith("<!-- table:none -->\nkept\n<!-- /table -->\n")
     assert tables.refreshed(after, tmp_path) == after
+    left = tables.refreshed("<!-- table:short without: chain columns: policy, same output -->\n<!-- /table -->", tmp_path)
+    assert "| policy | same output |" in left
+    assert "| chain |" not in left
+    assert "| chain |" in after.replace("pld | chain", "| chain")
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/results.md"])
