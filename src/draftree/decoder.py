@@ -471,10 +471,8 @@ def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
     numbers = sum(p.stat().st_size for p in files)
     layers = sum(len(tensor_names(p)) for p in files if p.suffix == ".safetensors")
     for name in SIZES:
-        # some have one for each layer
-        size = checked(
-            getattr(text, name, None), int | list | None, f"'{where}': {name}", least=1
-        )  # some have one for each layer
+        value = getattr(text, name, None)
+        size = checked(value, int | list | None, f"'{where}': {name}", least=1)  # some have a list, one for each layer
         most = layers if name == "num_hidden_layers" and layers else numbers
         if files and isinstance(size, int) and size > most:
             raise UserError(f"'{where}': {name} is {size}, the weights beside it have room for {most} at most")
