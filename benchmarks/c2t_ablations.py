@@ -163,7 +163,7 @@ def rows(notes: Mapping[str, dict[str, Any]], benched: Sequence[dict[str, Any]])
             found |= dict.fromkeys(("AUC", "recall", "positive rate", "steps", "ending"), "")
             at = max(curve, key=lambda r: r["nodes_per_step"])
         needed = Share.of(reference, curve, np.random.default_rng(0)).inverse
-        yield found | {"policy": at["policy"], "τ": at["acceptance_length"], "nodes/step": at["nodes_per_step"],
+        yield found | {"policy": at["policy"], "τ": at["acceptance_length"], "nodes a step": at["nodes_per_step"],
                        "nodes at equal τ [95 %]": "1" if at is reference else str(needed)}  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def main() -> int:
         print(f"c2t_ablations: {error}", file=sys.stderr)
         return 2
     found = list(rows(notes, result["rows"]))
-    shown = ("setting", "AUC", "recall", "steps", "τ", "nodes/step", "nodes at equal τ [95 %]", "paper")
+    shown = ("setting", "AUC", "recall", "steps", "τ", "nodes a step", "nodes at equal τ [95 %]", "paper")
     text = lambda value: f"{value:.2f}" if isinstance(value, float) else str(value)
     Console().print(table(f"C2T's classifier for {args.drafter}", [{k: text(r[k]) for k in shown} for r in found]))
     if args.out:

@@ -137,7 +137,7 @@ def rows(lines: Sequence[Line], benched: Sequence[dict[str, Any]]) -> Iterator[d
         curve = [r for other, r in zip(lines, benched, strict=True)
                  if line.beside and other.drafter == line.drafter and other.policy.startswith(line.beside)]  # fmt: skip
         share = str(Share.of(row, curve, np.random.default_rng(0))) if curve else ""
-        figures = {"τ": row["acceptance_length"], "nodes/step": row["nodes_per_step"], "γ": sum(row["per_prompt"]["nodes"])}
+        figures = {"τ": row["acceptance_length"], "nodes a step": row["nodes_per_step"], "γ": sum(row["per_prompt"]["nodes"])}
         yield line._asdict() | figures | {"nodes at equal τ [95 %]": share}
 
 
@@ -156,7 +156,7 @@ def main() -> int:
         return 2
     benched = [r for r in result["rows"] if r["policy"]]
     found = list(rows(lines, benched))
-    shown = ("drafter", "policy", "τ", "nodes/step", "γ", "nodes at equal τ [95 %]", "paper")
+    shown = ("drafter", "policy", "τ", "nodes a step", "γ", "nodes at equal τ [95 %]", "paper")
     text = lambda value: f"{value:.2f}" if isinstance(value, float) else str(value)
     Console().print(table(f"C2T, table {args.table}", [{k: text(r[k]) for k in shown} for r in found]))
     if args.out:
