@@ -104,7 +104,7 @@ def test_processors_are_transformers_own_in_its_order_and_ours_behind_them(targe
         PresencePenalty, ForcedBeginning, Constrained,
     ]  # fmt: skip
     assert request.guides == request.processors
-    assert (request.number, request.before, request.eos) == (7, [0, 0], {1})
+    assert (request.number, request.before, request.eos) == (7, (0, 0), {1})
     assert Options().request(target, [4]) == Request([4], 128, frozenset({1}))
     assert Options(ignore_eos=True, min_new_tokens=2).request(target, [4]) == Request([4], 128)
 
