@@ -9,7 +9,8 @@
 # LIMIT=20 asks the first 20 of the math questions and not 40, EACH=2 two of each other category and not five.
 #
 #   paper_edd          PCT without expected gain, both meanings (EDD + PCT, Table 3); EAGLE-2's Table 3; CaPE's sets
-#   paper_other_edd    the same on the questions that nothing here was tuned on
+#   paper_leaves       both of its rules at several thresholds: leaves by value, nodes by own confidence
+#   paper_other_edd    as paper_edd on the questions that nothing here was tuned on
 #   paper_eagle        the same with the other drafter
 #   aded_math          ADED's ablations and its greedy sentence
 #   aded_search        ADED, Figures 6 and 7: iterations, c1 and c2
@@ -20,7 +21,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 math=(--category math_reasoning --limit "${LIMIT:-40}")
 other=(--per-category "${EACH:-5}")
 for category in writing roleplay reasoning math coding extraction stem humanities; do other+=(--category "$category"); done
-policies=(pct pct:leaf_threshold={0.03,0.1} pct:gain=false pct:ratio=0,own={0.03,0.05,0.1,0.2,0.3,0.4}
+policies=(pct pct:gain=false pct:ratio=0,own={0.03,0.05,0.1,0.2,0.3,0.4}
     eagle2 eagle2:expand_by=confidence,rank_by=confidence eagle2:expand_by=confidence,rank_by=confidence,rerank=false
     cape cape:sets=4)
 stored=aded-math
@@ -54,6 +55,10 @@ stores() {
 }
 
 paper_edd() { bench $FUNCNAME "$(costs policies_edd edd)" "${math[@]}" --drafter edd "${policies[@]/#/--policy=}"; }
+paper_leaves() {
+    bench $FUNCNAME "$(costs policies_edd edd)" "${math[@]}" --drafter edd --policy=pct{,:leaf_threshold={0.02,0.03,0.05}} \
+        --policy=pct:ratio=0,own={0.07,0.1,0.15}
+}
 paper_other_edd() { bench $FUNCNAME "$(costs policies_other_edd edd)" "${other[@]}" --drafter edd "${policies[@]/#/--policy=}"; }
 paper_eagle() { bench $FUNCNAME "$(costs policies_eagle eagle)" "${math[@]}" --drafter eagle "${policies[@]/#/--policy=}"; }
 
@@ -79,5 +84,5 @@ aded_places() {
         --drafter "aded:datastore=$stored,session=false" --drafter "aded:datastore=$stored,session=false,adapt=false"
 }
 
-[ $# -gt 0 ] || set -- paper_edd aded_search aded_places aded_math aded_corpora paper_other_edd paper_eagle
+[ $# -gt 0 ] || set -- paper_edd paper_leaves aded_search aded_places aded_math aded_corpora paper_other_edd paper_eagle
 for part in "$@"; do "$part"; done
