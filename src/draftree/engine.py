@@ -122,7 +122,7 @@ class Engine:
         Raises:
             UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
         """
-        check_call(self.target, requests, sampling, on_tokens)
+        check_listener(on_tokens)
         texts, steps = self.begin(requests, sampling, reuse)
         run(steps, texts, on_tokens, self._lock)
         return Generation(texts.written, texts.stats)
@@ -188,7 +188,7 @@ class Engine:
         Raises:
             UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
         """
-        check_call(self.target, requests, sampling, reuse=reuse)
+        check_call(self.target, requests, sampling, reuse)
         acceptor = self.acceptor or usual(sampling)
         check_exact(self.policy, acceptor, sampling)
         check_calls(acceptor, requests)
@@ -224,7 +224,8 @@ class Engine:
         on_tokens: Callable[[list[Emitted]], None] | None = None,
     ) -> Generation:
         """Writes one token a pass: the baseline, and what `generate` must equal."""
-        check_call(self.target, requests, sampling, on_tokens)
+        check_listener(on_tokens)
+        check_call(self.target, requests, sampling)
         self.rest()
         texts = Texts(requests, sampling, self._cache(requests))
         run(plain(self.target, usual(sampling), texts), texts, on_tokens, self._lock)
@@ -312,18 +313,19 @@ def check_calls(acceptor: Acceptor, requests: Sequence[Request]) -> None:
             raise UserError(f"{told}; allowed: another acceptor (match), or a processor that the request names as stateless")
 
 
-def check_call(
-    target: Target, requests: Sequence[Request], sampling: Sampling, on_tokens: Any = None, reuse: bool = True
-) -> None:
+def check_call(target: Target, requests: Sequence[Request], sampling: Any, reuse: Any = True) -> None:
     """Raises a `UserError` for requests that cannot be served, and for arguments of another type."""
     check(requests, target)
-    for name, value, fine, allowed in (
-        ("sampling", sampling, isinstance(sampling, Sampling), "a Sampling"),
-        ("on_tokens", on_tokens, on_tokens is None or callable(on_tokens), "what can be called, or None"),
-        ("reuse", reuse, isinstance(reuse, bool), "true or false"),
-    ):
-        if not fine:
-            raise UserError(f"{name} is {shown(value)}, allowed is {allowed}")
+    if not isinstance(sampling, Sampling):
+        raise UserError(f"sampling is {shown(sampling)}, allowed is a Sampling")
+    if not isinstance(reuse, bool):
+        raise UserError(f"reuse is {shown(reuse)}, allowed is true or false")
+
+
+def check_listener(on_tokens: Any) -> None:
+    """Raises a `UserError` for a listener that cannot be told anything."""
+    if on_tokens is not None and not callable(on_tokens):
+        raise UserError(f"on_tokens is {shown(on_tokens)}, allowed is what can be called, or None")
 
 
 def common(text: Ints, prompt: Sequence[int]) -> int:

@@ -382,15 +382,15 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) ->
         found,
         tokens=np.where(nothing, 0, found.tokens),
         log_q=np.where(nothing, -np.inf, found.log_q),
-        log_probs=_numbers(found.log_probs),
-        unconditioned=_numbers(found.unconditioned),
+        log_probs=None if found.log_probs is None else absent(found.log_probs),
+        unconditioned=None if found.unconditioned is None else absent(found.unconditioned),
         finite=bool(finite(logits).all()),
     )
 
 
-def _numbers(log_q: Tensor | None) -> Tensor | None:
-    """[F, V] log q with −∞ in place of NaN."""
-    return None if log_q is None else log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+def absent(log_q: Tensor) -> Tensor:
+    """[F, V] log q with −∞ in place of NaN: what is no number is not there."""
+    return log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
 
 def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from draftree.errors import UnknownName, UserError
-from draftree.files import Entries, read_object, understood, whole, write_text
+from draftree.files import Entries, filled, read_object, understood
 from draftree.tree import ENTROPY_TOP, Floats
 
 FEATURES = ("P+H+d", "P+H", "P+d", "H+d", "P")
@@ -75,11 +75,11 @@ class Classifier:
     def save(self, folder: Path) -> None:
         """Writes `config.json` and `model.safetensors`."""
         tensors = {name: np.array(getattr(self, name), np.float32, order="C") for name in TENSORS}
-        with whole(folder / WEIGHTS) as partial:
-            save_file(tensors, partial)
         said = {"policy": "c2t", "features": self.features, "hidden": len(self.hidden_bias), "entropy_top": self.entropy_top,
                 "log_joint": self.log_joint, "trained_on": dict(self.trained_on)}  # fmt: skip
-        write_text(folder / CONFIG, json.dumps(said, indent=1) + "\n")
+        with filled(folder, last=CONFIG) as beside:
+            save_file(tensors, beside / WEIGHTS)
+            (beside / CONFIG).write_text(json.dumps(said, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Self:

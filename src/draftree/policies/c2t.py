@@ -69,9 +69,10 @@ class C2T(Layered):
         return 1 if self.chain else self.width
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        read = {name: candidates.raw if name in self.raw else candidates for name in ("P", "H")}
-        score = path_log_q(tree, frontier, read["P"])
-        entropy = read["H"].entropy(self.net.entropy_top) if self.net.reads_entropy else np.zeros(len(frontier))
+        plain = candidates if self.raw == "none" else candidates.raw
+        p, h = (plain if name in self.raw else candidates for name in ("P", "H"))
+        score = path_log_q(tree, frontier, p)
+        entropy = h.entropy(self.net.entropy_top) if self.net.reads_entropy else np.zeros(len(frontier))
         depth = tree.depth[frontier].astype(np.float64) + 1
         confidence = self.net.confidence(score, entropy[:, None], depth[:, None])
         keep = (confidence >= self.beta) & (candidates.log_q > -np.inf)

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from draftree.decoder import Decoder
 from draftree.drafters._texts import Texts, cut, extended
 from draftree.drafters.base import Drafter
-from draftree.sampling import Chance, Drawing, drawn
+from draftree.sampling import Chance, Drawing, absent, drawn
 from draftree.target import Needs, Probes, Taps, Target
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
@@ -127,7 +127,7 @@ class TableDrafter(Drafter[None]):
         log_q = self._log_q[torch.from_numpy(tree.tokens[frontier])]
         if self._chance is None or not drawing.kind.sampled:
             return drawn(log_q, k, drawing, tree.row[frontier], tree.depth[frontier]), None
-        q = drawing.log_q(log_q).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        q = absent(drawing.log_q(log_q))
         return self._branched(self._chance, q, min(k, log_q.shape[1]), drawing.kind, tree, frontier), None
 
     def _branched(self, chance: Chance, log_q: Tensor, k: int, kind: Draw, tree: Tree, frontier: Ints) -> Candidates:
