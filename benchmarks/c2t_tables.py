@@ -19,12 +19,13 @@ from c2t_ablations import asked, bench, checked, draftree
 from equal_tau import Share
 from rich.console import Console
 
+from draftree.cli.terminal import table
+from draftree.demo import demo_folder
 from draftree.errors import UserError
 from draftree.evaluation import report
 from draftree.evaluation.provenance import provenance
-from draftree.target import Target, demo_folder
-from draftree.terminal import table
-from draftree.training.classifier import PLAN
+from draftree.models.target import Target
+from draftree.tuning.c2t import PLAN
 
 
 class Line(NamedTuple):

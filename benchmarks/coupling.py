@@ -17,18 +17,19 @@ import numpy as np
 import torch
 
 from draftree.acceptors.match import Match
+from draftree.cli.inputs import quiet
 from draftree.costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine
 from draftree.evaluation import report, suites
+from draftree.evaluation.cells import chosen
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.runner import chosen
-from draftree.inputs import quiet
+from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.policies.chain import Chain
 from draftree.registry import build
-from draftree.sampling import SPREAD, Drawing, Sampling
-from draftree.target import Needs, Probes, Taps, Target
-from draftree.text import Emitted
+from draftree.request import Emitted
+from draftree.sampling.drawing import SPREAD, Drawing
+from draftree.sampling.settings import Sampling
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 SPREADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from draftree.cli.terminal import table
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.report import read
-from draftree.terminal import table
 
 Row = dict[str, Any]
 DRAWS = 2000

@@ -20,10 +20,10 @@ import torch
 import typer
 
 from draftree.costs import Costs
-from draftree.policies.base import Policy, Room
+from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.timing import machine
-from draftree.tree import Candidates, Ints, Tree
+from draftree.tree import Candidates, Ints, Room, Tree
 
 POLICIES = {
     16: ["chain:length=16", "vct:width=2,depth=3", "beam:width=4,depth=4", "eagle2:nodes=16,depth=4,width=4", "pct:ratio=0.12",

@@ -14,9 +14,9 @@ from typing import Any
 
 from rich.console import Console
 
+from draftree.cli.terminal import table
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.report import Paired, paired, read
-from draftree.terminal import table
 
 
 def compared(result: dict[str, Any], policy: str, by: str) -> Iterator[dict[str, str]]:

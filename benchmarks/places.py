@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from draftree.cli.inputs import quiet
 from draftree.engine import Engine
-from draftree.evaluation import report, suites
+from draftree.evaluation import report, suites, tables
+from draftree.evaluation.cells import chosen
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.runner import chosen
-from draftree.inputs import quiet
+from draftree.models.target import Target
 from draftree.registry import build
-from draftree.sampling import Sampling
+from draftree.sampling.settings import Sampling
 from draftree.stats import Step
-from draftree.target import Target
 from draftree.tree import Floats, Ints
 
 
@@ -48,7 +48,7 @@ def told(value: Floats, sampled: Floats, stretch: int) -> dict[str, str]:
     heads = [f"{i * stretch}–{(i + 1) * stretch - 1}" for i in range(len(value))]
     there = ~np.isnan(value)
     ends = np.nanquantile(sampled[:, there], (0.025, 0.975), axis=0)
-    shown = iter([report.spread(figure, bounds) for figure, bounds in zip(value[there], ends.T, strict=True)])
+    shown = iter([tables.spread(figure, bounds) for figure, bounds in zip(value[there], ends.T, strict=True)])
     return {head: next(shown) if known else "" for head, known in zip(heads, there, strict=True)}
 
 

@@ -24,10 +24,10 @@ import numpy as np
 from rich.console import Console
 
 from draftree import Engine, Sampling, load
+from draftree.cli.terminal import table
 from draftree.evaluation import suites
+from draftree.evaluation.cells import chosen
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.runner import chosen
-from draftree.terminal import table
 from draftree.timing import measured
 
 KINDS = ("aded", "rest")

@@ -25,16 +25,15 @@ import typer
 from tokenizers import Tokenizer
 
 from draftree.costs import Costs
-from draftree.drafters._ngrams import Grams, Plan, build
 from draftree.drafters.aded import ADED, ADEDDrafter, State
+from draftree.drafters.lookup.ngram_build import Plan, build
+from draftree.drafters.lookup.ngrams import Grams
 from draftree.engine import load
-from draftree.policies._search import search
-from draftree.policies.base import Room
-from draftree.policies.mcts import MCTS, Local
-from draftree.sampling import Drawing
-from draftree.target import Needs, Taps
+from draftree.models.target import Needs, Taps
+from draftree.policies.mcts import MCTS, Local, search
+from draftree.sampling.drawing import Drawing
 from draftree.timing import machine
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 WRITTEN = 3

@@ -11,18 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from draftree.cli.inputs import quiet
 from draftree.costs import Costs
+from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.evaluation import report, suites
 from draftree.evaluation.provenance import provenance
-from draftree.grammar import Grammar
-from draftree.inputs import quiet
-from draftree.options import Options
-from draftree.prompts import encode
+from draftree.models.target import Target
 from draftree.registry import build
+from draftree.request import Request
+from draftree.sampling.grammar import Grammar
 from draftree.stats import total
-from draftree.target import Target
-from draftree.text import Request
+from draftree.text.options import Options
 
 SCHEMA = {
     "type": "object",

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from draftree.errors import UnknownName, UserError
-from draftree.evaluation.report import COLUMNS, markdown, read
+from draftree.evaluation.report import read
+from draftree.evaluation.tables import COLUMNS, markdown
 
 HERE = Path(__file__).parent
 TABLE = re.compile(r"(<!-- table:(\S+)(?: without: ([^>]*?))?(?: columns: ([^>]*))? -->\n).*?(<!-- /table -->)", re.DOTALL)

@@ -39,10 +39,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from draftree.drafters._checkpoint import ABOUT, CONFIG, WEIGHTS, about, fingerprint, read_config, read_tensors
+from draftree.cli.terminal import progress
+from draftree.demo import demo_folder
 from draftree.errors import UnknownName, UserError
-from draftree.target import demo_folder
-from draftree.terminal import progress
+from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, about, fingerprint, read_config, read_tensors
 
 FLOOR, DEPTH = 2.0**-20, -(2.0**60)
 """What every embedding holds in the channel that new rows of the LM head read, and their weight for it."""

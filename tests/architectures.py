@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from draftree.decoder import Decoder
-from draftree.target import Target
+from draftree.models.decoder import Decoder
+from draftree.models.target import Target
 
 WINDOW = 5
 VOCAB = 71

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from draftree import terminal
-from draftree.cli import main
+from draftree.cli import terminal
+from draftree.cli.app import main
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background with it ignored

@@ -6,8 +6,8 @@ import numpy as np
 
 from architectures import VOCAB
 from draftree.drafters.base import Drafter
-from draftree.sampling import Drawing
-from draftree.target import Target
+from draftree.models.target import Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Tree
 from forests import texts, worst
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from draftree.acceptors.base import Acceptor, proposal, walk
-from draftree.sampling import Chance, Distributions
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Tree, Verdict
 
 

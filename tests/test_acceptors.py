@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, SuppressTokensLogitsProcessor, TemperatureLogitsWarper
 
-from draftree.acceptors.base import Acceptor, check_exact, walk
+from draftree.acceptors.base import Acceptor, walk
 from draftree.acceptors.block import Block
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
@@ -19,23 +19,28 @@ from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.acceptors.typical import Typical
 from draftree.costs import Costs
-from draftree.drafters._texts import cut, extended
 from draftree.drafters.base import Drafter
+from draftree.drafters.lookup.texts import cut, extended
 from draftree.drafters.pld import PLD
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.loop import speculate
+from draftree.loop import decode
+from draftree.models.target import Taps
 from draftree.policies.base import Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
 from draftree.policies.static import Static
 from draftree.policies.vct import VCT
-from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling, drawn
-from draftree.target import Taps
+from draftree.registry import check_exact
+from draftree.request import Request
+from draftree.rows import Texts
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.drawing import Drawing, drawn
+from draftree.sampling.noise import Chance, Keyed
+from draftree.sampling.settings import Sampling
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
 from draftree.testing.fakes import Always, tiny_target
-from draftree.text import Request, Texts
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 # The walk on hand-made trees.
@@ -263,7 +268,7 @@ def accepted(acceptor: Acceptor, policy: Policy, p: Tensor, q: Tensor) -> dict[i
 
     def run(chance: Branching) -> int:
         texts = Texts([Request([0], 4)], Sampling(1.0), target.new_cache(1, 16), branches=chance)
-        steps = speculate(target, TableDrafter(q, chance), policy, acceptor, costs, texts)
+        steps = decode(target, TableDrafter(q, chance), policy, acceptor, costs, texts)
         next(steps)
         return len(next(steps)[0].path)
 

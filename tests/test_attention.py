@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from architectures import CONFIGS, fresh, model, target
-from draftree import attention
-from draftree.attention import Attending, attending
-from draftree.decoder import Decoder
 from draftree.errors import UserError
+from draftree.models import attention
+from draftree.models.attention import Attending, attending
+from draftree.models.decoder import Decoder
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Ints
 from forests import texts

@@ -1,4 +1,4 @@
-"""Suites, runs beside the baseline, the figures made of them, and the tables."""
+"""Suites, runs beside the baseline, the figures made of them, and the shown_tables."""
 
 import importlib.util
 import io
@@ -13,19 +13,22 @@ import pytest
 import torch
 from rich.console import Console
 
-from draftree.cli import main
+from draftree.cli.app import main
+from draftree.cli.terminal import narrowed, table
 from draftree.costs import Costs, CostTable
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import report, suites
-from draftree.evaluation.runner import Cell, Journal, Written, assemble, chosen, difference, product
+from draftree.evaluation import tables as shown_tables
+from draftree.evaluation.cells import Cell, Written, assemble, chosen, product
+from draftree.evaluation.compare import difference
+from draftree.evaluation.journal import Journal
+from draftree.models.target import Target
 from draftree.policies.chain import Chain
+from draftree.request import Request
 from draftree.stats import Stats, Step, Work
-from draftree.target import Target
-from draftree.terminal import narrowed, table
 from draftree.testing.fakes import tiny_target
-from draftree.text import Request
 from folders import target_folder
 
 ROOT = Path(__file__).parent.parent
@@ -153,7 +156,7 @@ def test_acceptors_side_by_side(folder: str, prompts: Path, tmp_path: Path, caps
         ("pct", "match", "match", "coupled", True),
     ]
     assert all(r["same_output"] for r in rows if r["promises_text"])
-    assert report.cells(rows[2])["same output"] == "not promised"
+    assert shown_tables.cells(rows[2])["same output"] == "not promised"
 
 
 def test_a_pairing_that_is_not_exact_is_refused_before_anything_is_loaded(
@@ -213,7 +216,7 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
 
 
 def test_an_interrupted_bench_goes_on(folder: str, prompts: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    from draftree.evaluation.runner import Bench
+    from draftree.evaluation.bench import Bench
 
     out, whole, calls = tmp_path / "r.json", Bench.prompt, []
 
@@ -305,11 +308,11 @@ def test_work_is_counted_in_the_costs_whatever_the_clock_said() -> None:
         "accepted": [3, 6], "nodes": [4, 8], "steps": [1, 2], "tokens": [5, 9], "seconds": [1.0, 1.0],
         "counted_seconds": [10.5, 21.0],
     }  # fmt: skip
-    text = report.cells(row | {"overlap": None, "cost_ratio": None})
+    text = shown_tables.cells(row | {"overlap": None, "cost_ratio": None})
     assert (text["counted speed-up [95 %]"], text["draft share"], text["drafts/step"]) == ("1.52 [1.52, 1.52]", "0.24", "4.00")
     without = report.row(Cell("d", "p", 0.0), mine, plain, 0)
     assert without["counted_seconds"] is without["counted_speedup"] is without["draft_share"] is None
-    assert report.cells(without)["counted speed-up [95 %]"] == ""
+    assert shown_tables.cells(without)["counted speed-up [95 %]"] == ""
     assert without["per_prompt"]["counted_seconds"] is None
 
 
@@ -414,7 +417,9 @@ def test_a_narrow_terminal_loses_the_last_columns() -> None:
 
 def test_the_speed_up_is_shown_in_80_columns() -> None:
     done = [written(3, [1], [0.5])] * 2
-    shown = narrowed(report.shown([report.row(Cell("edd", "chain:length=5", 0.0), done, done, 0)]), 80, report.FIRST)
+    shown = narrowed(
+        shown_tables.shown([report.row(Cell("edd", "chain:length=5", 0.0), done, done, 0)]), 80, shown_tables.FIRST
+    )
     console = Console(width=80, file=io.StringIO())
     console.print(table("", shown))
     for text in ("chain:length=5", "2.00 [2.00, 2.00]", "1.00 [1.00, 1.00]", "yes"):

@@ -15,17 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree import registry
+from draftree.cli import train_c2t
+from draftree.cli.train_c2t import Asked
+from draftree.demo import demo_folder
 from draftree.engine import Engine, Generation
 from draftree.errors import UserError
-from draftree.policies._classifier import FEATURES, Classifier
-from draftree.policies.c2t import C2T
-from draftree.sampling import Drawing, Keyed, Sampling, drawn
-from draftree.target import demo_folder
+from draftree.policies.c2t import C2T, FEATURES, Classifier
+from draftree.request import Request
+from draftree.sampling.drawing import Drawing, drawn
+from draftree.sampling.noise import Keyed
+from draftree.sampling.settings import Sampling
 from draftree.testing.fakes import Always, Never, tiny_target
-from draftree.text import Request
-from draftree.training import classifier as training
-from draftree.training.classifier import Asked, Collected, Knobs, Nodes, Plan, Recorder, Round
 from draftree.tree import Candidates, Draw, Ints, Tree
+from draftree.tuning import c2t
+from draftree.tuning.c2t import Collected, Knobs, Nodes, Plan, Recorder, Round
 from folders import target_folder
 from rules import Path as Tokens
 from rules import Rule, following, levels
@@ -347,11 +350,11 @@ def test_only_what_the_target_went_on_to_write_is_accepted() -> None:
     for parents, tokens in (([0, 0], [7, 8]), ([1, 1, 2], [1, 2, 2]), ([4], [5]), ([6], [6])):
         nothing = np.zeros(len(tokens))
         tree = tree.append(np.array(parents), np.array(tokens), nothing, nothing, Candidates(tree.tokens[:0], nothing))
-    written = training.labels(tree, [7, 2, 5])
+    written = c2t.labels(tree, [7, 2, 5])
     # 7 is right and 8 its wrong sibling; (7, 1) and (8, 2) are wrong, the latter although its token is; the text ends at 5.
     assert written.tolist() == [True, True, False, False, True, False, True, False]
-    assert training.labels(tree, [8, 1]).tolist() == [True, False, True] + [False] * 5
-    assert training.labels(tree, []).tolist() == [True] + [False] * 7
+    assert c2t.labels(tree, [8, 1]).tolist() == [True, False, True] + [False] * 5
+    assert c2t.labels(tree, []).tolist() == [True] + [False] * 7
 
 
 def text_of(target: Any, tokens: int) -> tuple[Request, list[int]]:
@@ -363,7 +366,7 @@ def text_of(target: Any, tokens: int) -> tuple[Request, list[int]]:
 def test_complete_trees_are_recorded_before_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
     request, plan = text_of(target, 12)
-    monkeypatch.setattr(training, "VERIFIED", 2)  # of the three right nodes two are verified
+    monkeypatch.setattr(c2t, "VERIFIED", 2)  # of the three right nodes two are verified
     recorder = Recorder(Knobs(depth=3, width=2, entropy_top=5))
     done = Engine(target, Always([plan], 61), recorder).write([request], on_tokens=recorder.tell)
     assert recorder.written == done.tokens[0] == plan[3:]
@@ -399,19 +402,19 @@ FAST, SHORT = Plan(batch_size=128, lr=1e-2), Knobs(steps=300)
 
 
 def test_a_planted_rule_is_found() -> None:
-    found, rounds = training.learn(planted(4000, 0), planted(1000, 1), SHORT, FAST)
-    auc, recall, positive_rate = training.measured(found, planted(4000, 2))
+    found, rounds = c2t.learn(planted(4000, 0), planted(1000, 1), SHORT, FAST)
+    auc, recall, positive_rate = c2t.measured(found, planted(4000, 2))
     assert min(auc, recall) > 0.9
     assert positive_rate < 0.35, "5/16 are accepted"
-    again, _ = training.learn(planted(4000, 0), planted(1000, 1), SHORT, FAST)
+    again, _ = c2t.learn(planted(4000, 0), planted(1000, 1), SHORT, FAST)
     assert np.array_equal(found.hidden_weight, again.hidden_weight), "the seed decides all"
-    kept = training.picked(rounds)
-    assert training.measured(found, planted(1000, 1)) == (kept.auc, kept.recall, kept.positive_rate)
+    kept = c2t.picked(rounds)
+    assert c2t.measured(found, planted(1000, 1)) == (kept.auc, kept.recall, kept.positive_rate)
 
 
 def test_without_the_entropy_the_planted_rule_is_not_found() -> None:
-    blind, _ = training.learn(planted(4000, 0), planted(1000, 1), replace(SHORT, features="P+d"), FAST)
-    auc, recall, positive_rate = training.measured(blind, planted(4000, 2))
+    blind, _ = c2t.learn(planted(4000, 0), planted(1000, 1), replace(SHORT, features="P+d"), FAST)
+    auc, recall, positive_rate = c2t.measured(blind, planted(4000, 2))
     assert auc < 0.95
     assert recall < 0.9 or positive_rate > 0.45
 
@@ -419,17 +422,17 @@ def test_without_the_entropy_the_planted_rule_is_not_found() -> None:
 def test_auc_by_hand() -> None:
     accepted = np.array([True, False, True, False, False])
     # Of six pairs: .9 is above all three rejected; .5 above .1, equal to .5 (a half), below .7.
-    assert training.auc(np.array([0.9, 0.7, 0.5, 0.5, 0.1]), accepted) == pytest.approx((3 + 1.5) / 6)
-    assert training.auc(np.array([0.1, 0.7, 0.1, 0.5, 0.3]), accepted) == 0
-    assert training.auc(np.ones(5), accepted) == training.auc(np.arange(5.0), accepted | True) == 0.5
+    assert c2t.auc(np.array([0.9, 0.7, 0.5, 0.5, 0.1]), accepted) == pytest.approx((3 + 1.5) / 6)
+    assert c2t.auc(np.array([0.1, 0.7, 0.1, 0.5, 0.3]), accepted) == 0
+    assert c2t.auc(np.ones(5), accepted) == c2t.auc(np.arange(5.0), accepted | True) == 0.5
 
 
 def test_epochs_are_few_steps_so_steps_are_counted() -> None:
     # 1,000 entries in batches of 128 are 8 steps, ten epochs 80.
-    assert training.full(1000, Knobs(), FAST) == 20_000
-    assert training.full(1000, Knobs(steps=79), FAST) == 80
-    assert training.full(1000, Knobs(steps=79), replace(FAST, epochs=20)) == 160
-    _, rounds = training.learn(planted(4000, 0), planted(1000, 1), Knobs(steps=250), replace(FAST, epochs=1))
+    assert c2t.full(1000, Knobs(), FAST) == 20_000
+    assert c2t.full(1000, Knobs(steps=79), FAST) == 80
+    assert c2t.full(1000, Knobs(steps=79), replace(FAST, epochs=20)) == 160
+    _, rounds = c2t.learn(planted(4000, 0), planted(1000, 1), Knobs(steps=250), replace(FAST, epochs=1))
     assert [r.step for r in rounds] == [100, 200, 250]
 
 
@@ -438,20 +441,20 @@ def rounds_of(*auc: float) -> list[Round]:
 
 
 def test_auc_rises_until_many_rounds_bring_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "PATIENCE", 3)
-    monkeypatch.setattr(training, "RISE", 0.01)
-    assert training.rises(rounds_of(0.9, 0.9, 0.9)), "nothing is known yet"
-    assert not training.rises(rounds_of(0.9, 0.9, 0.9, 0.905))
-    assert training.rises(rounds_of(0.9, 0.8, 0.92, 0.8))
-    assert not training.rises(rounds_of(0.92, 0.8, 0.92, 0.925)), "the best of all before counts"
-    _, rounds = training.learn(planted(4000, 0), planted(1000, 1), Knobs(steps=10**6), FAST)
-    assert not training.rises(rounds)
-    assert training.rises(rounds[:-1]), "it ends at once"
+    monkeypatch.setattr(c2t, "PATIENCE", 3)
+    monkeypatch.setattr(c2t, "RISE", 0.01)
+    assert c2t.rises(rounds_of(0.9, 0.9, 0.9)), "nothing is known yet"
+    assert not c2t.rises(rounds_of(0.9, 0.9, 0.9, 0.905))
+    assert c2t.rises(rounds_of(0.9, 0.8, 0.92, 0.8))
+    assert not c2t.rises(rounds_of(0.92, 0.8, 0.92, 0.925)), "the best of all before counts"
+    _, rounds = c2t.learn(planted(4000, 0), planted(1000, 1), Knobs(steps=10**6), FAST)
+    assert not c2t.rises(rounds)
+    assert c2t.rises(rounds[:-1]), "it ends at once"
 
 
 def test_a_run_says_whether_it_was_trained_to_the_end() -> None:
     learnt, texts, plan = planted(4000, 0), [planted(4000, 0)], Plan()
-    ended = lambda rounds, knobs=Knobs(steps=1): training._summed(texts, learnt, knobs, plan, rounds)
+    ended = lambda rounds, knobs=Knobs(steps=1): c2t.summed(texts, learnt, knobs, plan, rounds)
     rising = rounds_of(*np.linspace(0.5, 0.99, 40))
     short, whole, flat = ended(rising[:-1]), ended(rising), ended(rounds_of(*[0.9] * 30))
     assert (short.to_the_end, whole.to_the_end, flat.to_the_end) == (False, True, True)
@@ -462,17 +465,17 @@ def test_a_run_says_whether_it_was_trained_to_the_end() -> None:
 
 def test_fine_tuning_begins_with_the_weights() -> None:
     few = Knobs(hidden=12, steps=1)
-    start, _ = training.learn(planted(4000, 0), planted(1000, 1), few, replace(FAST, epochs=5))
-    near, _ = training.learn(planted(1000, 3), planted(1000, 1), few, Plan(epochs=1, lr=1e-9), start)
+    start, _ = c2t.learn(planted(4000, 0), planted(1000, 1), few, replace(FAST, epochs=5))
+    near, _ = c2t.learn(planted(1000, 3), planted(1000, 1), few, Plan(epochs=1, lr=1e-9), start)
     for name in ("hidden_weight", "hidden_bias", "output_weight", "output_bias"):
         assert getattr(near, name) == pytest.approx(getattr(start, name), abs=1e-6)
-    tuned, _ = training.learn(planted(1000, 3), planted(1000, 1), few, Plan(epochs=1), start)
+    tuned, _ = c2t.learn(planted(1000, 3), planted(1000, 1), few, Plan(epochs=1), start)
     assert not np.array_equal(tuned.hidden_weight, start.hidden_weight)
 
 
 def test_rounds_are_picked_by_recall_and_then_by_positive_rate() -> None:
     of = lambda *figures, auc=(0.9, 0.9, 0.9): (
-        training.picked([Round(i, 0.0, auc[i - 1], *f) for i, f in enumerate(figures, 1)]).step
+        c2t.picked([Round(i, 0.0, auc[i - 1], *f) for i, f in enumerate(figures, 1)]).step
     )
     assert of((0.90, 0.1), (0.95, 0.3), (0.93, 0.1)) == 2, "two points are more than alike"
     assert of((0.95, 0.3), (0.945, 0.2), (0.93, 0.1)) == 2
@@ -490,7 +493,7 @@ def test_all_accepted_nodes_and_some_others_are_learnt() -> None:
 
 def test_whole_texts_are_held_out() -> None:
     texts = [replace(planted(300, i), depth=np.full(300, float(i))) for i in range(30)]
-    learnt, held = training.split(texts, Plan(held_out=0.05))
+    learnt, held = c2t.split(texts, Plan(held_out=0.05))
     assert len(np.unique(held.depth)) == 2, "5 % of 30, rounded up"
     assert not set(learnt.depth) & set(held.depth)
     assert (learnt.trees, held.trees) == (28 * 3, 2 * 3)
@@ -561,7 +564,7 @@ def test_a_classifier_is_trained_and_used(draftree, folder: str, data: Path, tmp
 
 def test_an_interrupted_run_goes_on(folder: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = lambda out: Asked([data], tmp_path / out, folder, f"lm:model={folder}", [k for k in SMALL if "=" in k])
-    whole, calls, write = training.run(asked("whole")), list[int](), Engine.write
+    whole, calls, write = train_c2t.run(asked("whole")), list[int](), Engine.write
 
     def counted(self: Engine, *args: Any, **kwargs: Any) -> Generation:
         if len(calls) == 2:
@@ -571,12 +574,12 @@ def test_an_interrupted_run_goes_on(folder: str, data: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(Engine, "write", counted)
     with pytest.raises(KeyboardInterrupt):
-        training.run(asked("again"))
+        train_c2t.run(asked("again"))
     assert len(list((tmp_path / "again" / "trees").glob("*.npz"))) == 2
     with pytest.raises(UserError, match="holds trees with depth=4: go on with the same"):
-        training.run(replace(asked("again"), knobs=["depth=3", *asked("again").knobs[1:]]))
+        train_c2t.run(replace(asked("again"), knobs=["depth=3", *asked("again").knobs[1:]]))
     calls[:] = [1, 1, 1]  # three more texts, and none of the first two again
-    assert training.run(asked("again")) == whole
+    assert train_c2t.run(asked("again")) == whole
     assert len(calls) == 6
     assert Classifier.load(tmp_path / "again").output_bias == Classifier.load(tmp_path / "whole").output_bias
 
@@ -586,9 +589,9 @@ def test_kept_trees_serve_another_classifier(folder: str, data: Path, tmp_path: 
         [data], tmp_path / "a", folder, f"lm:model={folder}", ["depth=4", "width=2", "tokens=12", "steps=1"],
         trees=str(tmp_path / "kept"),
     )  # fmt: skip
-    trained = training.run(first)
+    trained = train_c2t.run(first)
     monkeypatch.setattr(Engine, "write", None)
-    few = lambda out, least: training.run(
+    few = lambda out, least: train_c2t.run(
         replace(first, out=tmp_path / out, knobs=[*first.knobs, "features=P", "trees=4", f"positives={least}"])
     )
     second, third = few("b", 0), few("c", trained.accepted)
@@ -663,7 +666,7 @@ def test_a_policy_is_named_where_it_was_meant(draftree, data: Path, tmp_path: Pa
 def test_where_nothing_is_accepted_there_is_nothing_to_learn(tmp_path: Path) -> None:
     wrong = replace(planted(300, 0), accepted=np.zeros(300, np.bool_))
     with pytest.raises(UserError, match="of the 300 drafted nodes to learn none was accepted"):
-        training.learn(wrong, planted(300, 1), Knobs(), Plan())
+        c2t.learn(wrong, planted(300, 1), Knobs(), Plan())
     kept = Collected(tmp_path / "trees", {"depth": 3})
     kept.begin()
     assert kept[0] is None

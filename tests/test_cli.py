@@ -15,17 +15,18 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from draftree import Request, Sampling, inputs, load, terminal
-from draftree.cli import train_drafter
+from draftree import Request, Sampling, load
+from draftree.cli import inputs, terminal
+from draftree.cli.terminal import Stream
+from draftree.cli.train import train_drafter
+from draftree.cli.train_drafter import show
 from draftree.costs import Costs, CostTable
+from draftree.data.prompts import encode, question
+from draftree.demo import demo_folder
 from draftree.drafters.base import Recipe
-from draftree.options import Options
-from draftree.prompts import encode, question
-from draftree.stops import Stops, decode
-from draftree.target import demo_folder
-from draftree.terminal import Stream
-from draftree.text import Emitted
-from draftree.training.command import show
+from draftree.request import Emitted
+from draftree.text.options import Options
+from draftree.text.stops import Stops, decode
 from draftree.training.trainer import Plan, Progress
 from draftree.tree import Tree
 from folders import byte_tokenizer, target_folder
@@ -380,7 +381,7 @@ def test_training_options_leave_the_method_its_numbers() -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    asked = "import draftree.cli, sys; sys.exit('torch' in sys.modules)"
+    asked = "import draftree.cli.app, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
 
 

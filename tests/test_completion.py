@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.completion import Completion, Token
+from draftree.data.prompts import encode, question
+from draftree.demo import demo_folder
 from draftree.engine import Engine, load
 from draftree.errors import UnknownName, UserError
-from draftree.options import Options
+from draftree.models.target import Needs, Target, Verified
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
-from draftree.prompts import encode, question
-from draftree.stops import Stops, decode
-from draftree.target import Needs, Target, Verified, demo_folder
 from draftree.testing.fakes import Always, Sometimes
+from draftree.text.completion import Completion, Token
+from draftree.text.options import Options
+from draftree.text.stops import Stops, decode
 from folders import target_folder
 
 PROMPT, LENGTH = "abcab", 30

@@ -13,21 +13,25 @@ from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.costs import Costs
-from draftree.decoder import Decoder
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.engine import Engine
 from draftree.errors import NotANumber
-from draftree.loop import speculate
+from draftree.loop import decode
+from draftree.models.decoder import Decoder
+from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.registry import names
-from draftree.sampling import Chance, Distributions, Drawing, Sampling
-from draftree.target import Needs, Probes, Taps, Target
+from draftree.request import Request
+from draftree.rows import Texts
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.drawing import Drawing
+from draftree.sampling.noise import Chance
+from draftree.sampling.settings import Sampling
 from draftree.testing import Always, Case, Coached, Suite, TableDrafter, cases, random_table, table_target
 from draftree.testing.conformance import CHECKS, COSTS, EVERYWHERE, PAIRWISE, SCRIPTED, pairwise
-from draftree.text import Request, Texts
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 
@@ -317,7 +321,7 @@ def test_probes_ride_along_and_change_nothing(suite: Suite, rows: int) -> None:
     plans = [[*r.prompt, *suite.reference(r, Sampling())] for r in requests]
     window = Window(Always(plans, 61), 61)
     texts = Texts(requests, Sampling(), suite.target.new_cache(rows, 8))
-    for _ in speculate(suite.target, window, VCT(2, 2), Greedy(), COSTS, texts):
+    for _ in decode(suite.target, window, VCT(2, 2), Greedy(), COSTS, texts):
         pass
     assert texts.written == [suite.wanted(r, Sampling()) for r in requests]
     assert len(window.back) == len(texts.stats.steps)

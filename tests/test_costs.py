@@ -13,12 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree import inputs, plots, timing
+from draftree import timing
+from draftree.cli import inputs, plots
 from draftree.costs import Costs, CostTable, bracket, counted, counted_plain
 from draftree.drafters.pld import PLD
 from draftree.errors import UserError
+from draftree.models.target import Target
 from draftree.stats import Work
-from draftree.target import Target
 from draftree.testing import tiny_target
 
 CURVES = Costs({1: 0.5, 4: 2.0}, {1: 4.0, 2: 5.0, 8: 8.0}, commit=0.25)

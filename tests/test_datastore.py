@@ -7,18 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftree.datastores import command
-from draftree.datastores.corpus import BATCH, Reading, batches, files, texts
-from draftree.drafters._stored import tokenizer_hash
-from draftree.drafters._suffixes import SEPARATOR
+from draftree.data.corpus import BATCH, Reading, batches, files, texts
+from draftree.drafters.lookup.datastore import tokenizer_hash
+from draftree.drafters.lookup.suffix_array import SEPARATOR
 from draftree.drafters.rest import REST
 from draftree.engine import UNIT
 from draftree.errors import UserError
-from draftree.policies.base import Room
+from draftree.models.target import Target
 from draftree.registry import build, method_of
-from draftree.sampling import Drawing
-from draftree.target import Target
-from draftree.tree import Candidates, Ints, Tree
+from draftree.sampling.drawing import Drawing
+from draftree.training import datastore
+from draftree.tree import Candidates, Ints, Room, Tree
 from folders import TEMPLATE, byte_tokenizer, target_folder
 
 CHAT = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
@@ -191,7 +190,7 @@ def test_several_paths_and_a_line_of_what_was_built(draftree, folder: str, tmp_p
 def store(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("built")
     path, _ = corpus(home / "c", "text")
-    command.build(command.Asked("rest", folder, [path], home / "store"))
+    datastore.build("rest", folder, [path], home / "store")
     return home / "store"
 
 

@@ -11,9 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from architectures import CONFIGS, MIXED, SCALED, SIZES, SOME, VOCAB, WINDOW, fresh, model, target
-from draftree.decoder import Decoder, Feed, one_layer
 from draftree.errors import UserError
-from draftree.target import Target
+from draftree.models.decoder import Decoder, one_layer
+from draftree.models.feed import Feed
+from draftree.models.target import Target
 from forests import NOISE, worst
 
 STATE = "cannot take back a rejected token"

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from draftree.drafters._checkpoint import about, fingerprint
+from draftree.data.prompts import encode, question
+from draftree.demo import demo_folder
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine
+from draftree.formats.checkpoint import about, fingerprint
+from draftree.models.target import Target
 from draftree.policies.chain import Chain
-from draftree.prompts import encode, question
 from draftree.registry import build, names, part
-from draftree.target import Target, demo_folder
-from draftree.text import Request
+from draftree.request import Request
 
 TRAINED = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
 README = Path(__file__).parents[1] / "README.md"

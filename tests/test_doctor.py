@@ -12,23 +12,24 @@ import pytest
 import torch
 from torch import Tensor
 
-import draftree.drafters.edd
-import draftree.drafters.medusa
 from draftree import Costs
-from draftree.cli import main
+from draftree.cli.app import main
 from draftree.costs import CostTable
+from draftree.demo import demo_folder
+from draftree.doctor import faults, fit
+from draftree.doctor.fit import FORWARDS, NUMBERS, STRANGER, TOKENIZER, Report, examine
+from draftree.drafters import edd, medusa
 from draftree.drafters.eagle3 import EAGLE3Drafter
 from draftree.drafters.edd import EDD, EDDDrafter
 from draftree.drafters.glide import GLIDE, GLIDEDrafter
 from draftree.drafters.lm import LMDrafter
+from draftree.drafters.neural.masks import block_starts, dual_block
 from draftree.errors import NotANumber, UserError
-from draftree.evaluation import _faults, doctor
-from draftree.evaluation._driven import DEPTHS, Places, Recording, Text, drive
-from draftree.evaluation.doctor import FORWARDS, NUMBERS, STRANGER, TOKENIZER, Report, examine
+from draftree.evaluation import driven
+from draftree.evaluation.driven import DEPTHS, Places, Recording, Text, drive
+from draftree.models.target import Needs, Target
 from draftree.registry import build
-from draftree.target import Needs, Target, demo_folder
 from draftree.testing.fakes import tiny_target
-from draftree.training.masks import block_starts, dual_block
 from folders import byte_tokenizer, target_folder
 
 GOLDENS = Path(__file__).parents[2] / "shared" / "goldens"
@@ -43,14 +44,14 @@ def demo() -> Target:
 
 @pytest.fixture(scope="module")
 def texts(demo: Target) -> list[Text]:
-    return doctor.answers(demo, count=12, tokens=40)
+    return driven.answers(demo, count=12, tokens=40)
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's own checks are made on few tokens; they have tests of their own."""
-    monkeypatch.setattr(doctor, "COMPARED", 11)
-    monkeypatch.setattr(doctor, "NARROW", 2)
+    monkeypatch.setattr(fit, "COMPARED", 11)
+    monkeypatch.setattr(fit, "NARROW", 2)
 
 
 def causes(report: Report) -> list[str]:
@@ -73,7 +74,7 @@ def test_a_shipped_drafter_is_healthy(demo: Target, texts: list[Text], name: str
 def test_a_hidden_layer_off_by_one_is_named(demo: Target, texts: list[Text]) -> None:
     edd = EDD().open(demo)
     report = examine(demo, EDDDrafter(replace(edd.knobs, hidden_layer=-5), edd.model, demo), texts)
-    assert causes(report) == [_faults.LAYER]
+    assert causes(report) == [faults.LAYER]
     assert "hidden state 21 for 20" in report.suspects[0].evidence
 
 
@@ -84,13 +85,13 @@ def test_a_wrong_rope_is_named(demo: Target, texts: list[Text], tmp_path: Path, 
     config["rope_parameters"]["rope_theta"] = base
     (folder / "config.json").write_text(json.dumps(config))
     drafter = build("drafter", str(folder)).open(demo)
-    before = {n: _faults.frequencies(m).clone() for n, m in _faults.rotaries(drafter.model).items()}
+    before = {n: faults.frequencies(m).clone() for n, m in faults.rotaries(drafter.model).items()}
     report = examine(demo, drafter, texts[:6])
-    assert causes(report) == [_faults.ROPE]
+    assert causes(report) == [faults.ROPE]
     assert f"the target's rotary base 10000 instead of {base:.0f}" in report.suspects[0].evidence
     assert report["rope"].verdict == "warn"
-    for name, module in _faults.rotaries(drafter.model).items():  # it was put back
-        assert torch.equal(_faults.frequencies(module), before[name])
+    for name, module in faults.rotaries(drafter.model).items():  # it was put back
+        assert torch.equal(faults.frequencies(module), before[name])
 
 
 def leaked(tokens: int, block: int, phase: int, window: int | None = None) -> Tensor:
@@ -101,7 +102,7 @@ def leaked(tokens: int, block: int, phase: int, window: int | None = None) -> Te
 
 
 def test_a_training_mask_off_by_one_is_named(demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draftree.drafters.edd, "dual_block", leaked)
+    monkeypatch.setattr(edd, "dual_block", leaked)
     assert causes(examine(demo, EDD().open(demo), texts[:6])) == [FORWARDS]
 
 
@@ -148,7 +149,7 @@ def trace(name: str, count: int = 12, tokens: int = 36) -> tuple[Target, list[Te
     target = Target.load(str(GOLDENS / name / "target"))
     runs = json.loads((GOLDENS / name / "golden.json").read_text())["settings"][0]["runs"]
     prompts = [r["output"][at : at + 24] for r in runs for at in range(0, 90, 15)]
-    return target, doctor.answered(target, prompts[:count], tokens)
+    return target, driven.answered(target, prompts[:count], tokens)
 
 
 @traced
@@ -180,17 +181,17 @@ def test_a_wrong_vocabulary_map_is_named(case: str, marked: bool) -> None:
         net.t2d[net.drafted.clamp(max=len(net.t2d) - 1)] = True
     planted = net.d2t.clone()
     report = examine(target, drafter, found)
-    assert causes(report) == [_faults.VOCABULARY]
+    assert causes(report) == [faults.VOCABULARY]
     assert ("overlap goes from" in report.suspects[0].evidence) is not (case == "no offsets" and not marked)
     assert torch.equal(net.d2t, planted)
 
 
 @traced
 def test_a_hidden_layer_of_medusa_off_by_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draftree.drafters.medusa, "LAST", -2)
+    monkeypatch.setattr(medusa, "LAST", -2)
     target, found = trace("medusa1", 6)
     report = examine(target, build("drafter", str(GOLDENS / "medusa1" / "draft")).open(target), found)
-    assert causes(report) == [_faults.LAYER]
+    assert causes(report) == [faults.LAYER]
     assert "hidden state 8 for 7" in report.suspects[0].evidence
 
 
@@ -202,7 +203,7 @@ def test_a_wrong_rope_of_eagle_is_named(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").chmod(0o600)
     (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 200.0}))
-    assert causes(examine(target, build("drafter", str(folder)).open(target), found)) == [_faults.ROPE]
+    assert causes(examine(target, build("drafter", str(folder)).open(target), found)) == [faults.ROPE]
 
 
 @traced
@@ -210,18 +211,18 @@ def test_keys_and_values_of_the_wrong_layer_are_named() -> None:
     target, found = trace("glide")
     drafter: GLIDEDrafter = build("drafter", str(GOLDENS / "glide" / "draft")).open(target)
     drafter._layers = tuple(layer - 1 for layer in drafter._layers)
-    assert _faults.KV in causes(examine(target, drafter, found))
+    assert faults.KV in causes(examine(target, drafter, found))
 
 
 def test_another_tokenizer_is_named(tmp_path: Path) -> None:
     target = Target.load(str(target_folder(tmp_path / "target")))
     same = LMDrafter(Target.load(str(target_folder(tmp_path / "same"))))
-    assert list(doctor._tokenizer(target, same)) == []
+    assert list(fit._tokenizer(target, same)) == []
     raw = json.loads(byte_tokenizer().backend_tokenizer.to_str())
     raw["model"]["vocab"]["a"], raw["model"]["vocab"]["b"] = raw["model"]["vocab"]["b"], raw["model"]["vocab"]["a"]
     other = LMDrafter(Target.load(str(target_folder(tmp_path / "other"))))
     (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(raw))
-    assert [s.cause for s in doctor._tokenizer(target, other)] == [TOKENIZER]
+    assert [s.cause for s in fit._tokenizer(target, other)] == [TOKENIZER]
 
 
 @pytest.mark.parametrize("name", ["edd", "vdm"])
@@ -244,24 +245,24 @@ def test_places_are_counted_by_chains() -> None:
 
 def test_the_calibration_error_is_the_gap_in_each_bin() -> None:
     confidence, right = np.array([0.12, 0.18, 0.95, 0.91]), np.array([0, 1, 1, 1], bool)
-    assert doctor.calibration_error(confidence, right) == pytest.approx((abs(0.30 - 1) + abs(1.86 - 2)) / 4)
-    assert doctor.calibration_error(np.array([1.0]), np.array([True])) == 0
+    assert fit.calibration_error(confidence, right) == pytest.approx((abs(0.30 - 1) + abs(1.86 - 2)) / 4)
+    assert fit.calibration_error(np.array([1.0]), np.array([True])) == 0
 
 
 def test_a_margin_below_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tokens with the same row in the LM head are as good as each other, whatever the width of a pass."""
-    monkeypatch.setattr(doctor, "NARROW", 8)
+    monkeypatch.setattr(fit, "NARROW", 8)
     target = tiny_target()
     text = [Text(np.arange(3, 15), 4)]
-    changes, margins = doctor.narrow_and_wide(target, text)
+    changes, margins = fit.narrow_and_wide(target, text)
     assert len(margins) == 8
     assert margins.min() > changes.max()
-    assert doctor._noise(target, text).verdict == "ok"
+    assert fit._noise(target, text).verdict == "ok"
     with torch.no_grad():
         head = target.decoder.model.get_output_embeddings().weight
         head[1::2] = head[:-1:2]
         head[-1] = head[-2]
-    found = doctor._noise(target, text)
+    found = fit._noise(target, text)
     assert found.verdict == "warn"
     assert "at 8 of 8 tokens" in found.text
 
@@ -269,11 +270,11 @@ def test_a_margin_below_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_planted_dead_layer_is_named() -> None:
     """Whoever reads its keys and values, or its output, is told; not who reads what the target's own head reads."""
     target, text = tiny_target(), [Text(np.arange(3, 35), 4)]
-    said = lambda needs: doctor._attention(target, needs, text)[1]
+    said = lambda needs: fit._attention(target, needs, text)[1]
     everything = Needs(hidden=(1, 2, 3), kv=(0, 1, 2, -1))
     assert said(everything).verdict == "ok"
     target.decoder.model.get_parameter("model.layers.1.self_attn.o_proj.weight").data.mul_(0.01)
-    layers, found = doctor._attention(target, everything, text)
+    layers, found = fit._attention(target, everything, text)
     assert [layer.dead for layer in layers] == [False, True, False, False]
     assert (found.verdict, found.value) == ("warn", layers[1].output)
     assert said(Needs(kv=(1,))).text.startswith("of the residual stream before it, attention of layer 1, whose keys and values")
@@ -288,7 +289,7 @@ def test_a_planted_dead_layer_is_named() -> None:
 
 def test_the_inserted_layers_of_the_demo_are_dead(demo: Target, texts: list[Text]) -> None:
     """It was grown: every other layer was inserted. What `auto` means there is what the papers' reasons ask for."""
-    layers, found = doctor._attention(demo, GLIDE(kv_layer=23).fresh(demo).needs, texts)
+    layers, found = fit._attention(demo, GLIDE(kv_layer=23).fresh(demo).needs, texts)
     assert found.verdict == "warn"
     assert [i for i, layer in enumerate(layers) if layer.dead] == list(range(1, 24, 2))
     assert GLIDE().busiest(layers) == 20
@@ -328,7 +329,7 @@ def test_the_command_prints_one_json_object(doctored, tmp_path: Path) -> None:
     assert set(found) == {"target", "drafter", "texts", "tokens", "findings", "depths", "layers", "suspects", "healthy"}
     assert len(found["layers"]) == 4
     assert set(found["layers"][0]) == {"output", "entropy"}
-    assert (found["texts"], found["tokens"]) == (4, 4 * doctor.TOKENS)
+    assert (found["texts"], found["tokens"]) == (4, 4 * driven.TOKENS)
 
 
 def test_what_does_not_fit_is_a_mistake(doctored, tmp_path: Path) -> None:
@@ -342,7 +343,7 @@ def test_what_does_not_fit_is_a_mistake(doctored, tmp_path: Path) -> None:
 def test_data_without_text_is_a_mistake(demo: Target, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("a b")
     with pytest.raises(UserError, match="holds no text"):
-        doctor.read(demo, tmp_path / "short.txt")
+        driven.read(demo, tmp_path / "short.txt")
 
 
 def test_a_target_that_is_no_number_is_told(texts: Sequence[Text]) -> None:

@@ -18,9 +18,9 @@ from draftree.engine import Engine
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
-from draftree.sampling import Sampling
+from draftree.request import Emitted, Request
+from draftree.sampling.settings import Sampling
 from draftree.testing.fakes import Never, tiny_target
-from draftree.text import Emitted, Request
 from draftree.tree import Tree
 
 SPAN = [50, 51, 52, 53, 54]

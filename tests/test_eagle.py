@@ -6,11 +6,11 @@ import torch
 from torch.nn.functional import smooth_l1_loss
 
 from architectures import target
+from draftree.doctor import forwards
 from draftree.drafters.base import Batch
 from draftree.drafters.eagle import EAGLE
 from draftree.errors import UserError
-from draftree.target import LAST
-from draftree.testing import forwards
+from draftree.models.target import LAST
 from forests import texts
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from architectures import model, target
-from draftree.decoder import Decoder, one_layer
+from draftree.doctor import forwards
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.errors import UserError
-from draftree.target import Target
-from draftree.testing import forwards
+from draftree.models.decoder import Decoder, one_layer
+from draftree.models.target import Target
 from forests import texts
 
 

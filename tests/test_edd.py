@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import draftree.drafters.edd
 from architectures import fresh, target
 from drafting import prefix_difference
-from draftree.attention import Attending
-from draftree.decoder import Decoder
+from draftree.data.samples import Sample
+from draftree.doctor import forwards
+from draftree.drafters import edd
 from draftree.drafters.base import Batch
 from draftree.drafters.edd import EDD, EDDDrafter
+from draftree.drafters.neural.masks import additive, block_starts, dual_block
 from draftree.errors import UserError
+from draftree.models.attention import Attending
+from draftree.models.decoder import Decoder
+from draftree.models.target import Target
 from draftree.registry import build
-from draftree.target import Target
-from draftree.testing import forwards
-from draftree.training.data import Sample
-from draftree.training.masks import additive, block_starts, dual_block
 from draftree.training.teacher import Teacher
 from forests import NOISE, texts, worst
 
@@ -73,7 +73,7 @@ def test_and_so_for_random_blocks_and_phases(name: str, rows: int, count: int, c
 @pytest.mark.parametrize("name", NAMES)
 def test_the_comparison_sees_a_leaked_root(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask that shows the root its own hidden state, which decoding does not have yet, is told apart."""
-    monkeypatch.setattr(draftree.drafters.edd, "dual_block", leaked)
+    monkeypatch.setattr(edd, "dual_block", leaked)
     trained, steps = both(name, 1, 17, 4, 1, seed=0)
     assert worst(steps, trained) > 1e-3
 
@@ -131,7 +131,7 @@ def drawn(drafter: EDDDrafter, batches: list[Batch], monkeypatch: pytest.MonkeyP
         found.append((block, phase))
         return dual_block(tokens, block, phase, window)
 
-    monkeypatch.setattr(draftree.drafters.edd, "dual_block", noted)
+    monkeypatch.setattr(edd, "dual_block", noted)
     with torch.no_grad():
         for batch in batches:
             drafter.loss(batch)

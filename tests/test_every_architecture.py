@@ -7,15 +7,16 @@ import torch
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 from architectures import VOCAB
-from draftree.decoder import Decoder, refuse_unsupported
 from draftree.drafters.base import Drafter
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.models.architectures import refuse_unsupported
+from draftree.models.decoder import Decoder
+from draftree.models.target import Target
 from draftree.policies.eagle2 import EAGLE2
-from draftree.target import Target
+from draftree.request import Request
 from draftree.testing.fakes import Sometimes
-from draftree.text import Request
 from tiny import TYPES, tiny
 
 PROMPT = [5, 9, 7, 5, 9, 7, 5, 9, 11, 5, 9]

@@ -24,29 +24,34 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from draftree import sampling
 from draftree.acceptors import block
-from draftree.acceptors.base import Acceptor, check_exact, proposal, ratio, residual
+from draftree.acceptors.base import Acceptor, proposal, ratio, residual
 from draftree.acceptors.block import Block
 from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.costs import Costs
+from draftree.doctor.statistics import detectable, goodness
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
-from draftree.evaluation.statistics import detectable, goodness
-from draftree.grammar import Constrained, Grammar, Vocabulary
-from draftree.loop import plain, speculate
+from draftree.loop import decode, plain
+from draftree.models.target import Taps
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
 from draftree.policies.static import Static
 from draftree.policies.vct import VCT
-from draftree.sampling import Chance, Distributions, Drawing, Sampling
-from draftree.target import Taps
+from draftree.registry import check_exact
+from draftree.request import Request
+from draftree.rows import Texts
+from draftree.sampling import distributions, drawing, noise
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.drawing import Drawing
+from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
+from draftree.sampling.noise import Chance
+from draftree.sampling.settings import Sampling
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
-from draftree.text import Request, Texts
 from draftree.tree import Candidates, Draw, Floats, Ints, Tree, Verdict
 from mistakes import Asking, RawBonus, Rounds, TwoDraws
 
@@ -112,18 +117,18 @@ def softmax(logits: Floats) -> Floats:
 
 def warped(logits: Floats, sampling: Sampling) -> Floats:
     """Temperature, top-k, top-p, min-p and typical-p by their definitions, in this order."""
-    x = softmax(logits / sampling.temperature)
+    x = softmax(logits / distributions.temperature)
     order = np.argsort(-x, kind="stable")
-    if sampling.top_k:
-        x[order[sampling.top_k :]] = 0
+    if drawing.top_k:
+        x[order[drawing.top_k :]] = 0
         x /= x.sum()
-    x = beginning(x, order, sampling.top_p)
-    x[x < sampling.min_p * x.max()] = 0
+    x = beginning(x, order, distributions.top_p)
+    x[x < distributions.min_p * x.max()] = 0
     x /= x.sum()
-    if sampling.typical_p < 1:
+    if distributions.typical_p < 1:
         information = -np.log(np.where(x > 0, x, 1))
         strange = np.where(x > 0, abs(information - (x * information).sum()), np.inf)
-        x = beginning(x, np.argsort(strange, kind="stable"), sampling.typical_p)
+        x = beginning(x, np.argsort(strange, kind="stable"), distributions.typical_p)
     return x
 
 
@@ -257,7 +262,7 @@ def law(
 
     def run(chance: Branching) -> tuple[int, ...]:
         texts = Texts(written, asked.sampling, target.new_cache(len(written), 8), branches=chance)
-        for _ in speculate(target, drafter(chance), policy, acceptor, COSTS, texts):
+        for _ in decode(target, drafter(chance), policy, acceptor, COSTS, texts):
             pass
         return tuple(itertools.chain(*texts.written))
 
@@ -624,7 +629,7 @@ def keyed(acceptor: Acceptor, policy: Policy, trials: int = TRIALS) -> list[list
     for first in range(0, trials, BATCH):
         requests = [Request((0,), 4, number=i) for i in range(first, first + BATCH)]
         texts = Texts(requests, Sampling(1.0, seed=5), target.new_cache(BATCH, 8))
-        for _ in speculate(target, TableDrafter(SKEWED), policy, acceptor, COSTS, texts):
+        for _ in decode(target, TableDrafter(SKEWED), policy, acceptor, COSTS, texts):
             pass
         written += texts.written
     return written
@@ -655,8 +660,8 @@ def test_texts_of_keyed_noise_have_the_targets_distribution(rule: str) -> None:
 def test_block_verification_needs_fresh_noise_where_a_place_is_drafted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = sampling._uniform
-    monkeypatch.setattr(sampling, "_uniform", lambda seed, request, step, *rest: right(seed, request, 0, *rest))
+    right = noise._uniform
+    monkeypatch.setattr(noise, "_uniform", lambda seed, request, step, *rest: right(seed, request, 0, *rest))
     assert fair(keyed(*KEYED["block"])) < 1e-9
     assert fair(keyed(*KEYED["rejection"])) > LEVEL, "it looks at no draft behind the first that it rejects"
 
@@ -669,7 +674,7 @@ def test_match_with_coupled_drafts_writes_the_very_text_of_plain_decoding(policy
     for _ in plain(target, Match(), alone):
         pass
     texts = Texts(requests, replace(asked.sampling, seed=3), target.new_cache(100, 8))
-    for _ in speculate(target, TableDrafter(FULL), policy, Match(), COSTS, texts):
+    for _ in decode(target, TableDrafter(FULL), policy, Match(), COSTS, texts):
         pass
     assert texts.written == alone.written
     assert len({tuple(t) for t in texts.written}) > 5

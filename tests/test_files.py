@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
+from draftree.boundary.files import LARGEST, Entries, checked, read_object, understood, whole, write_text
 from draftree.errors import UserError
-from draftree.files import LARGEST, Entries, checked, read_object, understood, whole, write_text
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from architectures import VOCAB, fresh, target
-from draftree.decoder import Decoder
+from draftree.cli.inputs import quiet
+from draftree.doctor import forwards
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.formats.export import FORMATS, export
-from draftree.inputs import quiet
+from draftree.models.decoder import Decoder
+from draftree.models.target import Target
 from draftree.policies.vct import VCT
 from draftree.registry import build
-from draftree.sampling import Sampling
-from draftree.target import Target
-from draftree.testing import forwards
+from draftree.request import Request
+from draftree.sampling.settings import Sampling
 from draftree.testing.conformance import COSTS
-from draftree.text import Request
+from draftree.training.export import FORMATS, export
 from folders import target_folder
 from forests import texts
 
@@ -411,7 +411,7 @@ def test_a_shipped_drafter_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "eagle" / "config.json").write_text(
         (tmp_path / "eagle" / "config.json").read_text().replace(json.dumps(str(folder)), '"demo"')
     )
-    monkeypatch.setattr("draftree.formats.export.demo_folder", lambda name="target": tmp_path / name)
+    monkeypatch.setattr("draftree.training.export.demo_folder", lambda name="target": tmp_path / name)
     export("eagle", "speculators", tmp_path / "out")
     verifier = config_of(tmp_path / "out")["speculators_config"]["verifier"]
     assert verifier == {"name_or_path": "demo", "architectures": ["LlamaForCausalLM"]}
@@ -473,7 +473,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     path, *_ = there(EAGLE_1, tmp_path / "there")
-    monkeypatch.setattr("draftree.formats.export.save_file", full)
+    monkeypatch.setattr("draftree.training.export.save_file", full)
     with pytest.raises(OSError, match="No space"):
         export(str(path), "eagle", tmp_path / "out")
     assert {p.name for p in tmp_path.iterdir()} == {"there"}

@@ -23,31 +23,31 @@ import typer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
 
 import draftree as public
-from draftree import inputs
-from draftree.cli import app
+from draftree.boundary.files import read_object, write_text
+from draftree.cli import inputs
+from draftree.cli.app import app
 from draftree.costs import Costs
-from draftree.drafters._checkpoint import ABOUT
+from draftree.data.prompts import encode, question
+from draftree.demo import demo_folder
 from draftree.drafters.base import Method, TrainableMethod
 from draftree.drafters.edd import EDD
 from draftree.drafters.lookahead import Lookahead
 from draftree.drafters.pld import PLD
 from draftree.drafters.suffix import Suffix
 from draftree.drafters.vdm import VDM
-from draftree.engine import Engine, load
+from draftree.engine import Engine, load, speculate
 from draftree.errors import DraftreeError, UserError
-from draftree.files import read_object, write_text
-from draftree.generation import speculate
-from draftree.grammar import Grammar
-from draftree.options import Options
+from draftree.formats.checkpoint import ABOUT
+from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
 from draftree.policies.vct import VCT
-from draftree.prompts import encode, question
 from draftree.registry import build, names, part
-from draftree.sampling import Sampling
-from draftree.stops import decode
-from draftree.target import Target, demo_folder
-from draftree.text import Request
+from draftree.request import Request
+from draftree.sampling.grammar import Grammar
+from draftree.sampling.settings import Sampling
+from draftree.text.options import Options
+from draftree.text.stops import decode
 from folders import byte_tokenizer, target_folder
 
 TEXTS = ["abcab", "x", "the cat sat on the cat"]

@@ -18,15 +18,17 @@ from draftree.drafters.medusa import Medusa
 from draftree.drafters.pld import PLD, PLDDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.models.target import Needs, Probes, Taps
 from draftree.policies.base import Policy, append
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import build
-from draftree.sampling import Drawing, Keyed, Sampling
-from draftree.target import Needs, Probes, Taps
+from draftree.request import Emitted, Request
+from draftree.sampling.drawing import Drawing
+from draftree.sampling.noise import Keyed
+from draftree.sampling.settings import Sampling
 from draftree.testing import TableDrafter, random_table, table_target, tiny_target
 from draftree.testing.conformance import CHECKS, Case, Suite, pairwise
-from draftree.text import Emitted, Request
 from draftree.tree import Candidates, Draw, Floats, Ints, Tree, Verdict
 
 COSTS = Costs({1: 0.1}, {1: 1.0, 32: 1.2})

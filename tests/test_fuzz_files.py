@@ -19,25 +19,25 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures import VOCAB, target
+from draftree.cli.inputs import quiet
 from draftree.costs import CostTable
-from draftree.drafters._stored import Stored
+from draftree.data import samples
+from draftree.data.prompts import encode, question
 from draftree.drafters.aded import ADED
 from draftree.drafters.base import TrainableMethod
+from draftree.drafters.lookup.datastore import Stored
 from draftree.drafters.rest import REST, RESTDrafter, stored
 from draftree.engine import Engine
 from draftree.errors import LONGEST, DraftreeError
 from draftree.evaluation import report, suites
-from draftree.grammar import Constrained, Grammar, Vocabulary
-from draftree.inputs import quiet
-from draftree.policies._classifier import Classifier
+from draftree.models.target import Target
+from draftree.policies.c2t import Classifier
 from draftree.policies.chain import Chain
 from draftree.policies.static import Static
-from draftree.prompts import encode, question
 from draftree.registry import KINDS, build, knobs, names, part
-from draftree.target import Target
+from draftree.request import Request
+from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
 from draftree.testing.conformance import COSTS
-from draftree.text import Request
-from draftree.training import data
 from folders import byte_tokenizer, target_folder
 from test_formats import LAYOUTS, there
 
@@ -230,8 +230,8 @@ def asked(path: Path) -> None:
 
 
 def fed(path: Path) -> None:
-    data.read([path / "data.jsonl"], byte_tokenizer(), 40)
-    data.read([path / "data.json"], byte_tokenizer(), 40)
+    samples.read([path / "data.jsonl"], byte_tokenizer(), 40)
+    samples.read([path / "data.json"], byte_tokenizer(), 40)
 
 
 @cache

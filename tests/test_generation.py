@@ -38,14 +38,16 @@ from transformers.generation.streamers import BaseStreamer
 from architectures import VOCAB, build, fresh, target
 from draftree import UserError, speculate
 from draftree.costs import Costs
-from draftree.decoder import Decoder
-from draftree.engine import Engine
+from draftree.data.prompts import encode
+from draftree.demo import demo_folder
+from draftree.engine import ENGINES, Engine, opened
 from draftree.errors import NotANumber
 from draftree.evaluation import suites
-from draftree.generation import ENGINES, PURE, REFUSED, Batch, Hook, opened, prompts
-from draftree.prompts import encode
+from draftree.hf.batch import PURE, Batch, prompts
+from draftree.hf.generate import REFUSED, Hook
+from draftree.models.decoder import Decoder
+from draftree.models.target import Target, name_of
 from draftree.registry import build as build_part
-from draftree.target import Target, demo_folder, name_of
 from draftree.testing.fakes import Never, Sometimes, tiny_target
 from generating import (
     EOS,
@@ -375,8 +377,8 @@ def test_sampled_ids_are_those_of_plain_decoding_with_the_seed(options: Options)
 
 def test_engine_plain_writes_the_same() -> None:
     """Without options that the two call differently."""
-    from draftree.sampling import Sampling
-    from draftree.text import Request
+    from draftree.request import Request
+    from draftree.sampling.settings import Sampling
 
     engine = Engine(target("llama"), Never([t.tolist() for t in TEXTS], VOCAB), POLICY)
     requests = [Request(t.tolist(), 12, frozenset({EOS}), number=i) for i, t in enumerate(TEXTS)]

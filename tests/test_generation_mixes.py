@@ -14,11 +14,11 @@ from transformers import LogitsProcessor, PreTrainedModel, SuppressTokensLogitsP
 
 from architectures import VOCAB, fresh
 from draftree import UserError
-from draftree.decoder import Decoder
 from draftree.engine import Engine
 from draftree.errors import NotANumber
+from draftree.models.decoder import Decoder
+from draftree.models.target import Target
 from draftree.registry import build
-from draftree.target import Target
 from draftree.testing.fakes import Sometimes
 from generating import PAD, Counting, Divisible, Forbidding, Forcing, Options, Rowwise, Shifting, plans
 

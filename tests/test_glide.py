@@ -15,25 +15,27 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import draftree.drafters.glide
 from architectures import VOCAB, fresh, model, target
 from drafting import prefix_difference
-from draftree.attention import Attending
-from draftree.decoder import Decoder
+from draftree.doctor import forwards
+from draftree.drafters import glide
 from draftree.drafters.glide import GLIDE, GLIDEDrafter, Glimpse
+from draftree.drafters.neural.losses import draft_loss
+from draftree.drafters.neural.masks import block_starts, earlier_blocks
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.models.attention import Attending
+from draftree.models.decoder import Decoder
+from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.registry import build
-from draftree.sampling import Drawing, Sampling
-from draftree.target import Target
-from draftree.testing import Case, Suite, forwards
+from draftree.request import Request
+from draftree.sampling.drawing import Drawing
+from draftree.sampling.settings import Sampling
+from draftree.testing import Case, Suite
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Always, Coached
-from draftree.text import Request
-from draftree.training.losses import draft_loss
-from draftree.training.masks import block_starts, earlier_blocks
 from draftree.training.teacher import read
 from draftree.tree import Ints, Tree
 from forests import NOISE, grown, random_forest, some_verdict, texts, worst
@@ -96,7 +98,7 @@ def test_the_comparison_sees_a_mask_off_by_one(layers: int, off: int, monkeypatc
     def shifted(tokens: int, block: int, phase: int) -> Tensor:
         return torch.arange(tokens)[None, :] < block_starts(tokens, block, phase)[:, None] + off
 
-    monkeypatch.setattr(draftree.drafters.glide, "earlier_blocks", shifted)
+    monkeypatch.setattr(glide, "earlier_blocks", shifted)
     trained, steps = forwards.both(target("llama"), drafter_of(target("llama"), layers=layers), tokens_of(1, 17), 5, 1)
     assert worst(steps, trained) > 1e-3
 
@@ -185,9 +187,7 @@ def test_official_reads_committed_tokens_again_with_all_the_target_has(lengths: 
 
 def test_the_comparison_sees_a_waiting_token_that_sees_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if an accepted node that was not fed in its step belonged to the next one."""
-    monkeypatch.setattr(
-        draftree.drafters.glide.Glimpsing, "seen", lambda s, at: np.broadcast_to(s.roots[:, None], at.shape).copy()
-    )
+    monkeypatch.setattr(glide.Glimpsing, "seen", lambda s, at: np.broadcast_to(s.roots[:, None], at.shape).copy())
     assert walk(target("llama"), drafter_of(target("llama"), layers=2, block=3), [7], 5, seed=2) > 1e-3
 
 
@@ -575,7 +575,7 @@ def test_a_prefix_is_kept_and_the_rest_read_anew(name: str, layers: int) -> None
 @pytest.mark.parametrize("lengths", [[9], [3, 8, 1]])
 def test_a_long_prompt_is_read_in_parts(variant: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = drafter_of(target("llama"), layers=2, block=3, variant=variant)
-    monkeypatch.setattr(draftree.drafters.glide, "CHUNK", 4)
+    monkeypatch.setattr(glide, "CHUNK", 4)
     assert walk(target("llama"), drafter, lengths, 1, seed=1) < NOISE
 
 
@@ -605,6 +605,6 @@ def test_a_text_that_outgrows_its_cache_goes_on() -> None:
     prompt = suite.prompt(5)
     plain = Engine(suite.target, drafter, VCT(2, 2), costs=COSTS).plain([Request(prompt, 20)]).tokens
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draftree.drafters.glide, "SPARE", 1)
+        patch.setattr(glide, "SPARE", 1)
         engine = Engine(suite.target, drafter, VCT(2, 2), costs=COSTS)
         assert engine.write([Request(prompt, 20)], Sampling()).tokens == plain

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from draftree.acceptors.greedy import Greedy
 from draftree.costs import Costs
-from draftree.drafters._pairs import PairDrafter
-from draftree.loop import speculate
+from draftree.drafters.neural.pairs import PairDrafter
+from draftree.loop import decode
+from draftree.models.target import Target
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
-from draftree.sampling import Drawing, Sampling
-from draftree.target import Target
-from draftree.text import Request, Texts
+from draftree.request import Request
+from draftree.rows import Texts
+from draftree.sampling.drawing import Drawing
+from draftree.sampling.settings import Sampling
 from draftree.tree import Tree, Verdict
 
 GOLDENS = Path(__file__).parents[2] / "shared" / "goldens"
@@ -78,7 +80,7 @@ def test_runs(name: str, setting: int, number: int) -> None:
     new = len(run["output"]) - len(run["prompt"])
     texts = Texts([Request(run["prompt"], new + 64, frozenset())], Sampling(), target.new_cache(1, 256))
     watched = Watched()
-    steps = speculate(target, drafter, policy, watched, Costs({1: 1.0}, {1: 1.0}), texts)
+    steps = decode(target, drafter, policy, watched, Costs({1: 1.0}, {1: 1.0}), texts)
     next(steps)
     for _ in run["accept_lengths"]:
         next(steps)

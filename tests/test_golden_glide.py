@@ -14,11 +14,15 @@ from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.costs import Costs
 from draftree.drafters.glide import GLIDE, GLIDEDrafter, Glimpse
-from draftree.loop import speculate
+from draftree.loop import decode
+from draftree.models.target import Target
 from draftree.policies.cape import CAPE
-from draftree.sampling import Chance, Distributions, Drawing, Sampling
-from draftree.target import Target
-from draftree.text import Request, Texts
+from draftree.request import Request
+from draftree.rows import Texts
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.drawing import Drawing
+from draftree.sampling.noise import Chance
+from draftree.sampling.settings import Sampling
 from draftree.tree import Candidates, Draw, Tree, Verdict
 
 FOLDER = Path(__file__).parents[2] / "shared" / "goldens" / "glide"
@@ -109,7 +113,7 @@ def followed(target: Target, drafter: GLIDEDrafter, policy: CAPE, run: dict[str,
     wanted = len(run["output"]) - len(run["prompt"])
     texts = Texts([Request(run["prompt"], wanted + 8, eos=frozenset())], Sampling(), target.new_cache(1, 8))
     recorded = Recorded()
-    for _ in speculate(target, drafter, policy, recorded, Costs({1: 1.0}, {1: 1.0}), texts):
+    for _ in decode(target, drafter, policy, recorded, Costs({1: 1.0}, {1: 1.0}), texts):
         pass
     return recorded, texts.written[0][:wanted]
 

@@ -16,15 +16,15 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
-from draftree import grammar
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.grammar import Constrained, Grammar, Spaces, Vocabulary
+from draftree.models.target import Target
 from draftree.registry import build
-from draftree.sampling import Sampling
-from draftree.target import Target
+from draftree.request import Request
+from draftree.sampling import grammar
+from draftree.sampling.grammar import Constrained, Grammar, Spaces, Vocabulary
+from draftree.sampling.settings import Sampling
 from draftree.testing import TableDrafter, table_target
-from draftree.text import Request
 
 TOKENS = [b"a", b"b", b"c", b"ab", b"", b"bc", b"a", b"aba", b"aa"]
 EOS = 7

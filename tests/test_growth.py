@@ -6,20 +6,21 @@ import pkgutil
 import pytest
 import torch
 
-import draftree.drafters
+from draftree import drafters
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine
 from draftree.policies.vct import VCT
 from draftree.registry import names, part
+from draftree.request import Request
 from draftree.testing.fakes import tiny_target
-from draftree.text import Request
 
 TRAINED = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
 
 
 @pytest.fixture(autouse=True)
 def one_spare_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = [importlib.import_module(f"draftree.drafters.{m.name}") for m in pkgutil.iter_modules(draftree.drafters.__path__)]
+    found = pkgutil.walk_packages(drafters.__path__, "draftree.drafters.")
+    modules = [importlib.import_module(m.name) for m in found]
     with_own_caches = [m for m in modules if "SPARE" in vars(m)]
     assert len(with_own_caches) >= 4
     for module in with_own_caches:

@@ -15,16 +15,17 @@ from transformers import LlamaModel
 from architectures import VOCAB, target
 from drafting import prefix_difference
 from draftree.costs import Costs
+from draftree.doctor import forwards
 from draftree.drafters.base import Batch
 from draftree.drafters.hydra import FILE, Arch, Hydra, HydraDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.models.target import CHUNK, Needs, Target
 from draftree.policies.vct import VCT
 from draftree.registry import build, names
-from draftree.sampling import Drawing, Sampling
-from draftree.target import CHUNK, Needs, Target
-from draftree.testing import forwards
-from draftree.text import Request
+from draftree.request import Request
+from draftree.sampling.drawing import Drawing
+from draftree.sampling.settings import Sampling
 from draftree.tree import Tree, Verdict
 from forests import NOISE, attach, texts, worst
 

@@ -26,19 +26,20 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from safetensors.torch import save_file
 
-from draftree import cli, files, interruption
+from draftree.boundary import files, interruption
+from draftree.cli import app
 from draftree.costs import Costs, CostTable
+from draftree.data.samples import Sample
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
-from draftree.evaluation import runner
-from draftree.target import Target
+from draftree.evaluation import bench, cells, journal
+from draftree.models.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.training import regenerate
-from draftree.training.classifier import Collected
-from draftree.training.data import Sample
 from draftree.training.features import Shards
 from draftree.training.state import LOG, STATE
 from draftree.training.trainer import Plan, train
+from draftree.tuning.c2t import Collected
 from folders import target_folder
 
 SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL]
@@ -76,7 +77,7 @@ COMMANDS = {
     "export": ["export", "eagle", "--format", "eagle", "--out", "OUT/exported"],
 }  # fmt: skip
 GOES_ON = [name for name in COMMANDS if name != "export"]
-WRITERS = {"train": (torch, "save"), "regenerate": (regenerate, "append"), "bench": (runner, "append"),
+WRITERS = {"train": (torch, "save"), "regenerate": (regenerate, "append"), "bench": (bench, "append"),
            "datastore": (np, "save")}  # fmt: skip
 """What writes the state that a command goes on from."""
 
@@ -120,7 +121,7 @@ def _command(home: Path, command: str, out: Path, told: Path, before: Callable[[
         with told.open("w") as sys.stderr, open(os.devnull, "w") as sys.stdout:
             before()
             try:
-                cli.main([part.replace("OUT", str(out)) for part in (COMMANDS | OTHERS)[command]])
+                app.main([part.replace("OUT", str(out)) for part in (COMMANDS | OTHERS)[command]])
             except SystemExit as end:
                 status = int(end.code or 0)
             except BaseException:
@@ -428,16 +429,16 @@ def test_kept_trees_that_are_broken_are_told_in_a_line(spoilt: bytes, tmp_path: 
 
 @pytest.mark.parametrize("rest", ["\udcff\udc80", "[" * 100_000, "null", "[[1], 2]", '{"a": 1}'], ids=range(5))
 def test_a_journal_is_read_up_to_what_is_broken(rest: str, tmp_path: Path) -> None:
-    cell = runner.Cell(None, None, 0.0)
-    done = {cell: runner.Written([1, 2], [])}
-    journal = runner.Journal(tmp_path / "j", {"run": 1})
-    journal.add(done)
-    with journal.path.open("a", encoding="utf-8", errors="surrogateescape") as file:
+    cell = cells.Cell(None, None, 0.0)
+    done = {cell: cells.Written([1, 2], [])}
+    kept = journal.Journal(tmp_path / "j", {"run": 1})
+    kept.add(done)
+    with kept.path.open("a", encoding="utf-8", errors="surrogateescape") as file:
         file.write(rest + "\n")
-    again = runner.Journal(tmp_path / "j", {"run": 1})
+    again = journal.Journal(tmp_path / "j", {"run": 1})
     assert again.read([cell]) == [done]
     again.add(done)
-    assert runner.Journal(tmp_path / "j", {"run": 1}).read([cell]) == [done, done]
+    assert journal.Journal(tmp_path / "j", {"run": 1}).read([cell]) == [done, done]
 
 
 def test_a_signal_in_the_last_step_ends_nothing_that_is_not_done(tmp_path: Path) -> None:

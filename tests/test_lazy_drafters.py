@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import draftree.drafters._pairs
-import draftree.drafters.hydra
 from architectures import target
+from draftree.drafters import hydra
 from draftree.drafters.base import Drafter, Trainable
+from draftree.drafters.neural import pairs
+from draftree.models.target import Target
 from draftree.registry import part
-from draftree.sampling import Drawing
-from draftree.target import Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Ints, Tree
 from forests import NOISE, attach, grown, random_forest, some_verdict, texts, worst
 
@@ -160,7 +160,7 @@ def test_a_long_wait_is_read_in_parts(method: str, monkeypatch: pytest.MonkeyPat
         text.bare(live)
     tree = text.bush()
     whole = text.drafts(tree, layers_of(tree))
-    monkeypatch.setattr(draftree.drafters.hydra if method == "hydra" else draftree.drafters._pairs, "CHUNK", 3)
+    monkeypatch.setattr(hydra if method == "hydra" else pairs, "CHUNK", 3)
     with passes(text.drafter) as found:
         parts = text.drafts(tree, layers_of(tree))
     reading = 2 if method == "hydra" else 3  # six that wait; with the root's pair seven

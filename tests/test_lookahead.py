@@ -13,19 +13,21 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from draftree.acceptors.greedy import Greedy
 from draftree.costs import Costs
-from draftree.decoder import Decoder
 from draftree.drafters.lookahead import Lookahead, LookaheadDrafter, Lookaheads, Row, advanced, filled, grams, places, sees
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.loop import speculate
-from draftree.policies.base import Expand, Policy, Room
+from draftree.loop import decode
+from draftree.models.decoder import Decoder
+from draftree.models.target import Needs, Taps, Target
+from draftree.policies.base import Expand, Policy
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
-from draftree.sampling import Drawing, Sampling
-from draftree.target import Needs, Taps, Target
+from draftree.request import Request
+from draftree.rows import Texts
+from draftree.sampling.drawing import Drawing
+from draftree.sampling.settings import Sampling
 from draftree.testing import random_table, table_target, tiny_target
-from draftree.text import Request, Texts
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TARGET = table_target(random_table(4, 1), context=64)
@@ -354,7 +356,7 @@ def test_never_an_invented_token(text: list[int], n: int, cap: int, chain: bool)
 
 def written(target: Target, knobs: Lookahead, requests: Sequence[Request], policy: Policy) -> Texts:
     texts = Texts(requests, Sampling(), target.new_cache(len(requests), 8))
-    for _ in speculate(target, LookaheadDrafter(knobs), policy, Greedy(), COSTS, texts):
+    for _ in decode(target, LookaheadDrafter(knobs), policy, Greedy(), COSTS, texts):
         pass
     plain = Engine(target, LookaheadDrafter(knobs), policy).plain(requests)
     assert texts.written == plain.tokens

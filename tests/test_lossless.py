@@ -14,17 +14,19 @@ from torch import Tensor
 
 from draftree.acceptors.base import Acceptor, proposal, ratio, residual, walk
 from draftree.acceptors.match import Match
+from draftree.data.prompts import encode, question
+from draftree.doctor.lossless import LEVEL, Case, Plan, Report, cases, examine, prompts
+from draftree.doctor.noise import Heard, Noise, behind, distances, noise, shifts
 from draftree.drafters.lm import LMDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.evaluation._beside import Heard, Noise, behind, distances, noise, shifts
-from draftree.evaluation.lossless import LEVEL, Case, Plan, Report, cases, examine, prompts
+from draftree.models.target import Target
 from draftree.policies.chain import Chain
-from draftree.prompts import encode, question
-from draftree.sampling import Chance, Distributions, Keyed, Sampling
-from draftree.target import Target
+from draftree.request import Request, Scores
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.noise import Chance, Keyed
+from draftree.sampling.settings import Sampling
 from draftree.testing.fakes import tiny_target
-from draftree.text import Request, Scores
 from draftree.tree import Draw, Tree, Verdict
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7], [9, 3, 2, 3]]

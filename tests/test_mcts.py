@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from draftree.costs import Costs
 from draftree.errors import UserError
 from draftree.policies import mcts
-from draftree.policies._search import puct, search, uniform
-from draftree.policies.base import Expand, Room, append, log
-from draftree.policies.mcts import MCTS, Local
-from draftree.tree import Candidates, Ints, Tree
+from draftree.policies.base import Expand, append, log
+from draftree.policies.mcts import MCTS, Local, puct, search, uniform
+from draftree.tree import Candidates, Ints, Room, Tree
 from rules import Path, Rule, levels
 
 COSTS = Costs({1: 1.0}, {1: 1.0})

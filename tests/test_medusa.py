@@ -14,16 +14,19 @@ from torch.nn.functional import cross_entropy, silu
 from architectures import VOCAB, target
 from drafting import prefix_difference
 from draftree.costs import Costs
+from draftree.doctor import forwards
 from draftree.drafters.base import Batch
-from draftree.drafters.medusa import FILE, Medusa, MedusaDrafter, from_vllm, to_vllm
+from draftree.drafters.medusa import Medusa, MedusaDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.formats.medusa import FILE, from_vllm, to_vllm
+from draftree.models.target import Needs, Target
 from draftree.policies.vct import VCT
 from draftree.registry import build, names
-from draftree.sampling import Drawing, Keyed, Sampling
-from draftree.target import Needs, Target
-from draftree.testing import forwards
-from draftree.text import Request
+from draftree.request import Request
+from draftree.sampling.drawing import Drawing
+from draftree.sampling.noise import Keyed
+from draftree.sampling.settings import Sampling
 from draftree.tree import Candidates, Draw, Tree
 from forests import NOISE, attach, texts, worst
 

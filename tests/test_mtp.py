@@ -12,16 +12,16 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 
 from draftree.acceptors.greedy import Greedy
-from draftree.decoder import Decoder
+from draftree.doctor import forwards
 from draftree.drafters.mtp import MTP, fused, split
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.models.decoder import Decoder
+from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.registry import build
-from draftree.sampling import Drawing
-from draftree.target import Target
-from draftree.testing import forwards
-from draftree.text import Request
+from draftree.request import Request
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Tree
 from forests import worst
 

@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import EtaLogitsWarper, LogitsProcessor, TemperatureLogitsWarper, TopHLogitsWarper
 
-from draftree.acceptors.base import Acceptor, check_exact
-from draftree.cli import main
+from draftree.acceptors.base import Acceptor
+from draftree.cli.app import main
 from draftree.costs import Costs
+from draftree.demo import demo_folder
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
@@ -28,12 +29,13 @@ from draftree.engine import Engine
 from draftree.errors import DraftreeWarning, UserError
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
-from draftree.registry import names, part
-from draftree.sampling import Drawing, Keyed, Sampling, drawn
-from draftree.target import demo_folder
+from draftree.registry import check_exact, names, part
+from draftree.request import Request
+from draftree.sampling.drawing import Drawing, drawn
+from draftree.sampling.noise import Keyed
+from draftree.sampling.settings import Sampling
 from draftree.testing import TableDrafter, random_table
 from draftree.testing.fakes import tiny_target
-from draftree.text import Request
 from draftree.tree import Draw
 
 WRONG = {"nan": (math.nan,), "inf": (math.inf,), "minus inf": (-math.inf,), "mixed": (math.nan, 0.5, math.inf, -1.0, -math.inf)}

@@ -17,17 +17,17 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
-from draftree.grammar import Constrained, Grammar
-from draftree.options import RULES, Options
+from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
-from draftree.processors import ForcedBeginning, FrequencyPenalty, PresencePenalty
-from draftree.prompts import encode
-from draftree.target import Target
+from draftree.request import Request
+from draftree.sampling.grammar import Constrained, Grammar
+from draftree.sampling.processors import ForcedBeginning, FrequencyPenalty, PresencePenalty
 from draftree.testing.fakes import Always, Sometimes, tiny_target
-from draftree.text import Request
+from draftree.text.options import RULES, Options
 from folders import target_folder
 
 

@@ -9,13 +9,13 @@ import torch
 from architectures import build as build_model
 from architectures import fresh, rope, target
 from drafting import prefix_difference
-from draftree.decoder import Decoder
-from draftree.drafters._layers import Rotary, of_values
-from draftree.drafters._pairs import PairDrafter
+from draftree.doctor import forwards
+from draftree.drafters.neural.llama import Rotary, of_values
+from draftree.drafters.neural.pairs import PairDrafter
 from draftree.errors import UserError
+from draftree.models.decoder import Decoder
+from draftree.models.target import Target
 from draftree.registry import build, part
-from draftree.target import Target
-from draftree.testing import forwards
 from draftree.tree import Ints
 from forests import NOISE, texts, worst
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Expand, Layered, Policy, Room, append, best, fit, log, top
+from draftree.policies.base import Expand, Layered, Policy, append, best, fit, log, top
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
 from draftree.policies.vct import VCT
-from draftree.tree import Candidates, Ints, Tree
+from draftree.tree import Candidates, Ints, Room, Tree
 from rules import following
 
 COSTS = Costs({1: 0.25}, {1: 1.0})

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import draftree
 from draftree import registry
 from draftree.costs import Costs
-from draftree.policies.base import Expand, Policy, Room
-from draftree.tree import Candidates, Ints, Tree
+from draftree.policies.base import Expand, Policy
+from draftree.tree import Candidates, Ints, Room, Tree
 from rules import Path
 
 COSTS = Costs({1: 0.04, 16: 0.06}, {1: 1.0, 16: 1.1, 64: 1.6})

@@ -6,7 +6,6 @@ import inspect
 import pytest
 
 import draftree
-import draftree.testing
 from draftree.errors import DraftreeError, NotANumber, UnknownName, UserError
 from draftree.registry import KINDS, knobs, names, part, summary
 

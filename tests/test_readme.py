@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.target import demo_folder
+from draftree.demo import demo_folder
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -22,14 +22,17 @@ from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.costs import Costs
+from draftree.doctor.statistics import ChiSquare, detectable, goodness
 from draftree.drafters.edd import EDD
-from draftree.evaluation.statistics import ChiSquare, detectable, goodness
-from draftree.policies.base import Policy, Room, append
+from draftree.models.target import Target
+from draftree.policies.base import Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
-from draftree.sampling import Distributions, Drawing, Keyed, Sampling, drawn
-from draftree.target import Target
-from draftree.tree import Candidates, Draw, Ints, Tree
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.drawing import Drawing, drawn
+from draftree.sampling.noise import Keyed
+from draftree.sampling.settings import Sampling
+from draftree.tree import Candidates, Draw, Ints, Room, Tree
 from mistakes import Asking, RawBonus, Rounds, TwoDraws
 
 QUESTION = "Tom has 3 apples and buys 5 more. How many apples does he have?"

@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.costs import Costs
-from draftree.decoder import Decoder
-from draftree.drafters._suffixes import SEPARATOR, Trie, continuations, grow, joined, search, suffix_array
+from draftree.drafters.lookup.suffix_array import SEPARATOR, Trie, continuations, grow, joined, search, suffix_array
 from draftree.drafters.rest import REST, RESTDrafter, Retrieval, indexed, read_official
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
-from draftree.policies.base import Layered, Room
+from draftree.models.decoder import Decoder
+from draftree.models.target import Needs
+from draftree.policies.base import Layered
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie as TriePolicy
 from draftree.policies.vct import VCT
-from draftree.sampling import Drawing
-from draftree.target import Needs
+from draftree.request import Request
+from draftree.sampling.drawing import Drawing
 from draftree.testing import random_table, table_target
-from draftree.text import Request
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TARGET = table_target(random_table(4, 1), context=64)

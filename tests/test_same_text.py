@@ -9,20 +9,23 @@ import pytest
 import torch
 
 from draftree.acceptors.match import Match
-from draftree.cli import main
+from draftree.cli.app import main
 from draftree.costs import Costs
+from draftree.data.prompts import encode
+from draftree.demo import demo_folder
 from draftree.engine import Engine
 from draftree.evaluation import suites
+from draftree.models.target import Needs, Target
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
-from draftree.prompts import encode
 from draftree.registry import build, names
-from draftree.sampling import Distributions, Keyed, Sampling
+from draftree.request import Request
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.noise import Keyed
+from draftree.sampling.settings import Sampling
 from draftree.stats import Step
-from draftree.target import Needs, Target, demo_folder
-from draftree.text import Request
 
 BENCH = Path(__file__).parents[2] / "shared" / "data" / "spec_bench.jsonl"
 COSTS = Costs({1: 0.1, 8: 0.12, 64: 0.3}, {1: 1.0, 8: 1.2, 64: 3.0})

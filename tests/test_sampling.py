@@ -12,7 +12,10 @@ from torch import Tensor
 from transformers import LogitsProcessor, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from draftree.errors import NotANumber, UserError
-from draftree.sampling import BEYOND, Distributions, Drawing, Keyed, Sampling, drawn, gumbel, top_k
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.drawing import BEYOND, Drawing, drawn, top_k
+from draftree.sampling.noise import Keyed, gumbel
+from draftree.sampling.settings import Sampling
 from draftree.tree import Draw, Ints
 
 ZERO = np.zeros(1, np.int64)

@@ -15,18 +15,19 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from draftree import Request, load
-from draftree.cli import main
+from draftree.cli.app import main
 from draftree.costs import Costs
+from draftree.data.prompts import encode, question
 from draftree.drafters.base import Drafter
 from draftree.errors import NotANumber, UserError
-from draftree.evaluation._driven import Text
+from draftree.evaluation.driven import Text
+from draftree.models.target import Needs, Target
 from draftree.policies.static import Static
-from draftree.prompts import encode, question
 from draftree.registry import part
-from draftree.sampling import Drawing
-from draftree.target import Needs, Target
+from draftree.sampling.drawing import Drawing
 from draftree.testing.fakes import Always, Never, Scripted, Sometimes, tiny_target
-from draftree.training.static_trees import (
+from draftree.tree import Candidates, Floats, Tree
+from draftree.tuning.static import (
     MISSED,
     UNKNOWN,
     Acceptance,
@@ -46,7 +47,6 @@ from draftree.training.static_trees import (
     spread,
     written,
 )
-from draftree.tree import Candidates, Floats, Tree
 from folders import target_folder
 
 TABLE = np.array([[0.6, 0.3], [0.5, 0.2]])

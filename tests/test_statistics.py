@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from draftree.evaluation.statistics import critical, detectable, goodness, pooled, power, survival, two_sample
+from draftree.doctor.statistics import critical, detectable, goodness, pooled, power, survival, two_sample
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ import torch
 
 from draftree.costs import Costs, counted, counted_plain
 from draftree.engine import Engine
+from draftree.models.target import Probes, Target
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
-from draftree.sampling import Distributions, Sampling
+from draftree.request import Request
+from draftree.rows import Texts
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.settings import Sampling
 from draftree.stats import Stats, Step, Work, repeated_ngrams, total
-from draftree.target import Probes, Target
 from draftree.testing import Always, Never, tiny_target
-from draftree.text import Request, Texts
 from draftree.tree import Candidates, Tree, Verdict
 
 COSTS = Costs({1: 1.0}, {1: 1.0})

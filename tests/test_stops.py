@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, StopStringCriteria
 
-from draftree.prompts import encode
-from draftree.stops import Decoded, Pieces, Stops, StopTexts, decode
-from draftree.target import demo_folder
+from draftree.data.prompts import encode
+from draftree.demo import demo_folder
+from draftree.text.stops import Decoded, Pieces, Stops, StopTexts, decode
 from folders import byte_tokenizer
 
 BYTES, DEMO = byte_tokenizer(), AutoTokenizer.from_pretrained(demo_folder())

@@ -9,18 +9,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from draftree.costs import Costs
-from draftree.drafters._suffix_tree import END, Limits, Memory, by_context, in_memory, in_text
+from draftree.drafters.lookup.suffix_tree import END, Limits, Memory, by_context, in_memory, in_text
 from draftree.drafters.suffix import Suffix, SuffixDrafter, Written
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.policies.base import Room
+from draftree.models.target import Needs
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
-from draftree.sampling import Drawing
-from draftree.target import Needs
+from draftree.request import Request
+from draftree.sampling.drawing import Drawing
 from draftree.testing import random_table, table_target
-from draftree.text import Request
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TARGET = table_target(random_table(4, 1), context=64)

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-import draftree.target
 from architectures import CONFIGS, CROSSING, SOME, VOCAB, fresh, model, target
-from draftree.cache import SlotCache
-from draftree.decoder import Decoder
 from draftree.drafters.edd import EDD
 from draftree.drafters.lm import LM
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
+from draftree.models import target as target_module
+from draftree.models.cache import SlotCache
+from draftree.models.decoder import Decoder
+from draftree.models.target import Needs, Probes, Target, Verified
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
-from draftree.target import Needs, Probes, Target, Verified
-from draftree.text import Request
+from draftree.request import Request
 from draftree.tree import Ints, Tree, Verdict
 from forests import (
     NOISE,
@@ -157,7 +157,7 @@ def test_a_prompt_read_in_parts_equals_one_pass(name: str, chunk: int, monkeypat
     t, committed = target(name), texts([21, 5, 12], rng)
     needs = Needs(hidden=(0, 2, -1))
     _, whole = filled(t, committed, needs)
-    monkeypatch.setattr(draftree.target, "CHUNK", chunk)
+    monkeypatch.setattr(target_module, "CHUNK", chunk)
     cache, parts = filled(t, committed, needs)
     assert worst(parts.logits, whole.logits) < NOISE
     assert same_contents(t, cache, committed)

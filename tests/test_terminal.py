@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from draftree import compiled, terminal
+from draftree.cli import terminal
+from draftree.kernels import compiled
 
 
 class Fake(terminal.Clock):

@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftree.decoder import Decoder
+from draftree.data.samples import Sample
 from draftree.drafters.base import Batch
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.edd import EDD
+from draftree.drafters.neural.losses import before, draft_loss, kl
+from draftree.drafters.neural.masks import block_starts
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
-from draftree.target import Needs, Target
-from draftree.training.data import Sample
+from draftree.models.decoder import Decoder
+from draftree.models.target import Needs, Target
 from draftree.training.features import Shards
-from draftree.training.losses import before, draft_loss, kl
-from draftree.training.masks import block_starts
 from draftree.training.measures import DEPTHS, acceptance_by_depth, evaluate
 from draftree.training.processes import Processes
 from draftree.training.state import STATE, begun

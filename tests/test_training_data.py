@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from draftree.data.rows import messages, rows
+from draftree.data.samples import Sample, chat_samples, read
 from draftree.errors import UserError
-from draftree.training.data import Sample, chat_samples, messages, read, rows
 from folders import TEMPLATE, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draftree.training.command import Regeneration
 
-from draftree import cli, terminal
+from draftree.cli import app, console, terminal
+from draftree.cli.train_drafter import Asked, planned
+from draftree.data.samples import Sample
+from draftree.demo import demo_folder
 from draftree.drafters.base import Recipe, Stage
 from draftree.drafters.edd import EDD
 from draftree.errors import UserError
 from draftree.registry import names, part, stages
-from draftree.target import demo_folder
 from draftree.testing.fakes import tiny_target
 from draftree.training import state, trainer
-from draftree.training.command import Asked, Regeneration, planned
-from draftree.training.data import Sample
 from draftree.training.trainer import Plan, Progress, scale, train
 from folders import target_folder
 
@@ -247,7 +248,7 @@ def command(folder: Path, tmp_path: Path, capfd: Any) -> Callable[..., tuple[int
     def run(*args: Any) -> tuple[int, str, str]:
         ask = ["train", *args, "--target", folder, "--data", tmp_path / "texts.jsonl", "--device", "cpu"]
         with pytest.raises(SystemExit) as ended:
-            cli.main([str(a) for a in ask])
+            app.main([str(a) for a in ask])
         return (int(ended.value.code or 0), *capfd.readouterr())
 
     return run
@@ -294,7 +295,7 @@ def test_help_and_list_show_them(capfd: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "200")
     for args in (["train", "--help"], ["list"], ["list", "--json"]):
         with pytest.raises(SystemExit):
-            cli.main(args)
+            app.main(args)
     said = capfd.readouterr().out
     for told in ("--betas", "--weight-decay", "--stage", "`draftree list` shows the numbers", "by default the method's"):
         assert told in said
@@ -335,11 +336,11 @@ def test_the_recipe_of_the_shipped_drafters_names_all_their_numbers(tmp_path: Pa
     recipe = importlib.import_module("demo_drafters")
     (tmp_path / "code.jsonl").touch()
     seen: dict[str, Any] = {}
-    click = cli.typer.main.get_command(cli.app).commands["train"]
+    click = app.typer.main.get_command(app.app).commands["train"]
 
     def run(command: list[str], check: bool) -> None:
         context = click.make_context("train", command[4:])
-        seen.update({k: v for k, v in context.params.items() if cli.given(context, k)})
+        seen.update({k: v for k, v in context.params.items() if console.given(context, k)})
 
     monkeypatch.setattr(recipe.subprocess, "run", run)
     recipe.train("edd", recipe.SPECS["edd"], "texts.jsonl", tmp_path)

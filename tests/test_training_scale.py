@@ -24,15 +24,17 @@ from accelerate import tracking
 from accelerate.state import AcceleratorState, PartialState
 from safetensors.torch import load_file
 
-from draftree import Request, Target, cli
+from draftree import Request, Target
+from draftree.cli import app
+from draftree.data import samples
+from draftree.data.samples import Sample
 from draftree.drafters.edd import EDD
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.chain import Chain
 from draftree.testing.fakes import tiny_target
-from draftree.training import data, trainer
-from draftree.training.data import Sample
+from draftree.training import trainer
 from draftree.training.features import Shards
 from draftree.training.processes import Processes
 from draftree.training.regenerate import ABOUT, FILE, PARTS, Regeneration, prompts, regenerate
@@ -267,7 +269,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(*args: object) -> int:
     """Runs `draftree`; returns its exit status."""
     with pytest.raises(SystemExit) as ended:
-        cli.main([str(a) for a in args])
+        app.main([str(a) for a in args])
     return int(ended.value.code or 0)
 
 
@@ -331,7 +333,7 @@ def test_a_mistake_is_told_once(case: str, folder: Path, chats: Path, tmp_path: 
     monkeypatch.setattr("draftree.training.features.SHARD", 3)
     args, told = MISTAKES[case]
     ask = ["train", "edd", "--target", folder, "--data", chats, "--out", tmp_path / "out", "--device", "cpu", *args]
-    assert on_two(lambda: cli.main([str(a) for a in ask])) == ["SystemExit: 2"] * 2
+    assert on_two(lambda: app.main([str(a) for a in ask])) == ["SystemExit: 2"] * 2
     said = capfd.readouterr()
     (line,) = [line for line in said.err.splitlines() if "features of" not in line]
     assert line.startswith(f"draftree: {told}")
@@ -353,7 +355,7 @@ def test_the_size_of_features_is_told_before_they_are_computed(folder: Path, cha
         0.2,
     )
     assert command(*ask, "--out", tmp_path / "a") == 0
-    tokens = sum(len(s.tokens) for s in data.read([chats], byte_tokenizer(), 512))
+    tokens = sum(len(s.tokens) for s in samples.read([chats], byte_tokenizer(), 512))
     size = tokens * 2 * 32 * 4  # hidden states of two layers, in float32
     told = capfd.readouterr()
     assert told.err.startswith(f"draftree: features of 12 texts take {size / 1000:.1f} kB in {tmp_path}/kept\n")
@@ -458,7 +460,7 @@ def test_the_target_writes_the_answers_anew(folder: Path, asked: list[Path], tmp
     assert completed == {"prompt": "go on", "completion": answer("go on")}
     assert short["messages"][1]["content"] == answer("<|user|>three?<|assistant|>")
     assert json.loads((tmp_path / "out" / ABOUT).read_text())["tokens"] == 12
-    assert data.read([tmp_path / "out" / FILE], engine.tokenizer, 64)
+    assert samples.read([tmp_path / "out" / FILE], engine.tokenizer, 64)
 
 
 def test_regeneration_goes_on_where_it_stopped(folder: Path, asked: list[Path], tmp_path: Path) -> None:

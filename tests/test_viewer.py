@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from draftree import viewer
-from draftree.cli import main
-from draftree.prompts import encode
-from draftree.text import Emitted
+from draftree.cli.app import main
+from draftree.data.prompts import encode
+from draftree.request import Emitted
 from draftree.tree import Candidates, Tree
 from draftree.viewer import page, svg
 from draftree.viewer.layout import HEIGHT, layout
@@ -397,7 +397,7 @@ def test_a_picture_that_cannot_be_saved_is_refused_before_anything_is_loaded(
     def loaded(*_: object) -> None:
         raise AssertionError("the target was loaded")
 
-    monkeypatch.setattr("draftree.target.Target.load", loaded)
+    monkeypatch.setattr("draftree.models.target.Target.load", loaded)
     (tmp_path / "file").write_text("")
     status, out, err = draftree("--trees", str(tmp_path / name))
     assert (status, out, err.count("\n")) == (2, "", 1)

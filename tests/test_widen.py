@@ -15,13 +15,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from draftree.data.prompts import encode, question
+from draftree.demo import demo_folder
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.prompts import encode, question
+from draftree.models.target import Target
 from draftree.registry import build
-from draftree.sampling import Drawing
-from draftree.target import Target, demo_folder
-from draftree.text import Request
+from draftree.request import Request
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Tree
 from folders import target_folder
 

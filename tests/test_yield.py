@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 
 from draftree import registry
 from draftree.acceptors.greedy import Greedy
+from draftree.calibration import Logistic
 from draftree.costs import Costs
 from draftree.drafters.lookahead import Lookahead
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.policies._calibration import Logistic
-from draftree.policies.base import Expand, Room
-from draftree.sampling import Sampling
+from draftree.policies.base import Expand
+from draftree.request import Request
+from draftree.sampling.settings import Sampling
 from draftree.stats import Work
 from draftree.testing.fakes import Always, Never, Sometimes, TableDrafter, random_table, table_target, tiny_target
-from draftree.text import Request
-from draftree.tree import Candidates, Tree, Verdict
+from draftree.tree import Candidates, Room, Tree, Verdict
 from rules import following, levels
 from test_policies import always, paths
 

@@ -4,16 +4,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftree.completion import Chat, Completion, Token
     from draftree.costs import Costs
-    from draftree.engine import Engine, Generation, load
+    from draftree.demo import demo_folder
+    from draftree.engine import Engine, load, speculate
     from draftree.errors import DraftreeError, UserError
-    from draftree.generation import speculate
-    from draftree.grammar import Grammar
-    from draftree.options import Options
-    from draftree.sampling import Sampling
-    from draftree.target import Target, demo_folder
-    from draftree.text import Request
+    from draftree.models.target import Target
+    from draftree.request import Request
+    from draftree.rows import Generation
+    from draftree.sampling.grammar import Grammar
+    from draftree.sampling.settings import Sampling
+    from draftree.text.chat import Chat
+    from draftree.text.completion import Completion, Token
+    from draftree.text.options import Options
     from draftree.tree import Candidates, Tree, Verdict
 
 __version__ = "0.1.0"
@@ -41,16 +43,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "completion": ("Chat", "Completion", "Token"),
     "costs": ("Costs",),
-    "engine": ("Engine", "Generation", "load"),
-    "grammar": ("Grammar",),
+    "demo": ("demo_folder",),
+    "engine": ("Engine", "load", "speculate"),
     "errors": ("DraftreeError", "UserError"),
-    "generation": ("speculate",),
-    "options": ("Options",),
-    "sampling": ("Sampling",),
-    "target": ("Target", "demo_folder"),
-    "text": ("Request",),
+    "models.target": ("Target",),
+    "request": ("Request",),
+    "rows": ("Generation",),
+    "sampling.grammar": ("Grammar",),
+    "sampling.settings": ("Sampling",),
+    "text.chat": ("Chat",),
+    "text.completion": ("Completion", "Token"),
+    "text.options": ("Options",),
     "tree": ("Candidates", "Tree", "Verdict"),
 }
 

@@ -1,3 +1,3 @@
-from draftree.cli import main
+from draftree.cli.app import main
 
 main()

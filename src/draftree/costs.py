@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from draftree.boundary.arguments import real, whole
+from draftree.boundary.files import Entries, read_object, write_text
 from draftree.errors import UserError, shown
-from draftree.files import Entries, read_object, write_text
-from draftree.given import real, whole
 from draftree.stats import Work
 from draftree.tree import Floats
 

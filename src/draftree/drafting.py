@@ -11,9 +11,9 @@ import numpy as np
 
 from draftree.drafters.base import Drafter
 from draftree.errors import DraftreeWarning
-from draftree.sampling import Drawing, allowed
-from draftree.target import Probes, Verified
-from draftree.text import Texts
+from draftree.models.target import Probes, Verified
+from draftree.rows import Texts
+from draftree.sampling.drawing import Drawing, allowed
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 

@@ -7,47 +7,43 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
-from typing import Any, NoReturn, overload
+from typing import Any, NoReturn, Self, overload
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
 
-from draftree import completion
-from draftree.acceptors.base import Acceptor, check_exact
+from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
-from draftree.cache import SlotCache
-from draftree.completion import Chat, Completion, Prompt, Prompts, Token, Writing
+from draftree.boundary.files import understood
 from draftree.costs import Costs, CostTable
+from draftree.data.prompts import Prompt, Prompts
+from draftree.data.rows import Messages
 from draftree.drafters.base import Drafter, Method
 from draftree.errors import DraftreeWarning, UserError, shown
-from draftree.files import understood
-from draftree.loop import plain, speculate
-from draftree.options import Options
+from draftree.hf.generate import Hook, check_types
+from draftree.loop import decode, plain
+from draftree.models.cache import SlotCache
+from draftree.models.target import Target, known_as, warn_of_training
 from draftree.policies.base import Policy
-from draftree.processors import named
-from draftree.registry import KINDS, build, names
-from draftree.sampling import Sampling
-from draftree.stats import Stats
-from draftree.target import Target, known_as, warn_of_training
-from draftree.text import Emitted, Request, Texts, check
+from draftree.registry import KINDS, build, check_exact, names
+from draftree.request import Emitted, Request, check
+from draftree.rows import Generation, Texts
+from draftree.sampling.processors import named
+from draftree.sampling.settings import Sampling
+from draftree.text import chat, completion
+from draftree.text.chat import Chat
+from draftree.text.completion import Completion, Token, Writing
+from draftree.text.options import Options
 from draftree.timing import measured
-from draftree.training.data import Messages
 from draftree.tree import Ints
 
 UNIT = Costs({1: 1.0}, {1: 1.0})
 """For policies that do not ask what anything costs."""
 SHIPPED, UNTRAINED = "edd", "suffix"
 """The drafter where none is named: the demo target's, and any other's, which needs no training."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What was written for each request, and the figures of all of them together."""
-
-    tokens: list[list[int]]
-    stats: Stats
 
 
 @dataclass(frozen=True)
@@ -178,7 +174,7 @@ class Engine:
             messages: those it goes on from; a text is that of a system message.
             options: of every answer, the attributes of `Options`.
         """
-        return completion.begun(self, messages, options)
+        return chat.begun(self, messages, options)
 
     def begin(
         self, requests: Sequence[Request], sampling: Sampling = Sampling(), reuse: bool = True
@@ -208,7 +204,7 @@ class Engine:
         lesson = self.policy, self.drafter.described, texts.sampling.knobs, acceptor
         texts.memory = self.learned.get(lesson)
         try:
-            yield from speculate(self.target, self.drafter, self.policy, acceptor, costs, texts)
+            yield from decode(self.target, self.drafter, self.policy, acceptor, costs, texts)
         except GeneratorExit:  # closed between two steps, where caches and texts agree; a later call's are worth more
             if self.held is None:
                 self.held = Held(texts.committed, texts.cache, texts.drafter_state)
@@ -271,9 +267,13 @@ class Engine:
         Raises:
             UserError: an option cannot be honoured.
         """
-        from draftree.generation import generate
+        from draftree.hf.generate import generate
 
         return generate(self, inputs, seed, streamer, tokenizer, options)
+
+    def forget(self) -> None:
+        """Drops what the last call left in the caches."""
+        self.held = None
 
     def prices(self, rows: int = 1) -> Costs | CostTable:
         """The costs that the policy reads for so many rows; measured where they are not known, but only if it asks."""
@@ -444,17 +444,94 @@ def target_of(
     return target if tokenizer is None else Target(target.decoder, target.name, tokenizer)
 
 
-def check_types(costs: Any, tokenizer: Any) -> None:
-    """Raises a `UserError` for costs or a tokenizer that are none."""
-    if not isinstance(costs, Costs | CostTable | None):
-        raise UserError(f"costs is {shown(costs)}, allowed is Costs, a CostTable (CostTable.load reads a file), or None")
-    if not isinstance(tokenizer, PreTrainedTokenizerBase | None):
-        raise UserError(f"tokenizer is {shown(tokenizer)}, allowed is one of transformers' tokenizers, or None")
-
-
 def usual_drafter(target: str) -> tuple[str, str]:
     """The drafter where none is named, and what its user has to know where it is not trained for the target."""
     if target == "demo":
         return SHIPPED, ""
     told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED}' drafts, which needs no training"
     return UNTRAINED, f"{told}; one that is trained for the target drafts better"
+
+
+ENGINES = "_draftree"
+"""The attribute of a model that keeps its engines, so that they live as long as it does."""
+
+
+def speculate(
+    drafter: str | Path | Method | None = None,
+    policy: str | Policy = "pct",
+    acceptor: str | Acceptor | None = None,
+    costs: Costs | CostTable | None = None,
+    seed: int | None = None,
+    streamer: BaseStreamer | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Hook:
+    """Makes transformers' `generate` speculate: `model.generate(**inputs, custom_generate=draftree.speculate(…))`.
+
+    Prompts with padding on the left and hidden ids, `GenerationConfig`, logits processors, stopping criteria, `stop_strings`,
+    `num_return_sequences`, `return_dict_in_generate` with `output_scores` and `output_logits` mean what they mean without it;
+    what cannot be honoured is refused by name. Greedy ids are those of `generate`; sampled ones are of the same distribution,
+    and with the default acceptor those of plain decoding with the same seed, whatever the drafter. Beyond that:
+
+    - `generate` takes one more argument, `seed`. Without one it is drawn from torch's global generator, so that
+      `torch.manual_seed` repeats a call.
+    - transformers keeps three of its arguments from every hook: `streamer`, which therefore is one here (and must not be given
+      to `generate` as well: it would never be told the tokens); `tokenizer`, which is one here where the model's own is not to
+      be used for `stop_strings`; and `assistant_model`, which is ignored. Stop strings in a generation config need
+      that tokenizer, so transformers refuses them: give `stop_strings=` itself. With `cache_implementation="paged"`
+      transformers goes another way before it asks any hook. `Engine.generate` has none of these limits.
+    - `scores` and `logits` of rows that have ended are 0, where transformers goes on computing after padding;
+      `past_key_values` is None.
+    - A row's processors and criteria see a batch whose rows all are that row, because rows are not written in step; rows after
+      the first get copies of those that may remember something. Every processor is called once for each token, in order.
+    - A text ends with the model's context, with a warning; transformers goes on beyond it.
+    - A processor that forbids every token is an error which names it, where transformers writes token 0. Ids that a mask hides
+      inside a row are refused for models with windows, and at the end of a row.
+    - The model is in evaluation mode during the call. Logits that are not numbers are an error, whatever
+      `remove_invalid_values` says.
+    - In half precision a pass over a tree rounds otherwise than one over a token, so that ids may part where two scores are
+      as good as equal.
+
+    The engine is kept with the model: a second call with the same arguments opens nothing again.
+
+    Args:
+        drafter: a spec, a checkpoint folder, or a method's knobs; by default the one that `load` takes.
+        policy: a spec or a policy.
+        acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
+        costs: a cost model to use instead of measuring.
+        seed: of the draws, for every call.
+        streamer: told the prompt, each token and the end, as transformers does; for one row.
+        tokenizer: for stop strings; the model's own by default.
+
+    Raises:
+        UserError: a part does not exist or is of the wrong type; when called: one does not fit the model, or an option cannot
+            be honoured.
+    """
+    check_types(costs, tokenizer)  # a mistake is told here, and not by the first call
+    method, grown, rule = part_of("drafter", drafter, True), part_of("policy", policy), part_of("acceptor", acceptor, True)
+    return Hook(lambda model: opened(model, method, grown, rule, costs), seed, streamer, tokenizer)
+
+
+class Engines(dict[Any, Engine]):
+    """The engines of one model; a copy of the model begins without any."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)()
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+
+def opened(
+    model: PreTrainedModel,
+    drafter: str | Path | Method | None,
+    policy: str | Policy,
+    acceptor: str | Acceptor | None,
+    costs: Costs | CostTable | None,
+) -> Engine:
+    """The engine of these parts around a model, made once; anew where the model has moved or changed its dtype."""
+    kept: Engines = vars(model).setdefault(ENGINES, Engines())
+    # A shallow copy of a model shares the dict, and costs need not be hashable; the engine keeps both alive.
+    key = (id(model), drafter, policy, acceptor, None if costs is None else id(costs), model.device, model.dtype)
+    if key not in kept:
+        kept[key] = load(model, drafter, policy, acceptor, costs)
+    return kept[key]

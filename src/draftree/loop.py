@@ -11,14 +11,15 @@ from draftree.acceptors.base import Acceptor
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Drafter
 from draftree.drafting import Drafting
+from draftree.models.target import Needs, Target, Verified
 from draftree.policies.base import Policy
-from draftree.sampling import Distributions
-from draftree.target import Needs, Target, Verified
-from draftree.text import Emitted, Texts
+from draftree.request import Emitted
+from draftree.rows import Texts
+from draftree.sampling.distributions import Distributions
 from draftree.tree import Tree, Verdict
 
 
-def speculate(
+def decode(
     target: Target, drafter: Drafter[Any], policy: Policy, acceptor: Acceptor, costs: Costs | CostTable, texts: Texts
 ) -> Iterator[list[Emitted]]:
     """Writes what the target would write, several tokens a pass; yields each step's new tokens.

@@ -16,29 +16,51 @@ import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from os.path import exists, isdir  # Path's own raise an error where a name is too long to be one
+from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
-import draftree.acceptors
-import draftree.drafters
-import draftree.policies
+from draftree import acceptors, drafters, policies
 from draftree.acceptors.base import Acceptor
-from draftree.drafters._checkpoint import ABOUT, CONFIG, about, read_config, tensor_names
+from draftree.boundary.files import Entries, allowed, checked, understood
 from draftree.drafters._fused import Fused
-from draftree.drafters._stored import Stored
 from draftree.drafters.base import Method, Stage, TrainableMethod
+from draftree.drafters.lookup.datastore import Stored
 from draftree.errors import UnknownName, UserError
-from draftree.files import Entries, allowed, checked, understood
+from draftree.formats.checkpoint import ABOUT, CONFIG, about, read_config, tensor_names
 from draftree.policies.base import Policy
+from draftree.sampling.settings import Sampling
+
+
+def check_exact(policy: Policy, acceptor: Acceptor, sampling: Sampling | None = None) -> None:
+    """Refuses a pairing whose output would not have the target's distribution, unless its rule is lossy and says so.
+
+    Args:
+        policy: grows the trees.
+        acceptor: accepts paths of them.
+        sampling: the request's, where it is known.
+
+    Raises:
+        UserError: the acceptor is not exact for its draws, for the policy's pruning on them (DESIGN, Exactness), or for the
+            temperature.
+    """
+    name, rule = type(policy).__name__.lower(), type(acceptor).__name__.lower()
+    if acceptor.draw not in acceptor.exact_for and not acceptor.lossy:
+        allowed = ", ".join(sorted(d.value for d in acceptor.exact_for))
+        raise UserError(f"acceptor '{rule}' is not exact for {acceptor.draw.value} draws; allowed: {allowed}")
+    if acceptor.draw.sampled and policy.prunes_on_draws and not acceptor.survives_pruning:
+        raise UserError(f"acceptor '{rule}' is not exact where policy '{name}' prunes on what was drawn; allowed: match")
+    if sampling is not None and not (acceptor.greedy if sampling.greedy else acceptor.sampling):
+        other = "greedy, match" if sampling.greedy else "match (the default), or one for sampling"
+        raise UserError(f"acceptor '{rule}' does not serve temperature {sampling.temperature:g}; allowed: {other}")
+
 
 PLUS = re.compile(r"(?<![\d.]e)\+|\+(?!\d)", re.IGNORECASE)
 """Between two drafters; the one of a number, as in 1e+2, is not."""
-
 KINDS: dict[str, tuple[types.ModuleType, type]] = {
-    "drafter": (draftree.drafters, Method),
-    "policy": (draftree.policies, Policy),
-    "acceptor": (draftree.acceptors, Acceptor),
+    "drafter": (drafters, Method),
+    "policy": (policies, Policy),
+    "acceptor": (acceptors, Acceptor),
 }
 
 
@@ -46,7 +68,7 @@ KINDS: dict[str, tuple[types.ModuleType, type]] = {
 def names(kind: str) -> tuple[str, ...]:
     """The parts of a kind (`drafter`, `policy`, `acceptor`): one for each file that is not shared or the contract."""
     package = KINDS[kind][0]
-    found = (m.name for m in pkgutil.iter_modules(package.__path__))
+    found = (m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
     return tuple(sorted(n.removesuffix("_") for n in found if n != "base" and not n.startswith("_")))
 
 

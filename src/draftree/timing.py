@@ -15,13 +15,13 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from draftree.cache import SlotCache
 from draftree.costs import Costs, CostTable, bracket
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
+from draftree.models.cache import SlotCache
+from draftree.models.target import Target
 from draftree.policies.base import append
-from draftree.sampling import Drawing
-from draftree.target import Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Tree, Verdict
 
 FED, FED_WIDE = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)

@@ -18,7 +18,6 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
 ENTROPY_TOP = 1000
 """How many of a distribution's likeliest tokens its entropy is taken over (C2T, section 4.1: M = 1,000)."""
 
@@ -258,3 +257,16 @@ class Verdict:
     def kept(self, root: int) -> Ints:
         """The root and the nodes accepted below it: what is committed."""
         return np.append(root, self.paths[root])
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a step may hold at most.
+
+    Attributes:
+        depth: [R] the deepest a node of each row may lie (new tokens left, end of the context, change of rope).
+        nodes: drafted nodes a row.
+    """
+
+    depth: Ints
+    nodes: int

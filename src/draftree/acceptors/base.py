@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.errors import UserError
-from draftree.policies.base import Policy
-from draftree.sampling import Chance, Distributions, Sampling
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Ints, Tree, Verdict
 
 
@@ -132,26 +131,3 @@ def residual(p: Tensor, q: Tensor, keep: float = 1.0) -> Tensor:
     rest = (keep * p - q).clamp(min=0)
     mass = rest.sum()
     return rest / mass if mass > 0 else p
-
-
-def check_exact(policy: Policy, acceptor: Acceptor, sampling: Sampling | None = None) -> None:
-    """Refuses a pairing whose output would not have the target's distribution, unless its rule is lossy and says so.
-
-    Args:
-        policy: grows the trees.
-        acceptor: accepts paths of them.
-        sampling: the request's, where it is known.
-
-    Raises:
-        UserError: the acceptor is not exact for its draws, for the policy's pruning on them (DESIGN, Exactness), or for the
-            temperature.
-    """
-    name, rule = type(policy).__name__.lower(), type(acceptor).__name__.lower()
-    if acceptor.draw not in acceptor.exact_for and not acceptor.lossy:
-        allowed = ", ".join(sorted(d.value for d in acceptor.exact_for))
-        raise UserError(f"acceptor '{rule}' is not exact for {acceptor.draw.value} draws; allowed: {allowed}")
-    if acceptor.draw.sampled and policy.prunes_on_draws and not acceptor.survives_pruning:
-        raise UserError(f"acceptor '{rule}' is not exact where policy '{name}' prunes on what was drawn; allowed: match")
-    if sampling is not None and not (acceptor.greedy if sampling.greedy else acceptor.sampling):
-        other = "greedy, match" if sampling.greedy else "match (the default), or one for sampling"
-        raise UserError(f"acceptor '{rule}' does not serve temperature {sampling.temperature:g}; allowed: {other}")

@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from draftree.acceptors.base import UNCOUPLED, Acceptor, proposal, ratio, residual
-from draftree.sampling import Chance, Distributions
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Ints, Tree, Verdict
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from draftree.acceptors.base import Acceptor, walk
-from draftree.sampling import Chance, Distributions
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Tree, Verdict
 
 

@@ -15,7 +15,8 @@ import torch
 
 from draftree.acceptors.base import Acceptor
 from draftree.errors import UserError
-from draftree.sampling import Chance, Distributions
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Tree, Verdict
 
 TINY = 1e-5

@@ -14,11 +14,11 @@ from typing import Any, Self, final
 import numpy as np
 import torch
 
+from draftree.calibration import Logistic
 from draftree.drafters.base import Drafter, Method
 from draftree.errors import UserError
-from draftree.policies._calibration import Logistic
-from draftree.sampling import Drawing
-from draftree.target import Needs, Probes, Taps, Target
+from draftree.models.target import Needs, Probes, Taps, Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)

@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from draftree.drafters._checkpoint import check_method, check_target, shipped
+from draftree.boundary.files import understood
 from draftree.errors import UserError, shown
-from draftree.files import understood
-from draftree.sampling import Drawing
-from draftree.target import Needs, Probes, Taps, Target
+from draftree.formats.checkpoint import check_method, check_target, shipped
+from draftree.models.target import Needs, Probes, Taps, Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 State = TypeVar("State")

@@ -17,24 +17,15 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 from transformers import Cache, LlamaConfig
 
-from draftree.cache import LayerShape
-from draftree.drafters._checkpoint import (
-    ABOUT,
-    Stored,
-    check_sizes,
-    furnished,
-    kept,
-    note,
-    read_tensors,
-    write,
-)
-from draftree.drafters._layers import Rotary, initialise, layer, like, of_values, run, stores
-from draftree.drafters._pairs import PairDrafter, PairNet
 from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.llama import Rotary, initialise, layer, like, of_values, run, stores
+from draftree.drafters.neural.losses import before, soft_cross_entropy
+from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.errors import UserError
 from draftree.formats import speculators
-from draftree.target import LAST, Needs, Target
-from draftree.training.losses import before, soft_cross_entropy
+from draftree.formats.checkpoint import ABOUT, Stored, check_sizes, furnished, kept, note, read_tensors, write
+from draftree.models.cache import LayerShape
+from draftree.models.target import LAST, Needs, Target
 
 EMBEDDING = "embed_tokens.weight"
 

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
-from draftree.cache import LayerShape
-from draftree.drafters._checkpoint import ABOUT, Stored, furnished, kept, note, read_tensors, write
-from draftree.drafters._layers import Rotary, initialise, like, of_values, stores
-from draftree.drafters._pairs import PairDrafter, PairNet
 from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, stores
+from draftree.drafters.neural.losses import before, soft_cross_entropy
+from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.errors import UserError
 from draftree.formats import speculators
-from draftree.target import Needs, Target
-from draftree.training.losses import before, soft_cross_entropy
+from draftree.formats.checkpoint import ABOUT, Stored, furnished, kept, note, read_tensors, write
+from draftree.models.cache import LayerShape
+from draftree.models.target import Needs, Target
 from draftree.tree import Ints
 
 EMBEDDING = "embed_tokens.weight"

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from draftree.attention import AUTO, Attending, attending
-from draftree.decoder import Decoder
-from draftree.drafters._checkpoint import beginning, kept, load_model, save_model
-from draftree.drafters._decoding import SPARE, Decoding, propose, rewind
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
+from draftree.drafters.neural.language_model import SPARE, Decoding, beginning, load_model, propose, rewind, save_model
+from draftree.drafters.neural.losses import before, draft_loss
+from draftree.drafters.neural.masks import additive, dual_block
 from draftree.errors import UserError
-from draftree.sampling import Drawing
-from draftree.target import Needs, Taps, Target
-from draftree.training.losses import before, draft_loss
-from draftree.training.masks import additive, dual_block
+from draftree.formats.checkpoint import kept
+from draftree.models.attention import AUTO, Attending, attending
+from draftree.models.decoder import Decoder
+from draftree.models.target import Needs, Taps, Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 

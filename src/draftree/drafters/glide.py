@@ -29,30 +29,21 @@ from transformers.models.llama.modeling_llama import (
     rotate_half,
 )
 
-from draftree.attention import AUTO, Attending, attending
-from draftree.cache import SlotCache
-from draftree.decoder import LENGTH_DEPENDENT_ROPE, Decoder, Feed
-from draftree.drafters._checkpoint import (
-    ABOUT,
-    CONFIG,
-    Stored,
-    about,
-    furnished,
-    kept,
-    note,
-    read_config,
-    read_tensors,
-    write,
-)
-from draftree.drafters._decoding import NOTHING, SPARE, Decoding, keep_path, lay_out, no_candidates, rewind
-from draftree.drafters._layers import of_values
+from draftree.boundary.files import Entries
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
+from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, keep_path, lay_out, no_candidates, rewind
+from draftree.drafters.neural.llama import of_values
+from draftree.drafters.neural.losses import before, draft_loss
+from draftree.drafters.neural.masks import block_starts, earlier_blocks
 from draftree.errors import UserError
-from draftree.files import Entries
-from draftree.sampling import Drawing, drawn
-from draftree.target import CHUNK, Needs, Taps, Target
-from draftree.training.losses import before, draft_loss
-from draftree.training.masks import block_starts, earlier_blocks
+from draftree.formats.checkpoint import ABOUT, CONFIG, Stored, about, furnished, kept, note, read_config, read_tensors, write
+from draftree.models.architectures import LENGTH_DEPENDENT_ROPE
+from draftree.models.attention import AUTO, Attending, attending
+from draftree.models.cache import SlotCache
+from draftree.models.decoder import Decoder
+from draftree.models.feed import Feed
+from draftree.models.target import CHUNK, Needs, Taps, Target
+from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 OFFICIAL = "smallLlamaForCausalLM"

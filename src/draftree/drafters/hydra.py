@@ -21,26 +21,17 @@ from torch.nn.functional import cross_entropy
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from draftree.cache import LayerShape, SlotCache
-from draftree.drafters._checkpoint import (
-    ABOUT,
-    Stored,
-    check_sizes,
-    furnished,
-    kept,
-    note,
-    read_tensors,
-    write,
-)
-from draftree.drafters._decoding import SPARE
-from draftree.drafters._heads import ResBlock, by_depth, lm_head, newest, offered, teacher
-from draftree.drafters._layers import Rotary, initialise, layer, like, run
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
+from draftree.drafters.neural.heads import ResBlock, by_depth, lm_head, newest, offered, teacher
+from draftree.drafters.neural.language_model import SPARE
+from draftree.drafters.neural.llama import Rotary, initialise, layer, like, run
+from draftree.drafters.neural.losses import before, kl
+from draftree.drafters.neural.masks import additive
 from draftree.errors import UserError
-from draftree.sampling import Drawing
-from draftree.target import CHUNK, LAST, Needs, Taps, Target
-from draftree.training.losses import before, kl
-from draftree.training.masks import additive
+from draftree.formats.checkpoint import ABOUT, Stored, check_sizes, furnished, kept, note, read_tensors, write
+from draftree.models.cache import LayerShape, SlotCache
+from draftree.models.target import CHUNK, LAST, Needs, Taps, Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 FILE = "hydra_lm_head.safetensors"

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from draftree.decoder import one_layer
-from draftree.drafters._decoding import Decoding, keep_path, propose, read, rewind
 from draftree.drafters.base import Drafter, Method
+from draftree.drafters.neural.language_model import Decoding, keep_path, propose, read, rewind
 from draftree.errors import UserError
-from draftree.sampling import Drawing
-from draftree.target import Taps, Target
+from draftree.models.decoder import one_layer
+from draftree.models.target import Taps, Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from draftree.drafters.base import Drafter, Method
 from draftree.errors import UserError
-from draftree.sampling import Drawing
-from draftree.target import Probes, Taps, Target
+from draftree.models.target import Probes, Taps, Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Bools, Candidates, Ints, Tree, Verdict
 
 Gram = tuple[int, ...]

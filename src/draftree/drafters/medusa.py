@@ -6,7 +6,6 @@ root. What follows the root's children does not depend on which of them it was: 
 Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V vocabulary, K heads.
 """
 
-import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,31 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from draftree.drafters._checkpoint import (
-    ABOUT,
-    Stored,
-    check_sizes,
-    furnished,
-    kept,
-    note,
-    read_tensors,
-    write,
-)
-from draftree.drafters._heads import ResBlock, by_depth, lm_head, newest, offered, teacher
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
+from draftree.drafters.neural.heads import ResBlock, by_depth, lm_head, newest, offered, teacher
+from draftree.drafters.neural.losses import before, kl
 from draftree.errors import UserError
-from draftree.sampling import Drawing
-from draftree.target import LAST, Needs, Taps, Target
-from draftree.training.losses import before, kl
+from draftree.formats.checkpoint import ABOUT, Stored, check_sizes, furnished, kept, note, write
+from draftree.formats.medusa import FILE, PREFIX, counted, left_to_the_target, read, renamed, to_vllm
+from draftree.models.target import LAST, Needs, Taps, Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
-
-FILE = "medusa_lm_head.safetensors"
-FILES = (FILE, "medusa_lm_head.pt")
-MERGED = ("model.safetensors", "pytorch_model.bin")
-PREFIX = "medusa_head."
-"""Of the heads' tensors in a model that was trained together with them (Medusa-2)."""
-BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
-HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
 
 
 @final
@@ -84,12 +67,12 @@ class Medusa(TrainableMethod):
 
     def read(self, folder: Path, target: Target) -> "MedusaDrafter":
         published = read(folder)
-        stored = published if "blocks.0.layers.0.weight" not in published.tensors else _renamed(published)
+        stored = published if "blocks.0.layers.0.weight" not in published.tensors else renamed(published)
         heads, layers = counted(stored.tensors, folder)
         sizes = {"hidden_size": stored.tensors["0.0.linear.weight"].shape[0]}
         last = stored.tensors.get(f"0.{layers}.weight")
         check_sizes(sizes | {"vocab_size": target.decoder.vocab if last is None else last.shape[0]}, folder, "medusa", target)
-        model = furnished(lambda: made(target, heads, layers), stored, folder, _left_to_the_target(stored, heads, layers))
+        model = furnished(lambda: made(target, heads, layers), stored, folder, left_to_the_target(stored, heads, layers))
         knobs = replace(self.resume(folder, target), heads=heads, layers=layers)
         return MedusaDrafter(knobs, model.to(target.decoder.device, target.decoder.dtype), target, published)
 
@@ -214,92 +197,3 @@ def _spread(found: Candidates, which: Ints) -> Candidates:
 
     q, before = spread(found.log_probs), spread(found.unconditioned)
     return replace(found, tokens=found.tokens[which], log_q=found.log_q[which], log_probs=q, unconditioned=before)
-
-
-def read(folder: Path) -> Stored:
-    """A checkpoint in any of the layouts, its tensors named as they are there; of a merged model the heads alone.
-
-    Raises:
-        UserError: there is none.
-    """
-    if any((folder / name).is_file() for name in FILES):
-        return read_tensors(folder, FILES)
-    stored = read_tensors(folder, MERGED, lambda key: key.startswith(PREFIX))
-    if stored.tensors:
-        return Stored(FILE, {}, {k.removeprefix(PREFIX): v for k, v in stored.tensors.items()})
-    return read_tensors(folder, MERGED)
-
-
-def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
-    """How many heads, and blocks a head, a file of the official layout holds; configs are often wrong.
-
-    Raises:
-        UserError: it holds no heads, or lacks some.
-    """
-    found = [m for m in map(BLOCK.fullmatch, tensors) if m]
-    if "0.0.linear.weight" not in tensors:
-        raise UserError(f"'{where}' holds no Medusa heads: a tensor 0.0.linear.weight was expected")
-    heads, layers = ({int(m[i]) for m in found} for i in (1, 2))
-    if max(heads) >= len(heads) or max(layers) >= len(layers):
-        gaps = f"of {max(heads) + 1} with {max(layers) + 1} layers some are missing"
-        raise UserError(f"'{where}' has Medusa heads with gaps: {gaps}")
-    return len(heads), len(layers)
-
-
-def _left_to_the_target(stored: Stored, heads: int, layers: int) -> frozenset[str]:
-    """The heads' linear layers where a file has none at all: the oldest format ends its heads in the target's LM head."""
-    last = frozenset(f"{i}.{layers}.weight" for i in range(heads))
-    return frozenset() if last & stored.tensors.keys() else last
-
-
-def _renamed(stored: Stored) -> Stored:
-    return Stored(stored.file, *from_vllm(stored.config, stored.tensors))
-
-
-def to_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors of the official layout in vLLM's."""
-    heads, layers = counted(tensors, Path())
-    vocab, hidden = tensors[f"0.{layers}.weight"].shape
-    renamed = {}
-    for name, value in tensors.items():
-        if block := re.fullmatch(r"(\d+)\.(\d+)\.linear\.(weight|bias)", name):
-            renamed[f"blocks.{block[1]}.layers.{block[2]}.{block[3]}"] = value
-        elif head := HEAD.fullmatch(name):
-            renamed[f"lm_heads.{head[1]}.weight"] = value
-        else:
-            renamed[name] = value
-    kept = {k: v for k, v in config.items() if k == "base_model_name_or_path"}
-    sizes = {"hidden_size": hidden, "vocab_size": vocab, "truncated_vocab_size": vocab}
-    return kept | sizes | {
-        "architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": heads, "num_hidden_layers": layers,
-        "max_paths": 64, "topk": 10, "original_lm_head": False, "medusa_fc_bias": True,
-    }, renamed  # fmt: skip
-
-
-def from_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors of vLLM's layout in the official one; blocks without a bias get a zero one.
-
-    Raises:
-        UserError: the heads know only a part of the vocabulary.
-    """
-    if "token_map" in tensors or config.get("truncated_vocab_size", config.get("vocab_size")) != config.get("vocab_size"):
-        got = f"vocab_size={config.get('vocab_size')}, truncated_vocab_size={config.get('truncated_vocab_size')}"
-        raise UserError(f"medusa: got heads with {got}; allowed are heads over the whole vocabulary")
-    renamed = {}
-    for name, value in tensors.items():
-        if block := re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)", name):
-            official = f"{block[1]}.{block[2]}.linear."
-            renamed[official + block[3]] = value
-            if block[3] == "weight" and name.removesuffix("weight") + "bias" not in tensors:
-                renamed[official + "bias"] = value.new_zeros(len(value))
-    heads, layers = counted(renamed, Path())
-    shared = next((tensors[k] for k in ("lm_head.weight", "lm_heads.0.weight") if k in tensors), None)
-    for name, value in tensors.items():
-        if head := re.fullmatch(r"lm_heads\.(\d+)\.weight", name):
-            renamed[f"{head[1]}.{layers}.weight"] = value
-        elif not name.startswith("blocks.") and name != "lm_head.weight":
-            renamed[name] = value
-    if config.get("original_lm_head") and shared is not None:
-        renamed |= {f"{i}.{layers}.weight": shared for i in range(heads)}
-    sizes = {"medusa_num_heads": heads, "medusa_num_layers": layers}
-    return {k: v for k, v in config.items() if k == "base_model_name_or_path"} | sizes, renamed

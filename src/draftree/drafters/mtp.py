@@ -17,23 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from draftree.cache import LayerShape
-from draftree.decoder import Decoder, one_layer
-from draftree.drafters._checkpoint import (
-    ABOUT,
-    Stored,
-    check_sizes,
-    fill,
-    kept,
-    note,
-    read_tensors,
-    write,
-)
-from draftree.drafters._pairs import PairDrafter, PairNet
 from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.losses import before, draft_loss
+from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.errors import UserError
-from draftree.target import LAST, Needs, Target
-from draftree.training.losses import before, draft_loss
+from draftree.formats.checkpoint import ABOUT, Stored, check_sizes, fill, kept, note, read_tensors, write
+from draftree.models.cache import LayerShape
+from draftree.models.decoder import Decoder, one_layer
+from draftree.models.target import LAST, Needs, Target
 
 EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
 

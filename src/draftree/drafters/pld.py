@@ -6,11 +6,11 @@ from typing import Literal, final
 
 import numpy as np
 
-from draftree.drafters._texts import Texts, cut, extended, ragged
 from draftree.drafters.base import Drafter, Method
+from draftree.drafters.lookup.texts import Texts, cut, extended, ragged
 from draftree.errors import UserError
-from draftree.sampling import Drawing
-from draftree.target import Taps, Target
+from draftree.models.target import Taps, Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
 
 NONE = -1

@@ -7,8 +7,10 @@ from typing import Any, final
 
 import numpy as np
 
-from draftree.drafters._stored import Documents, Stored, fits_vocabulary
-from draftree.drafters._suffixes import (
+from draftree.boundary.files import understood
+from draftree.drafters.base import Drafter
+from draftree.drafters.lookup.datastore import Documents, Stored, fits_vocabulary
+from draftree.drafters.lookup.suffix_array import (
     NOTHING,
     Corpus,
     Trie,
@@ -21,12 +23,10 @@ from draftree.drafters._suffixes import (
     search,
     suffix_array,
 )
-from draftree.drafters._texts import Texts, cut, extended
-from draftree.drafters.base import Drafter
+from draftree.drafters.lookup.texts import Texts, cut, extended
 from draftree.errors import UnknownName, UserError
-from draftree.files import understood
-from draftree.sampling import Drawing
-from draftree.target import Taps, Target
+from draftree.models.target import Taps, Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"

@@ -6,12 +6,12 @@ from typing import final
 
 import numpy as np
 
-from draftree.drafters._suffix_tree import MOST, Limits, Memory, Shorts, children, draft
-from draftree.drafters._texts import Texts, cut, extended
 from draftree.drafters.base import Drafter, Method
+from draftree.drafters.lookup.suffix_tree import MOST, Limits, Memory, Shorts, children, draft
+from draftree.drafters.lookup.texts import Texts, cut, extended
 from draftree.errors import UserError
-from draftree.sampling import Drawing
-from draftree.target import Taps, Target
+from draftree.models.target import Taps, Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
 
 

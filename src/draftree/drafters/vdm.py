@@ -8,13 +8,22 @@ from typing import ClassVar, Literal, Self, final
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftree.decoder import Decoder
-from draftree.drafters._checkpoint import beginning, kept, load_model, save_model
-from draftree.drafters._decoding import Decoding, keep_path, propose, read, rewind
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
-from draftree.sampling import Drawing
-from draftree.target import Taps, Target
-from draftree.training.losses import before, draft_loss
+from draftree.drafters.neural.language_model import (
+    Decoding,
+    beginning,
+    keep_path,
+    load_model,
+    propose,
+    read,
+    rewind,
+    save_model,
+)
+from draftree.drafters.neural.losses import before, draft_loss
+from draftree.formats.checkpoint import kept
+from draftree.models.decoder import Decoder
+from draftree.models.target import Taps, Target
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 

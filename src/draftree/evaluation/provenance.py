@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import draftree
-from draftree.target import Target
+from draftree.models.target import Target
 from draftree.timing import machine
 
 

@@ -13,20 +13,18 @@ from typing import Any
 import numpy as np
 
 from draftree.acceptors.base import Acceptor
+from draftree.boundary.files import Entries, read_object, write_text
 from draftree.costs import Costs, CostTable, counted, counted_plain
-from draftree.errors import UnknownName, UserError
-from draftree.evaluation.runner import Cell, Quality, Written
-from draftree.files import Entries, read_object, write_text
+from draftree.errors import UserError
+from draftree.evaluation.cells import Cell, Quality, Written
 from draftree.registry import part
 from draftree.stats import repeated_ngrams, total
 from draftree.tree import Floats, Ints
 
 SAMPLES = 2000
 """B, bootstrap samples behind an interval."""
-
 NGRAM = 8
 """Length of the n-grams whose repetition is counted."""
-
 Row = dict[str, Any]
 
 
@@ -232,6 +230,12 @@ NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
 """An array of numbers in indented JSON; a string there holds no line end."""
 
 
+def promises_text(acceptor: str | None) -> bool:
+    """Whether a rule writes plain decoding's own text for a seed; plain decoding itself does."""
+    rule: type[Acceptor] | None = None if acceptor is None else part("acceptor", acceptor)
+    return rule is None or rule.keeps_text
+
+
 def _on_a_line(found: re.Match[str]) -> str:
     return "[" + " ".join(found[0][1:-1].split()) + "]"
 
@@ -253,112 +257,3 @@ def read(path: Path) -> dict[str, Any]:
     if not said.get("rows", list[Row]) or not said.get("provenance", dict):
         raise UserError(f"'{path}' is not {what}: it has no rows or no provenance")
     return found
-
-
-def spread(value: float, bounds: Sequence[float]) -> str:
-    """A figure with its interval."""
-    return f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
-
-
-def cells(r: Row) -> dict[str, str]:
-    """A row as text, by the heads of the tables' columns."""
-    between = r["intervals"]
-    return {
-        "drafter": r["drafter"],
-        "policy": r["policy"] or "",
-        "acceptor": r.get("rule") or r.get("acceptor") or "",
-        "draws": r.get("draw") or "",
-        "T": f"{r['temperature']:g}",
-        "τ [95 %]": spread(r["acceptance_length"], between["acceptance_length"]),
-        "α": figure(r["alpha"]),
-        "α of the bound": figure(r.get("alpha_bound")),
-        "overlap": figure(r.get("overlap")),
-        "sₐ/sₜ": figure(r.get("cost_ratio")),
-        "E(Spd.)": figure(expected_speedup(r)),
-        "nodes/step": f"{r['nodes_per_step']:.1f}",
-        "depth/step": f"{r['depth_per_step']:.1f}",
-        "drafts/step": figure(r.get("draft_steps_per_step")),
-        "speed-up [95 %]": spread(r["speedup"], between["speedup"]),
-        "counted speed-up [95 %]": counted_text(r),
-        "same output": same_text(r),
-        "draft share": figure(r.get("draft_share")),
-        "tokens/s": f"{r['tokens_per_second']:.1f}",
-        "ms/token": f"{1e3 / r['tokens_per_second']:.1f}" if r["tokens_per_second"] else "",
-        "draft s": f"{r['draft_seconds']:.2f}",
-        "verify s": f"{r['verify_seconds']:.2f}",
-        "seconds": f"{r['seconds']:.2f}",
-    }
-
-
-def promises_text(acceptor: str | None) -> bool:
-    """Whether a rule writes plain decoding's own text for a seed; plain decoding itself does."""
-    rule: type[Acceptor] | None = None if acceptor is None else part("acceptor", acceptor)
-    return rule is None or rule.keeps_text
-
-
-def same_text(r: Row) -> str:
-    """Of how many prompts the output is plain decoding's, where the acceptor promises that."""
-    if r.get("lossy"):
-        return "lossy"
-    if not r.get("promises_text", True):
-        return "not promised"
-    return "yes" if r["same_output"] else f"{r['prompts'] - r['different_prompts']} of {r['prompts']}"
-
-
-def figure(value: float | None) -> str:
-    """A figure, or nothing."""
-    return "" if value is None else f"{value:.2f}"
-
-
-def counted_text(r: Row) -> str:
-    """The speed-up by the cost model with its interval, where it is known."""
-    speedup = r.get("counted_speedup")
-    return "" if speedup is None else spread(speedup, r["intervals"]["counted_speedup"])
-
-
-COLUMNS = ("drafter", "policy", "τ [95 %]", "nodes/step", "depth/step", "speed-up [95 %]", "same output")
-"""Of a table in a document; with one for the temperature where there are several."""
-
-
-FIRST = ("drafter", "policy", "T", "τ [95 %]", "speed-up [95 %]", "same output")
-"""What a narrow terminal shows."""
-
-
-def shown(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Rows as text, τ and nodes first and seconds last; temperature and acceptor where there are several, or one was named."""
-    hidden = set[str]()
-    if len({r["temperature"] for r in rows}) == 1:
-        hidden.add("T")
-    if all(r.get("rule") is None for r in rows):
-        hidden |= {"acceptor", "draws"}
-    return [{name: text for name, text in cells(r).items() if name not in hidden} for r in rows]
-
-
-def markdown(result: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> str:
-    """A saved result as a table, under it what was run where.
-
-    Raises:
-        UserError: there is no such column.
-    """
-    rows = shown(result["rows"])
-    for column in columns:
-        if column not in rows[0]:
-            raise UnknownName("column", column, rows[0])
-    heads = [name for name in rows[0] if name in (*columns, "T")]
-    lines = [heads, ["---"] * len(heads), *([r[h] for h in heads] for r in rows)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{table}\n\n{caption(result)}"
-
-
-def caption(result: Mapping[str, Any]) -> str:
-    """What a table's figures are of."""
-    said, first = result["provenance"], result["rows"][0]
-    suite, hardware, target = said["suite"], said["hardware"], said["target"]
-    threads = f", threads: {hardware['threads']}" if hardware["kind"] == "cpu" else ""
-    mean_repetition = np.mean([r["repeated_ngrams"] for r in result["rows"]])
-    return (
-        f"*Target {target['name']} ({target['dtype']}), {first['prompts']} prompts of suite {suite['name']}"
-        f"{' (' + ', '.join(suite['categories']) + ')' if suite['categories'] else ''}, at most {said['max_new_tokens']} "
-        f"new tokens, times each was written: {said['repeats']}, {hardware['device']}{threads}, {said['date'][:10]}; "
-        f"repeated {NGRAM}-grams {mean_repetition:.0%}.*"
-    )

@@ -11,10 +11,10 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
+from draftree.boundary.files import understood
+from draftree.data.prompts import Content, question
+from draftree.data.rows import messages, rows
 from draftree.errors import UnknownName, UserError, shown
-from draftree.files import understood
-from draftree.prompts import Content, question
-from draftree.training.data import messages, rows
 
 FOLDER = Path(__file__).parent / "prompts"
 

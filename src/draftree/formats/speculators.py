@@ -10,9 +10,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from draftree.drafters._checkpoint import CONFIG, Stored
+from draftree.boundary.files import Entries
 from draftree.errors import UserError
-from draftree.files import Entries
+from draftree.formats.checkpoint import CONFIG, Stored
 
 KIND, LAYER, HOW = "speculators_model_type", "transformer_layer_config", "speculators_config"
 PREFIXES: Mapping[str, Mapping[str, str]] = {

@@ -6,7 +6,6 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes added.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,23 +13,10 @@ import torch
 
 from draftree.costs import Costs
 from draftree.stats import Work
-from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
+from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 
 Expand = Callable[[Tree, Ints, int], Candidates]
 """expand(tree, frontier [F], K) → K candidates after each frontier node."""
-
-
-@dataclass(frozen=True)
-class Room:
-    """What a step may hold at most.
-
-    Attributes:
-        depth: [R] the deepest a node of each row may lie (new tokens left, end of the context, change of rope).
-        nodes: drafted nodes a row.
-    """
-
-    depth: Ints
-    nodes: int
 
 
 class Policy(ABC):

@@ -11,8 +11,8 @@ import numpy as np
 
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Expand, Policy, Room, append, best, fit
-from draftree.tree import Tree
+from draftree.policies.base import Expand, Policy, append, best, fit
+from draftree.tree import Room, Tree
 
 
 @final

@@ -14,11 +14,11 @@ from typing import Any, TypeGuard, final
 
 import numpy as np
 
+from draftree.boundary.files import read_json
 from draftree.costs import Costs
 from draftree.errors import UnknownName, UserError, shown
-from draftree.files import read_json
-from draftree.policies.base import Expand, Policy, Room, append
-from draftree.tree import Candidates, Ints, Tree
+from draftree.policies.base import Expand, Policy, append
+from draftree.tree import Candidates, Ints, Room, Tree
 
 RANKS = 1024
 """Candidates of a node that a path can name."""

@@ -7,8 +7,8 @@ import numpy as np
 
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Expand, Policy, Room, append, best, fit, path_log_q, top
-from draftree.tree import Tree
+from draftree.policies.base import Expand, Policy, append, best, fit, path_log_q, top
+from draftree.tree import Room, Tree
 
 
 @final

@@ -14,12 +14,12 @@ from typing import Any, final
 
 import numpy as np
 
+from draftree.calibration import Logistic
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies._calibration import Logistic
-from draftree.policies.base import Expand, Policy, Room, append, best, fit
+from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.stats import Work
-from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
+from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 
 MEMORY = 1 / 128
 """The share of a step in what is remembered of the rate."""

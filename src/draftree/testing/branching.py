@@ -6,7 +6,7 @@ from typing import TypeVar, final
 
 from torch import Tensor
 
-from draftree.sampling import Chance
+from draftree.sampling.noise import Chance
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 

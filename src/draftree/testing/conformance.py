@@ -19,19 +19,23 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from draftree.acceptors.base import Acceptor, check_exact
+from draftree.acceptors.base import Acceptor
 from draftree.costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, Held
 from draftree.errors import UserError
-from draftree.loop import plain, speculate
-from draftree.policies.base import Policy, Room, append
-from draftree.registry import names, part
-from draftree.sampling import Chance, Distributions, Drawing, Keyed, Sampling, gumbel, processed
-from draftree.target import Needs, Target
+from draftree.loop import decode, plain
+from draftree.models.target import Needs, Target
+from draftree.policies.base import Policy, append
+from draftree.registry import check_exact, names, part
+from draftree.request import Request
+from draftree.rows import Texts
+from draftree.sampling.distributions import Distributions, processed
+from draftree.sampling.drawing import Drawing
+from draftree.sampling.noise import Chance, Keyed, gumbel
+from draftree.sampling.settings import Sampling
 from draftree.testing.fakes import Always, Coached, Never, Scripted, Sometimes, tiny_target
-from draftree.text import Request, Texts
-from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
+from draftree.tree import Candidates, Draw, Ints, Room, Tree, Verdict
 
 NOISE = 1e-6
 """The numerical noise between forwards of different width: float64 models still carry float32 norms and softmax."""
@@ -216,7 +220,7 @@ class Suite:
         texts = Texts(requests, sampling, self.target.new_cache(len(requests), 8))
         watched = Watched(acceptor, lambda: texts.room(self.target), self.coverage)
         told: list[list[int]] = [[] for _ in requests]
-        for events in speculate(self.target, drafter, policy, watched, COSTS, texts):
+        for events in decode(self.target, drafter, policy, watched, COSTS, texts):
             for event in events:
                 assert len(event.origins) == len(event.tokens) > 0
                 told[event.row] += event.tokens

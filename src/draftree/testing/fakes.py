@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from draftree.decoder import Decoder
-from draftree.drafters._texts import Texts, cut, extended
 from draftree.drafters.base import Drafter
-from draftree.sampling import Chance, Drawing, absent, drawn
-from draftree.target import Needs, Probes, Taps, Target
+from draftree.drafters.lookup.texts import Texts, cut, extended
+from draftree.models.decoder import Decoder
+from draftree.models.target import Needs, Probes, Taps, Target
+from draftree.sampling.distributions import absent
+from draftree.sampling.drawing import Drawing, drawn
+from draftree.sampling.noise import Chance
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 

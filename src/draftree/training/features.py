@@ -16,10 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from draftree.boundary.files import understood, whole
+from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
-from draftree.files import understood, whole
-from draftree.target import LAST, Needs, Target
-from draftree.training.data import Sample, digest
+from draftree.models.target import LAST, Needs, Target
 from draftree.training.teacher import Features, padded, read
 
 SHARD = 256
@@ -55,7 +55,7 @@ class Shards:
     @classmethod
     def at(cls, home: Path, target: Target, samples: Sequence[Sample], needs: Needs) -> "Shards":
         """The shards of some samples below a folder that may hold those of others too."""
-        from draftree.drafters._checkpoint import fingerprint
+        from draftree.formats.checkpoint import fingerprint
 
         return cls(home / f"{fingerprint(target.decoder.config)}-{digest(samples)}", target, samples, needs)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafters.base import Batch, Trainable
-from draftree.training.losses import before
+from draftree.drafters.neural.losses import before
 from draftree.training.processes import Processes
 from draftree.training.teacher import Teacher
 

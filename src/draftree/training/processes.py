@@ -17,9 +17,9 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from draftree.boundary.files import inside, locked
+from draftree.boundary.interruption import Interrupted
 from draftree.errors import DraftreeError, UserError
-from draftree.files import inside, locked
-from draftree.interruption import Interrupted
 
 GRACE = 2.0
 """Seconds in which the main process has told what went wrong, and has ended."""

@@ -16,15 +16,15 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from draftree.boundary.files import append, read_object, write_text
+from draftree.data.prompts import encode
+from draftree.data.rows import Messages, Row, completes, messages, rows
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.files import append, read_object, write_text
+from draftree.models.target import Target
 from draftree.policies.chain import Chain
-from draftree.prompts import encode
-from draftree.target import Target
-from draftree.text import Request
-from draftree.training.data import Messages, Row, completes, messages, rows
+from draftree.request import Request
 from draftree.training.processes import Processes
 
 FILE, ABOUT, PARTS = "regenerated.jsonl", "regenerated.json", "regenerated.partial"

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftree.boundary.files import read_object, understood, whole, write_text
 from draftree.drafters.base import Trainable, TrainableMethod
 from draftree.errors import UserError
-from draftree.files import read_object, understood, whole, write_text
-from draftree.target import Target
+from draftree.models.target import Target
 
 STATE, PLAN, LOG = "training.pt", "training.json", "training.jsonl"
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from draftree.data.samples import Sample
 from draftree.drafters.base import Batch
-from draftree.target import LAST, Needs, Target
-from draftree.training.data import Sample
+from draftree.models.target import LAST, Needs, Target
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import GradientAccumulationPlugin, LoggerType
 from torch import Tensor, nn
 
-from draftree.drafters._checkpoint import CONFIG
+from draftree.boundary.files import append, filled
+from draftree.boundary.interruption import Interrupted, postponed
+from draftree.data.samples import Sample, digest
 from draftree.drafters.base import Batch, Recipe, Trainable
 from draftree.errors import UserError
-from draftree.files import append, filled
-from draftree.interruption import Interrupted, postponed
-from draftree.target import Target
+from draftree.formats.checkpoint import CONFIG
+from draftree.models.target import Target
 from draftree.training import state
-from draftree.training.data import Sample, digest
 from draftree.training.features import Shards
 from draftree.training.measures import evaluate
 from draftree.training.processes import Processes

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from draftree.boundary.files import writable
 from draftree.errors import UnknownName
-from draftree.inputs import writable
 from draftree.viewer import page, svg
 from draftree.viewer.steps import Step
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from draftree.text import Emitted, Origin
+from draftree.request import Emitted, Origin
 from draftree.viewer.tokens import Vocabulary
 
 Kind = Literal["root", "accepted", "rejected", "bonus"]

@@ -1,0 +1,361 @@
+"""Files of others are read with care, and ours are written whole or not at all.
+
+Whatever a file can hold (no JSON, JSON nested ten thousand deep, a number for a text, broken weights) becomes one line
+that names the file, what was got and what is allowed.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, final, get_args, get_origin
+
+from filelock import FileLock, Timeout
+from safetensors import safe_open
+
+from draftree.errors import DraftreeError, UserError, first_line, shown
+
+
+@contextmanager
+def understood(told: str) -> Iterator[None]:
+    """Turns any failure inside into one line.
+
+    Args:
+        told: how the line begins; what went wrong comes behind a colon.
+
+    Raises:
+        UserError: something went wrong that was not told in a line yet.
+    """
+    try:
+        yield
+    except (DraftreeError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # broken bytes raise anything in other people's readers; Rust's panics are no Exception
+        raise UserError(f"{told}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if isinstance(error, OSError) and error.strerror:  # without the number, and the name that stands before
+        return error.strerror
+    first = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+    return str(error) if first.endswith(":") else first  # what comes behind is on the next line
+
+
+def tensor_names(path: Path) -> set[str]:
+    """The names in a file of safetensors, none of the tensors loaded.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    with understood(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
+        return set(file.keys())
+
+
+def read_json(path: Path, what: str) -> Any:
+    """What a JSON file holds.
+
+    Args:
+        path: of the file.
+        what: the file should be, for the error.
+
+    Raises:
+        UserError: it cannot be read, or is not JSON.
+    """
+    with understood(f"'{path}' is not {what}"):
+        return json.loads(path.read_text("utf-8"))
+
+
+def read_object(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        UserError: it cannot be read, or holds something else.
+    """
+    found = read_json(path, what)
+    if not isinstance(found, dict):
+        raise UserError(f"'{path}' is not {what}: it holds {shown(found)}, allowed is a JSON object")
+    return found
+
+
+LARGEST = 2**63 - 1
+"""The largest whole number that arrays and tensors can count with."""
+REQUIRED: Any = object()
+"""The default of an entry that has to be there."""
+
+
+@final
+@dataclass(frozen=True)
+class Entries:
+    """The entries of a JSON object, each read with the type it must have.
+
+    Attributes:
+        values: what the object holds.
+        where: it stands: a file, or in words what of it.
+    """
+
+    values: Mapping[str, Any]
+    where: Path | str
+
+    def get(self, name: str, hint: Any, default: Any = REQUIRED, least: float | None = None) -> Any:
+        """An entry's value.
+
+        Args:
+            name: of the entry.
+            hint: what it must be, as `checked` takes it.
+            default: where there is no such entry.
+            least: of a number, and of the numbers in a list or an object.
+
+        Raises:
+            UserError: it is missing without a default, or something else.
+        """
+        place = f"'{self.where}'" if isinstance(self.where, Path) else self.where
+        where = f"{place}: {name}"
+        if name in self.values:
+            return checked(self.values[name], hint, where, least)
+        if default is REQUIRED:
+            raise UserError(f"{where} is missing, allowed is {allowed(hint, least)}")
+        return default
+
+
+def checked(value: Any, hint: Any, where: str, least: float | None = None) -> Any:
+    """A value of a file or a spec, if it is what a type hint allows.
+
+    Args:
+        value: what was got.
+        hint: bool, int, float, str, dict, list, None, a `Literal`, or a union, list or dict of these; as a dataclass's field
+            has it. A number is finite, and a whole number may stand for one that need not be whole.
+        where: it stands, for the error.
+        least: of a number.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if not _fits(value, hint, least):
+        raise UserError(f"{where} is {shown(value)}, allowed is {allowed(hint, least)}")
+    return float(value) if hint is float else value
+
+
+def _fits(value: Any, hint: Any, least: float | None) -> bool:
+    origin, options = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return any(type(value) is type(option) and value == option for option in options)
+    if origin in (Union, UnionType):
+        return any(_fits(value, option, least) for option in options)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(part, options[0], least) for part in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(part, options[1], least) for part in value.values())
+    if hint in (int, float):
+        kinds, most = ((int,), LARGEST) if hint is int else ((int, float), sys.float_info.max)
+        return type(value) in kinds and abs(value) <= most and (least is None or value >= least)  # NaN is not below `most`
+    return type(value) is (NoneType if hint is None else hint)
+
+
+def allowed(hint: Any, least: float | None = None) -> str:
+    """What a type hint allows, in words."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(repr(option) for option in options)
+    if origin in (Union, UnionType):
+        return " or ".join(allowed(option, least) for option in options)
+    if origin in (list, dict) and options[-1] is not Any:
+        return f"{WORDS[origin]} of {allowed(options[-1], least)}"
+    return WORDS.get(origin or hint, str(hint)) + (
+        f" of at least {least}" if hint in (int, float) and least is not None else ""
+    )
+
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "an object", list: "a list",
+         None: "null", NoneType: "null"}  # fmt: skip
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[None]:
+    """What fails inside because of the disk raises an OSError that says so, whichever library wrote.
+
+    Where a disk is full, torch raises RuntimeError, safetensors an error of its own and numpy an OSError without a reason:
+    the disk is asked for it.
+
+    Args:
+        path: what is written, for the error.
+    """
+    try:
+        yield
+    except DraftreeError:
+        raise
+    except Exception as error:
+        reason = error if isinstance(error, OSError) and error.errno else _refusal(_existing(path))
+        if reason is None or (reason is error and error.filename):
+            raise
+        raise OSError(reason.errno, reason.strerror, str(path)) from error
+
+
+def _refusal(folder: Path) -> OSError | None:
+    """Why a disk takes nothing more; None where it does."""
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 20))
+    except OSError as error:
+        return error
+    return None
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above a path that is there."""
+    return next(p for p in path.absolute().parents if p.exists())
+
+
+def _partial(path: Path) -> Path:
+    """Where it is written first: beside it, hidden, and a process's own."""
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write a file that takes the place of `path` once it is whole; if writing fails, nothing is left of it.
+
+    Raises:
+        OSError: the disk is full, or cannot be written to.
+    """
+    partial = _partial(path)
+    try:
+        with on_disk(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield partial
+            partial.replace(path)
+    finally:
+        _remove(partial)
+
+
+@contextmanager
+def filled(folder: Path, last: str) -> Iterator[Path]:
+    """Where to write files that come into a folder once all are whole, the one that shows that they are there at the end.
+
+    Args:
+        folder: may hold others.
+        last: the name of that file.
+
+    Raises:
+        OSError: the disk is full, or cannot be written to.
+    """
+    partial = _partial(folder / last)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with on_disk(folder / last):
+            partial.mkdir()
+            yield partial
+            for path in sorted(partial.iterdir(), key=lambda p: p.name == last):
+                path.replace(folder / path.name)
+    finally:
+        _remove(partial)
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """Where to write a folder that becomes `out` once it is whole; if writing fails, nothing is left of it.
+
+    Raises:
+        UserError: another process writes the same one.
+        OSError: the disk is full, or cannot be written to.
+    """
+    home = out.absolute()
+    beside = _existing(home) / home.name
+    partial = _partial(beside)
+    with locked(out, _lock(beside)):
+        try:
+            with on_disk(out):
+                partial.mkdir()
+                yield partial
+                home.parent.mkdir(parents=True, exist_ok=True)
+                partial.replace(home)
+        finally:
+            _remove(partial)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    with whole(path) as partial:
+        partial.write_text(text, "utf-8")
+
+
+def append(path: Path, text: str) -> None:
+    """Adds lines to a text file; the last of them is broken off where that fails."""
+    with on_disk(path), path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _lock(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
+@contextmanager
+def locked(out: Path, lock: Path | None = None) -> Iterator[None]:
+    """Inside, no other process that asks for the same may write it; the lock dies with its process.
+
+    What a killed process left half written is removed. Nothing of the lock stays behind. The thread that holds it may ask
+    again.
+
+    Args:
+        out: a file, or a folder.
+        lock: the file that is locked: `inside` a folder; beside `out` by default.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    lock = lock or _lock(out)
+    made = not lock.parent.exists()
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    held = FileLock(lock, is_singleton=True)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"another process writes '{out}': wait for its end, or name another") from None
+    try:
+        if held.lock_counter == 1:
+            for left in lock.parent.glob(f".{'*' if lock.parent == out else escape(out.name)}.*.partial"):
+                _remove(left)
+        yield
+    finally:
+        if held.lock_counter == 1:
+            lock.unlink(missing_ok=True)  # while it is held: who has opened it meanwhile finds it gone, and asks again
+        held.release()
+        if made:
+            with suppress(OSError):  # something was written
+                lock.parent.rmdir()
+
+
+def inside(folder: Path) -> Path:
+    """The file to lock in a folder that is written bit by bit."""
+    return folder / ".lock"
+
+
+def writable(path: Path, folder: bool = False) -> None:
+    """Refuses, before the work, an output that could not be written after it.
+
+    Raises:
+        UserError: it is of the other kind, or its place cannot be written to.
+    """
+    if path.exists() and path.is_dir() is not folder:
+        raise UserError(f"'{path}' is a {'file' if folder else 'folder'}, allowed is a {'folder' if folder else 'file'}")
+    home = path if folder else path.parent
+    existing = next(p for p in (home, *home.absolute().parents) if p.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"'{path}' cannot be written: '{existing}' is not a folder with the right to write")

@@ -1,0 +1,53 @@
+"""`draftree costs`: measures what passes cost here."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftree.cli.console import emit
+from draftree.cli.options import ONE, AsJson, Device, DrafterSpec, DType, TargetName
+
+
+def show_costs(
+    target: TargetName = "demo",
+    drafter: DrafterSpec = None,
+    rows: Annotated[list[int], typer.Option(min=1, help="Texts written at a time, up to a power of two; repeat it.")] = ONE,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write them to a file, for --costs.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw them: a file ending in .png, .svg or .pdf.")] = None,
+    device: Device = None,
+    dtype: DType = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a draft step and a target pass cost on this machine, by tokens fed, length and number of the rows."""
+    from draftree.boundary import files
+    from draftree.cli import inputs, plots, terminal
+    from draftree.costs import bracket
+    from draftree.models.target import Target
+    from draftree.registry import build
+    from draftree.timing import identity, measured, store
+
+    if plot is not None:
+        plots.check(plot)
+    for path in (out, plot):
+        if path is not None:
+            files.writable(path)
+    drafter = inputs.drafter(drafter, target)
+    method = build("drafter", drafter)
+    inputs.quiet()
+    with terminal.busy("loading") as tell:
+        model = Target.load(target, dtype, device)
+        opened = method.open(model)
+        for several in dict.fromkeys(map(bracket, rows)):
+            found = measured(model, opened, several, refresh, tell)
+    if out is not None:
+        found.save(out)
+    if plot is not None:
+        plots.draw_costs(found, f"{drafter} for {target}", plot)
+    kept = store(identity(model, opened))
+    if as_json:
+        emit(asdict(found) | {"ratio": found.ratio, "kept": str(kept)})
+    else:
+        terminal.show_costs(terminal.output(), f"{drafter} for {target}", found, kept)

@@ -1,0 +1,96 @@
+"""`draftree datastore`: builds and shows the corpora that drafters without training search."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftree.cli.console import NOTHING_KEPT, emit, interruptible
+from draftree.cli.options import ALL, AsJson, TargetName
+from draftree.errors import UserError
+
+
+def datastore_top(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        raise UserError("no command was given, known are build, show; draftree datastore --help explains them")
+
+
+def build_datastore(
+    kind: Annotated[str, typer.Option(help="The drafter that will search it.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(help="Text, source code, JSONL, JSON or parquet, or a folder of them; repeat it for several."),
+    ],
+    out: Annotated[Path, typer.Option(help="The new folder, which --drafter takes.")],
+    target: TargetName = "demo",
+    settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="How it is built; repeat it.")] = ALL,
+    as_json: AsJson = False,
+) -> None:
+    """Build a datastore from a corpus, for the targets that have this one's tokenizer."""
+    from draftree.cli import inputs, terminal
+    from draftree.training.datastore import build
+
+    inputs.quiet()
+    with interruptible(NOTHING_KEPT), terminal.progress(f"datastore for {kind}, MB", None) as tell:
+        said = build(kind, target, data, out, parsed(settings), tell)
+    if as_json:
+        emit({"out": str(out)} | said)
+    else:
+        print_built(out, said)
+
+
+def show_datastore(folder: Annotated[Path, typer.Argument(help="Of a datastore.")], as_json: AsJson = False) -> None:
+    """Show what a datastore was built from, how, and for which tokenizer."""
+    from draftree.drafters.lookup.datastore import note
+
+    said = note(folder)
+    if as_json:
+        emit(said)
+    else:
+        print_note(folder, said)
+
+
+def parsed(settings: Sequence[str]) -> dict[str, str]:
+    """Settings by name.
+
+    Raises:
+        UserError: one is not key=value.
+    """
+    pairs = [item.partition("=") for item in settings]
+    for item, (key, equals, _) in zip(settings, pairs, strict=True):
+        if not key or not equals:
+            raise UserError(f"--set is '{item}', allowed is KEY=VALUE")
+    return {key: value for key, _, value in pairs}
+
+
+def print_note(folder: Path, said: Mapping[str, Any]) -> None:
+    """A datastore's note as a table."""
+    from draftree.cli import terminal
+
+    rows = [{"what": key.replace("_", " "), "value": _shown(key, value)} for key, value in said.items()]
+    terminal.output().print(terminal.table(str(folder), rows))
+
+
+def _shown(key: str, value: Any) -> str:
+    from draftree.cli import terminal
+
+    if key.endswith("bytes"):
+        return terminal.bytes_text(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={v}" for k, v in value.items()) or "none"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def print_built(out: Path, said: Mapping[str, Any]) -> None:
+    """What was built, in a line."""
+    from draftree.cli import terminal
+
+    left_out = f", {said['undecodable']} files left out that are not UTF-8 text" if said["undecodable"] else ""
+    terminal.output().print(
+        f"{out}: datastore for '{said['drafter']}', {said['documents']:,} documents, {said['tokens']:,} tokens, "
+        f"{terminal.bytes_text(said['text_bytes'])} of text in {terminal.bytes_text(said['bytes'])}{left_out}",
+        soft_wrap=True, markup=False, highlight=False,
+    )  # fmt: skip

@@ -1,0 +1,164 @@
+"""What the command line was given, read and checked before any work begins."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from transformers.utils.logging import disable_progress_bar
+
+from draftree.cli import terminal
+from draftree.costs import CostTable
+from draftree.drafters.base import TrainableMethod
+from draftree.engine import usual_drafter
+from draftree.errors import UnknownName, UserError
+from draftree.registry import build, names, part
+from draftree.request import Emitted
+from draftree.sampling.grammar import Grammar
+from draftree.text.options import Options
+
+
+def quiet() -> None:
+    """Keeps what transformers would say off the standard streams; what matters of it is checked and told as an error."""
+    for library in ("transformers", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    disable_progress_bar()
+
+
+def prompt_text(prompt: str) -> str:
+    """The prompt, or standard input without its last line end where it is `-`.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError as error:
+        raise UserError(f"the prompt is not valid UTF-8: {error}") from error
+    if not text:
+        raise UserError("the prompt is empty: it has 0 characters, at least 1 is needed")
+    return text
+
+
+def options(given: Mapping[str, Any]) -> Options:
+    """What is asked of a completion, by the options of the command line.
+
+    Raises:
+        UserError: a value is out of its range, or cannot be read.
+    """
+    asked = {f.name: given[f.name] for f in fields(Options) if f.name in given}
+    read = {
+        "json_schema": None if asked["json_schema"] is None else schema_text(asked["json_schema"]),
+        "grammar": None if asked.get("grammar") is None else lark(asked["grammar"]),
+        "logit_bias": dict(map(bias, asked["logit_bias"])),
+    }
+    return Options(**asked | read)
+
+
+def lark(path: Path) -> Grammar:
+    """The grammar in a file.
+
+    Raises:
+        UserError: it cannot be read, or is none.
+    """
+    try:
+        return Grammar.lark(path.read_text("utf-8"))
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"--grammar is '{path}', allowed is a file with a Lark grammar: {error}") from error
+
+
+def schema_text(given: str) -> str:
+    """A JSON schema, or what stands in its file.
+
+    Raises:
+        UserError: it is neither JSON nor a file that can be read.
+    """
+    if given.lstrip()[:1] in ("{", "[", '"', "") or given.strip() in ("true", "false"):
+        return given
+    try:
+        return Path(given).read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"--json-schema is '{given}', allowed is JSON, or a file of it: {error}") from error
+
+
+def bias(item: str) -> tuple[int | str, float]:
+    """A token and what is added to its logit, of an item TOKEN=BIAS; a token in quotes is text, be it a number.
+
+    Raises:
+        UserError: it is no such item.
+    """
+    token, _, value = item.rpartition("=")
+    try:
+        named = json.loads(token) if token.startswith('"') else token
+        return int(token) if token.isdecimal() else named, float(value)
+    except ValueError as error:
+        raise UserError(f"--logit-bias is '{item}', allowed is TOKEN=BIAS: an id or a text, and a number") from error
+
+
+def repeatable(options: Options, tokens: int) -> Options:
+    """Options that end a text at so many tokens where time ended it, so that it can be written again."""
+    if options.max_time is None:
+        return options
+    return replace(options, max_time=None, max_new_tokens=tokens, min_new_tokens=min(options.min_new_tokens, tokens))
+
+
+def both(
+    first: Callable[[list[Emitted]], Any], second: Callable[[list[Emitted]], Any] | None
+) -> Callable[[list[Emitted]], None]:
+    """A listener that tells two others, if there are two."""
+
+    def tell(events: list[Emitted]) -> None:
+        first(events)
+        if second is not None:
+            second(events)
+
+    return tell
+
+
+def fixed_costs(path: Path | None) -> CostTable | None:
+    """The costs in a file, if one was named; they may be another machine's."""
+    return None if path is None else CostTable.load(path)
+
+
+def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, CostTable]:
+    """By drafter, the costs in files: one for all of them, or one for each in their order.
+
+    Raises:
+        UserError: there are as many files as neither allows, or one is not a file of costs.
+    """
+    found, drafters = [CostTable.load(path) for path in paths], list(dict.fromkeys(drafters))
+    if len(found) not in (0, 1, len(drafters)):
+        raise UserError(
+            f"{len(found)} files of costs were given for {len(drafters)} drafters, allowed is one for all of them, or one for "
+            "each in their order"
+        )
+    return dict(zip(drafters, found * len(drafters) if len(found) == 1 else found, strict=False))
+
+
+def drafter(spec: str | None, target: str) -> str:
+    """The spec of a drafter; where none is given the usual one for the target, and one that is not trained for it is told."""
+    usual, told = usual_drafter(target)
+    if spec is None and told:
+        terminal.remark(told)
+    return usual if spec is None else spec
+
+
+def trainable(spec: str, knobs: Sequence[str]) -> TrainableMethod:
+    """The method to train, its knobs from the spec and from further key=value items.
+
+    Raises:
+        UserError: there is no such method or knob, or it has nothing to train.
+    """
+    name, _, given = spec.partition(":")
+    known = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
+    if name not in known:
+        raise UnknownName("drafter or policy that can be trained", name, [*known, "c2t", "static"])
+    items = [*filter(None, given.split(",")), *knobs]
+    if any(item.partition("=")[0] == "checkpoint" for item in items):
+        raise UserError(f"'{name}' was given a checkpoint, but training starts from the target's own weights")
+    method: TrainableMethod = build("drafter", f"{name}:{','.join(items)}")
+    return method

@@ -1,0 +1,423 @@
+"""What the command line shows: text as it is written, tables, and how far a run is."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, fields
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from draftree.boundary.progress import Tell
+from draftree.costs import Costs, CostTable
+from draftree.drafters.base import Recipe, Stage
+from draftree.evaluation.compare import Comparison
+from draftree.request import Emitted, Origin
+from draftree.text.stops import Pieces, Stops
+
+if TYPE_CHECKING:  # the trainer needs an optional package
+    from draftree.doctor.fit import Finding, Report
+    from draftree.doctor.lossless import Report as Examined
+    from draftree.models.attention import Attending
+    from draftree.training.trainer import Progress
+
+
+STYLES: dict[Origin, str] = {"drafted": "green", "bonus": "default", "prefill": "default"}
+LEGEND = "[green]■[/green] drafted and accepted  ■ chosen by the target"
+
+WIDTH = 150
+"""Of tables that do not go to a terminal."""
+
+
+def output() -> Console:
+    """Standard output."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def errors() -> Console:
+    """Standard error, for progress and remarks."""
+    return Console(stderr=True, highlight=False)
+
+
+FIGURE = re.compile(r"[\d.]+( \[[\d., ]+\])?")
+"""A number, with or without its interval."""
+
+
+class Stream:
+    """Prints new tokens as text, coloured by how they came, as soon as no later token can change it.
+
+    Args:
+        console: to print on.
+        tokenizer: the target's.
+        stops: what ends the response, and is not shown.
+    """
+
+    def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase, stops: Stops = Stops()) -> None:
+        self._console, self._pieces = console, Pieces(tokenizer, stops)
+
+    def __call__(self, events: list[Emitted]) -> None:
+        for event in events:
+            for origin, run in groupby(zip(event.tokens, event.origins, strict=True), key=itemgetter(1)):
+                self._show("".join(self._pieces.add(token) for token, _ in run), STYLES[origin])
+
+    def end(self) -> None:
+        """Prints what was held back, and ends the line."""
+        self._show(self._pieces.rest(), STYLES["bonus"])
+        self._console.print()
+
+    def _show(self, text: str, style: str) -> None:
+        self._console.out(text, style=style, end="", highlight=False)
+
+
+def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
+    """Rows of text under their keys; figures stand right."""
+    found = Table(title=escape(title), title_justify="left", header_style="bold")
+    for i, name in enumerate(rows[0]):
+        figures = i > 0 and all(FIGURE.fullmatch(r[name]) for r in rows)
+        found.add_column(heading(name), justify="right" if figures else "left", overflow="fold")
+    for row in rows:
+        found.add_row(*map(escape, row.values()))
+    return found
+
+
+def narrowed(rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str]) -> list[dict[str, str]]:
+    """Rows without their last columns where a table would be wider than the terminal; those of `keep` stay."""
+    names = list(rows[0])
+    widths = {n: max(len(part) for r in rows for part in (r[n], *heading(n).splitlines())) for n in names}
+    for name in [n for n in reversed(names) if n not in keep]:
+        if sum(widths[n] + 3 for n in names) + 1 > width:
+            names.remove(name)
+    return [{n: r[n] for n in names} for r in rows]
+
+
+def heading(name: str) -> str:
+    """A column's head on short lines, what it is a rate of on one of its own."""
+    return name.replace("/", "\n/").replace(" [", "\n[").replace(" output", "\noutput")
+
+
+FIRST, EVERY = 2.0, 30.0
+"""Seconds after which it is first told, and then again, where work is, if standard error is no terminal."""
+
+
+class Clock:
+    """The time, and what is to be done as it passes; tests have their own."""
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
+    @contextmanager
+    def beating(self, beat: Callable[[], None]) -> Iterator[None]:
+        """Inside, calls `beat` after FIRST seconds, and every EVERY seconds from then on."""
+        ended = threading.Event()
+
+        def wait() -> None:
+            seconds = FIRST
+            while not ended.wait(seconds):
+                beat()
+                seconds = EVERY
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+CLOCK = Clock()
+
+
+@contextmanager
+def busy(what: str) -> Iterator[Callable[[str], None]]:
+    """Says what is being waited for; it can be told what else. Without a terminal it says so where that takes long."""
+    console, clock, doing = errors(), CLOCK, [what]
+    if console.is_terminal:
+        with console.status(escape(what)) as status:
+            yield lambda other: status.update(escape(other))
+        return
+    start = clock.now()
+    with clock.beating(lambda: remark(f"{doing[-1]} … ({duration(clock.now() - start)} so far)")):
+        yield doing.append
+
+
+def duration(seconds: float) -> str:
+    """A time in seconds, in minutes, or in hours and minutes."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 180 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def remark(text: str) -> None:
+    """A line on standard error."""
+    errors().print(f"draftree: {text}", soft_wrap=True, markup=False)
+
+
+class _Remarked(Bar):
+    """A bar with its remark below: beside it, a narrow terminal would have room for one of the two."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield from (Text(task.fields["remark"]) for task in self.tasks if task.fields["remark"])
+
+
+@contextmanager
+def progress(what: str, total: int | None) -> Iterator[Tell]:
+    """A bar on standard error, or lines where that is no terminal; it is told how much is done."""
+    console, clock = errors(), CLOCK
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    shown = console.is_terminal
+    bar = _Remarked(*columns, console=console, disable=not shown, get_time=clock.now, speed_estimate_period=LONG)
+    task = bar.add_task(what, total=total, remark="")
+
+    def tell(done: int, remark: str = "", of: int | None = total) -> None:
+        bar.update(task, completed=done, total=of, remark=remark)
+
+    with bar, nullcontext() if shown else clock.beating(lambda: remark(_standing(bar.tasks[0]))):
+        yield tell
+
+
+LONG = 600.0
+"""Seconds of the past from which the time left is estimated."""
+
+
+def _standing(task: Task) -> str:
+    """Where work is, in a line: how much is done, of how many, and the time left where that can be estimated."""
+    of = "" if task.total is None else f" of {task.total:,.0f}"
+    left = [f"about {duration(task.time_remaining)} left"] if task.time_remaining else []
+    return ", ".join([f"{task.description}: {task.completed:,.0f}{of}", *left, *filter(None, [task.fields["remark"]])])
+
+
+def show_summary(console: Console, result: Comparison, coloured: bool, keeps_text: bool = True) -> None:
+    """What one text took, under it.
+
+    Args:
+        console: to print on.
+        result: the text's figures.
+        coloured: whether the text was, so that a legend is needed.
+        keeps_text: whether the acceptor promises plain decoding's own text.
+    """
+    stats, plain = result.stats, result.plain
+    lines = [f"{LEGEND}"] if coloured else []
+    lines.append(
+        f"τ {stats.acceptance_length:.2f} · {stats.new_tokens} tokens in {len(stats.steps) + 1} forwards (the prompt's and "
+        f"{len(stats.steps)} steps) · {stats.nodes_per_step:.1f} nodes, depth {stats.depth_per_step:.1f} a step"
+    )
+    speed = f"{stats.tokens_per_second:.1f} tokens/s"
+    if plain is None:
+        lines.append(f"{speed} (drafting {stats.draft_seconds:.2f} s, verifying {stats.verify_seconds:.2f} s)")
+    else:
+        lines.append(
+            f"{speed}, plain decoding {plain.tokens_per_second:.1f} tokens/s · speed-up {result.speedup or 1:.2f} · "
+            f"{verdict(result, keeps_text)}"
+        )
+        if (parted := result.difference) is not None:
+            lines.append(f"the outputs part at token {parted.token}, where the two best logits are {parted.margin:.2g} apart")
+        lines.append("[dim]after a warm-up both ran twice (drafted, plain, plain, drafted); speeds are means[/dim]")
+    if stats.lossy:
+        lines.append(f"[yellow]LOSSY: acceptor '{stats.acceptor}' may change what the target would have written[/yellow]")
+    for line in ("", *lines):
+        console.print(line, soft_wrap=True)
+
+
+def verdict(result: Comparison, keeps_text: bool) -> str:
+    """Whether the output is plain decoding's, and what it means if it is not."""
+    if result.same_output:
+        return "the same output"
+    if keeps_text:
+        return "ANOTHER output"
+    kept = "neither plain decoding's text nor its distribution" if result.stats.lossy else "its distribution, not its text"
+    return f"another text, as acceptor '{result.stats.acceptor}' keeps {kept}"
+
+
+BESIDE = 2
+"""Contexts whose costs stand side by side in 80 columns."""
+
+
+def show_costs(console: Console, title: str, found: CostTable, kept: Path | None = None) -> None:
+    """The measured curves: a table for each number of rows, a line for each width, a block of columns for each context."""
+    for rows, entries in found.by_rows.items():
+        for i in range(0, len(entries), BESIDE):
+            console.print(_curves(f"{title}, {rows} row{'s' * (rows > 1)}", entries[i : i + BESIDE]))
+        for costs in entries:
+            console.print(
+                f"at {costs.context:,}: sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms"
+            )
+    names = {"device": "", "threads": "threads ", "dtype": "", "attention": "attention ", "torch": "torch ", "date": ""}
+    where = ", ".join(f"{label}{found.about[k]}" for k, label in names.items() if k in found.about)
+    if where:
+        console.print(f"measured on {escape(where)}", soft_wrap=True)
+    if kept is not None:
+        console.print(f"[dim]kept in '{escape(str(kept))}'; --refresh measures again[/dim]", soft_wrap=True)
+
+
+def _curves(title: str, entries: Sequence[Costs]) -> Table:
+    """Measured widths of contexts side by side: a draft step and a target pass in ms, and the pass over that of one token."""
+    found = Table(title=escape(title), title_justify="left", header_style="bold")
+    for name in ("tokens", *(f"{what}\nat {e.context:,}" for e in entries for what in ("sₐ ms", "sₜ ms", "sₜ/sₜ(1)"))):
+        found.add_column(name, justify="right")
+    for n in sorted({w for e in entries for w in (*e.draft, *e.target)}):
+        cells = [str(n)]
+        for e in entries:
+            step, one_pass = e.draft.get(n), e.target.get(n)
+            cells += [f"{1e3 * s:.2f}" if s is not None else "" for s in (step, one_pass)]
+            cells.append(f"{one_pass / e.target_seconds(1):.2f}" if one_pass is not None else "")
+        found.add_row(*cells)
+    return found
+
+
+SHORT = {"confidence": "mean q", "calibration": "ECE"}
+"""Heads of the doctor's columns, so that they stand side by side in 80 columns; ECE is the expected calibration error."""
+VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
+
+
+def show_report(console: Console, title: str, report: "Report") -> None:
+    """What the doctor found: the figures, those by depth, and in the last line what is likely wrong."""
+    console.print(_findings(f"{title}, on {report.tokens} tokens of {report.texts} texts", report.findings))
+    if report.depths:
+        rows = [
+            {SHORT.get(k, k): f"{v:.2f}" if isinstance(v, float) else str(v) for k, v in asdict(d).items()}
+            for d in report.depths
+        ]
+        console.print(table("by depth", rows))
+    if report.layers:
+        console.print(_attention(report.layers))
+    for suspect in report.suspects:
+        console.print(f"[red]{escape(suspect.cause)}[/]: {escape(suspect.evidence)}", soft_wrap=True)
+    weak = [f.name for f in report.findings if f.verdict != "ok"]
+    healthy = f"healthy; to be watched: {', '.join(weak)}" if weak else "healthy"
+    causes = "; ".join(s.cause for s in report.suspects)
+    console.print(f"[red]likely wrong: {escape(causes)}[/]" if causes else f"[green]{escape(healthy)}[/]", soft_wrap=True)
+
+
+LAYERS_BESIDE = 3
+"""Layers of the target in a line."""
+
+
+def _attention(layers: Sequence["Attending"]) -> Table:
+    """How much each layer attends, several of them side by side."""
+    found = Table(title="attention of the target's layers", title_justify="left", header_style="bold")
+    for name in ("layer", "output/\nresidual", "entropy/\nlog n") * LAYERS_BESIDE:
+        found.add_column(name, justify="right")
+    lines = -(-len(layers) // LAYERS_BESIDE)
+    for line in range(lines):
+        cells = [_attends(i, layers[i]) for i in range(line, len(layers), lines)]
+        found.add_row(*(text for cell in cells for text in cell))
+    return found
+
+
+def _attends(number: int, layer: "Attending") -> tuple[str, str, str]:
+    output = f"{layer.output:.3f}"
+    return str(number), f"[yellow]{output}[/]" if layer.dead else output, f"{layer.entropy:.2f}"
+
+
+def _findings(title: str, findings: Sequence["Finding"]) -> Table:
+    """Figures with their verdicts and what they mean."""
+    found = Table(title=escape(title), title_justify="left", header_style="bold")
+    for name in ("", "figure", "verdict", "meaning"):
+        found.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
+    for f in findings:
+        figure = f"{f.value:.3g}" if isinstance(f.value, float) else "" if f.value is None else str(f.value)
+        found.add_row(escape(f.name), figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text))
+    return found
+
+
+SHOWN_PARTED = 10
+"""Texts that differ of which each has its line."""
+
+
+def show_lossless(console: Console, title: str, report: "Examined") -> None:
+    """Whether the output is the target's own: a verdict on each case, the texts that differ, and in the last line all of it."""
+    console.print(_findings(f"{title}, {report.texts} prompts", report.findings))
+    worst = sorted(report.parted, key=lambda found: -found[1].margin)
+    for case, p in worst[:SHOWN_PARTED]:
+        where = f"{case}, seed {p.seed}: text {p.text} parts at token {p.token}"
+        why = f"where plain decoding preferred {p.plain} to {p.ours} by {p.margin:.2g}"
+        verdict = f"within the noise, {report.allowed:.2g}" if p.margin <= report.allowed else "no noise explains it"
+        console.print(escape(f"{where}, {why}: {verdict}"), soft_wrap=True)
+    if len(worst) > SHOWN_PARTED:
+        console.print(f"… and {len(worst) - SHOWN_PARTED} more; --json has them all", soft_wrap=True)
+    console.print(f"[{'green' if report.lossless else 'red'}]{escape(report.summary)}[/]", soft_wrap=True)
+
+
+def knobs_text(knobs: Mapping[str, Any]) -> str:
+    """Knobs and their defaults as a spec writes them."""
+    return ",".join(f"{k}={v if v != '' else chr(39) * 2}" for k, v in knobs.items())
+
+
+def plan_text(plan: Mapping[str, Any]) -> str:
+    """Numbers of a training run, by the names of the options that set them."""
+    return ", ".join(f"{k} {number_text(v)}" for k, v in plan.items() if v not in ("", None))
+
+
+def number_text(value: Any) -> str:
+    """A number, or several, as an option takes them."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(number_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def stage_row(drafter: str, stage: Stage) -> dict[str, str]:
+    """How a drafter is trained by default, as a row of a table."""
+    numbers = plan_text({f.name: getattr(stage, f.name) for f in fields(Recipe)})
+    by_us = f"; ours: {', '.join(stage.ours)}" if stage.ours else ""
+    told = {"loss": f"{stage.loss}, on {stage.data}", "source": stage.source + by_us}
+    return {"name": drafter, "stage": stage.name, "numbers": numbers, **told}
+
+
+class TrainingText:
+    """Where a training run stands, in a line; held-out figures are shown until there are newer ones."""
+
+    def __init__(self) -> None:
+        self._measured: Progress | None = None
+
+    def __call__(self, progress: "Progress") -> str:
+        if progress.held_out_loss is not None:
+            self._measured = progress
+        shown = [f"loss {progress.loss:.3f}"]
+        if (found := self._measured) is not None:
+            figures = {
+                "held-out loss": found.held_out_loss,
+                "overlap": found.overlap,
+                "acceptance length": found.acceptance_length,
+            }
+            shown += [f"{name} {figure:.3f}" for name, figure in figures.items()]
+            shown.append("by depth " + " ".join(f"{rate:.2f}" for rate in (found.acceptance_by_depth or ())[:SHOWN_DEPTHS]))
+        return ", ".join(shown)
+
+
+SHOWN_DEPTHS = 5
+
+
+def training_text(progress: "Progress") -> str:
+    """Where a training run stands."""
+    return TrainingText()(progress)
+
+
+def features_text(texts: int, size: int, home: Path) -> str:
+    """What is told before features are cached."""
+    return f"features of {texts:,} texts take {bytes_text(size)} in {home}"
+
+
+def bytes_text(size: int) -> str:
+    """A size on disk with its unit, in powers of 1,000."""
+    amount = float(size)
+    for unit in ("bytes", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:,.1f} GB"

@@ -1,0 +1,184 @@
+"""A corpus as documents of token ids: text, rows, chats, and folders of source code.
+
+A text or source file is one document; of a JSONL, JSON or parquet file each row is one, in the forms that `training.data`
+knows. A chat is one document, both sides of it, as the target's template renders it: that is what stands in the context
+when the target writes, so a match may begin in a question and go on into its answer, and what was asked for is often
+repeated. Without a template each message is a document, as in the datastores of REST and ADED.
+
+Of a folder the files of known suffixes are read, at any depth. Hidden ones are left out, and what is not UTF-8 text is
+left out and counted.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from draftree.data.rows import READERS, Messages, completes, messages, rows
+from draftree.errors import UserError
+from draftree.tree import Ints
+
+SOURCES = frozenset({
+    ".bash", ".c", ".cc", ".clj", ".cpp", ".cs", ".css", ".cu", ".cuh", ".cxx", ".dart", ".el", ".erl", ".ex", ".exs", ".f90",
+    ".go", ".groovy", ".h", ".hh", ".hpp", ".hs", ".html", ".hxx", ".java", ".jl", ".js", ".jsx", ".kt", ".kts", ".lisp",
+    ".lua", ".m", ".ml", ".mli", ".mm", ".nim", ".php", ".pl", ".pm", ".proto", ".ps1", ".pxd", ".py", ".pyi", ".pyx", ".r",
+    ".rb", ".rs", ".sc", ".scala", ".scm", ".sh", ".sql", ".swift", ".tex", ".tf", ".ts", ".tsx", ".v", ".vb", ".vhdl", ".vue",
+    ".zig", ".zsh",
+})  # fmt: skip
+"""What source files end in; compared in lower case."""
+TEXTS = frozenset({".txt", ".md", ".rst", ".text"})
+IN_FOLDERS = SOURCES | TEXTS | {".jsonl", ".parquet"}
+"""What is read of a folder; its .json files are settings more often than rows."""
+BATCH = 1_000_000
+"""Characters that are tokenised together."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the corpus, and whether it was named itself, not found in a folder."""
+
+    path: Path
+    named: bool
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return self.path.stat().st_size
+
+
+def files(paths: Sequence[Path]) -> list[File]:
+    """The files of a corpus, those of a folder in the order of their names.
+
+    Raises:
+        UserError: a path does not exist, or a folder has nothing to read.
+    """
+    found: list[File] = []
+    for path in paths:
+        if not path.exists():
+            raise UserError(
+                f"data '{path}' does not exist: a text, source, .jsonl, .json or .parquet file or a folder was expected"
+            )
+        inside = [File(p, False) for p in sorted(_walk(path))] if path.is_dir() else [File(path, True)]
+        if not inside:
+            raise UserError(f"folder '{path}' has no file to read: known are those that end in {', '.join(sorted(IN_FOLDERS))}")
+        found += inside
+    return found
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(place, name)
+            if not name.startswith(".") and path.suffix.lower() in IN_FOLDERS and path.is_file():
+                yield path
+
+
+@dataclass
+class Reading:
+    """A corpus that is read once, and what has been read of it.
+
+    Attributes:
+        files: of the corpus.
+        tokenizer: the target's.
+        tell: told how many bytes of the files are done.
+        documents: with at least one token.
+        tokens: of all of them.
+        text_bytes: of their text in UTF-8.
+        undecodable: files of folders that are not UTF-8 text.
+    """
+
+    files: Sequence[File]
+    tokenizer: PreTrainedTokenizerBase
+    tell: Callable[[int], None] = lambda _: None
+    documents: int = field(default=0, init=False)
+    tokens: int = field(default=0, init=False)
+    text_bytes: int = field(default=0, init=False)
+    undecodable: int = field(default=0, init=False)
+
+    def __iter__(self) -> Iterator[Ints]:
+        """Token ids of one document after another."""
+        for batch in batches(self._texts()):
+            found: Any = self.tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
+            for ids in found["input_ids"]:
+                if ids:
+                    self.documents += 1
+                    self.tokens += len(ids)
+                    yield np.array(ids, np.int64)
+
+    def _texts(self) -> Iterator[str]:
+        done = 0
+        for file in self.files:
+            before, size = self.text_bytes, file.bytes
+            for text in self._of(file):
+                # Half of a surrogate pair, which JSON may hold, has no UTF-8 and no tokens.
+                encoded = text.encode(errors="replace")
+                self.text_bytes += len(encoded)
+                self.tell(done + min(self.text_bytes - before, size))
+                yield encoded.decode()
+            done += size
+            self.tell(done)
+
+    def _of(self, file: File) -> Iterator[str]:
+        if file.path.suffix.lower() in READERS:
+            for row, where in rows(file.path):
+                yield from texts(row, where, self.tokenizer)
+        elif (text := decoded(file.path)) is not None:
+            yield text
+        elif file.named:
+            raise UserError(f"'{file.path}' is not UTF-8 text; allowed are text, source, .jsonl, .json and .parquet files")
+        else:
+            self.undecodable += 1
+
+
+def decoded(path: Path) -> str | None:
+    """A file's text; None where it is not UTF-8, or has a zero byte, which makes it binary to git too."""
+    whole = path.read_bytes()
+    try:
+        return None if b"\0" in whole[:8192] else whole.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def texts(row: dict[str, Any], where: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The documents of a row.
+
+    Raises:
+        UserError: the row is of no known form, or the template refuses its chat.
+    """
+    chat = messages(row, where)
+    if chat is None:
+        return [row["prompt"] + row["completion"] if completes(row) else row["text"]]
+    return rendered(chat, where, tokenizer)
+
+
+def rendered(chat: Messages, where: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """A chat as the template renders it, or each of its messages where there is no template.
+
+    Raises:
+        UserError: the template refuses it.
+    """
+    if not chat or not tokenizer.chat_template:
+        return [message["content"] for message in chat]
+    try:
+        return [str(tokenizer.apply_chat_template(chat, tokenize=False))]
+    except TemplateError as error:
+        raise UserError(f"{where}: the target's chat template refuses this chat: {error}") from error
+
+
+def batches(found: Iterable[str]) -> Iterator[list[str]]:
+    """Texts in lists of about a million characters."""
+    batch, size = list[str](), 0
+    for text in found:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,90 @@
+"""A prompt as token ids: a chat through the target's template, or text as it is."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from draftree.boundary.arguments import row_of_ids, several, unicode
+from draftree.boundary.files import understood
+from draftree.data.rows import Messages
+from draftree.errors import UserError, shown
+
+Prompt = str | Sequence[int] | Messages
+"""Text to be continued as it is, token ids, or a chat to be answered."""
+Prompts = list[str] | list[list[int]] | list[Messages]
+"""Several of them, to be written in one batch."""
+
+
+def prompts_of(prompt: Any) -> list[Any] | None:
+    """The prompts in a list of them, or in an array of two dimensions; None where it is one by itself, or none at all."""
+    if isinstance(prompt, np.ndarray | torch.Tensor):
+        return list(prompt) if prompt.ndim == 2 else None
+    if not several(prompt, _rows) or not len(prompt) or row_of_ids(prompt) is not None:
+        return None
+    return list(prompt)
+
+
+def _rows(value: Any) -> bool:
+    """Whether it may be a prompt in a list of several; what it is worth is looked at later."""
+    return isinstance(value, str | np.ndarray | torch.Tensor) or several(value, lambda _: True)
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
+    """The ids of a prompt: a chat through the template, text as it is.
+
+    Raises:
+        UserError: it is none of the three.
+    """
+    if isinstance(prompt, str):
+        return encode(tokenizer, prompt)
+    if (ids := row_of_ids(prompt)) is not None:
+        return ids
+    if is_chat(prompt):
+        return encode(tokenizer, [dict(m) for m in prompt])
+    told = "allowed is a text, ids in one row, or messages that each have a role and a content; or a list of these"
+    raise UserError(f"the prompt is {shown(prompt)}, {told}")
+
+
+def is_chat(messages: Any) -> TypeGuard[Messages]:
+    """Whether these are the messages of a chat, for whatever template: contents are texts, parts, or nothing beside a call."""
+    return several(messages, _said)
+
+
+def _said(message: Any) -> bool:
+    """Whether this is a message of a chat, for whatever template."""
+    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        return False
+    content = message["content"]
+    return unicode(message["role"]) and (
+        content is None or unicode(content) or several(content, lambda p: isinstance(p, Mapping))
+    )
+
+
+Content = str | Messages
+"""Text to be continued as it is, or a chat to be answered."""
+
+
+def question(text: str) -> Messages:
+    """A chat of one question."""
+    return [{"role": "user", "content": text}]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
+    """The ids of a prompt; without a chat template, a chat is the text of its messages, line by line.
+
+    Raises:
+        UserError: the template refuses the chat, or the text is not valid Unicode.
+    """
+    with understood("the prompt is not valid Unicode text"):
+        json.dumps(content, ensure_ascii=False).encode()
+    if isinstance(content, str) or not tokenizer.chat_template:
+        with understood("the target's tokenizer refuses the prompt"):
+            text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
+            return list(tokenizer(text)["input_ids"])
+    with understood("the target's chat template refuses the prompt"):
+        encoded: Any = tokenizer.apply_chat_template(content, add_generation_prompt=True, return_dict=True)
+        return list(encoded["input_ids"])

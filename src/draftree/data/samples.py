@@ -1,0 +1,123 @@
+"""Training samples: token ids, and which of them are answers."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from draftree.boundary.files import understood
+from draftree.data.rows import Messages, Row, completes, messages, rows
+from draftree.errors import UserError
+from draftree.tree import Bools, Ints
+
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""How a chat template marks what the model writes."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One text: tokens [T], and which of them are learnt [T]; the first never is."""
+
+    tokens: Ints
+    learn: Bools
+
+
+def digest(samples: Sequence[Sample]) -> str:
+    """A hash of what is learnt, so that a run does not go on with other data."""
+    hashed = hashlib.sha256()
+    for sample in samples:
+        hashed.update(sample.tokens.tobytes() + sample.learn.tobytes())
+    return hashed.hexdigest()[:16]
+
+
+def chat_samples(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> list[Sample]:
+    """A chat as the template renders it, whose responses are learnt, each with what ends it.
+
+    Which tokens these are, the template's own mask says where it has one (`{% generation %}`). Otherwise a response is
+    what stands between the prompt for it and its end; where a template renders earlier responses otherwise than the last
+    one (without its thoughts, say), the chat is a sample for each response, as the model reads it when it writes it.
+
+    Raises:
+        UserError: what a prompt is rendered as does not begin what the chat with its response is rendered as.
+    """
+    if GENERATION.search(str(tokenizer.get_chat_template())):
+        return [_marked(tokenizer, chat)]
+
+    def render(part: Messages, prompt: bool) -> str:
+        return str(tokenizer.apply_chat_template(part, tokenize=False, add_generation_prompt=prompt))
+
+    answers = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+    spans = [(render(chat[:i], True), render(chat[: i + 1], False)) for i in answers]
+    if not all(until.startswith(prompt) for prompt, until in spans):
+        raise UserError("the chat template does not render a response behind its prompt, and has no {% generation %} mark")
+    whole = render(chat, False)
+    if all(whole.startswith(until) for _, until in spans):
+        return [_between(tokenizer, whole, [(len(prompt), len(until)) for prompt, until in spans])]
+    return [_between(tokenizer, until, [(len(prompt), len(until))]) for prompt, until in spans]
+
+
+def _marked(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
+    """A chat with the template's own mask."""
+    offsets = {"return_offsets_mapping": True}
+    encoded: Any = tokenizer.apply_chat_template(
+        chat, return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs=offsets
+    )
+    starts, mask = np.array([a for a, _ in encoded["offset_mapping"]]), np.array(encoded["assistant_masks"], np.bool_)
+    # Of a last character that is spread over several tokens, transformers' mask has the first one only.
+    return _sample(encoded["input_ids"], np.isin(starts, starts[mask]))
+
+
+def _between(tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[tuple[int, int]]) -> Sample:
+    """A text of which the tokens that begin inside some spans of characters are learnt."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    starts = np.array([a for a, _ in encoded["offset_mapping"]])
+    learn = np.zeros(len(starts), np.bool_)
+    for begin, end in spans:
+        learn |= (starts >= begin) & (starts < end)
+    return _sample(encoded["input_ids"], learn)
+
+
+def _sample(ids: Sequence[int], learn: Bools) -> Sample:
+    learn[:1] = False
+    return Sample(np.array(ids, np.int64), learn)
+
+
+def read(paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Sample]:
+    """All samples of some files; texts are cut into windows of `max_tokens`, chats at their first `max_tokens`.
+
+    Raises:
+        UserError: there is nothing to learn, or a chat cannot be rendered.
+    """
+    samples = [s for path in paths for row, where in rows(path) for s in _samples(row, where, tokenizer, max_tokens)]
+    if not samples:
+        raise UserError(f"nothing to learn in {', '.join(map(str, paths))}: no text or response of at least 2 tokens")
+    return samples
+
+
+def _samples(row: Row, where: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Iterator[Sample]:
+    chat = messages(row, where)
+    if chat is not None and not tokenizer.chat_template:
+        raise UserError(f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text")
+    try:
+        with understood("the target's chat template refuses this chat" if chat else "the target's tokenizer refuses this text"):
+            parts = _plain(row, tokenizer, max_tokens) if chat is None else chat_samples(tokenizer, chat) if chat else []
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    for part in parts:
+        cut = Sample(part.tokens[:max_tokens], part.learn[:max_tokens])
+        if cut.learn.any():
+            yield cut
+
+
+def _plain(row: Row, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Sample]:
+    if completes(row):
+        text = row["prompt"] + row["completion"]
+        return [_between(tokenizer, text, [(len(row["prompt"]), len(text))])]
+    ids = np.array(tokenizer(row["text"], add_special_tokens=False)["input_ids"], np.int64)
+    parts = [ids[i : i + max_tokens] for i in range(0, len(ids), max_tokens)]
+    return [Sample(part, np.arange(len(part)) > 0) for part in parts]

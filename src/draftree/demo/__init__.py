@@ -1,0 +1,8 @@
+"""The demo that ships with the package: a small target and its trained drafters."""
+
+from pathlib import Path
+
+
+def demo_folder(name: str = "target") -> Path:
+    """Where a shipped part of the demo lies."""
+    return Path(__file__).parent / name

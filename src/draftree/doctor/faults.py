@@ -1,0 +1,325 @@
+"""What may be wrong with a drafter: it is driven again with one thing changed, and does better where that was the fault.
+
+Each alternative is one change of what the drafter is told or of how it is read; weights are left as they are.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftree.drafters.base import Drafter, Trainable
+from draftree.drafters.neural.llama import Rotary
+from draftree.evaluation.driven import Places, Recording, Source, Text, drive
+from draftree.models.cache import SlotCache
+from draftree.models.target import Needs, Probes, Target, Verified
+from draftree.tree import Floats, Ints, Tree, Verdict
+
+LAYER, TOKEN, KV = "hidden layer off by one", "hidden states off by one token", "keys and values of the wrong layer"
+ROPE, VOCABULARY = "wrong rope", "wrong vocabulary map"
+OLD_THETA = 10_000.0
+"""The rotary base of configs that name none; drafters were trained with it by mistake."""
+CERTAIN, BESIDE = 3.0, 1.0
+"""Overlap must rise and cross-entropy fall, one by so many standard errors and the other by so many, to count as better."""
+GAIN = 0.005
+"""By how much overlap must rise."""
+UNTRAINED = 0.1
+"""Agreement below which a drafter knows nothing of the target; one that is put right knows something."""
+NEGLIGIBLE = 1e-4
+"""A difference of two gains that lets the change tried first stand."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One thing changed.
+
+    Attributes:
+        cause: what is wrong if it helps.
+        change: what was changed, in words.
+        source: what drives the drafter instead of the recording or target.
+        made: inside, the drafter is changed.
+    """
+
+    cause: str
+    change: str
+    source: Source
+    made: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+@dataclass(frozen=True)
+class Better:
+    """What an alternative gained.
+
+    Attributes:
+        cause: what is wrong if it helps.
+        change: what was changed.
+        overlap: before and after.
+        agreement: before and after.
+        z: the gain of overlap in standard errors.
+        z_surprise: that of cross-entropy.
+    """
+
+    cause: str
+    change: str
+    overlap: tuple[float, float]
+    agreement: tuple[float, float]
+    z: float
+    z_surprise: float
+
+    @property
+    def gain(self) -> float:
+        """Of overlap."""
+        return self.overlap[1] - self.overlap[0]
+
+    @property
+    def sure(self) -> bool:
+        """Whether it cannot be chance."""
+        less, more = sorted((self.z, self.z_surprise))
+        return more >= CERTAIN and less >= BESIDE and self.gain >= GAIN and self.agreement[1] >= UNTRAINED
+
+    @property
+    def evidence(self) -> str:
+        """In words."""
+        return (
+            f"with {self.change}, overlap goes from {self.overlap[0]:.3f} to {self.overlap[1]:.3f} and agreement from "
+            f"{self.agreement[0]:.2f} to {self.agreement[1]:.2f} (overlap rises by {self.z:.1f} standard errors, cross-entropy "
+            f"falls by {self.z_surprise:.1f})"
+        )
+
+
+def compared(alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Text], base: Places) -> Better:
+    """Drives the drafter with one thing changed, over the places of `base`."""
+    with alternative.made():
+        found = drive(alternative.source, drafter, texts)
+    z, z_surprise = _z(found.overlap - base.overlap, base), _z(base.surprise - found.surprise, base)
+    overlap = float(base.overlap.mean()), float(found.overlap.mean())
+    agreement = float(base.agree.mean()), float(found.agree.mean())
+    return Better(alternative.cause, alternative.change, overlap, agreement, z, z_surprise)
+
+
+def _z(gains: Floats, places: Places) -> float:
+    """A mean gain in standard errors; the places of one block are not independent, so blocks are what is counted."""
+    _, block = np.unique(np.stack((places.text, places.root)), axis=1, return_inverse=True)
+    sums = np.bincount(block.ravel(), gains)
+    spread = float(sums.std(ddof=1)) * np.sqrt(len(sums)) if len(sums) > 1 else 0.0
+    return float(sums.sum()) / spread if spread > 0 else 0.0
+
+
+def best(drafter: Drafter[Any], texts: Sequence[Text], base: Places, tried: Sequence[Alternative]) -> list[Better]:
+    """For each cause, the change that helps most; only what helps for certain, and half as much as the best of all."""
+    found: dict[str, Better] = {}
+    for alternative in tried:
+        better = compared(alternative, drafter, texts, base)
+        if better.sure and (better.cause not in found or better.gain > found[better.cause].gain + NEGLIGIBLE):
+            found[better.cause] = better
+    most = max((b.gain for b in found.values()), default=0.0)
+    return sorted((b for b in found.values() if b.gain >= most / 2), key=lambda b: -b.gain)
+
+
+def alternatives(target: Target, drafter: Drafter[Any], texts: Sequence[Text], chart: "Map | None") -> list[Alternative]:
+    """Everything that can be tried on a drafter; `chart` is its vocabulary map as it was loaded."""
+    needs, count = drafter.needs, int(target.decoder.config.num_hidden_layers)
+    layers = tuple(target.decoder.hidden_index(layer) for layer in needs.hidden)
+    around = [i for layer in layers for i in (layer - 1, layer, layer + 1) if 0 <= i <= count]
+    record = Recording.of(target, texts, around)
+    source: Source = target if needs.kv else record
+    found = [] if needs.kv else [*_layers(record, layers, count), *_tokens(record, layers)]
+    if needs.kv:
+        found += [Alternative(KV, f"the keys and values of {_one(by)}", Lifted(target, by)) for by in (-1, 1)]
+    if isinstance(drafter, Trainable):
+        found += [*_ropes(target, drafter, source), *_maps(chart, source)]
+    return found
+
+
+def _one(by: int) -> str:
+    return "one layer deeper" if by > 0 else "one layer earlier"
+
+
+def _layers(record: Recording, layers: tuple[int, ...], count: int) -> Iterator[Alternative]:
+    groups = [layers] if len(layers) == 1 else [layers, *((layer,) for layer in layers)]
+    for group in filter(None, groups):
+        for by in (-1, 1):
+            if all(0 <= layer + by <= count for layer in group):
+                given = {layer: layer + by for layer in group}
+                names = ", ".join(f"{new} for {old}" for old, new in given.items())
+                yield Alternative(LAYER, f"hidden state {names}", record.told(given))
+
+
+def _tokens(record: Recording, layers: tuple[int, ...]) -> Iterator[Alternative]:
+    for by, word in ((-1, "earlier"), (1, "later")) if layers else ():
+        yield Alternative(TOKEN, f"each token's hidden state taken one token {word}", record.told(later=by))
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A target whose cache shows other layers' keys and values."""
+
+    target: Target
+    by: int
+
+    def new_cache(self, rows: int, slots: int) -> SlotCache:
+        return self.target.new_cache(rows, slots)
+
+    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+        return self._lifted(self.target.prefill(cache, prompts, needs))
+
+    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
+        return self._lifted(self.target.verify(cache, tree, needs, probes))
+
+    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+        self.target.commit(cache, tree, verdict)
+
+    def _lifted(self, verified: Verified) -> Verified:
+        return replace(verified, taps=replace(verified.taps, cache=_OtherLayers(verified.taps.cache, self.by)))
+
+
+class _OtherLayers(SlotCache):
+    """A view of a cache, a layer higher or lower; the ends are the layers themselves."""
+
+    def __init__(self, cache: SlotCache, by: int) -> None:
+        vars(self).update(vars(cache))
+        self._by = by
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        count = len(self.shapes)
+        other = min(max(index % count + self._by, 0), count - 1)
+        return super().layer(other if self.shapes[other] == self.shapes[index] else index)
+
+
+def rotaries(model: nn.Module, *holders: object) -> dict[str, nn.Module]:
+    """The modules that hold rotary frequencies: of a network, and what its modules and other objects hold beside it."""
+    found: dict[nn.Module, str] = {}
+    for name, module in model.named_modules():
+        for inner, part in [(name, module), *_beside(module, name)]:
+            found.setdefault(part, inner)
+    for holder in holders:
+        for name, part in _beside(holder, ""):
+            found.setdefault(part, name)
+    return {name: m for m, name in found.items() if isinstance(m._buffers.get("inv_freq"), Tensor)}
+
+
+def _beside(holder: object, where: str) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that an object holds without their being parts of it, so that they are neither stored nor cast with it."""
+    for key, value in vars(holder).items():
+        for held in value if isinstance(value, list) else [value]:
+            name = f"{where}.{key}".strip(".")
+            if isinstance(held, Rotary):
+                yield from ((name, m) for m in vars(held).values() if isinstance(m, nn.Module))
+            elif isinstance(held, nn.Module):
+                yield from ((f"{name}.{n}", m) for n, m in held.named_modules())
+
+
+def frequencies(module: nn.Module) -> Tensor:
+    """[k] rotary frequencies of such a module."""
+    found = module._buffers["inv_freq"]
+    assert found is not None
+    return found
+
+
+def theta(frequencies: Tensor) -> float:
+    """The rotary base of frequencies [k] that are not scaled: fᵢ = θ^(−i/k)."""
+    k = len(frequencies)
+    return float(frequencies[1].double() ** -k) if k > 1 else 1.0
+
+
+def powers(base: float, k: int) -> Tensor:
+    """[k] rotary frequencies of a base."""
+    return base ** (-torch.arange(k, dtype=torch.float64) / k)
+
+
+def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[Alternative]:
+    """The target's frequencies, and those of the base that configs have where they name none; of all modules, and of each."""
+    theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
+    own = rotaries(drafter.model, drafter)
+    wanted = [] if theirs is None else [("the target's rotary base", theta(theirs), theirs)]
+    wanted.append(("the usual rotary base", OLD_THETA, torch.empty(0)))
+    for group in [own] if len(own) == 1 else [own, *({name: m} for name, m in own.items())]:
+        bases = ", ".join(sorted({f"{theta(frequencies(m)):.0f}" for m in group.values()}))
+        where = "" if group is own else f" in {next(iter(group))}"
+        for name, base, exact in wanted:
+            new = {m: _instead(frequencies(m), base, exact) for m in group.values()}
+            if any(not torch.allclose(frequencies(m).double(), f.double(), rtol=1e-3) for m, f in new.items()):
+                yield Alternative(ROPE, f"{name} {base:.0f} instead of {bases}{where}", source, _putting("inv_freq", new))
+
+
+def _instead(old: Tensor, base: float, exact: Tensor) -> Tensor:
+    return exact.clone() if exact.shape == old.shape else powers(base, len(old)).to(old)
+
+
+def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractContextManager[None]]:
+    """What changes a buffer of some modules for a while."""
+
+    @contextmanager
+    def changed() -> Iterator[None]:
+        old = [(module, module._buffers[name]) for module in new]
+        for module, value in new.items():
+            module._buffers[name] = value
+        try:
+            yield
+        finally:
+            for module, before in old:
+                module._buffers[name] = before
+
+    return changed
+
+
+@dataclass(frozen=True)
+class Map:
+    """A draft vocabulary: how far each draft id lies below the target's id it stands for, and which of those can be drafted."""
+
+    module: nn.Module
+    d2t: Tensor
+    t2d: Tensor
+
+    @property
+    def drafted(self) -> Tensor:
+        """[V′] the target's ids."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    @property
+    def complaints(self) -> list[str]:
+        """What is wrong with it as it stands."""
+        ids, vocab, found = self.drafted, len(self.t2d), []
+        if outside := int(((ids < 0) | (ids >= vocab)).sum()):
+            found.append(f"{outside} of {len(ids)} draft ids stand for none of the target's 0 … {vocab - 1}")
+        if int(ids.unique().numel()) < len(ids):
+            found.append(f"{len(ids) - int(ids.unique().numel())} draft ids stand for a token that another stands for")
+        if int(self.t2d.sum()) != len(ids):
+            found.append(f"t2d marks {int(self.t2d.sum())} tokens, d2t has {len(ids)}")
+        inside = ids[(ids >= 0) & (ids < vocab)]
+        if odd := int((~self.t2d.bool()[inside]).sum()):
+            found.append(f"{odd} tokens that d2t points at are not marked in t2d")
+        return found
+
+    def putting(self, ids: Tensor) -> Callable[[], AbstractContextManager[None]]:
+        """What makes the draft ids stand for other ones for a while."""
+        inside = ids.clamp(0, len(self.t2d) - 1)
+        return _putting("d2t", {self.module: inside - torch.arange(len(ids), device=ids.device)})
+
+
+def vocabulary_map(model: nn.Module) -> Map | None:
+    """The one that a model has, if it has any."""
+    for module in model.modules():
+        d2t, t2d = module._buffers.get("d2t"), module._buffers.get("t2d")
+        if isinstance(d2t, Tensor) and isinstance(t2d, Tensor):
+            return Map(module, d2t, t2d)
+    return None
+
+
+def _maps(found: Map | None, source: Source) -> Iterator[Alternative]:
+    if found is None:
+        return
+    plain, marked = torch.arange(len(found.d2t), device=found.d2t.device), found.t2d.nonzero()[:, 0]
+    choices = {
+        "d2t read as the target's ids, not as offsets": found.d2t,
+        "draft ids taken for the target's ids": plain,
+        "draft ids standing for the next token": found.drafted + 1,
+        "draft ids standing for the token before": found.drafted - 1,
+    } | ({"the ids that t2d marks, in order": marked} if len(marked) == len(plain) else {})
+    for change, ids in choices.items():
+        if not torch.equal(ids.clamp(0, len(found.t2d) - 1), found.drafted):
+            yield Alternative(VOCABULARY, change, source, found.putting(ids))

@@ -1,0 +1,416 @@
+"""Whether a drafter fits a target and is healthy, and what is likely wrong where it is not.
+
+It is driven along texts, by default the target's own greedy answers, and measured at every token. Then it is driven
+again with one thing changed at a time (the hidden layer, the rope, …): a change that makes it better for certain names
+the fault.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from draftree.costs import Costs
+from draftree.doctor.faults import UNTRAINED, VOCABULARY, Map, alternatives, best, frequencies, rotaries, theta, vocabulary_map
+from draftree.doctor.forwards import apart
+from draftree.drafters.base import Drafter, Trainable
+from draftree.drafters.glide import GLIDE
+from draftree.drafters.lm import LMDrafter
+from draftree.errors import UserError
+from draftree.evaluation.driven import DEPTHS, Places, Recording, Text, drive
+from draftree.formats.checkpoint import about, fingerprint
+from draftree.models.attention import DEAD, Attending, attending
+from draftree.models.target import Needs, Target
+from draftree.tree import Ints, Tree, Verdict
+
+Said = Literal["ok", "warn", "bad"]
+Tell = Callable[[str], None]
+BLOCKS = ((1, 0), (5, 0), (4, 3))
+"""Lengths and phases of the blocks for which training forward and decoding are compared."""
+COMPARED = 24
+"""Tokens of the texts they are compared on, two at most."""
+BINS = 10
+"""Of confidence, for the calibration error."""
+STAGES = 5
+"""How often `examine` tells what it does next, at most."""
+NARROW = 24
+"""Tokens of each text that the target reads one by one, for its numerical noise."""
+APART = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""Largest difference of a probability between training forward and decoding that is noise; `HALF` in half precision."""
+HALF = 0.1
+AGREEMENT, OVERLAP, COVERAGE = (0.5, 0.2), (0.4, 0.15), (0.9, 0.7)
+"""From the first on a figure is ok, below the second it is bad."""
+CALIBRATION = (0.15, 0.3)
+"""Up to the first the calibration error is ok, above the second it is bad."""
+FORWARDS = "mask or position off by one between training and decoding"
+NUMBERS = "weights are not finite numbers"
+STRANGER = "not trained, or trained for another target"
+TOKENIZER = "another tokenizer"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One figure: its name, value and verdict, and what it means in words."""
+
+    name: str
+    value: float | str | None
+    verdict: Said
+    text: str
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """What is likely wrong, and why."""
+
+    cause: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The figures at one depth.
+
+    Attributes:
+        depth: 1 is what follows the root.
+        places: how many were looked at.
+        drafted: share of places where anything was drafted.
+        agreement: share of drafts that are the target's choice.
+        overlap: E[Σ min(p, q)] over drafts, the target's p at temperature 1.
+        confidence: mean q of the likeliest draft.
+        calibration: expected calibration error of it.
+        accepted: how often a greedy chain's draft is accepted here, where all before it were.
+    """
+
+    depth: int
+    places: int
+    drafted: float
+    agreement: float
+    overlap: float
+    confidence: float
+    calibration: float
+    accepted: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found.
+
+    Attributes:
+        target: its name.
+        drafter: what it is.
+        texts: how many it was measured on.
+        tokens: how many tokens of them.
+        findings: the figures.
+        depths: by depth.
+        layers: how much each of the target's layers attends; none where that cannot be measured.
+        suspects: what is likely wrong, the surest first; none for a healthy drafter.
+    """
+
+    target: str
+    drafter: str
+    texts: int
+    tokens: int
+    findings: tuple[Finding, ...]
+    depths: tuple[Depth, ...]
+    layers: tuple[Attending, ...]
+    suspects: tuple[Suspect, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is suspected; it may still be slow."""
+        return not self.suspects
+
+    def __getitem__(self, name: str) -> Finding:
+        return next(f for f in self.findings if f.name == name)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it; a figure that is no finite number is null."""
+        found: dict[str, Any] = _finite(asdict(self))
+        return found | {"healthy": self.healthy}
+
+
+def _finite(said: Any) -> Any:
+    if isinstance(said, dict):
+        return {k: _finite(v) for k, v in said.items()}
+    if isinstance(said, (list, tuple)):
+        return [_finite(v) for v in said]
+    return None if isinstance(said, float) and not math.isfinite(said) else said
+
+
+def examine(
+    target: Target, drafter: Drafter[Any], texts: Sequence[Text], costs: Costs | None = None, tell: Tell = lambda _: None
+) -> Report:
+    """Measures a drafter on texts, and looks for what may be wrong with it.
+
+    Args:
+        target: the model it drafts for.
+        drafter: opened for that target.
+        texts: see `answers` and `read`.
+        costs: of the pairing, for the speed-up; without them none is predicted.
+        tell: is told what is done next.
+    """
+    chart = vocabulary_map(drafter.model) if isinstance(drafter, Trainable) else None
+    findings = [_vocabulary(target, chart), _dtype(target, drafter), *_trained_for(target, drafter)]
+    suspects = [*_broken(drafter, chart), *_tokenizer(target, drafter)]
+    depths: tuple[Depth, ...] = ()
+    if not any(s.cause == NUMBERS for s in suspects):
+        with _usable(chart):
+            more, depths, likely = _driven(target, drafter, texts, costs, chart, tell)
+        findings, suspects = findings + more, suspects + likely
+    tell("measuring the target's numerical noise")
+    findings.append(_noise(target, texts))
+    tell("measuring how much the target's layers attend")
+    layers, attention = _attention(target, drafter.needs, texts)
+    findings.append(attention)
+    count = sum(len(t.tokens) - t.start for t in texts)
+    return Report(target.name, drafter.described, len(texts), count, tuple(findings), depths, layers, _merged(suspects))
+
+
+def _usable(chart: Map | None) -> AbstractContextManager[None]:
+    """Inside, draft ids that stand for no token of the target stand for its last one: the drafter could not draft at all."""
+    return nullcontext() if chart is None or not chart.complaints else chart.putting(chart.drafted)()
+
+
+def _driven(
+    target: Target, drafter: Drafter[Any], texts: Sequence[Text], costs: Costs | None, chart: Map | None, tell: Tell
+) -> tuple[list[Finding], tuple[Depth, ...], list[Suspect]]:
+    """What driving the drafter shows."""
+    tell("driving the drafter along the texts")
+    places = drive(target, drafter, texts)
+    depths = tuple(_at_depth(places, d) for d in range(1, DEPTHS + 1))
+    findings, suspects = [*_figures(places, depths), *_predicted(places, costs)], list[Suspect]()
+    if isinstance(drafter, Trainable):
+        tell("comparing the training forward with decoding")
+        findings.append(finding := _forwards(target, drafter, texts))
+        suspects += [Suspect(FORWARDS, finding.text)] if finding.verdict == "bad" else []
+    tried = alternatives(target, drafter, texts, chart)
+    if tried:
+        tell(f"driving it again with one thing changed, {len(tried)} times")
+    suspects += [Suspect(b.cause, b.evidence) for b in best(drafter, texts, places, tried)]
+    lost = chart is not None and not bool(chart.d2t.any())
+    if lost and _knows_nothing(drafter, places, depths[0]):
+        suspects.append(Suspect(VOCABULARY, "every offset in d2t is 0, as if it had never been filled in"))
+    if not suspects and _knows_nothing(drafter, places, depths[0]):
+        suspects.append(Suspect(STRANGER, f"after a root it agrees with the target at {depths[0].agreement:.0%} of the places"))
+    return findings, depths, suspects
+
+
+def _vocabulary(target: Target, chart: Map | None) -> Finding:
+    """What opened fits; a drafter whose vocabulary or shapes do not is refused when it is opened."""
+    vocab = target.decoder.vocab
+    if chart is None:
+        return Finding("vocabulary", vocab, "ok", f"drafts all {vocab} tokens of the target")
+    size = len(chart.d2t)
+    if chart.complaints:
+        return Finding("vocabulary", size, "bad", "; ".join(chart.complaints))
+    return Finding("vocabulary", size, "ok", f"drafts {size} of the target's {vocab} tokens; d2t and t2d agree")
+
+
+def _dtype(target: Target, drafter: Drafter[Any]) -> Finding:
+    theirs = str(target.decoder.dtype).removeprefix("torch.")
+    if not isinstance(drafter, Trainable):
+        return Finding("dtype", theirs, "ok", f"the target's is {theirs}")
+    own = {str(p.dtype).removeprefix("torch.") for p in drafter.model.parameters()}
+    names = ", ".join(sorted(own))
+    return Finding("dtype", names, "ok" if own <= {theirs} else "warn", f"its weights are {names}, the target's {theirs}")
+
+
+def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
+    """What its checkpoint says of its target, and how it is rotated."""
+    if not isinstance(drafter, Trainable):
+        return
+    said = about(Path(drafter.knobs.checkpoint)) if drafter.knobs.checkpoint else {}
+    if said.get("target_hash", fingerprint(target.decoder.config)) != fingerprint(target.decoder.config):
+        yield Finding(
+            "trained for", str(said.get("target")), "warn", "its checkpoint was trained for a target of another config"
+        )
+    theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
+    own = sorted({round(theta(frequencies(m))) for m in rotaries(drafter.model, drafter).values()})
+    if own and theirs is not None and own != [round(theta(theirs))]:
+        names = ", ".join(map(str, own))
+        text = f"its rotary base is {names}, the target's {theta(theirs):.0f}; drafters with a rope of their own may differ"
+        yield Finding("rope", names, "warn", text)
+
+
+def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
+    """What is wrong with weights and vocabulary map whatever the text."""
+    if isinstance(drafter, Trainable):
+        odd = [name for name, p in drafter.model.named_parameters() if not bool(torch.isfinite(p).all())]
+        if odd:
+            yield Suspect(NUMBERS, f"NaN or ∞ in {len(odd)} tensors: {', '.join(odd[:4])}")
+    if chart is not None and chart.complaints:
+        yield Suspect(VOCABULARY, "; ".join(chart.complaints))
+
+
+def _tokenizer(target: Target, drafter: Drafter[Any]) -> Iterator[Suspect]:
+    """Whether a language model's ids mean what the target's mean."""
+    if isinstance(drafter, LMDrafter):
+        try:
+            ours, theirs = drafter.small.tokenizer.get_vocab(), target.tokenizer.get_vocab()
+        except UserError:  # one of them has none, so nothing can be said
+            return
+        if odd := [token for token, number in theirs.items() if ours.get(token) != number]:
+            yield Suspect(
+                TOKENIZER, f"{len(odd)} of the target's {len(theirs)} tokens have another id in its tokenizer, or none"
+            )
+
+
+def _at_depth(places: Places, depth: int) -> Depth:
+    at = places.depth == depth
+    drafted = at & places.drafted
+
+    def mean(values: np.ndarray) -> float:
+        return float(values[drafted].mean()) if drafted.any() else 0.0
+
+    return Depth(
+        depth, int(at.sum()), float(places.drafted[at].mean()) if at.any() else 0.0, mean(places.agree), mean(places.overlap),
+        mean(places.confidence), calibration_error(places.confidence[drafted], places.agree[drafted]),
+        float(places.rates[depth - 1]),
+    )  # fmt: skip
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Expected calibration error: how far mean confidence and hit rate are apart, in bins of confidence, by their size."""
+    bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    gaps = (abs(float((confidence - right)[bins == b].sum())) for b in np.unique(bins))
+    return sum(gaps) / max(len(confidence), 1)
+
+
+def _graded(name: str, value: float, marks: tuple[float, float], text: str) -> Finding:
+    ok, bad = marks
+    better = value if ok > bad else -value
+    said: Said = "ok" if better >= (ok if ok > bad else -ok) else "warn" if better >= (bad if ok > bad else -bad) else "bad"
+    return Finding(name, value, said, text)
+
+
+def _figures(places: Places, depths: Sequence[Depth]) -> Iterator[Finding]:
+    drafted, first = places.drafted, depths[0]
+    if not drafted.any():
+        yield Finding("agreement", 0.0, "bad", "it drafted nothing")
+        return
+    text = f"after a root its likeliest draft is the target's choice at {first.agreement:.0%} of {first.places} places"
+    yield _graded("agreement", first.agreement, AGREEMENT, text)
+    overlap = float(places.overlap[drafted].mean())
+    yield _graded("overlap", overlap, OVERLAP, f"drafts drawn from q would be accepted at {overlap:.0%} at temperature 1")
+    error = calibration_error(places.confidence[drafted], places.agree[drafted])
+    sure, right = float(places.confidence[drafted].mean()), float(places.agree[drafted].mean())
+    text = f"expected calibration error; its mean confidence is {sure:.2f}, its hit rate {right:.2f}"
+    yield _graded("calibration", error, CALIBRATION, text)
+    coverage = float(places.covered[drafted].mean())
+    if coverage < 1:
+        yield _graded("coverage", coverage, COVERAGE, f"{coverage:.0%} of the target's choices can be drafted")
+
+
+def _predicted(places: Places, costs: Costs | None) -> Iterator[Finding]:
+    """τ and speed-up of greedy chains: τ · sₜ(1) / (sₜ(1 + γ) + γ · sₐ(1) + commit)."""
+    lengths = 1 + np.cumsum(np.cumprod(places.rates))
+    yield Finding("acceptance length", float(lengths[-1]), "ok", f"predicted τ of chain:length={DEPTHS} at temperature 0")
+    if costs is None:
+        return
+    gains = [
+        tau * costs.target_seconds(1) / (costs.target_seconds(1 + n) + n * costs.draft_seconds(1) + costs.commit)
+        for n, tau in enumerate(lengths.tolist(), 1)
+    ]
+    most = int(np.argmax(gains))
+    text = (
+        f"predicted for chain:length={DEPTHS} from the costs on this machine; the best chain, of {most + 1}, "
+        f"gives {gains[most]:.2f}"
+    )
+    yield _graded("speed-up", float(gains[-1]), (1.1, 0.9), text)
+
+
+def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) -> Finding:
+    """Training forward beside decoding, on the beginnings of two texts."""
+    longest = sorted(texts, key=lambda t: -len(t.tokens))[:2]
+    count = min(COMPARED, *(len(t.tokens) for t in longest))
+    tokens = np.stack([t.tokens[:count] for t in longest])
+    allowed = APART.get(target.decoder.dtype, HALF)
+    differences = {cut: apart(target, drafter, tokens, *cut) for cut in BLOCKS}
+    worst = max(differences, key=lambda cut: math.inf if math.isnan(differences[cut]) else differences[cut])
+    largest = differences[worst]
+    text = (
+        f"draft probabilities of training forward and decoding differ by at most {largest:.1g} (in blocks of {worst[0]}, "
+        f"phase {worst[1]}); noise is below {allowed:.0e}"
+    )
+    if isinstance(drafter.knobs, GLIDE) and drafter.knobs.variant == "official":
+        return Finding(
+            "training = decoding", largest, "warn", f"{text}; GLIDE's official code decodes otherwise than it trains"
+        )
+    return Finding("training = decoding", largest, "ok" if largest <= allowed else "bad", text)
+
+
+def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
+    """Whether a drafter with weights never says what the target says; what looks up text may find nothing."""
+    return isinstance(drafter, (Trainable, LMDrafter)) and bool(places.drafted.any()) and first.agreement < UNTRAINED
+
+
+def _merged(suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:
+    """One suspect for each cause, with all evidence."""
+    causes = dict.fromkeys(s.cause for s in suspects)
+    return tuple(Suspect(c, "; ".join(s.evidence for s in suspects if s.cause == c)) for c in causes)
+
+
+def _attention(target: Target, needs: Needs, texts: Sequence[Text]) -> tuple[tuple[Attending, ...], Finding]:
+    """How much the target's layers attend, and whether what is read of them is worth reading.
+
+    Keys and values are those of a layer, a hidden state is the output of one. The last, which the target's own head reads, is
+    more than the work of its layer.
+    """
+    try:
+        layers = attending(target.decoder, [t.tokens for t in texts])
+    except UserError as error:  # of an architecture of its own
+        return (), Finding("attention", None, "ok", str(error))
+    count = len(layers)
+    keys = {layer % count: "whose keys and values it reads" for layer in needs.kv}
+    entries = {target.decoder.hidden_index(layer) for layer in needs.hidden} - {0, count}
+    read = {entry - 1: "whose output it reads" for entry in entries} | keys
+    if not read:
+        return layers, Finding("attention", None, "ok", "it reads of no layer in particular")
+    least = min(read, key=lambda i: layers[i].output)
+    adds = {i: f"layer {i}, {what}, adds {layers[i].output:.2g}" for i, what in sorted(read.items())}
+    told = f"of the residual stream before it, attention of {'; '.join(adds.values())}"
+    dead = f"; below {DEAD} a layer looks at hardly anything, and another should be read"
+    said: Said = "warn" if layers[least].dead else "ok"
+    return layers, Finding("attention", layers[least].output, said, told + dead * (said == "warn"))
+
+
+def _noise(target: Target, texts: Sequence[Text]) -> Finding:
+    """How the margin of the two best logits changes between passes over one token and one pass over all of a text."""
+    changes, margins = narrow_and_wide(target, texts)
+    noise, smallest = float(changes.max()), float(margins.min())
+    below, flipped = int((margins <= noise).sum()), int((changes >= margins).sum())
+    text = (
+        f"passes of different width move the margin of the two best logits by up to {noise:.1g}; it is smaller than that at "
+        f"{below} of {len(margins)} tokens, the smallest being {smallest:.1g}"
+    )
+    if below:
+        text += f" ({flipped} may have turned): there, greedy output may part from plain decoding's"
+    return Finding("margin / noise", smallest / noise if noise else None, "warn" if below else "ok", text)
+
+
+@torch.inference_mode()
+def narrow_and_wide(target: Target, texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
+    """[M] how the margin of the two best logits differs between a narrow and a wide pass, and [M] the narrow one's margin."""
+    record = Recording.of(target, texts)
+    cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
+    target.prefill(cache, [t.tokens[: t.start] for t in texts], Needs())
+    changes, margins = [], []
+    for i in range(NARROW):
+        live = np.array([r for r, t in enumerate(texts) if t.start + i < len(t.tokens)], np.int64)
+        if not live.size:
+            break
+        positions = np.array([texts[r].start + i for r in live])
+        tree = Tree.planted(live, np.array([texts[r].tokens[p] for r, p in zip(live, positions, strict=True)]))
+        top = target.verify(cache, tree, Needs()).logits.double().topk(2)
+        wide = record.after(live, positions).double().gather(-1, top.indices)
+        margin = top.values[:, 0] - top.values[:, 1]
+        margins.append(margin.cpu().numpy())
+        changes.append((margin - (wide[:, 0] - wide[:, 1])).abs().cpu().numpy())
+        nothing: tuple[Ints, ...] = (np.zeros(0, np.int64),) * len(live)
+        target.commit(cache, tree, Verdict(nothing, tree.tokens))
+    return np.concatenate(changes), np.concatenate(margins)

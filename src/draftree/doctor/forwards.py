@@ -1,0 +1,82 @@
+"""Whether a drafter is trained as what it decodes as: its draft distributions along a text, computed both ways.
+
+Shapes: B texts, T tokens, V vocabulary.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.data.samples import Sample
+from draftree.drafters.base import Batch, Drafter, Trainable
+from draftree.drafters.neural.masks import block_starts
+from draftree.models.target import Target
+from draftree.sampling.drawing import Drawing
+from draftree.training.teacher import Teacher
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+
+def batch_of(target: Target, drafter: Drafter[Any], tokens: Ints, seed: int = 0) -> Batch:
+    """Texts [B, T], all but their first token learnt, and what the target says of them."""
+    samples = [Sample(row, np.arange(len(row)) > 0) for row in tokens]
+    return Teacher(target, drafter.needs, samples, seed).batch(range(len(samples)), 0)
+
+
+def edges(count: int, block: int, phase: int) -> list[int]:
+    """Where blocks of a length and phase begin behind a text's first token, and its end.
+
+    The first block that is decoded needs a prompt before it, so it is the first that does not begin the text.
+    """
+    return [*sorted({int(s) for s in block_starts(count, block, phase)} - {0}), count]
+
+
+@torch.inference_mode()
+def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, phase: int) -> Tensor:
+    """[B, T', V] draft log-probabilities along texts [B, T]: each block's first token is a root, the others are drafted.
+
+    T' counts from the first root on. Every draft is accepted, so each block is one step.
+    """
+    rows, count = tokens.shape
+    cuts = edges(count, block, phase)
+    cache = target.new_cache(rows, count + block)
+    verified = target.prefill(cache, [row[: cuts[0]] for row in tokens], drafter.needs)
+    state = drafter.start([row[: cuts[0]] for row in tokens], tokens[:, cuts[0]], verified.taps)
+    found: list[Tensor] = []
+    for start, end in pairwise(cuts):
+        tree, frontier = Tree.planted(np.arange(rows), tokens[:, start]), np.arange(rows)
+        for position in range(start, end):
+            candidates, state = drafter.expand(state, tree, frontier, 1, Drawing())
+            assert candidates.log_probs is not None
+            found.append(candidates.log_probs)
+            if position + 1 < end:
+                tree = _followed(tree, frontier, tokens[:, position + 1])
+                frontier = np.arange(len(tree) - rows, len(tree))
+        verified = target.verify(cache, tree, drafter.needs)
+        bonus = tokens[:, end] if end < count else np.zeros(rows, np.int64)
+        verdict = Verdict(tuple(tree.of_row(row)[1:] for row in range(rows)), bonus)
+        target.commit(cache, tree, verdict)
+        kept = np.concatenate([verdict.kept(row) for row in range(rows)])
+        state = drafter.commit(state, tree, verdict, verified.taps.take(kept))
+    return torch.stack(found, dim=1)
+
+
+def _followed(tree: Tree, frontier: Ints, tokens: Ints) -> Tree:
+    nothing = np.zeros(len(frontier))
+    return tree.append(frontier, tokens, nothing, nothing, Candidates(tokens[:, None], nothing[:, None]))
+
+
+def both(target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int) -> tuple[Tensor, Tensor]:
+    """[B, T', V] log-probabilities of the training forward, and of decoding."""
+    with torch.no_grad():
+        logits = drafter.forward(batch_of(target, drafter, tokens), block, phase)
+    steps = decoded(target, drafter, tokens, block, phase)
+    return torch.log_softmax(logits.to(steps.dtype), dim=-1)[:, -steps.shape[1] :], steps
+
+
+def apart(target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int) -> float:
+    """The largest difference of a draft probability between training and decoding."""
+    trained, steps = both(target, drafter, tokens, block, phase)
+    return float((trained.exp() - steps.exp()).abs().max())

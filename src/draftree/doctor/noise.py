@@ -1,0 +1,216 @@
+"""What losslessness is judged by: one run of a text beside another, the numerical noise, and draws behind a root.
+
+Shapes: n tokens of a text, V vocabulary or outcomes.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.engine import Engine, run, usual
+from draftree.loop import plain
+from draftree.models.cache import SlotCache
+from draftree.models.target import Target
+from draftree.request import Emitted, Request, Scores
+from draftree.rows import Texts
+from draftree.sampling.noise import Chance, Keyed
+from draftree.sampling.settings import Sampling
+from draftree.tree import Floats
+
+FACTOR = 4
+"""How many times the measured noise a difference may be and still be noise."""
+LIKELIEST = 64
+"""Of a place's tokens: those whose logits are compared."""
+LOOK = 2
+"""Tokens behind a root that are counted together."""
+ROOM = 8
+"""How much deeper than those trees may be, as they are in the middle of a text."""
+OPEN = 1.5
+"""Entropy in nats of a good root's next token: neither certain nor different every time."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How passes of different width differ where nothing is wrong: plain decoding's, and one over the whole text.
+
+    Attributes:
+        logits: see `shifts`.
+        p: of a probability.
+        tv: total variation of p.
+        scale: the largest logit.
+    """
+
+    logits: float = 0.0
+    p: float = 0.0
+    tv: float = 0.0
+    scale: float = 0.0
+
+    def joined(self, other: Self) -> Self:
+        """The larger of each."""
+        mine, theirs = asdict(self), asdict(other)
+        return type(self)(**{name: max(mine[name], theirs[name]) for name in mine})
+
+    def allowed(self, dtype: torch.dtype) -> float:
+        """Up to what a difference of logits is explained; what the dtype cannot tell apart always is."""
+        return FACTOR * max(self.logits, torch.finfo(dtype).eps * self.scale)
+
+
+@dataclass(frozen=True)
+class Root:
+    """A place behind which tokens are drawn.
+
+    Attributes:
+        text: the number of its prompt.
+        before: token ids, the prompt's first.
+        token: the root.
+        distance: of the next token's entropy from `OPEN`.
+    """
+
+    text: int
+    before: list[int]
+    token: int
+    distance: float
+
+
+class Heard:
+    """Keeps what one text's run emits: its tokens, and the logits that each was chosen by."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.scores: list[Scores] = []
+
+    def __call__(self, events: list[Emitted]) -> None:
+        for event in events:
+            self.tokens += event.tokens
+            self.scores += event.scores
+
+    def raw(self, count: int) -> Tensor:
+        """[count, V] the target's own logits before the first tokens."""
+        return torch.stack([s.raw for s in self.scores[:count]])
+
+
+class Rooted(Chance):
+    """The keyed noise, but the token after the prompt is a given one: so that all rows draw behind the same root.
+
+    Args:
+        texts: being written.
+        root: that token.
+    """
+
+    def __init__(self, texts: Texts, root: int) -> None:
+        self._texts, self._root = texts, root
+
+    def categorical(self, p: Tensor, row: int, depth: int) -> int:
+        return self._texts.noise.categorical(p, row, depth) if self._texts.written[row] else self._root
+
+    def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
+        return self._texts.noise.bernoulli(p, row, depth, index)
+
+
+def plainly(target: Target, root: Root, sampling: Sampling, batches: Iterable[range]) -> list[tuple[int, ...]]:
+    """The `LOOK` tokens that plain decoding writes behind a root, for requests of these numbers."""
+    found: list[tuple[int, ...]] = []
+    cache: SlotCache | None = None
+    for numbers in batches:
+        if cache is None or cache.rows != len(numbers) or not target.reuses_prefixes:
+            cache = target.new_cache(len(numbers), len(root.before) + LOOK + 1)
+        cache.truncate(np.full(cache.rows, len(root.before)))
+        texts = Texts([Request([*root.before, root.token], LOOK, target.eos, n) for n in numbers], sampling, cache)
+        run(plain(target, usual(sampling), texts), texts)
+        found += map(tuple, texts.written)
+    return found
+
+
+def speculated(engine: Engine, root: Root, sampling: Sampling, batches: Iterable[range]) -> list[tuple[int, ...]]:
+    """The `LOOK` tokens that the loop writes behind a root, for requests of these numbers."""
+    found: list[tuple[int, ...]] = []
+    enough = len(root.before) + 1 + LOOK
+    engine.held = None
+    for numbers in batches:
+        wanted = Request(root.before, 1 + LOOK + ROOM, engine.eos, criteria=(lambda ids, _: ids.shape[1] >= enough,))
+        texts, steps = engine.begin([replace(wanted, number=n) for n in numbers], sampling)
+        texts.branches = Rooted(texts, root.token)
+        run(steps, texts)
+        found += (tuple(w[1:]) for w in texts.written)
+    return found
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first tokens two texts share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def shifts(a: Tensor, b: Tensor) -> float:
+    """How much logits [n, V] differ beside those of each place's likeliest token, at most, over the `LIKELIEST` tokens."""
+    best = a.topk(min(LIKELIEST, a.shape[-1]), dim=-1).indices
+    moved = b.double().gather(-1, best) - a.double().gather(-1, best)
+    apart = (moved - moved[:, :1]).abs()
+    return float(apart.masked_fill(apart.isnan(), 0).max())  # tokens that are at −∞ in both
+
+
+def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) -> float:
+    """By how much plain decoding preferred its own token at the first place that differs, in logits.
+
+    Args:
+        base: plain decoding's text.
+        ours: the other.
+        at: the place.
+        sampling: how both were chosen.
+        noise: whose next token is the place's.
+    """
+    if at >= len(base.tokens) or at >= len(ours.tokens):
+        return math.inf  # they agree on every token, and one of them has gone on
+    scores = base.scores[at].processed.double().cpu().numpy()
+    if not sampling.greedy:
+        scores = (scores + noise.gumbel(0, 0, len(scores))) * sampling.temperature
+    margin = float(scores[base.tokens[at]] - scores[ours.tokens[at]])
+    return math.inf if math.isnan(margin) else abs(margin)
+
+
+@torch.inference_mode()
+def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
+    """How plain decoding's logits differ from those of one pass of the stock model over the whole text.
+
+    Where the rope changes with the length of the text, no pass over all of it is what plain decoding does; there, only the
+    part before the change is looked at.
+    """
+    count, boundary = len(base.tokens), target.decoder.rope_boundary
+    if boundary is not None and (boundary[0] == "dynamic" or len(prompt) <= boundary[1]):
+        count = min(count, boundary[1] - len(prompt) + 1)
+    if count < 1:
+        return Noise()
+    ids = torch.tensor([[*prompt, *base.tokens[: count - 1]]], device=target.decoder.device)
+    wide = target.decoder.model(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0]
+    narrow = base.raw(count)
+    p, q = (torch.softmax(x.double(), dim=-1) for x in (narrow, wide))
+    apart = (p - q).abs()
+    scale = float(narrow.max(dim=-1).values.abs().max())
+    return Noise(shifts(narrow, wide), float(apart.max()), float(apart.sum(-1).max() / 2), scale)
+
+
+def opened(text: int, prompt: list[int], base: Heard) -> Root | None:
+    """The token of a text behind which the next one is most nearly as open as it should be."""
+    if len(base.tokens) < 2:
+        return None
+    p = torch.softmax(base.raw(len(base.tokens))[1:].double(), dim=-1)
+    away = (torch.special.entr(p).sum(-1) - OPEN).abs()
+    at = int(away.argmin())
+    return Root(text, [*prompt, *base.tokens[:at]], base.tokens[at], float(away[at]))
+
+
+def distances(a: Floats, b: Floats) -> tuple[float, float]:
+    """The total variation between two samples' frequencies, and what it is expected to be if their distribution is one.
+
+    Args:
+        a: [V] counts.
+        b: [V] counts.
+    """
+    n, m = a.sum(), b.sum()
+    p = (a + b) / (n + m)
+    spread = np.sqrt(p * (1 - p) * (1 / n + 1 / m))
+    return float(np.abs(a / n - b / m).sum() / 2), float(spread.sum() * math.sqrt(2 / math.pi) / 2)

@@ -1,0 +1,306 @@
+"""Counts the n-grams of a corpus, in memory of fixed size."""
+
+import json
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from draftree.drafters.lookup.ngrams import BLOCK, FULL, HEADER, Array, Grams, check, kinds, table_of, width_of
+from draftree.errors import UserError
+from draftree.tree import Ints
+
+PIECE = 1 << 22
+"""N-grams that are sorted at a time; a build takes some 700 MB with two threads."""
+EVERY = 1024
+"""Of a sorted run, every so-manieth context is looked at to cut runs into ranges of equal size."""
+
+
+# Building.
+
+
+class Run(NamedTuple):
+    """Distinct n-grams in the order of context and token: three arrays [S] of one length."""
+
+    context: Array
+    token: Array
+    times: Array
+
+
+def contexts(text: Ints, n: int, width: int) -> Array:
+    """[T − n + 1] the context before each token from the n-th on, as numbers."""
+    ids = text.astype(np.uint64)
+    found = np.zeros(max(0, len(text) - n + 1), np.uint64)
+    for i in range(n - 1):
+        found = found << np.uint64(width) | ids[i : i + len(found)]
+    return found
+
+
+def summed(run: Run, n: int, width: int) -> Run:
+    """The run in order, equal n-grams added up."""
+    if n * width <= 64:
+        order = np.argsort(run.context << np.uint64(width) | run.token.astype(np.uint64))
+    else:
+        order = np.lexsort((run.token, run.context))
+    context, token = run.context[order], run.token[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (context[1:] != context[:-1]) | (token[1:] != token[:-1])
+    starts = np.flatnonzero(new)
+    count = np.add.reduceat(run.times[order], starts) if starts.size else run.times[:0]
+    return Run(context[starts], token[starts], count)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a table is built.
+
+    Attributes:
+        n: tokens of an n-gram, 2 to 4.
+        vocab: V.
+        top: successors kept of each context, the likeliest; 0 keeps all.
+        threshold: n-grams counted fewer times are left out. What is left out still counts in the shares of the others.
+        piece: n-grams sorted at a time.
+    """
+
+    n: int
+    vocab: int
+    top: int = 12
+    threshold: int = 1
+    piece: int = PIECE
+
+    @property
+    def width(self) -> int:
+        return width_of(self.vocab)
+
+
+def build(documents: Iterable[Ints], plan: Plan, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Writes a table's files; memory is bounded by `plan.piece`, the vocabulary and the number of threads.
+
+    Pieces of the corpus are sorted and written as runs, and the runs merged range by range; both by several threads.
+
+    Args:
+        documents: token ids of one after another; no n-gram runs from one into the next.
+        plan: how.
+        folder: where.
+        tell: told what it is doing.
+
+    Returns:
+        Figures of what was counted and written.
+
+    Raises:
+        UserError: there is not one n-gram in the corpus, or an id is not below the vocabulary.
+    """
+    check(plan.n, plan.vocab)
+    seen = Seen()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
+        work = Work(pool, plan, Path(scratch), tell)
+        runs = list(work.ordered(work.sorted, _pieces(documents, plan, seen), "sorting piece {}"))
+        if not seen.grams:
+            raise UserError(f"the corpus is empty: none of {seen.documents:,} documents has {plan.n} tokens")
+        with Writing(folder, plan) as out:
+            ranges = _ranges(runs, plan)
+            for rows in work.ordered(work.merged, ((runs, r) for r in ranges), f"merging part {{}} of {len(ranges)}"):
+                out.write(rows)
+    return seen.figures() | out.finish()
+
+
+def grams_of(documents: Iterable[Ints], plan: Plan) -> Grams:
+    """A table in memory, for small corpora."""
+    with tempfile.TemporaryDirectory() as folder:
+        build(documents, plan, Path(folder), lambda _: None)
+        mapped = Grams.opened(Path(folder))
+        table = table_of({name: np.array(array) for name, array in mapped.table._asdict().items()})
+    return Grams(table, plan.n, plan.vocab)
+
+
+@dataclass
+class Seen:
+    """What was read of a corpus."""
+
+    documents: int = 0
+    tokens: int = 0
+    grams: int = 0
+
+    def figures(self) -> dict[str, Any]:
+        return {"documents": self.documents, "tokens": self.tokens, "grams": self.grams}
+
+
+def _pieces(documents: Iterable[Ints], plan: Plan, seen: Seen) -> Iterator[Run]:
+    """The corpus's n-grams, a number of documents at a time (a long one in parts), each counted once."""
+    waiting: list[tuple[Array, Array]] = []
+    size = 0
+    for document in documents:
+        seen.documents += 1
+        seen.tokens += len(document)
+        ids = np.asarray(document)
+        if ids.size and not 0 <= ids.min() <= ids.max() < plan.vocab:
+            raise UserError(f"document {seen.documents} has token {ids.max()}, allowed are 0 … {plan.vocab - 1}")
+        for start in range(0, max(0, len(ids) - plan.n + 1), plan.piece):
+            part = ids[start : start + plan.piece + plan.n - 1]
+            waiting.append((contexts(part, plan.n, plan.width), part[plan.n - 1 :].astype(np.uint32)))
+            size += len(waiting[-1][1])
+            seen.grams += len(waiting[-1][1])
+            if size >= plan.piece:
+                yield _joined(waiting)
+                waiting, size = [], 0
+    if size:
+        yield _joined(waiting)
+
+
+def _joined(parts: Sequence[tuple[Array, Array]]) -> Run:
+    context, token = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Run(context, token, np.ones(len(token), np.int64))
+
+
+class Rows(NamedTuple):
+    """What is stored of a range of contexts: [C] contexts and how many successors each has, [S] tokens and shares."""
+
+    context: Array
+    size: Array
+    token: Array
+    share: Array
+    distinct: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """The threads' part of a build.
+
+    Attributes:
+        pool: of threads; numpy sorts without holding the interpreter.
+        plan: how.
+        scratch: where runs lie.
+        tell: told of progress.
+    """
+
+    pool: ThreadPoolExecutor
+    plan: Plan
+    scratch: Path
+    tell: Callable[[str], None]
+
+    def ordered(self, job: Callable[[Any], Any], items: Iterable[Any], saying: str) -> Iterator[Any]:
+        """The results in order; no more items are drawn than there are threads for."""
+        waiting: deque[Future[Any]] = deque()
+        for number, item in enumerate(items, 1):
+            self.tell(saying.format(number))
+            waiting.append(self.pool.submit(job, item))
+            if len(waiting) > (os.cpu_count() or 1):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def sorted(self, run: Run) -> "Sorted":
+        """A sorted run on disk."""
+        made = summed(run, self.plan.n, self.plan.width)
+        files = []
+        for array in made:
+            handle, file = tempfile.mkstemp(dir=self.scratch)
+            with os.fdopen(handle, "wb") as out:
+                array.tofile(out)
+            files.append((file, array.dtype))
+        return Sorted(files, made.context[::EVERY].copy())
+
+    def merged(self, job: tuple[Sequence["Sorted"], tuple[int, int | None]]) -> Rows:
+        """What is stored of the contexts in a range."""
+        runs, (low, high) = job
+        joined = Run(*(np.concatenate(column) for column in zip(*(run.part(low, high) for run in runs), strict=True)))
+        return kept(summed(joined, self.plan.n, self.plan.width), self.plan)
+
+
+class Sorted(NamedTuple):
+    """A run on disk: a file and type for each of its arrays, and every so-manieth of its contexts."""
+
+    files: Sequence[tuple[str, Any]]
+    sample: Array
+
+    def part(self, low: int, high: int | None) -> Run:
+        """The contexts of a range. Only for so long is anything mapped, so that no more of it lies in memory."""
+        maps = [np.memmap(file, kind, "r") for file, kind in self.files]
+        start = int(np.searchsorted(maps[0], np.uint64(low)))
+        end = len(maps[0]) if high is None else int(np.searchsorted(maps[0], np.uint64(high)))
+        return Run(*(np.array(column[start:end]) for column in maps))
+
+
+def _ranges(runs: Sequence[Sorted], plan: Plan) -> list[tuple[int, int | None]]:
+    """Ranges of contexts with some `plan.piece` entries of all runs each."""
+    sample = np.sort(np.concatenate([run.sample for run in runs]))
+    cuts = np.unique(sample[:: max(1, plan.piece // EVERY)])[1:].tolist()
+    return list(zip([0, *cuts], [*cuts, None], strict=True))
+
+
+def kept(run: Run, plan: Plan) -> Rows:
+    """The likeliest successors of each context, of equally likely ones the lower id first."""
+    new = np.ones(len(run.context), np.bool_)
+    new[1:] = run.context[1:] != run.context[:-1]
+    starts, group = np.flatnonzero(new), np.cumsum(new) - 1
+    if not starts.size:
+        return Rows(run.context, run.times.astype(np.uint32), run.token, np.zeros(0, np.uint16), 0)
+    share = run.times / np.add.reduceat(run.times, starts)[group]
+    order = np.lexsort((run.token, -run.times, group))
+    keep = run.times[order] >= plan.threshold
+    if plan.top:
+        keep &= np.arange(len(order)) - starts[group] < plan.top
+    order = order[keep]
+    count = np.bincount(group[order], minlength=len(starts))
+    stored = np.maximum(1, np.rint(share[order] * FULL)).astype(np.uint16)
+    return Rows(run.context[starts][count > 0], count[count > 0], run.token[order], stored, len(run.context))
+
+
+class Writing:
+    """A table being written, range by range."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.folder, self.plan, self.distinct = folder, plan, 0
+        self.kinds = kinds(plan.n, plan.vocab, plan.top or FULL)
+        self.first = np.zeros(plan.vocab + 1, np.int64)
+        self.files = {name: open(folder / f"{name}.bin", "wb") for name in self.kinds}  # noqa: SIM115
+
+    def __enter__(self) -> "Writing":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def write(self, rows: Rows) -> None:
+        """Adds a range behind those before."""
+        bits = np.uint64((self.plan.n - 2) * self.plan.width)
+        self.distinct += rows.distinct
+        self.first[1:] += np.bincount((rows.context >> bits).astype(np.int64), minlength=self.plan.vocab)
+        rest = rows.context & ((np.uint64(1) << bits) - np.uint64(1))
+        self._planes("context", rest, int(bits))
+        self._planes("token", rows.token, self.plan.width)
+        self._put("size", rows.size)
+        self._put("share", rows.share)
+
+    def _planes(self, name: str, values: Array, bits: int) -> None:
+        self._put(f"{name}_low", values & values.dtype.type(0xFFFF))
+        if bits > 16:
+            self._put(f"{name}_high", values >> values.dtype.type(16))
+
+    def _put(self, name: str, values: Array) -> None:
+        values.astype(self.kinds[name]).tofile(self.files[name])
+
+    def finish(self) -> dict[str, Any]:
+        """Writes what is known at the end; figures of what was written."""
+        size = np.fromfile(self.folder / "size.bin", self.kinds["size"])
+        blocks = np.add.reduceat(size, np.arange(0, len(size), BLOCK), dtype=np.int64) if size.size else np.zeros(0)
+        np.cumsum(self.first).astype("<i8").tofile(self.folder / "first.bin")
+        np.concatenate(([0], np.cumsum(blocks))).astype("<i8").tofile(self.folder / "sums.bin")
+        space = {name: (self.folder / f"{name}.bin").stat().st_size for name in self.kinds}
+        arrays = {name: (kind, space[name] // np.dtype(kind).itemsize) for name, kind in self.kinds.items()}
+        header = {"n": self.plan.n, "vocab": self.plan.vocab, "top": self.plan.top, "threshold": self.plan.threshold}
+        (self.folder / HEADER).write_text(json.dumps(header | {"arrays": arrays}, indent=1))
+        return {
+            "n": self.plan.n,
+            "distinct": self.distinct,
+            "stored": arrays["share"][1],
+            "contexts": len(size),
+            "bytes": sum(space.values()),
+        }

@@ -1,0 +1,298 @@
+"""Suffix arrays over tokens: built, searched for what stood before, and what followed there counted into a trie.
+
+A corpus is one array of tokens, with a separator behind each document. The separator is larger than any token, so that of
+all the places where something stands, those at the end of a document come last and are cut off with one comparison.
+
+Shapes: T tokens of the corpus, C of them in a context, M matches, L tokens of a continuation, N nodes of a trie, E of a tree.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftree.kernels.compiled import compiled
+from draftree.tree import Floats, Ints
+
+Array = NDArray[Any]
+
+SEPARATOR = 2**32 - 1
+"""Stands behind every document."""
+NOTHING = -1
+"""In a continuation: its document has ended. Of a tree's node: its place in a trie is not known."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokens [T] and their suffix array: the places where a document goes on, ordered by what stands there and behind."""
+
+    tokens: Array
+    suffixes: Array
+
+
+@dataclass(frozen=True)
+class Trie:
+    """Continuations merged by their beginnings; the children of a node stand side by side, the most frequent first.
+
+    Several tries may stand in one, each with a root of its own.
+
+    Attributes:
+        tokens: [N] of each node; −1 for a root.
+        log_q: [N] log of the share of its parent's matches that go on with it.
+        first: [N] its first child.
+        children: [N] how many it has.
+    """
+
+    tokens: Ints
+    log_q: Floats
+    first: Ints
+    children: Ints
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def joined(documents: list[Ints]) -> NDArray[np.uint32]:
+    """One array of all documents' tokens, a separator behind each."""
+    whole = np.empty(sum(map(len, documents)) + len(documents), np.uint32)
+    at = 0
+    for document in documents:
+        whole[at : at + len(document)] = document
+        whole[at + len(document)] = SEPARATOR
+        at += len(document) + 1
+    return whole
+
+
+def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
+    """The places of all tokens that are no separators, in the order of what stands there and behind.
+
+    libdivsufsort sorts bytes: tokens are written as big-endian numbers of as many bytes as the vocabulary needs, whose
+    order is that of the tokens, and of the sorted places those where a token begins are kept.
+
+    Args:
+        tokens: [T], separators among them.
+        vocab: number of token ids.
+    """
+    from pydivsufsort import divsufsort  # only to build, not to search
+
+    width = max(1, (int(vocab).bit_length() + 7) // 8)
+    places = divsufsort(np.minimum(tokens, vocab).astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - width :].ravel())
+    places = places[places % width == 0] // width
+    documents = int((tokens == SEPARATOR).sum())
+    found: Array = places[: len(places) - documents].astype(np.uint32 if len(tokens) < SEPARATOR else np.int64)
+    return found
+
+
+@compiled
+def _before(tokens: Array, place: Any, query: Ints, whole: bool) -> bool:
+    """Whether the suffix at a place comes before a query; of those that begin with it do, if `whole`, all that go on."""
+    for j in range(len(query)):
+        if not 0 <= place + j < len(tokens):  # behind the end, or in a broken file
+            return True
+        token = np.int64(tokens[place + j])
+        if token != query[j]:
+            return bool(token < query[j])
+    after = place + len(query)
+    return whole and (after >= len(tokens) or tokens[after] != SEPARATOR)
+
+
+@compiled
+def _first(tokens: Array, suffixes: Array, query: Ints, whole: bool) -> int:
+    """The first suffix that does not come before a query; if `whole`, the first behind those that begin with it and go on."""
+    low, high = 0, len(suffixes)
+    while low < high:
+        middle = (low + high) // 2
+        if _before(tokens, np.int64(suffixes[middle]), query, whole):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def search(tokens: Array, suffixes: Array, context: Ints, longest: int, shortest: int) -> tuple[int, int, int]:
+    """Where the longest end of a context stands in the corpus with something behind it.
+
+    Where an end stands, shorter ones stand too, so that its length is found by halving.
+
+    Args:
+        tokens: [T] of the corpus.
+        suffixes: its suffix array.
+        context: [C].
+        longest: of the ends looked for.
+        shortest: of them.
+
+    Returns:
+        Its length and the range in the suffix array; a length of 0 where not even the shortest is found.
+    """
+    found, low, high = 0, 0, 0
+    fewest, most = shortest, min(longest, len(context))
+    while fewest <= most:
+        n = (fewest + most) // 2
+        query = context[len(context) - n :]
+        at = _first(tokens, suffixes, query, False)
+        if at < len(suffixes) and np.int64(suffixes[at]) + n == len(tokens):  # a corpus without separators ends here
+            at += 1
+        if at < len(suffixes) and _before(tokens, np.int64(suffixes[at]), query, True):
+            found, low, fewest = n, at, n + 1
+        else:
+            most = n - 1
+    if found:
+        high = max(low + 1, _first(tokens, suffixes, context[len(context) - found :], True))
+    return found, low, high
+
+
+@compiled
+def continuations(tokens: Array, suffixes: Array, low: int, high: int, skip: int, length: int, most: int) -> Ints:
+    """[M, L] what follows at some places, in order, −1 behind the end of a document.
+
+    Of more than `most` places, so many evenly spread ones are taken: the first ones, which REST takes, would all go on
+    with the smallest tokens.
+
+    Args:
+        tokens: [T] of the corpus.
+        suffixes: its suffix array.
+        low: the range of places.
+        high: its end.
+        skip: tokens that were matched.
+        length: L.
+        most: how many places are looked at.
+    """
+    count = min(high - low, most)
+    rows = np.full((count, length), NOTHING, np.int64)
+    for i in range(count):
+        place = np.int64(suffixes[low + i * (high - low) // count]) + skip
+        for j in range(length):
+            if not 0 <= place + j < len(tokens) or tokens[place + j] == SEPARATOR:
+                break
+            rows[i, j] = tokens[place + j]
+    return rows
+
+
+@compiled
+def _runs(rows: Ints, depth: int, begin: Ints, end: Ints, layer: int, size: int) -> Ints:
+    """[runs, 3] the nodes below a layer: begin and end of their matches, and parent."""
+    found, runs = np.empty((len(rows), 3), np.int64), 0
+    for node in range(layer, size):
+        at = begin[node]
+        while at < end[node]:
+            after = at + 1
+            while after < end[node] and rows[after, depth] == rows[at, depth]:
+                after += 1
+            if rows[at, depth] != NOTHING:
+                found[runs, 0], found[runs, 1], found[runs, 2] = at, after, node
+                runs += 1
+            at = after
+    return found[:runs]
+
+
+@compiled
+def _most_frequent(count: Ints, k: int) -> Ints:
+    """Which are the k largest, in their own order; of equals the first."""
+    return np.sort(np.argsort(-count, kind="mergesort")[:k])
+
+
+@compiled
+def grow(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
+    """The trie of the most frequent beginnings of continuations (REST, section 3.2), as `Trie` has it, the root first.
+
+    No node is more frequent than its parent. So of a layer no more than `nodes` have to be followed, and the best of all
+    layers are connected. Of equally frequent nodes the less deep ones are kept, then those with the lower token.
+
+    Args:
+        rows: [M, L] sorted continuations, −1 behind the end of one.
+        nodes: how many there may be at most beside the root.
+    """
+    matches, length = rows.shape
+    most = 1 + nodes * length
+    begin, end, parent = np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64)
+    token = np.full(most, NOTHING, np.int64)
+    end[0], layer, size = matches, 0, 1
+    for depth in range(length):
+        runs = _runs(rows, depth, begin, end, layer, size)
+        runs = runs[_most_frequent(runs[:, 1] - runs[:, 0], nodes)]
+        # Side by side below each parent, the most frequent first.
+        runs = runs[np.argsort(runs[:, 2] * (matches + 1) - (runs[:, 1] - runs[:, 0]), kind="mergesort")]
+        layer = size
+        for i in range(len(runs)):
+            begin[size], end[size], parent[size] = runs[i]
+            token[size] = rows[begin[size], depth]
+            size += 1
+    return _pruned(token[:size], end[:size] - begin[:size], parent[:size], nodes)
+
+
+@compiled
+def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
+    """The most frequent nodes of a trie, as `Trie` has it."""
+    kept = _most_frequent(count, nodes + 1)  # the root is the most frequent, or the first of equals
+    number, log_q = np.zeros(len(token), np.int64), np.zeros(len(kept))
+    first, children = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.int64)
+    for new in range(1, len(kept)):
+        old = kept[new]
+        number[old], above = new, number[parent[old]]
+        log_q[new] = np.log(count[old] / count[parent[old]])
+        if children[above] == 0:
+            first[above] = new
+        children[above] += 1
+    return token[kept], log_q, first, children
+
+
+@compiled
+def context_of(text: Ints, tokens: Ints, parents: Ints, node: int, longest: int) -> Ints:
+    """[C] the last tokens up to a tree's node: those of its path, and of the text before its root.
+
+    Args:
+        text: committed tokens of its row.
+        tokens: [E] of the tree.
+        parents: [E] of the tree.
+        node: the last token is its own.
+        longest: C at most.
+    """
+    found, at = np.empty(longest, np.int64), longest
+    while node >= 0 and at > 0:
+        at -= 1
+        found[at] = tokens[node]
+        node = parents[node]
+    before = min(at, len(text))
+    found[at - before : at] = text[len(text) - before :]
+    return found[at - before :]
+
+
+@compiled
+def follow(known: Ints, tokens: Ints, parents: Ints, trie_tokens: Ints, first: Ints, children: Ints) -> Ints:
+    """[E] each tree node's node in a trie: its token's among the children of its parent's; −1 where there is none.
+
+    Args:
+        known: of the first nodes of the tree.
+        tokens: [E] of the tree.
+        parents: [E] of the tree.
+        trie_tokens: [N] of the trie.
+        first: [N] of the trie.
+        children: [N] of the trie.
+    """
+    found = np.full(len(tokens), NOTHING, np.int64)
+    found[: len(known)] = known
+    for node in range(len(known), len(tokens)):
+        above = found[parents[node]] if parents[node] >= 0 else NOTHING
+        if above >= 0:
+            for child in range(first[above], first[above] + children[above]):
+                if trie_tokens[child] == tokens[node]:
+                    found[node] = child
+    return found
+
+
+@compiled
+def best_children(at: Ints, k: int, tokens: Ints, log_q: Floats, first: Ints, children: Ints) -> tuple[Ints, Floats]:
+    """[F, K] tokens and log q of the most frequent children of a trie's nodes [F], −∞ where there are fewer.
+
+    K is not larger than it has to be, and at least 1.
+    """
+    widest = 1
+    for i in range(len(at)):
+        widest = max(widest, min(k, children[at[i]]))
+    found, value = np.zeros((len(at), widest), np.int64), np.full((len(at), widest), -np.inf)
+    for i in range(len(at)):
+        for j in range(min(widest, children[at[i]])):
+            found[i, j], value[i, j] = tokens[first[at[i]] + j], log_q[first[at[i]] + j]
+    return found, value

@@ -1,0 +1,378 @@
+"""Frequencies of what followed a pattern, in the text being written and in earlier outputs, and the draft grown from them.
+
+Nothing is stored of a suffix tree but what the next draft reads. The occurrences of the last p tokens are the leaves below
+that pattern's node; with the places of the longest match at hand, those of all shorter ones are found on the way, and the
+node's children are counted by splitting its places by the token behind them. The text itself therefore needs no index: it
+is scanned once for its last token, which at 10,000 tokens takes less time than one call from Python. Earlier outputs are
+kept in blocks, each with its places sorted by the text before them read backwards (the leaves of a suffix tree of the
+reversed text), so that the occurrences of all suffixes of a text stand around one place that bisection finds. A finished
+block is never written to, so an older state goes on seeing what it saw.
+
+Shapes: N tokens of memory, P places with a continuation, B blocks, M drafted tokens, F frontier nodes, K candidates.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftree.kernels.compiled import compiled
+from draftree.tree import Floats, Ints
+
+Shorts = NDArray[np.int32]
+Occurrences = tuple[Shorts, Shorts]
+"""Places where a match ends, and how many tokens match there; longest first."""
+
+END = -1
+"""Stands behind every document of the memory."""
+BLOCKS = 8
+"""The memory is forgotten by blocks of at most this part of its size."""
+MOST = 512
+"""Drafted tokens at most: no step verifies more (`text.MAX_NODES`)."""
+
+
+class Limits(NamedTuple):
+    """What a draft may be.
+
+    Attributes:
+        longest: pattern in tokens.
+        length: of a continuation in tokens.
+        factor: drafted tokens for each token of the pattern.
+        least: probability of a drafted token along its path.
+        places: occurrences of a pattern that are counted.
+    """
+
+    longest: int
+    length: int
+    factor: float
+    least: float
+    places: int
+
+
+class Memory(NamedTuple):
+    """Earlier outputs, oldest first.
+
+    Attributes:
+        tokens: [N] of all documents, `END` behind each.
+        order: [P] places of tokens that another follows, in each block sorted by the text before them read backwards.
+        blocks: [B + 1] where each block begins in `tokens`.
+        sorted_blocks: [B + 1] where each block begins in `order`.
+    """
+
+    tokens: Shorts
+    order: Shorts
+    blocks: Ints
+    sorted_blocks: Ints
+
+    @classmethod
+    def empty(cls) -> "Memory":
+        none, first = np.zeros(0, np.int32), np.zeros(1, np.int64)
+        return cls(none, none, first, first)
+
+    def remember(self, documents: Sequence[Ints], longest: int, size: int) -> "Memory":
+        """The memory with further documents, and without the oldest block for as long as it exceeds its size.
+
+        Blocks are merged as binary numbers are counted, so that a token is sorted again only when its block doubles.
+
+        Args:
+            documents: token ids of each; of one longer than a block its end.
+            longest: pattern that will be looked for.
+            size: tokens at most, the ends of documents included.
+        """
+        allowed = max(size // BLOCKS, 3)  # any smaller, and no document would have a continuation
+        new = [np.append(d[1 - allowed :], END).astype(np.int32) for d in documents if len(d) > 1]
+        if not new:
+            return self
+        blocks = np.split(self.tokens, self.blocks[1:-1]) if len(self.tokens) else []
+        orders = np.split(self.order - np.repeat(self.blocks[:-1], np.diff(self.sorted_blocks)), self.sorted_blocks[1:-1])
+        for document in _joined(new, allowed):
+            while blocks and len(blocks[-1]) < 2 * len(document) and len(blocks[-1]) + len(document) <= allowed:
+                document = np.concatenate((blocks.pop(), document))
+            blocks.append(document)
+            orders[len(blocks) - 1 :] = [by_context(document, longest)]
+        while sum(map(len, blocks)) > size and len(blocks) > 1:
+            del blocks[0], orders[0]
+        starts, sorted_starts = (np.cumsum([0, *map(len, x)]) for x in (blocks, orders))
+        order = np.concatenate(orders) + np.repeat(starts[:-1], np.diff(sorted_starts))
+        return Memory(np.concatenate(blocks), order.astype(np.int32), starts, sorted_starts)
+
+
+def _joined(documents: Sequence[Shorts], allowed: int) -> list[Shorts]:
+    """Documents put together to blocks of at most so many tokens."""
+    blocks = list[Shorts]()
+    for document in documents:
+        if blocks and len(blocks[-1]) + len(document) <= allowed:
+            blocks[-1] = np.concatenate((blocks[-1], document))
+        else:
+            blocks.append(document)
+    return blocks
+
+
+def by_context(tokens: Shorts, longest: int) -> Shorts:
+    """The places that another token follows, sorted by at least `longest` tokens read backwards from them.
+
+    Prefix doubling (Manber and Myers 1990) on the reversed text, so it is the next power of two of them; of equal contexts
+    the earlier place comes first.
+    """
+    _, rank = np.unique(tokens, return_inverse=True)
+    rank, width = rank.astype(np.int64), 1
+    while width < longest and rank.max() < len(tokens) - 1:
+        before = np.concatenate((np.zeros(width, np.int64), rank[:-width] + 1))[: len(tokens)]
+        _, rank = np.unique(rank * (len(tokens) + 1) + before, return_inverse=True)
+        width *= 2
+    places = np.argsort(rank, kind="stable")
+    followed = np.append(tokens[1:] != END, False) & (tokens != END)
+    order: Shorts = places[followed[places]].astype(np.int32)
+    return order
+
+
+@compiled
+def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
+    """Where the end of a text stands in it before: the longest matches, the latest of equals first.
+
+    Args:
+        text: of which the first `end` tokens count.
+    """
+    places, lengths = np.empty(end, np.int32), np.empty(end, np.int32)
+    found, whole, last = 0, 0, text[end - 1]
+    for place in range(end - 2, -1, -1):
+        if text[place] != last:
+            continue
+        n = 1
+        while n < limits.longest and n <= place and text[place - n] == text[end - 1 - n]:
+            n += 1
+        places[found], lengths[found] = place, n
+        found += 1
+        whole += n == limits.longest
+        if whole == limits.places:  # nothing before can match better
+            break
+    return longest_first(places[:found], lengths[:found], limits)
+
+
+@compiled
+def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrences:
+    """The first `limits.places` by falling length; equals stay in their order."""
+    begin = np.zeros(limits.longest + 2, np.int64)
+    for n in lengths:
+        begin[limits.longest - n + 1] += 1
+    for n in range(limits.longest + 1):
+        begin[n + 1] += begin[n]
+    kept = min(len(places), limits.places)
+    sorted_places, sorted_lengths = np.empty(kept, np.int32), np.empty(kept, np.int32)
+    for i in range(len(places)):
+        n = limits.longest - lengths[i]
+        if begin[n] < kept:
+            sorted_places[begin[n]], sorted_lengths[begin[n]] = places[i], lengths[i]
+        begin[n] += 1
+    return sorted_places, sorted_lengths
+
+
+@compiled
+def compare(tokens: Shorts, start: int, place: int, text: Shorts, end: int, most: int) -> tuple[int, int]:
+    """How many tokens backwards from a place are those of the text's end, and whether the next is less, none, or more."""
+    for n in range(min(most, end)):
+        here = tokens[place - n] if place - n >= start else END - 1
+        if here != text[end - 1 - n]:
+            return n, -1 if here < text[end - 1 - n] else 1
+    return min(most, end), 0
+
+
+@compiled
+def in_memory(memory: Memory, text: Shorts, end: int, limits: Limits) -> Occurrences:
+    """Where the end of a text stands in the memory: the longest matches, of equals those of later blocks first."""
+    tokens, order, most, found = memory.tokens, memory.order, limits.longest, 0
+    blocks = len(memory.blocks) - 1
+    places, lengths = np.empty(blocks * limits.places, np.int32), np.empty(blocks * limits.places, np.int32)
+    of_length, enough = np.zeros(most + 1, np.int64), 0  # how many were found, and the length of which there are enough
+    for block in range(blocks - 1, -1, -1):
+        start, first, last = memory.blocks[block], memory.sorted_blocks[block], memory.sorted_blocks[block + 1]
+        right, high = first, last
+        while right < high:
+            middle = (right + high) // 2
+            if compare(tokens, start, order[middle], text, end, most)[1] < 0:
+                right = middle + 1
+            else:
+                high = middle
+        left, taken = right - 1, 0
+        above = compare(tokens, start, order[left], text, end, most)[0] if left >= first else 0
+        below = compare(tokens, start, order[right], text, end, most)[0] if right < last else 0
+        while taken < limits.places and max(above, below) > enough:  # the farther from the place, the shorter the match
+            of_length[max(above, below)] += 1
+            if below >= above:
+                places[found], lengths[found] = order[right], below
+                right += 1
+                below = compare(tokens, start, order[right], text, end, below)[0] if right < last else 0
+            else:
+                places[found], lengths[found] = order[left], above
+                left -= 1
+                above = compare(tokens, start, order[left], text, end, above)[0] if left >= first else 0
+            found, taken = found + 1, taken + 1
+        longer = 0
+        for n in range(most, enough, -1):
+            longer += of_length[n]
+            if longer >= limits.places:
+                enough = n
+                break
+    return longest_first(places[:found], lengths[:found], limits)
+
+
+@compiled
+def split(tokens: Shorts, end: int, places: Shorts, ahead: int) -> int:
+    """Sorts places by the token `ahead` of them; returns how many have none, which come first."""
+    keys, none = np.empty(len(places), np.int64), 0
+    for i, place in enumerate(places):
+        token = tokens[place + ahead] if place + ahead < end else END
+        none += token == END
+        keys[i] = (np.int64(token) << 32) + place
+    keys.sort()
+    for i, key in enumerate(keys):
+        places[i] = key & 0x7FFFFFFF
+    return none
+
+
+@compiled
+def grown(tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, least: float) -> tuple[Shorts, Floats, float]:
+    """The tree of the likeliest continuations of some places, likeliest first (SuffixDecoding, section 4).
+
+    Args:
+        tokens: of which the first `end` count.
+        places: where the pattern ends; sorted by what is found.
+        budget: drafted tokens at most.
+        depth: of the deepest.
+        least: probability of a token along its path.
+
+    Returns:
+        [M, 2] tokens and their parents (−1 for the pattern itself), [M] their shares of the parent's continuations, and the
+        sum of the probabilities along the paths, which is the number of tokens expected to be right.
+    """
+    nodes, shares, score = np.empty((budget, 2), np.int32), np.empty(budget), 0.0
+    pool = np.empty((len(places), 6), np.int64)  # token, parent, first place, last + 1, depth, number; no place is in two
+    values, its_share = np.empty(len(places)), np.empty(len(places))  # the probability along the path
+    node, begin, stop, ahead, value, waiting, pushed = -1, 0, len(places), 1, 1.0, 0, 0
+    while node + 1 < budget:
+        at = begin + split(tokens, end, places[begin:stop], ahead) if ahead <= depth else stop
+        total = stop - at
+        while at < stop:
+            token, first = tokens[places[at] + ahead], at
+            while at < stop and tokens[places[at] + ahead] == token:
+                at += 1
+            share = (at - first) / total
+            if value * share >= least:
+                pool[waiting, 0], pool[waiting, 1], pool[waiting, 2] = token, node, first
+                pool[waiting, 3], pool[waiting, 4], pool[waiting, 5] = at, ahead, pushed
+                values[waiting], its_share[waiting] = value * share, share
+                waiting, pushed = waiting + 1, pushed + 1
+        if waiting == 0:
+            break
+        best = 0
+        for i in range(1, waiting):
+            if values[i] > values[best] or (values[i] == values[best] and pool[i, 5] < pool[best, 5]):
+                best = i
+        node += 1
+        nodes[node, 0], nodes[node, 1], shares[node] = pool[best, 0], pool[best, 1], its_share[best]
+        begin, stop, ahead, value = pool[best, 2], pool[best, 3], pool[best, 4] + 1, values[best]
+        score += value
+        waiting -= 1
+        values[best], its_share[best] = values[waiting], its_share[waiting]
+        for column in range(6):
+            pool[best, column] = pool[waiting, column]
+    return nodes[: node + 1], shares[: node + 1], score
+
+
+@compiled
+def best_of(
+    tokens: Shorts, end: int, found: Occurrences, limits: Limits, nodes: Shorts, shares: Floats, score: float
+) -> tuple[Shorts, Floats, float]:
+    """The draft with the largest score among those of all lengths of the pattern, and a given one, which wins ties.
+
+    A tree of n tokens scores n at most, so that patterns too short for more than the best score are not looked at.
+    """
+    places, lengths = found
+    count = len(places)
+    first = count
+    for i in range(count):
+        if i + 1 < count and lengths[i + 1] == lengths[i]:
+            continue
+        pattern, first = lengths[i], i + 1  # the longest pattern that has just these occurrences
+        budget = min(int(limits.factor * pattern + 1e-6), MOST)
+        if budget <= score:
+            break
+        other = grown(tokens, end, places[:first].copy(), budget, limits.length, limits.least)
+        if other[2] > score:
+            nodes, shares, score = other
+    return nodes, shares, score
+
+
+@compiled
+def draft(text: Shorts, end: int, memory: Memory, limits: Limits) -> tuple[Shorts, Floats]:
+    """The draft behind a text: of all lengths of its last tokens, in itself and in the memory, the one of the largest score.
+
+    Of equal scores that of the longer pattern wins, and the text before the memory.
+
+    Args:
+        text: of which the first `end` tokens count.
+
+    Returns:
+        [M, 2] tokens and their parents, and [M] q of each given its parent; siblings by falling q, the lower token of
+        equals first.
+    """
+    none, shares = np.empty((0, 2), np.int32), np.empty(0)
+    nodes, shares, score = best_of(text, end, in_text(text, end, limits), limits, none, shares, 0.0)
+    size = len(memory.tokens)
+    nodes, shares, _ = best_of(memory.tokens, size, in_memory(memory, text, end, limits), limits, nodes, shares, score)
+    return nodes, shares
+
+
+@compiled
+def child(nodes: Shorts, node: int, token: int) -> int:
+    """The node's child with that token; −2 if there is none."""
+    for i in range(node + 1, len(nodes)):
+        if nodes[i, 1] == node and nodes[i, 0] == token:
+            return i
+    return -2
+
+
+@compiled
+def children(
+    text: Shorts,
+    end: int,
+    nodes: Shorts,
+    shares: Floats,
+    parents: Ints,
+    tokens: Ints,
+    frontier: Ints,
+    k: int,
+    memory: Memory,
+    limits: Limits,
+) -> tuple[Ints, Floats]:
+    """Up to K candidates [F, K] and their log q after the frontier's nodes of one root.
+
+    A node that is not in the draft behind the root was proposed by someone else; a draft of its own begins there.
+
+    Args:
+        text: up to the root, which is token `end` − 1; behind it there is room for the deepest path.
+        nodes, shares: the draft behind the root.
+        parents: [N] of the tree.
+        tokens: [N] of the tree.
+    """
+    found, log_q = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)
+    for f, below in enumerate(frontier):
+        depth, node = 0, below
+        while parents[node] >= 0:
+            depth, node = depth + 1, parents[node]
+        node = below
+        for i in range(depth - 1, -1, -1):
+            text[end + i], node = tokens[node], parents[node]
+        its_nodes, its_shares, at = nodes, shares, -1
+        for i in range(end, end + depth):
+            at = child(its_nodes, at, text[i])
+            if at < -1:
+                its_nodes, its_shares = draft(text, i + 1, memory, limits)
+                at = -1
+        rank = 0
+        for i in range(at + 1, len(its_nodes)):
+            if its_nodes[i, 1] == at and rank < k:
+                found[f, rank], log_q[f, rank] = its_nodes[i, 0], np.log(its_shares[i])
+                rank += 1
+    return found, log_q

@@ -1,0 +1,216 @@
+"""What drafters that are transformers share: a cache of committed tokens, and the nodes fed so far behind them.
+
+Shapes: R rows, F frontier nodes, V vocabulary, S slots.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+from transformers.utils import logging
+
+from draftree.boundary.files import filled, understood
+from draftree.errors import UserError
+from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, check_sizes, note, read_config
+from draftree.models.cache import SlotCache
+from draftree.models.decoder import Decoder, one_layer, pretrained
+from draftree.models.feed import Feed
+from draftree.models.target import Needs, Target
+from draftree.sampling.drawing import Drawing, drawn
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+
+def beginning(target: Target) -> PreTrainedModel:
+    """One float32 layer of the target's architecture, to be trained, between the target's embedding and LM head.
+
+    Embedding and head are copies (EDD + PCT, section 3.1), and tied where the target's are.
+    """
+    model, whole = one_layer(target.decoder.config), target.decoder.model
+    for ours, theirs in (
+        (model.get_input_embeddings(), whole.get_input_embeddings()),
+        (model.get_output_embeddings(), whole.get_output_embeddings()),
+    ):
+        ours.load_state_dict({k: v.float() for k, v in theirs.state_dict().items()})
+    placed: Any = model
+    placed.to(target.decoder.device)
+    return model
+
+
+def load_model(folder: Path, method: str, target: Target) -> PreTrainedModel:
+    """The one-layer Hugging Face model of a checkpoint, complete and fitting the target, on its device and in its dtype.
+
+    Raises:
+        UserError: weights are missing, tensors are missing or foreign, or vocabulary or hidden size do not fit.
+    """
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"'{folder}' has no weights: a file {WEIGHTS} was expected")
+    check_sizes(read_config(folder), folder, method, target)
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # what transformers would warn of is checked below, and refused
+    try:
+        with understood(f"cannot load drafter '{folder}'"):
+            model, info = pretrained(str(folder), AutoConfig.from_pretrained(folder), target.decoder.dtype)
+    finally:
+        logging.set_verbosity(level)
+    for kind in ("missing_keys", "unexpected_keys"):
+        if names := sorted(map(str, info[kind])):
+            raise UserError(f"'{folder}' does not hold exactly a '{method}': {kind.replace('_', ' ')}: {', '.join(names[:4])}")
+    loaded: PreTrainedModel = model.to(target.decoder.device)
+    return loaded
+
+
+def save_model(folder: Path, method: str, model: PreTrainedModel, knobs: Any, target: Target) -> None:
+    """Writes a Hugging Face model in float16 beside its config and what draftree has to know."""
+    halves: dict[int, Tensor] = {}  # tied tensors stay one, and are written once
+    state = model.state_dict()
+    for value in state.values():
+        halves.setdefault(value.data_ptr(), value.detach().to("cpu", torch.float16))
+    with filled(folder, last=CONFIG) as beside:
+        model.save_pretrained(beside, state_dict={k: halves[v.data_ptr()] for k, v in state.items()})
+        config = read_config(beside) | {"dtype": "float16", ABOUT: note(method, knobs, target)}
+        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+SPARE = 256
+"""Slots a new cache has beside the prompt's, so that it seldom grows."""
+NOTHING = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A transformer drafter's state.
+
+    Attributes:
+        cache: its keys and values; the tensors are shared between the states of one text.
+        pending: for each row, committed tokens behind the cached ones, not fed yet.
+        fed: for each row, the nodes fed in this step, in the order of their scratch slots (behind the pending ones).
+    """
+
+    cache: SlotCache
+    pending: tuple[Ints, ...]
+    fed: tuple[Ints, ...]
+
+    @classmethod
+    def empty(cls, cache: SlotCache) -> "Decoding":
+        """Nothing pending, nothing fed."""
+        return cls(cache, (NOTHING,) * cache.rows, (NOTHING,) * cache.rows)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a frontier's nodes lie in one pass.
+
+    Attributes:
+        feed: of each row its pending tokens, if this is the step's first pass, and its nodes of the frontier.
+        rows: [F] the row of each frontier node.
+        columns: [F] its column there.
+        fed: the nodes fed in this step once the pass is done.
+    """
+
+    feed: Feed
+    rows: Ints
+    columns: Ints
+    fed: tuple[Ints, ...]
+
+    def pick(self, out: Tensor) -> Tensor:
+        """[F, …] of what a pass gave, [R, n, …]."""
+        if len(out) == 1:  # the frontier stands behind the pending tokens, in its own order
+            return out[0, self.columns[0] : self.columns[-1] + 1]
+        return out[torch.from_numpy(self.rows).to(out.device), torch.from_numpy(self.columns).to(out.device)]
+
+
+def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> Layout:
+    """A pass over the frontier's nodes; each sees its row's committed tokens and those of its path that were fed.
+
+    Args:
+        state: of the drafter.
+        tree: what was drafted so far.
+        frontier: [F] nodes, none of them fed before in this step.
+        device: of the pass.
+    """
+    cache, owner = state.cache, tree.row[frontier]
+    rows = [frontier[owner == r] for r in range(cache.rows)] if cache.rows > 1 else [frontier]
+    tokens, positions, visible, scratch, starts = [], [], [], [], cache.lengths.copy()
+    columns = np.empty(len(frontier), np.int64)
+    for r, nodes in enumerate(rows):
+        before, base = state.fed[r], int(cache.lengths[r])
+        pending = state.pending[r] if before.size or nodes.size else NOTHING  # a row not drafted for takes no slots
+        waiting = NOTHING if before.size else pending  # the first pass of a step takes them along
+        places = np.concatenate((before, nodes))
+        depths = base + len(pending) + tree.depth[places]  # the root stands right behind the committed tokens
+        seen = np.ones((len(waiting) + len(nodes), len(pending) + len(places)), np.bool_)
+        seen[: len(waiting), :] = np.tri(len(waiting), seen.shape[1], dtype=np.bool_)
+        seen[len(waiting) :, len(pending) :] = tree.ancestors[np.ix_(nodes, places)]
+        tokens.append(np.concatenate((waiting, tree.tokens[nodes])))
+        positions.append(np.concatenate((base + np.arange(len(waiting)), depths[len(before) :])))
+        scratch.append(np.concatenate((base + np.arange(len(pending)), depths)))
+        visible.append(seen)
+        starts[r] += len(pending) + len(before) if before.size else 0
+        columns[owner == r] = len(waiting) + np.arange(len(nodes))
+    feed = Feed.packed(tokens, positions, starts, visible, scratch, device)
+    fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
+    return Layout(feed, owner, columns, fed)
+
+
+@torch.inference_mode()
+def feed(decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints) -> tuple[Tensor, Decoding]:
+    """Logits [F, V] after the frontier's nodes; each sees its row's committed tokens and its own path."""
+    layout = lay_out(state, tree, frontier, decoder.device)
+    logits = layout.pick(decoder.forward(state.cache, layout.feed))
+    return logits, replace(state, fed=layout.fed)
+
+
+@torch.inference_mode()
+def keep_path(state: Decoding, tree: Tree, verdict: Verdict) -> Decoding:
+    """Commits what was fed of each accepted path; the rest of the path waits for the next step."""
+    cache, pending = state.cache, list(state.pending)
+    for root in range(tree.roots):
+        row = int(tree.row[root])
+        nodes, before = verdict.kept(root), state.fed[row]
+        done = np.flatnonzero(np.isin(before, tree.number[nodes]))  # a node is fed after its parent
+        if before.size:
+            waited = len(state.pending[row])
+            cache.keep(row, cache.lengths[row] + np.concatenate((np.arange(waited), waited + done)))
+            pending[row] = tree.tokens[nodes[len(done) :]]
+        else:
+            pending[row] = np.concatenate((state.pending[row], tree.tokens[nodes]))
+    return Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
+
+
+def rewind(state: Decoding, lengths: Ints) -> Decoding:
+    """The state with at most `lengths[r]` committed tokens in the cache, nothing pending."""
+    state.cache.truncate(lengths)
+    return Decoding.empty(state.cache)
+
+
+def read(small: Target, prompts: Sequence[Ints], state: Decoding | None) -> Decoding:
+    """The state of a language model that has read the prompts, going on from what an earlier state has cached."""
+    state = state or Decoding.empty(small.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
+    if max(map(len, prompts)) >= small.decoder.context:  # it never gets to draft: see `propose`
+        rest = tuple(p[n:] for p, n in zip(prompts, state.cache.lengths.tolist(), strict=True))
+        return replace(state, pending=rest)
+    if any(len(p) > n for p, n in zip(prompts, state.cache.lengths.tolist(), strict=True)):
+        small.prefill(state.cache, prompts, Needs())
+    return state
+
+
+def no_candidates(nodes: int, k: int) -> Candidates:
+    """Nothing after any of the nodes."""
+    return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))
+
+
+def propose(
+    decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+) -> tuple[Candidates, Decoding]:
+    """Candidates after the frontier's nodes; nothing beyond the context the drafter itself knows."""
+    waiting = np.array([len(p) for p in state.pending])
+    if int((state.cache.lengths + waiting)[tree.row[frontier]].max() + tree.depth[frontier].max()) >= decoder.context:
+        return no_candidates(len(frontier), k), state
+    logits, state = feed(decoder, state, tree, frontier)
+    return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state

@@ -1,0 +1,119 @@
+"""Pieces of the small networks that published drafters are, made of transformers' own Llama modules.
+
+Shapes: R rows, n tokens a row, S slots, D hidden size.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, LlamaConfig, PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from draftree.boundary.files import Entries, understood
+from draftree.errors import UnknownName
+from draftree.models.cache import LayerShape
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+         "max_position_embeddings", "rms_norm_eps", "hidden_act", "initializer_range")  # fmt: skip
+OTHERS = ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "draftree")
+"""Entries of a published config that no network depends on."""
+
+
+def like(config: PreTrainedConfig, **changes: Any) -> LlamaConfig:
+    """A Llama config of one layer with the sizes and the rope of a target, whatever its architecture."""
+    values = {k: v for k in SIZES if (v := getattr(config, k, None)) is not None}
+    values.setdefault("intermediate_size", 4 * config.hidden_size)
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    rope.pop("partial_rotary_factor", None)  # a Llama's keys are rotated whole
+    theta = rope.get("rope_theta", 10000.0)
+    plain = {"rope_type": "default", "rope_theta": theta if isinstance(theta, (int, float)) else 10000.0}
+    return of_values(values | {"rope_parameters": rope if rope.get("rope_type") in ("linear", "llama3") else plain} | changes)
+
+
+def of_values(values: Mapping[str, Any]) -> LlamaConfig:
+    """A Llama config of a published checkpoint's values.
+
+    Raises:
+        UserError: transformers refuses them, or does not know the rope or the activation.
+    """
+    known, said = {k: v for k, v in values.items() if k not in OTHERS}, Entries(values, "the drafter's config.json")
+    for name in SIZES[:-2]:
+        said.get(name, float | None, None, least=0 if name == "rms_norm_eps" else 1)
+    with understood("the drafter's config.json is not a Llama's"):
+        config = LlamaConfig(**{"num_hidden_layers": 1, **copy.deepcopy(known)})  # transformers rewrites nested values
+    rope: Any = config.rope_parameters
+    Entries(rope, "the drafter's rope_parameters").get("rope_theta", float, 1.0, least=1e-6)
+    for key, got, allowed in (
+        ("rope type", rope["rope_type"], ("default", *ROPE_INIT_FUNCTIONS)),
+        ("hidden_act", config.hidden_act, ACT2FN),
+    ):
+        if got not in allowed:
+            raise UnknownName(f"{key} in the drafter's config.json", got, sorted(allowed))
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def stores(config: LlamaConfig) -> LayerShape:
+    """What a layer of a config stores for a token."""
+    heads, width = config.num_key_value_heads, config.head_dim
+    assert heads is not None
+    assert width is not None
+    return LayerShape(heads, width, width)
+
+
+def initialise(module: nn.Module, config: LlamaConfig) -> None:
+    """Draws a fresh network's weights as transformers draws Llama's."""
+    for part in module.modules():
+        if isinstance(part, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(part.weight, std=config.initializer_range)
+            if isinstance(part, nn.Linear) and part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+class Rotary:
+    """Rotary frequencies; no module of a network, so that they stay in float32 when the network is halved."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        self._embedding: nn.Module = LlamaRotaryEmbedding(config)
+
+    def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, n, width] at positions [R, n], in the dtype and on the device of `like`."""
+        self._embedding.to(like.device)  # else transformers copies the frequencies there in every pass
+        cos, sin = self._embedding(like, positions)
+        return cos, sin
+
+
+def layer(config: LlamaConfig) -> nn.Module:
+    """A decoder layer that is called as `run` does."""
+    made: nn.Module = LlamaDecoderLayer(config, 0)
+    return made
+
+
+def run(layer: nn.Module, x: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None) -> Tensor:
+    """A layer's output [R, n, D] for its input, additive mask [R, 1, n, S] and cache."""
+    out: Tensor = layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=rotated)
+    return out
+
+
+class Growing(Cache):
+    """The keys and values of several training passes over one text, each behind the earlier ones."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self._keys.append(key_states)
+        self._values.append(value_states)
+        return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return sum(k.shape[2] for k in self._keys)

@@ -1,0 +1,272 @@
+"""What drafters share that go on from the target's features: EAGLE, EAGLE-3, MTP.
+
+They read pairs (f_t, x_{t+1}) at position t: what the target made of token t, and the token that follows it. The output of
+pair t stands for the target's feature of x_{t+1}, and is fed back as a feature where the true one is not known yet.
+After N committed tokens there are N pairs, the last one with the root; what was drafted never enters their cache.
+True pairs are fed when a row is drafted for: a step that drafts nothing costs no pass.
+
+Shapes: R rows, n tokens a row, N committed tokens or nodes, F frontier nodes, M nodes fed, B batch, T tokens, D hidden size,
+V vocabulary, S slots.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from draftree.drafters.base import Batch, Trainable
+from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, lay_out
+from draftree.drafters.neural.llama import Growing
+from draftree.drafters.neural.masks import additive, block_starts
+from draftree.models.cache import LayerShape, SlotCache
+from draftree.models.feed import Feed, additive_mask
+from draftree.models.target import CHUNK, Taps
+from draftree.sampling.drawing import Drawing, drawn
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+
+class PairNet(nn.Module, ABC):
+    """A network over pairs."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> LayerShape:
+        """What its layer stores for a pair."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """D of the features it is fed."""
+
+    @abstractmethod
+    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
+        """The features […, D] of the target's hidden states […, D′] of the layers needed."""
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+        """The output [R, n, D] of pairs: tokens [R, n], features [R, n, D], positions [R, n], additive mask [R, 1, n, S]."""
+
+    @abstractmethod
+    def logits(self, out: Tensor) -> Tensor:
+        """Draft logits […, V] in the target's vocabulary of outputs […, D]."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A pair drafter's state.
+
+    Attributes:
+        decoding: the cache of true pairs. Pending are the tokens x_{t+1} of those not fed yet, in the end all but the root's;
+            fed are this step's nodes, the root before all others of its row. The root's pair is a true one too.
+        features: of the committed tokens, as keys of one head.
+        nodes: [M] this step's nodes of all rows, as they were fed.
+        outputs: [M, D] the output after each.
+    """
+
+    decoding: Decoding
+    features: SlotCache
+    nodes: Ints
+    outputs: Tensor
+
+    def places(self, count: int) -> Ints:
+        """[N] which of the outputs is that of each of a tree's `count` nodes; −1 where it was not fed."""
+        found = np.full(count, -1)
+        found[self.nodes] = np.arange(len(self.nodes))
+        return found
+
+
+class PairDrafter(Trainable[Pairs]):
+    """Drafts with a network over pairs."""
+
+    model: PairNet
+
+    @property
+    def _place(self) -> Tensor:
+        return next(self.model.parameters())
+
+    def _empty(self, rows: int, slots: int) -> Pairs:
+        dtype, device = self._place.dtype, self._place.device
+        cache = SlotCache((self.model.shape,), rows, dtype, device)
+        features = SlotCache((LayerShape(1, self.model.width, 0),), rows, dtype, device)
+        cache.reserve(slots)
+        features.reserve(slots)
+        return _bare(Decoding.empty(cache), features)
+
+    @torch.inference_mode()
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Pairs | None = None) -> Pairs:
+        state = state or self._empty(len(prompts), max(map(len, prompts)) + SPARE)
+        self._remember(state, taps)
+        cache = state.decoding.cache
+        rest = [p[n + 1 :] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
+        self._read(state, rest, np.arange(len(rest)))
+        for row, tokens in enumerate(rest):
+            cache.keep(row, cache.lengths[row] + np.arange(len(tokens)))
+        return _bare(Decoding.empty(cache), state.features)
+
+    def _remember(self, state: Pairs, taps: Taps) -> None:
+        """Keeps the true features of newly committed tokens."""
+        new = self.model.fuse({layer: h.to(state.features.dtype) for layer, h in taps.hidden.items()})
+        state.features.insert(0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0))
+
+    def _read(self, state: Pairs, tokens: Sequence[Ints], rows: Ints) -> Tensor:
+        """Feeds true pairs behind the cached ones, into scratch slots.
+
+        Args:
+            state: rows of tokens have nothing fed in this step.
+            tokens: x_{t+1} of each row's pairs, none in rows that are left as they are.
+            rows: [F] whose outputs are wanted.
+
+        Returns:
+            [F, D] the output after the last pair of each of them; anything where there is no pair.
+        """
+        cache, (pending, fed) = state.decoding.cache, (state.decoding.pending, state.decoding.fed)
+        begin = cache.lengths + np.array([len(f) and len(p) + len(f) for p, f in zip(pending, fed, strict=True)])
+        counts = np.array([len(t) for t in tokens])
+        wanted, last = torch.from_numpy(rows).to(cache.device), state.outputs.new_zeros(len(rows), self.model.width)
+        for at in range(0, int(counts.max()), CHUNK):
+            feed, sizes = _true(cache, [t[at : at + CHUNK] for t in tokens], begin + np.minimum(at, counts))
+            out = self._pass(cache, feed, _known(state.features, feed.positions))
+            ends = out[wanted, torch.from_numpy(np.maximum(sizes[rows] - 1, 0)).to(out.device)]
+            last = torch.where(torch.from_numpy(sizes[rows] > 0).to(out.device)[:, None], ends, last) if at else ends
+        return last
+
+    def _pass(self, cache: SlotCache, feed: Feed, features: Tensor) -> Tensor:
+        mask = additive_mask(feed, cache.lengths, features.dtype).to(features.device)
+        positions = torch.from_numpy(feed.positions).to(features.device)
+        out: Tensor = self.model(feed.tokens, features, positions, mask, cache.writer(feed.starts, feed.tokens.shape[1]))
+        return out
+
+    @torch.inference_mode()
+    def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
+        places = state.places(len(tree))
+        new = np.flatnonzero(tree.ancestors[frontier].any(axis=0) & (places < 0))
+        while new.size:  # one pass, unless the frontier's paths were not expanded before
+            parents = tree.parents[new]
+            roots = parents < 0
+            ready = roots if roots.any() else places[parents] >= 0
+            state = self._feed_roots(state, tree, new[ready]) if roots.any() else self._feed(state, tree, new[ready], places)
+            new, places = new[~ready], state.places(len(tree))
+        out = state.outputs.index_select(0, torch.from_numpy(places[frontier]).to(state.outputs.device))
+        return drawn(self.model.logits(out), k, drawing, tree.row[frontier], tree.depth[frontier]), state
+
+    def _feed_roots(self, state: Pairs, tree: Tree, roots: Ints) -> Pairs:
+        """Feeds the true pairs that wait in the rows of some roots, each row's root last."""
+        tokens, fed, rows = [NOTHING] * state.decoding.cache.rows, list(state.decoding.fed), tree.row[roots]
+        for root, row in zip(roots.tolist(), rows.tolist(), strict=True):
+            tokens[row] = np.append(state.decoding.pending[row], tree.tokens[root])
+            fed[row] = np.array([root])
+        return _grown(state, tuple(fed), roots, self._read(state, tokens, rows))
+
+    def _feed(self, state: Pairs, tree: Tree, nodes: Ints, places: Ints) -> Pairs:
+        """Feeds drafted nodes, each paired with the output after its parent; `places` says where those are."""
+        device = state.outputs.device
+        layout = lay_out(state.decoding, tree, nodes, device)
+        parents = np.zeros(layout.feed.positions.shape, np.int64)  # padding is paired with anything
+        parents[layout.rows, layout.columns] = places[tree.parents[nodes]]
+        features = nn.functional.embedding(torch.from_numpy(parents).to(device), state.outputs)
+        out = self._pass(state.decoding.cache, layout.feed, features)
+        return _grown(state, layout.fed, nodes, layout.pick(out))
+
+    @torch.inference_mode()
+    def commit(self, state: Pairs, tree: Tree, verdict: Verdict, taps: Taps) -> Pairs:
+        """Remembers what was accepted; it is fed when the row is drafted for again, and not before."""
+        self._remember(state, taps)  # true features take the place of what was drafted
+        cache, pending = state.decoding.cache, list(state.decoding.pending)
+        for root in range(tree.roots):
+            row, accepted = int(tree.row[root]), tree.tokens[verdict.paths[root]]
+            if state.decoding.fed[row].size:
+                cache.keep(row, cache.lengths[row] + np.arange(len(pending[row]) + 1))
+                pending[row] = accepted
+            else:
+                pending[row] = np.concatenate((pending[row], tree.tokens[[root]], accepted))
+        return _bare(replace(Decoding.empty(cache), pending=tuple(pending)), state.features)
+
+    def truncate(self, state: Pairs, lengths: Ints) -> Pairs:
+        cache = state.decoding.cache
+        cache.truncate(np.maximum(lengths - 1, 0))  # the pair of the last token kept has a token that may change
+        state.features.truncate(lengths)
+        return _bare(Decoding.empty(cache), state.features)
+
+    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
+        rows, count = batch.tokens.shape
+        cuts = sorted({max(int(s), 1) for s in block_starts(count, block, phase)})  # no pair stands before the first token
+        ends = [*cuts[1:], count]
+        cache, at = Growing(), torch.arange(1, count)
+        features = self.model.fuse({k: h.to(self._place.dtype) for k, h in batch.hidden.items()})
+        out = self._train_pass(batch.tokens[:, 1:], features[:, :-1], at - 1, at[None, :] <= at[:, None], cache)
+        states = features.new_zeros(rows, count, self.model.width)
+        states[:, cuts] = out[:, [s - 1 for s in cuts]].to(states.dtype)  # autocast's outputs are narrower than features
+        owner, depth = torch.zeros(count - 1, dtype=torch.long), torch.zeros(count - 1, dtype=torch.long)
+        true = at.clone()
+        for d in range(1, block):
+            mine = torch.tensor([s for s, e in zip(cuts, ends, strict=True) if s + d < e], dtype=torch.long)
+            if not len(mine):
+                break
+            owner, depth = torch.cat((owner, mine)), torch.cat((depth, torch.full((len(mine),), d)))
+            true = torch.cat((true, torch.full((len(mine),), count)))  # drafted pairs are nobody's history
+            visible = (true[None, :] <= mine[:, None]) | ((depth[None, :] > 0) & (owner[None, :] == mine[:, None]))
+            out = self._train_pass(batch.tokens[:, mine + d], states[:, mine + d - 1], mine + d - 1, visible, cache)
+            states[:, mine + d] = out.to(states.dtype)
+        return self.model.logits(states)
+
+    def _train_pass(self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache) -> Tensor:
+        mask = additive(visible[None, None].to(features.device), features.dtype)
+        out: Tensor = self.model(tokens, features, positions.to(features.device).expand(len(tokens), -1), mask, cache)
+        return out
+
+    def aligned(self, batch: Batch, features: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs after each token as decoding has them 0, 1, … steps behind the last true feature.
+
+        This is the training-time test of EAGLE-3 and the alignment of HASS: in pass j every pair is fed the output that
+        pass j − 1 gave for the pair before, and sees true pairs up to j before its own and, from there on, drafted ones.
+
+        Args:
+            batch: the texts.
+            features: [B, T, D] the target's, with noise or without.
+            steps: how many passes.
+
+        Yields:
+            [B, T, D] outputs, and [T] whether a token has one.
+        """
+        count = batch.tokens.shape[1]
+        cache, at = Growing(), torch.arange(count - 1, device=features.device)
+        fed = features[:, :-1]
+        for j in range(steps):
+            places = [(at[None, :] <= at[:, None] - j) | ((at[None, :] == at[:, None]) & (j > at[:, None]))]
+            places += [at[None, :] == at[:, None] - j + i for i in range(1, j + 1)]
+            out = self._train_pass(batch.tokens[:, 1:], fed, at, torch.cat(places, dim=1), cache)
+            yield nn.functional.pad(out, (0, 0, 1, 0)), torch.arange(count, device=out.device) > j
+            fed = nn.functional.pad(out[:, :-1], (0, 0, 1, 0))
+
+
+def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[Feed, Ints]:
+    """The feed of each row's tokens behind what lies in its slots before `starts`, and how many there are [R]."""
+    sizes = np.array([len(t) for t in tokens])
+    rows = list(zip(cache.lengths.tolist(), starts.tolist(), sizes.tolist(), strict=True))
+    places = [np.arange(start, start + n) for _, start, n in rows]
+    visible = [np.tri(n, start - length + n, start - length, dtype=np.bool_) for length, start, n in rows]
+    scratch = [np.arange(length, start + n) for length, start, n in rows]
+    return Feed.packed(tokens, places, starts, visible, scratch, cache.device), sizes
+
+
+def _known(features: SlotCache, positions: Ints) -> Tensor:
+    """[R, n, D] the true features at positions."""
+    known = features.layer(0)[0]
+    index = positions + np.arange(len(positions))[:, None] * features.capacity
+    return nn.functional.embedding(torch.from_numpy(index).to(known.device), known.view(-1, known.shape[-1]))
+
+
+def _bare(decoding: Decoding, features: SlotCache) -> Pairs:
+    """The state before anything of a step is drafted."""
+    known = features.layer(0)[0]
+    return Pairs(decoding, features, NOTHING, known.new_zeros(0, known.shape[-1]))
+
+
+def _grown(state: Pairs, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor) -> Pairs:
+    """The state with further nodes [F] fed, and their outputs [F, D]."""
+    decoding = replace(state.decoding, fed=fed)
+    return Pairs(decoding, state.features, np.append(state.nodes, nodes), torch.cat((state.outputs, outputs)))

@@ -1,0 +1,127 @@
+"""Runs to be compared: the plain baseline and every cell side by side, one text at a time.
+
+No cache is reused between runs, whoever comes first changes from prompt to prompt, and all of it happens in one process.
+What a drafter keeps over a session goes from prompt to prompt, within its own cell.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from draftree.costs import Costs, CostTable
+from draftree.engine import Engine
+from draftree.evaluation.cells import Cell, Quality, Written
+from draftree.evaluation.compare import short
+from draftree.evaluation.driven import Text, drive
+from draftree.evaluation.journal import Journal
+from draftree.models.target import Target
+from draftree.registry import build
+from draftree.request import Request
+from draftree.rows import Generation
+from draftree.sampling.settings import Sampling
+from draftree.timing import measured
+
+TOGETHER = 8
+"""Texts along which a drafter is driven at a time."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything to be run.
+
+    Attributes:
+        cells: the baseline of each temperature among them.
+        engines: by (drafter, policy).
+        requests: one for each prompt.
+        seed: of the draws.
+        repeats: how often each text is written.
+        carried: what each cell's drafter keeps from prompt to prompt; no cell finds another's text, nor its own of an
+            earlier repeat.
+    """
+
+    cells: Sequence[Cell]
+    engines: Mapping[tuple[str, str], Engine]
+    requests: Sequence[Request]
+    seed: int = 0
+    repeats: int = 1
+    carried: dict[Cell, Any] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Target:
+        """The target of all of them."""
+        return next(iter(self.engines.values())).target
+
+    def write(self, cell: Cell, request: Request, last: bool = False) -> Generation:
+        """One text by one cell; after the last of its repeats the drafter may remember it."""
+        sampling = Sampling(temperature=cell.temperature, seed=self.seed)
+        if cell.drafter is None or cell.policy is None:
+            return next(iter(self.engines.values())).plain([request], sampling)
+        engine = self.engines[cell.drafter, cell.policy]
+        engine.acceptor = None if cell.acceptor is None else build("acceptor", cell.acceptor)
+        engine.carried = self.carried.get(cell)
+        written = engine.write([request], sampling, reuse=False)
+        if last:
+            self.carried[cell] = engine.carried
+        return written
+
+    def prompt(self, index: int) -> dict[Cell, Written]:
+        """All cells on one prompt; each repeat starts with another cell."""
+        request = self.requests[index]
+        done: dict[Cell, list[Generation]] = {cell: [] for cell in self.cells}
+        for repeat in range(self.repeats):
+            first = (index * self.repeats + repeat) % len(self.cells)
+            for cell in [*self.cells[first:], *self.cells[:first]]:
+                done[cell].append(self.write(cell, request, last=repeat == self.repeats - 1))
+        return {cell: Written(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()}
+
+    def warm(self) -> None:
+        """Runs every cell for a moment."""
+        for cell in self.cells:
+            self.write(cell, short(self.requests[0]))
+
+    def price(self, tell: Callable[[str], None] = lambda _: None) -> dict[str, Costs | CostTable]:
+        """By drafter, the costs that were given, or else this machine's; all its policies read them from now on."""
+        for (drafter, _), engine in self.engines.items():
+
+            def named(what: str, drafter: str = drafter) -> None:
+                tell(f"{drafter}: {what}")
+
+            if engine.costs is None:
+                engine.costs = measured(self.target, engine.drafter, tell=named)
+        return {d: e.costs for (d, _), e in self.engines.items() if e.costs is not None}
+
+    def quality(self, drafter: str, done: Sequence[Mapping[Cell, "Written"]], costs: Costs | CostTable) -> "Quality":
+        """How good and how cheap a drafter is by itself, along what plain decoding wrote."""
+        engine = next(e for (d, _), e in self.engines.items() if d == drafter)
+        plain = next(c for c in self.cells if c.plain)
+        texts = [
+            Text(np.array([*r.prompt, *written[plain].tokens], np.int64), len(r.prompt))
+            for r, written in zip(self.requests, done, strict=True)
+        ]
+        long = [t for t in texts if len(t.tokens) > t.start + 1]
+        places = [drive(self.target, engine.drafter, long[i : i + TOGETHER]) for i in range(0, len(long), TOGETHER)]
+        overlap = float(np.concatenate([p.overlap for p in places]).mean()) if places else None
+        return Quality(overlap, costs.ratio)
+
+    def remember(self, requests: Sequence[Request]) -> None:
+        """Writes again, for a run that goes on, what cells have learnt from: what a drafter or a policy keeps is not saved."""
+        for cell in self.cells:
+            if cell.drafter is not None and cell.policy is not None:
+                engine = self.engines[cell.drafter, cell.policy]
+                if engine.carried is not None or any(memory is not None for memory in engine.learned.values()):
+                    for request in requests:
+                        self.write(cell, request, last=True)
+
+    def run(self, journal: "Journal", advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, Written]]:
+        """All prompts, in order; those in the journal are not run again."""
+        self.warm()
+        done = journal.read(self.cells)[: len(self.requests)]
+        self.remember(self.requests[: len(done)])
+        for index in range(len(self.requests)):
+            if index >= len(done):
+                done.append(self.prompt(index))
+                journal.add(done[-1])
+            advance(index + 1)
+        return done

@@ -1,0 +1,157 @@
+"""The cells of a benchmark: which drafter, policy, acceptor and temperature meet, and what was written in each."""
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from draftree.costs import CostTable
+from draftree.data.prompts import encode
+from draftree.engine import Engine
+from draftree.errors import UserError
+from draftree.evaluation.suites import Prompt
+from draftree.models.target import Target
+from draftree.registry import build, check_exact, names
+from draftree.request import Request, check
+from draftree.sampling.settings import Sampling
+from draftree.stats import Stats
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination to be measured; plain decoding has neither drafter nor policy, and no acceptor is the usual one."""
+
+    drafter: str | None
+    policy: str | None
+    temperature: float
+    acceptor: str | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the baseline."""
+        return self.drafter is None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one cell wrote for one prompt: the ids, and the figures of every repeat."""
+
+    tokens: list[int]
+    repeats: list[Stats]
+
+    @property
+    def stats(self) -> Stats:
+        """The counts of the first repeat, which are those of all, with the mean seconds of all."""
+        return replace(
+            self.repeats[0],
+            draft_seconds=statistics.fmean(s.draft_seconds for s in self.repeats),
+            verify_seconds=statistics.fmean(s.verify_seconds for s in self.repeats),
+            seconds=statistics.fmean(s.seconds for s in self.repeats),
+        )
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A drafter's own figures, whatever the policy.
+
+    Attributes:
+        overlap: E[Σ min(p, q)] over drafts of depth 1 … 5 at temperature 1, Leviathan's α; None where nothing was written.
+        cost_ratio: sₐ/sₜ for one token each.
+    """
+
+    overlap: float | None
+    cost_ratio: float
+
+
+Pairing = tuple[str, str, str | None]
+"""The specs of a drafter, a policy and an acceptor; None for the usual one."""
+
+
+def paired(
+    drafters: Sequence[str], policies: Sequence[str], pairs: Sequence[str] = (), acceptors: Sequence[str] = ()
+) -> list[Pairing]:
+    """Every drafter with every policy under every acceptor, and further pairs, written with spaces between their specs.
+
+    Raises:
+        UserError: a pair is not the specs of a drafter and a policy, and perhaps of an acceptor.
+    """
+    rules: Sequence[str | None] = acceptors or (None,)
+    found = [(d, p, a) for d in drafters for p in policies for a in rules]
+    for pair in pairs:
+        before, _, last = pair.strip().rpartition(" ")
+        rule = last if last.partition(":")[0] in names("acceptor") else None
+        drafter, _, policy = (before if rule else pair.strip()).rpartition(" ")
+        if not drafter or (" " in drafter.strip() and not Path(drafter.strip()).exists()):
+            told = "the specs of a drafter and a policy, and perhaps of an acceptor, with spaces between them"
+            raise UserError(f"--pair is '{pair}', allowed are {told}")
+        found += [(drafter.strip(), policy, a) for a in ((rule,) if rule else rules)]
+    return list(dict.fromkeys(found))
+
+
+def product(pairs: Sequence[Pairing], temperatures: Sequence[float]) -> list[Cell]:
+    """The baseline and every pairing, at each temperature.
+
+    Raises:
+        UserError: a pairing is not exact, or its acceptor does not serve a temperature.
+    """
+    for (_, policy, acceptor), temperature in itertools.product(pairs, temperatures):
+        if acceptor is not None:
+            check_exact(build("policy", policy), build("acceptor", acceptor), Sampling(temperature=temperature))
+    cells = [(None, None, None), *pairs]
+    return [Cell(d, p, t, a) for t in dict.fromkeys(temperatures) for d, p, a in cells]
+
+
+def assemble(
+    load: Callable[[], Target],
+    pairs: Sequence[tuple[str, str] | Pairing],
+    costs: Mapping[str, CostTable] | CostTable | None,
+    acceptor: str | None = None,
+) -> dict[tuple[str, str], Engine]:
+    """An engine for every pair; specs are read before the target is loaded, so mistakes come at once.
+
+    Args:
+        load: the target.
+        pairs: specs of a drafter and a policy.
+        costs: for all drafters or by drafter, instead of measuring.
+        acceptor: a spec; chosen by the temperature where it is not given.
+    """
+    known = costs if isinstance(costs, Mapping) else dict.fromkeys((d for d, *_ in pairs), costs)
+    methods = {d: build("drafter", d) for d, *_ in pairs}
+    grown = {p: build("policy", p) for _, p, *_ in pairs}
+    rule = None if acceptor is None else build("acceptor", acceptor)
+    target = load()
+    opened = {d: method.open(target) for d, method in methods.items()}
+    return {(d, p): Engine(target, opened[d], grown[p], rule, known.get(d)) for d, p, *_ in pairs}
+
+
+def chosen(
+    prompts: Sequence[Prompt], engine: Engine, max_new_tokens: int, limit: int | None, per_category: int | None = None
+) -> tuple[list[Request], dict[str, int]]:
+    """The requests to run, and by category how many prompts were left out because their text would not fit the context.
+
+    Args:
+        prompts: in the order of their file.
+        engine: whose target and tokenizer it is about.
+        max_new_tokens: for each of them.
+        limit: the first so many of those that fit.
+        per_category: before that, the first so many of each category.
+
+    Raises:
+        UserError: none fits.
+    """
+    context = engine.target.decoder.context
+    asked = [Request(encode(engine.tokenizer, p.content), max_new_tokens, engine.eos, p.number) for p in prompts]
+    fit = [(r, p.category) for r, p in zip(asked, prompts, strict=True) if len(r.prompt) + max_new_tokens <= context]
+    if not fit:
+        raise UserError(
+            f"all {len(prompts)} prompts are too long: with {max_new_tokens} new tokens the shortest has "
+            f"{min(len(r.prompt) for r in asked) + max_new_tokens}, allowed is the target's context of {context}"
+        )
+    check([request for request, _ in fit], engine.target)
+    left_out = Counter(p.category for p in prompts) - Counter(category for _, category in fit)
+    if per_category is not None:
+        at = [Counter(c for _, c in fit[:i])[category] for i, (_, category) in enumerate(fit)]  # how many came before it
+        fit = [f for f, before in zip(fit, at, strict=True) if before < per_category]
+    return [request for request, _ in fit[:limit]], dict(left_out)

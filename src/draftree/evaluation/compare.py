@@ -1,0 +1,101 @@
+"""Compares one run with speculation to one without, on one prompt."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from draftree.engine import UNIT, Engine
+from draftree.evaluation.cells import Written
+from draftree.models.target import Needs, Target
+from draftree.request import Request
+from draftree.rows import Generation
+from draftree.sampling.distributions import processed
+from draftree.sampling.settings import Sampling
+from draftree.stats import Stats
+from draftree.timing import measured
+
+WARM_PROMPT, WARM_TOKENS = 64, 16
+"""How much of the first prompt is read, and how much written behind it, before anything is timed."""
+
+
+def short(request: Request) -> Request:
+    """A request to warm up with; it does not end early."""
+    tokens = min(WARM_TOKENS, request.max_new_tokens)
+    return replace(request, prompt=request.prompt[-WARM_PROMPT:], max_new_tokens=tokens, eos=frozenset())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two greedy outputs part, and how far apart the target's two best logits are there, as plain decoding sees them.
+
+    In half precision a pass over many tokens rounds otherwise than a pass over one; a margin above that noise is a bug.
+    """
+
+    token: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One text, and where it was asked for, the baseline's seconds for it and whether it wrote the same."""
+
+    tokens: list[int]
+    stats: Stats
+    plain: Stats | None = None
+    same_output: bool = True
+    difference: Difference | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """The ratio of tokens per second."""
+        if self.plain is None or not self.plain.tokens_per_second:
+            return None
+        return self.stats.tokens_per_second / self.plain.tokens_per_second
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures by the names of the command line."""
+        if self.plain is None:
+            return {"stats": self.stats.as_json()}
+        seconds, speed = self.plain.seconds, self.plain.tokens_per_second
+        baseline: dict[str, Any] = {"seconds": seconds, "tokens_per_second": speed, "same_output": self.same_output}
+        if self.difference is not None:
+            baseline["difference"] = asdict(self.difference)
+        return {"stats": self.stats.as_json(), "baseline": baseline, "speedup": self.speedup}
+
+
+def warm(
+    engine: Engine, request: Request, sampling: Sampling, baseline: bool, tell: Callable[[str], None] = lambda _: None
+) -> None:
+    """Runs for a moment what is timed later, after measuring the costs that the policy asks for; tells what it measures."""
+    if engine.policy.reads_costs and engine.costs is None:
+        replace(engine, costs=UNIT).write([short(request)], sampling, reuse=False)  # mistakes are told before measuring
+        engine.costs = measured(engine.target, engine.drafter, tell=tell)
+    engine.write([short(request)], sampling, reuse=False)
+    engine.held = engine.carried = None  # what is timed shall not find its own beginning
+    if baseline:
+        engine.plain([short(request)], sampling)
+
+
+def compare(engine: Engine, request: Request, sampling: Sampling, first: Generation) -> Comparison:
+    """A finished run beside the baseline: after it come plain, plain and another of ours; seconds are means.
+
+    In that order a machine that slowly becomes faster or slower favours neither.
+    """
+    plain = [engine.plain([request], sampling) for _ in range(2)]
+    engine.carried = None  # nor the first run's text
+    runs = [first, engine.write([request], sampling, reuse=False)]
+    written, base = (Written(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
+    other = next((g.tokens[0] for g in (*runs, *plain) if g.tokens != plain[0].tokens), None)
+    parted = None if other is None or not sampling.greedy else difference(engine.target, request, other, base.tokens)
+    return Comparison(written.tokens, written.stats, base.stats, other is None, parted)
+
+
+def difference(target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]) -> Difference:
+    """Where another greedy output leaves plain decoding's, and by what margin of its logits."""
+    at = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain)))
+    text = np.array([*request.prompt, *plain[:at]], np.int64)
+    logits = target.prefill(target.new_cache(1, len(text)), [text], Needs()).logits[0]
+    best = processed(logits, request.processors, [*request.before, *text.tolist()]).topk(2).values
+    return Difference(at, float(best[0] - best[1]))

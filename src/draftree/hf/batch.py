@@ -1,0 +1,400 @@
+"""The prompts, rows and records of a call of transformers' `generate`."""
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import compress, takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    EosTokenCriteria,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    GenerationConfig,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    LogitsProcessor,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    StopStringCriteria,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+    WatermarkLogitsProcessor,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
+
+from draftree.errors import DraftreeWarning, UserError
+from draftree.request import Emitted, Ending, Request, Scores
+from draftree.rows import Writer
+from draftree.sampling.processors import Around
+from draftree.sampling.settings import Sampling
+from draftree.stats import Stats, total
+
+WARPERS: frozenset[type] = frozenset(
+    (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper, TopHLogitsWarper,
+     EpsilonLogitsWarper, EtaLogitsWarper)
+)  # fmt: skip
+"""Processors that look at the scores alone: the last ones of a list turn logits into p, for drafts as well."""
+PURE: frozenset[type] = frozenset(
+    (RepetitionPenaltyLogitsProcessor, NoRepeatNGramLogitsProcessor, NoBadWordsLogitsProcessor, SequenceBiasLogitsProcessor,
+     SuppressTokensLogitsProcessor, SuppressTokensAtBeginLogitsProcessor, ForcedBOSTokenLogitsProcessor,
+     ForcedEOSTokenLogitsProcessor, MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor, ExponentialDecayLengthPenalty)
+)  # fmt: skip
+"""Processors that are cheap functions of one row's text and scores: they are applied to drafts, too (`Request.guides`)."""
+STATELESS: frozenset[type] = (
+    WARPERS
+    | PURE
+    | {InfNanRemoveLogitsProcessor, LogitNormalization, PrefixConstrainedLogitsProcessor, WatermarkLogitsProcessor,
+       EncoderNoRepeatNGramLogitsProcessor, EncoderRepetitionPenaltyLogitsProcessor, MaxTimeCriteria, StopStringCriteria}
+)  # fmt: skip
+"""Processors and criteria that remember nothing from call to call, so that rows can share them."""
+ALONE: frozenset[type] = (
+    WARPERS
+    | PURE
+    | {InfNanRemoveLogitsProcessor, LogitNormalization, WatermarkLogitsProcessor, MaxTimeCriteria, StopStringCriteria}
+)  # fmt: skip
+"""Those that treat a row the same whatever its number and however many there are."""
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A row of a batch.
+
+    Attributes:
+        padding: the ids in front of its text.
+        text: what the model reads.
+        hidden: the whole row, where ids inside it are hidden from the model; processors and criteria are shown them all.
+    """
+
+    padding: list[int]
+    text: list[int]
+    hidden: list[int] | None = None
+
+
+def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False) -> list[Prompted]:
+    """What each row asks the model to read.
+
+    An id that the mask hides is seen by nobody and counts in no position: the text is the others'.
+
+    Args:
+        input_ids: [B, n].
+        model_kwargs: with a mask and positions, both [B, n], or without.
+        windowed: whether the model's windows count places, hidden ones with the others.
+
+    Raises:
+        UserError: a mask hides a row's last id, or one inside a row from a model with windows; or positions are not counted
+            from 0 without what it hides.
+    """
+    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+    seen = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask != 0
+    if seen.shape != input_ids.shape:
+        raise UserError(f"attention_mask is {list(seen.shape)}, allowed is the shape of input_ids, {list(input_ids.shape)}")
+    if positions is not None:
+        counted = seen.long().cumsum(-1) - 1
+        fits = positions.dim() == 2 and positions.shape[0] in (1, len(seen)) and positions.shape[1] == seen.shape[1]
+        if not fits or bool((positions.expand_as(counted) != counted)[seen].any()):
+            raise UserError("position_ids are not 0, 1, 2 … after the padding, allowed are none: they are counted by the mask")
+    return [_prompt(r, *row, windowed) for r, row in enumerate(zip(input_ids.tolist(), seen.tolist(), strict=True))]
+
+
+def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> Prompted:
+    if not all(seen[-1:]):  # the first new token would be read off a hidden one
+        raise UserError(f"row {row} of attention_mask has a zero at its last place, {len(ids) - 1}: pad on the left")
+    text = list(compress(ids, seen))
+    if all(seen[-len(text) :]):
+        return Prompted(ids[: -len(text)], text)
+    if windowed:
+        place = seen.index(False, seen.index(True))
+        told = "allowed are zeros on the left alone: the model's window counts places, hidden or not"
+        raise UserError(f"row {row} of attention_mask has a zero at place {place}, behind a one; {told}")
+    return Prompted([], text, ids)
+
+
+@dataclass
+class Row:
+    """What was written for a row, and why it ended."""
+
+    tokens: list[int] = field(default_factory=list)
+    scores: list[Scores] = field(default_factory=list)
+    ending: Ending | None = None
+
+    def take(self, new: Emitted) -> None:
+        self.tokens += new.tokens
+        self.scores += new.scores
+        self.ending = new.ending
+
+
+@dataclass
+class Batch:
+    """A call of `generate`, as transformers has prepared it.
+
+    Attributes:
+        input_ids: [B, n].
+        prompts: of each row.
+        config: options.
+        processors: one list for all rows.
+        criteria: one list for all rows.
+    """
+
+    input_ids: Tensor
+    prompts: list[Prompted]
+    config: GenerationConfig
+    processors: list[LogitsProcessor]
+    criteria: list[Any]
+
+    def sampling(self, seed: int | None) -> Sampling:
+        """How tokens are chosen: greedily, or after the warpers that end the list of processors."""
+        if not self.config.do_sample:
+            return Sampling()
+        seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed  # torch's own seed decides then
+        return Sampling(temperature=self.config.temperature or 1.0, seed=seed, warpers=tuple(self._warpers))
+
+    @property
+    def _warpers(self) -> list[LogitsProcessor]:
+        if not self.config.do_sample or self._tells_criteria:
+            return []
+        return list(takewhile(lambda p: type(p) in WARPERS, reversed(self.processors)))[::-1]
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether the output holds scores or logits."""
+        config = self.config
+        return bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
+
+    @property
+    def _tells_criteria(self) -> bool:
+        """Whether criteria are told the scores of all steps, as transformers tells them if they are kept."""
+        return bool(self.keeps_scores and self.config.output_scores and self._stopping)
+
+    @property
+    def _stopping(self) -> list[Any]:
+        """The criteria that have to be asked."""
+        return [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
+
+    @property
+    def pads(self) -> bool:
+        """Whether transformers fills rows that have ended; without EOS criteria they go on until all have."""
+        return any(getattr(c, "eos_token_id", None) is not None for c in self.criteria)
+
+    def requests(self) -> list[Request]:
+        """One for each row, its number in the batch deciding its noise."""
+        longest = min((c.max_length for c in self.criteria if type(c) is MaxLengthCriteria), default=2**31)
+        eos = frozenset(i for c in self.criteria if type(c) is EosTokenCriteria for i in c.eos_token_id.tolist())
+        own = self.processors[: len(self.processors) - len(self._warpers)]
+        found, rows = [], len(self.prompts)
+        for row, prompt in enumerate(self.prompts):
+            mine = [in_full(prompt, of_row(p, row, rows)) for p in own]
+            guides = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in PURE)
+            stateless = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in STATELESS)
+            record = Record() if self._tells_criteria else None
+            request = Request(
+                prompt.text,
+                max(1, longest - self.input_ids.shape[1]),
+                eos,
+                number=row,
+                processors=(*mine, *(() if record is None else (in_full(prompt, record),))),
+                guides=guides,
+                stateless=stateless,
+                criteria=tuple(in_full(prompt, RowCriterion(c, row, rows, record)) for c in self._stopping),
+                before=prompt.padding,
+                keep_scores=self.keeps_scores,
+            )
+            found.append(request)
+        return found
+
+    def output(self, rows: Sequence[Row]) -> Tensor | GenerateDecoderOnlyOutput:
+        """What `generate` returns: rows that have ended are filled with the padding token, and their scores with 0."""
+        steps = max(len(row.tokens) for row in rows)
+        padding = getattr(self.config, "_pad_token_tensor", None)
+        pad = 0 if padding is None else int(padding)
+        new = torch.tensor([row.tokens + [pad] * (steps - len(row.tokens)) for row in rows], device=self.input_ids.device)
+        sequences = torch.cat((self.input_ids, new), dim=1)
+        if not self.config.return_dict_in_generate:
+            return sequences
+        processed = [[s.processed for s in row.scores] for row in rows] if self.config.output_scores else None
+        raw = [[s.raw for s in row.scores] for row in rows] if self.config.output_logits else None
+        told: list[Any] = [None if kept is None else self._columns(kept, steps) for kept in (processed, raw)]
+        output: Any = GenerateDecoderOnlyOutput  # its annotations are narrower than what it holds
+        written: GenerateDecoderOnlyOutput = output(sequences=sequences, scores=told[0], logits=told[1])
+        return written
+
+    def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
+        """[T] scores [B, V] of all rows' tokens in one place."""
+        nothing = torch.zeros_like(kept[0][0])
+        columns = (torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps))
+        return tuple(column.to(self.input_ids.device, torch.float32) for column in columns)
+
+
+def write(
+    engine: Writer, batch: Batch, sampling: Sampling, streamer: BaseStreamer | None, reuse: bool
+) -> tuple[list[Row], Stats]:
+    """Writes all rows of a batch, as long as transformers would.
+
+    Raises:
+        UserError: a request cannot be served.
+    """
+    requests = batch.requests()
+    rows = [Row() for _ in requests]
+
+    def tell(numbers: Sequence[int], events: Sequence[Emitted]) -> None:
+        for event in events:
+            rows[numbers[event.row]].take(event)
+            if streamer is not None:
+                for token in event.tokens:
+                    streamer.put(torch.tensor([token]))
+
+    stats = [engine.write(requests, sampling, partial(tell, range(len(rows))), reuse).stats]
+    steps = max(len(row.tokens) for row in rows)
+    short = [r for r, row in enumerate(rows) if len(row.tokens) < steps and row.ending != "context"]
+    if short and not batch.pads:
+        rest = [requests[r] for r in short]
+        longer = [
+            replace(r, prompt=[*r.prompt, *rows[n].tokens], max_new_tokens=steps - len(rows[n].tokens), criteria=())
+            for n, r in zip(short, rest, strict=True)
+        ]
+        stats.append(engine.write(longer, sampling, partial(tell, short), reuse).stats)
+    if not reuse:
+        engine.forget()
+    if any(row.ending == "context" for row in rows):
+        context = engine.target.decoder.context
+        warnings.warn(
+            f"a text has filled the target's context of {context} tokens and ends there", DraftreeWarning, stacklevel=2
+        )
+    return rows, total(stats)
+
+
+class Finite(LogitsProcessor):
+    """transformers' `InfNanRemoveLogitsProcessor` with the largest numbers of float32, in which it is called there."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        ends = torch.finfo(torch.float32)
+        return torch.nan_to_num(scores, nan=0.0, posinf=ends.max, neginf=ends.min)
+
+
+class OneRow(Around):
+    """A processor of a batch, for one of its rows.
+
+    Args:
+        processor: may tell rows apart by their numbers.
+        row: which one this is for.
+        rows: B; the processor is shown so many, all alike.
+    """
+
+    def __init__(self, processor: LogitsProcessor, row: int, rows: int) -> None:
+        self.inner, self._row, self._rows = processor, row, rows
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        every = scores.repeat(self._rows, 1)
+        made: Tensor = self.inner(input_ids.repeat(self._rows, 1), every)
+        scores.copy_(every[self._row : self._row + 1])  # it may have written into them
+        return scores if made is every else made[self._row : self._row + 1]
+
+
+class Whole(Around):
+    """A processor or criterion of a row some of whose ids are hidden from the model: it is shown them all.
+
+    Args:
+        inner: the processor or criterion.
+        prompt: of the row.
+    """
+
+    def __init__(self, inner: Any, prompt: Prompted) -> None:
+        self.inner, self._read, self._ids = inner, len(prompt.text), prompt.hidden
+
+    def __call__(self, input_ids: Tensor, scores: Any = None) -> Any:
+        whole = torch.tensor([self._ids], device=input_ids.device)
+        return self.inner(torch.cat((whole, input_ids[:, self._read :]), dim=1), scores)
+
+
+def in_full(prompt: Prompted, part: Any) -> Any:
+    """A processor or criterion that is shown its row as transformers shows it."""
+    return part if prompt.hidden is None else Whole(part, prompt)
+
+
+def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
+    """A processor of a batch as one row's own."""
+    if type(processor) is InfNanRemoveLogitsProcessor:  # float64 stays float64 here
+        return Finite()
+    if rows == 1:
+        return processor
+    if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
+        mine = copy.copy(processor)
+        mine.prompt_ignore_length = processor.prompt_ignore_length[row : row + 1]
+        return mine
+    if type(processor) is PrefixConstrainedLogitsProcessor:  # the user's function need not know other texts in its row
+        ask = processor._prefix_allowed_tokens_fn
+        return PrefixConstrainedLogitsProcessor(lambda _, ids: ask(row, ids), 1)
+    return processor if type(processor) in ALONE else OneRow(own_copy(processor, row), row, rows)
+
+
+def own_copy(part: Any, row: int) -> Any:
+    """A processor or criterion for one row alone, if it may remember something: rows are not written in step.
+
+    Raises:
+        UserError: it cannot be copied.
+    """
+    if row == 0 or type(part) in STATELESS:
+        return part
+    try:
+        return copy.deepcopy(part)
+    except Exception as error:  # whatever a user's own class raises
+        name = type(part).__name__
+        raise UserError(f"{name} cannot be copied for each row of a batch, allowed is one row at a time: {error}") from error
+
+
+class Record(LogitsProcessor):
+    """Keeps the processed scores of each place, for criteria; the last of a row's processors."""
+
+    def __init__(self) -> None:
+        self._scores: dict[int, Tensor] = {}
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self._scores[input_ids.shape[1]] = scores
+        return scores
+
+    def until(self, length: int, rows: int) -> tuple[Tensor, ...]:
+        """Scores [B, V] of every token so far of a text with so many."""
+        return tuple(self._scores[n].float().repeat(rows, 1) for n in sorted(self._scores) if n < length)
+
+
+class RowCriterion:
+    """A stopping criterion of a batch, for one of its rows.
+
+    Args:
+        criterion: transformers' or the user's.
+        row: which one this is for.
+        rows: B; the criterion is shown so many, all alike.
+        record: the row's scores, where criteria are told them.
+    """
+
+    def __init__(self, criterion: Any, row: int, rows: int, record: Record | None) -> None:
+        self._criterion, self._row, self._rows, self._record = own_copy(criterion, row), row, rows, record
+
+    def __call__(self, input_ids: Tensor, scores: Any = None) -> bool:
+        told = None if self._record is None else self._record.until(input_ids.shape[1], self._rows)
+        said = self._criterion(input_ids.repeat(self._rows, 1), told)
+        each = torch.zeros(self._rows, dtype=torch.bool, device=input_ids.device) | said
+        return bool(each[self._row])

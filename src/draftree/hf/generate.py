@@ -1,0 +1,260 @@
+"""transformers' `generate`, with drafts: the hook for its `custom_generate`, and what becomes of its options.
+
+transformers prepares prompts, processors and criteria, and calls the hook instead of its own loop. Whatever the hook cannot
+honour it refuses by name, so that nobody gets another output than asked for.
+
+Shapes: B rows of the batch, n ids of a padded prompt, T new tokens, V vocabulary.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
+from transformers.generation.streamers import BaseStreamer
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from draftree.costs import Costs, CostTable
+from draftree.errors import UserError, shown
+from draftree.hf.batch import Batch, prompts, write
+from draftree.rows import Writer
+from draftree.stats import Stats
+from draftree.text.options import Options
+
+REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "num_beams": ((1,), "1; beam search is not offered, leave custom_generate away for it"),
+    "num_beam_groups": ((1,), "none; beam search is not offered"),
+    "constraints": ((), "none; constrain the text with a logits processor or a grammar"),
+    "force_words_ids": ((), "none; constrain the text with a logits processor or a grammar"),
+    "penalty_alpha": ((0,), "none; contrastive search is not offered"),
+    "dola_layers": ((), "none; DoLa is not offered"),
+    "guidance_scale": ((1,), "none; guidance needs a second pass for every token"),
+    "prompt_lookup_num_tokens": ((), "none; drafter='pld' looks drafts up in the prompt"),
+    "use_mtp": ((False,), "none; drafter='mtp' drafts with heads for further tokens"),
+    "assistant_early_exit": ((), "none; draftree has drafters of its own"),
+    "speculation_type": ((), "none; draftree has drafters of its own"),
+    "is_assistant": ((False,), "false; draftree drafts for a model, and not with it"),
+    "token_healing": ((False,), "false; heal the prompt before"),
+    "use_cache": ((True,), "true; draftree always keeps keys and values"),
+    "cache_implementation": (("dynamic",), "none; draftree has a cache of its own"),
+    "output_attentions": ((False,), "false; passes over trees have other attentions than plain decoding's"),
+    "output_hidden_states": ((False,), "false; passes over trees have other states than plain decoding's"),
+}
+"""Options of a generation config that are not honoured: values beside None that ask for nothing, and what to do instead."""
+NOT_HERE: Mapping[str, str] = {
+    "assistant_model": "none; name a drafter instead, drafter='lm:…' is a small language model",
+    "assistant_tokenizer": "none; drafters share the target's tokenizer",
+    "custom_generate": "none; this is a loop of its own",
+    "synced_gpus": "none; an engine runs on one process",
+}
+"""Arguments of `generate` that transformers does not pass on to a hook."""
+READ = frozenset(("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"))
+"""What transformers prepares for the model's forward that a hook knows what to do with."""
+IDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+"""What ids may be given in."""
+
+
+class Hook:
+    """What `speculate` returns: called by `model.generate(…, custom_generate=hook)`.
+
+    Args:
+        opened: the engine for a model.
+        seed: of the draws; drawn anew for each call where there is none.
+        streamer: told the prompt, each token and the end.
+        tokenizer: for stop strings; the target's own by default.
+        reuse: whether a prefix shared with the last call is taken from the caches; only where nobody else can have
+            changed the model's weights between the calls.
+
+    Attributes:
+        stats: figures of the last call.
+    """
+
+    def __init__(
+        self,
+        opened: Callable[[PreTrainedModel], Writer],
+        seed: int | None = None,
+        streamer: BaseStreamer | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        reuse: bool = False,
+    ) -> None:
+        self._seed = None if seed is None else checked(seed)
+        if not isinstance(streamer, BaseStreamer | None):
+            raise UserError(f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None")
+        self._opened, self._streamer, self._tokenizer = opened, streamer, tokenizer
+        self._reuse = reuse
+        self.stats = Stats()
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        stop_strings: str | list[str] | None = None,
+        token_healing: bool | None = None,
+        seed: int | None = None,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """Writes what transformers' own loop would write, in fewer passes.
+
+        transformers hands over what its user gave for those of our parameters that its own loop does not have: `stop_strings`
+        and `token_healing` come here instead of into the generation config, where they would ask for a tokenizer that
+        transformers drops, and `seed` becomes one more argument of `generate`.
+        """
+        refuse_options({"token_healing": token_healing})
+        refuse(model, generation_config, logits_processor, model_kwargs)
+        if self._streamer is not None:
+            if len(input_ids) > 1:
+                raise UserError(f"the batch has {len(input_ids)} rows, a streamer takes 1")
+            self._streamer.put(input_ids.cpu())
+        with inference(model):
+            engine = self._opened(model)
+            criteria = [*stopping_criteria]
+            if stop_strings is not None and not any(type(c) is StopStringCriteria for c in criteria):  # the user's own one wins
+                criteria.append(stops(self._tokenizer, engine, stop_strings))
+            rows = prompts(input_ids, model_kwargs, engine.target.decoder.window is not None)
+            batch = Batch(input_ids, rows, generation_config, [*logits_processor], criteria)
+            sampling = batch.sampling(self._seed if seed is None else checked(seed))
+            written, self.stats = write(engine, batch, sampling, self._streamer, self._reuse)
+        if self._streamer is not None:
+            self._streamer.end()
+        return batch.output(written)
+
+
+def checked(seed: int) -> int:
+    """The seed, by the rule that options have for it; in greedy calls too.
+
+    Raises:
+        UserError: it is none.
+    """
+    return int(Options(seed=seed).seed)
+
+
+def generate(
+    engine: Writer,
+    inputs: Tensor | None,
+    seed: int | None,
+    streamer: BaseStreamer | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    options: dict[str, Any],
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """`Engine.generate`: transformers' `generate` of the engine's own model, with what it keeps from a hook.
+
+    Raises:
+        UserError: an option cannot be honoured.
+    """
+    model: Any = engine.target.decoder.model
+    check_types(None, tokenizer)
+    if not (inputs is None or (isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.dtype in IDS)):
+        raise UserError(f"inputs is {shown(inputs)}, allowed is a tensor of ids [B, n]")
+    for name, allowed in NOT_HERE.items():
+        if options.get(name) not in (None, False):
+            raise UserError(f"{name} is given, allowed is {allowed}")
+    config, default = options.get("generation_config"), model.generation_config
+    told = [options, *(vars(c) for c in (config, default) if c is not None)]
+    asked = {n: next((o[n] for o in told if o.get(n) is not None), None) for n in ("stop_strings", *REFUSED)}
+    refuse_options(asked)
+    if (strings := asked["stop_strings"]) is not None:
+        options = without_stop_strings(options, config, default)
+        if not any(type(c) is StopStringCriteria for c in options["stopping_criteria"]):  # the user's own one wins
+            options["stopping_criteria"].append(stops(tokenizer, engine, strings))
+    hook = Hook(lambda model: engine, seed, streamer, reuse=True)
+
+    def loop(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Tensor | GenerateDecoderOnlyOutput:
+        return hook(model, input_ids, **prepared)  # without parameters of its own, which would take options away
+
+    written: Tensor | GenerateDecoderOnlyOutput = model.generate(inputs, custom_generate=loop, **options)
+    return written
+
+
+def without_stop_strings(
+    options: Mapping[str, Any], config: GenerationConfig | None, default: GenerationConfig | None
+) -> dict[str, Any]:
+    """The options with criteria that can be added to, and without stop strings: transformers drops their tokenizer."""
+    changed = {**options, "stopping_criteria": StoppingCriteriaList(options.get("stopping_criteria") or ())}
+    if config is not None:
+        changed["generation_config"] = copy.deepcopy(config)
+        changed["generation_config"].stop_strings = None
+    if "stop_strings" in options or (default is not None and default.stop_strings is not None):
+        changed["stop_strings"] = None
+    return changed
+
+
+def stops(tokenizer: PreTrainedTokenizerBase | None, engine: Writer, strings: str | list[str]) -> StopStringCriteria:
+    """The criterion for stop strings, with the target's own tokenizer where no other is given.
+
+    Raises:
+        UserError: there is no tokenizer.
+    """
+    try:
+        return StopStringCriteria(tokenizer=tokenizer or engine.tokenizer, stop_strings=strings)
+    except UserError as error:
+        raise UserError(f"stop_strings need a tokenizer, speculate(tokenizer=…) takes one: {error}") from error
+
+
+def check_types(costs: Any, tokenizer: Any) -> None:
+    """Raises a `UserError` for costs or a tokenizer that are none."""
+    if not isinstance(costs, Costs | CostTable | None):
+        raise UserError(f"costs is {shown(costs)}, allowed is Costs, a CostTable (CostTable.load reads a file), or None")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase | None):
+        raise UserError(f"tokenizer is {shown(tokenizer)}, allowed is one of transformers' tokenizers, or None")
+
+
+@contextmanager
+def inference(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, the model is in evaluation mode: with dropout, no two passes would agree."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def refuse(
+    model: PreTrainedModel,
+    config: GenerationConfig,
+    processors: Sequence[LogitsProcessor],
+    model_kwargs: Mapping[str, Any],
+) -> None:
+    """Raises a `UserError` for what cannot be honoured."""
+    if model.config.is_encoder_decoder:
+        raise UserError(f"{type(model).__name__} is an encoder-decoder model, allowed are decoder-only ones")
+    refuse_options(vars(config))
+    if (mode := config.get_generation_mode()) not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise UserError(f"generation mode '{mode.value}' is not offered, allowed are greedy_search and sample")
+    if any(type(p) is UnbatchedClassifierFreeGuidanceLogitsProcessor for p in processors):
+        raise UserError("a processor for guidance is given, allowed is none: it needs a second pass for every token")
+    if getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False):  # transformers' mark of a cache that was given
+        raise UserError("past_key_values is given, allowed is none: give the whole text, draftree has a cache of its own")
+    others = [name for name, value in model_kwargs.items() if name not in READ and value is not None and value is not False]
+    if others:
+        raise UserError(f"{', '.join(sorted(others))} may change what the model computes, allowed are input_ids and their mask")
+    many = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    if many and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)):
+        raise UserError("the model's weights are spread over processes, allowed is one process: gather them first")
+
+
+def refuse_options(values: Mapping[str, Any]) -> None:
+    """Raises a `UserError` for an option of a generation config that cannot be honoured."""
+    for name, (nothing, allowed) in REFUSED.items():
+        got = values.get(name)
+        if got is not None and got not in nothing:
+            raise UserError(f"{name} is {got!r}, allowed is {allowed}")

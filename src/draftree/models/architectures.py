@@ -1,0 +1,83 @@
+"""Refuses models that a tree cannot be verified with, by name and reason, before weights are loaded."""
+
+import inspect
+from pathlib import Path
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from draftree.boundary.files import checked, tensor_names
+from draftree.errors import UserError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+RECURRENT = ("linear", "conv", "mamba", "hybrid", "recurrent")
+"""How the names begin of layers that fold the text into a state."""
+BY_SLOT = ("gpt_neo",)
+"""Models whose windows are cut out by cache slot, inside the layer."""
+
+
+def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> None:
+    """Refuses an architecture in which a tree cannot be verified; asks no weights, so that none need be loaded first.
+
+    Args:
+        config: the model's.
+        kind: its class, None where transformers knows no causal language model for the config.
+
+    Raises:
+        UserError: it names the architecture and the reason.
+    """
+    if reason := _unfit(config, config.get_text_config(decoder=True), kind):
+        name = type(config).__name__ if kind is None else kind.__name__
+        raise UserError(f"{name} (model_type '{config.model_type}') is not supported: {reason}")
+
+
+def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> str | None:
+    """Why a tree cannot be verified in a model, of which `config` is the text part; None where it can."""
+    if whole.is_encoder_decoder:
+        return "it is an encoder-decoder, and draftree drives decoder-only models"
+    if {"is_decoder", "add_cross_attention"} <= vars(config).keys():  # BERT's family, decoder or not
+        return "it is an encoder by design, and draftree drives decoder-only models"
+    strange = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING})
+    if recurrent := [t for t in strange if t.startswith(RECURRENT)]:
+        return f"its {', '.join(recurrent)} layers keep a state that cannot take back a rejected token"
+    if strange:
+        return f"its {', '.join(strange)} layers see by rules of their own; allowed are {FULL} and {SLIDING}"
+    if getattr(kind, "_is_stateful", False):
+        return "its recurrent state cannot take back a rejected token"
+    if getattr(config, "num_kv_shared_layers", None):
+        return "its last layers share the keys and values of earlier ones"
+    if getattr(config, "alibi", False) or config.model_type in BY_SLOT:
+        return "it measures distances in cache slots, where a tree's nodes do not lie in the order of their positions"
+    if kind is None:
+        return "transformers has no causal language model of this type"
+    parameters = inspect.signature(kind.forward).parameters
+    needed = ("position_ids", "past_key_values", "attention_mask", "logits_to_keep")
+    if missing := [p for p in needed if p not in parameters]:
+        return f"its forward takes no {', '.join(missing)}, so a tree cannot be laid out in it"
+    return None
+
+
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+"""What every language model has at least one of; the first and the last two may be missing."""
+
+
+def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
+    """Refuses sizes that a folder's weights cannot have, before a model as large is laid out.
+
+    Args:
+        config: the model's.
+        folder: its own; of one that is not there, as a hub id's, nothing is known but that there is one of everything.
+
+    Raises:
+        UserError: it names the entry.
+    """
+    text, where = config.get_text_config(decoder=True), folder / "config.json"
+    files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin")]
+    numbers = sum(p.stat().st_size for p in files)
+    layers = sum(len(tensor_names(p)) for p in files if p.suffix == ".safetensors")
+    for name in SIZES:
+        value = getattr(text, name, None)
+        size = checked(value, int | list | None, f"'{where}': {name}", least=1)  # some have a list, one for each layer
+        most = layers if name == "num_hidden_layers" and layers else numbers
+        if files and isinstance(size, int) and size > most:
+            raise UserError(f"'{where}': {name} is {size}, the weights beside it have room for {most} at most")

@@ -1,0 +1,141 @@
+"""How much each layer of a model attends: a drafter that reads a layer at which the model itself hardly looks learns little.
+
+Shapes: B batch (1 here), T tokens, D hidden size, L layers.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftree.errors import UserError
+from draftree.models.architectures import SLIDING
+from draftree.models.decoder import Decoder
+from draftree.tree import Ints
+
+AUTO: Literal["auto"] = "auto"
+"""The knob of a drafter that leaves to this measurement which layer it reads."""
+DEAD = 0.1
+"""Below this share of the residual stream attention adds next to nothing."""
+TEXTS, TOKENS = 8, 512
+"""How many texts are read, and how much of each."""
+
+
+@dataclass(frozen=True)
+class Attending:
+    """How much a layer attends, a mean over the second half of some texts.
+
+    Attributes:
+        output: norm of what attention adds to the residual stream over the norm of that stream before it.
+        entropy: of its weights over log n, n being how many keys are seen; 1 looks everywhere alike, 0 at one key alone.
+    """
+
+    output: float
+    entropy: float
+
+    @property
+    def dead(self) -> bool:
+        """Whether its attention could as well be left out; that of numbers that are none is not said to be so."""
+        return self.output < DEAD
+
+
+@torch.inference_mode()
+def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
+    """How much each of the L layers attends, measured on a few of the texts, evenly spread.
+
+    Args:
+        decoder: of any architecture whose layers have one attention and a feed-forward part.
+        texts: token ids; what is longer than `TOKENS` is cut.
+
+    Raises:
+        UserError: there is no text of two tokens, or the architecture's attention cannot be told from the rest of a layer.
+    """
+    most = min(TOKENS, decoder.context)
+    fit = [t[:most] for t in texts if len(t) > 1]
+    if not fit:
+        raise UserError("how much the target's layers attend is measured on texts of at least 2 tokens, and there is none")
+    count = min(TEXTS, len(fit))
+    watches = [_Watch(decoder, i) for i in range(len(decoder.layers))]
+    with ExitStack() as stack, _eager(decoder):
+        for watch in watches:
+            stack.enter_context(watch.watching())
+        for text in (fit[i * len(fit) // count] for i in range(count)):
+            ids = torch.from_numpy(np.asarray(text, np.int64))[None].to(decoder.device)
+            cast(Any, decoder.stack)(input_ids=ids, use_cache=False, **decoder.causal(ids))
+    return tuple(watch.mean for watch in watches)
+
+
+@contextmanager
+def _eager(decoder: Decoder) -> Iterator[None]:
+    """Inside, attention is computed in the way that gives its weights."""
+    before = decoder.config._attn_implementation
+    decoder.config._attn_implementation = "eager"
+    try:
+        yield
+    finally:
+        decoder.config._attn_implementation = before
+
+
+class _Watch:
+    """Measures a layer in every pass, by a second run of it in which its feed-forward part gives nothing.
+
+    What then comes out beyond what went in is what attention adds, wherever the architecture has its norms and scales, and
+    whether or not both parts read the same input.
+    """
+
+    def __init__(self, decoder: Decoder, index: int) -> None:
+        self._layer = decoder.layers[index]
+        mixing = [m for m in self._layer.children() if any(p.dim() > 1 for p in m.parameters())]  # all others are norms
+        attention = [m for m in mixing if type(m).__name__.endswith("Attention")]
+        if len(attention) != 1:
+            name = type(decoder.model).__name__
+            raise UserError(f"how much the layers of {name} attend cannot be measured: {len(attention)} attentions in one")
+        self._attention = attention[0]
+        self._others = [m for m in mixing if m is not self._attention]
+        sliding = not decoder.layer_types or decoder.layer_types[index] == SLIDING
+        self._window = decoder.window if sliding and decoder.window is not None else math.inf
+        self._outputs: list[Tensor] = []
+        self._entropies: list[Tensor] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, passes are measured."""
+        hook = self._layer.register_forward_hook(self._again, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _again(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+        weights: list[Tensor] = []
+        with ExitStack() as stack:
+            stack.callback(self._attention.register_forward_hook(lambda _m, _i, out: weights.append(out[1])).remove)
+            for other in self._others:
+                stack.callback(other.register_forward_hook(lambda _m, _i, out: _nothing(out)).remove)
+            out = layer.forward(*args, **kwargs)  # not a call, which would come back here
+        before, after = args[0].double(), (out[0] if isinstance(out, tuple) else out).double()
+        half = before.shape[1] // 2
+        self._outputs.append(((after - before).norm(dim=-1) / before.norm(dim=-1))[0, half:])
+        self._entropies.append(self._entropy(weights[0], half))
+
+    def _entropy(self, weights: Tensor, half: int) -> Tensor:
+        """[T − half] of weights [1, heads, T, T], by what it could be at most."""
+        seen = np.minimum(np.arange(half, weights.shape[2]) + 1, self._window)
+        most = torch.from_numpy(np.log(seen)).to(weights.device)
+        found: Tensor = torch.special.entr(weights[0, :, half:].double()).sum(-1).mean(0)
+        return found / most
+
+    @property
+    def mean(self) -> Attending:
+        """Over all tokens that were measured."""
+        return Attending(*(float(torch.cat(each).mean()) for each in (self._outputs, self._entropies)))
+
+
+def _nothing(out: Any) -> Any:
+    """Zeros of the form of a module's output."""
+    return (torch.zeros_like(out[0]), *out[1:]) if isinstance(out, tuple) else torch.zeros_like(out)

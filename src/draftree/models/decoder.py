@@ -1,0 +1,373 @@
+"""A stock Hugging Face causal language model, fed with tokens, positions, mask and cache from outside.
+
+The target is one, and so are the drafters that are transformers; no modeling file is forked.
+
+Shapes: R rows, n tokens a row in one pass (padded), S slots, D hidden size, V vocabulary, L layers.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
+
+from draftree.errors import UserError
+from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, check_bounds, refuse_unsupported
+from draftree.models.cache import LayerShape, SlotCache
+from draftree.models.feed import Feed, additive_mask
+from draftree.tree import Ints
+
+
+class Decoder:
+    """A model with the little that trees need to know about it.
+
+    Args:
+        model: a causal language model of transformers 5.
+
+    Raises:
+        UserError: the architecture cannot be fed a tree; the text names it and the reason.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        refuse_unsupported(model.config, type(model))
+        self.model = model
+        model.train(False)
+        self.config: PreTrainedConfig = model.config.get_text_config(decoder=True)
+        self.layer_types: tuple[str, ...] = tuple(getattr(self.config, "layer_types", None) or ())
+        self.window: int | None = self._window()
+
+    def _window(self) -> int | None:
+        if self.layer_types and SLIDING not in self.layer_types:
+            return None
+        return getattr(self.config, "sliding_window", None)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the model computes; like the dtype it is asked for often and looked up once."""
+        device: torch.device = self.model.device
+        return device
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its weights."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
+    def vocab(self) -> int:
+        """V, the width of its logits."""
+        head: Any = self.model.get_output_embeddings  # untyped, as much of transformers is
+        return int(head().weight.shape[0])
+
+    @property
+    def hidden(self) -> int:
+        """D, the width of its hidden states."""
+        return int(self.config.hidden_size)
+
+    @cached_property
+    def context(self) -> int:
+        """How many positions it knows."""
+        known = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
+        rope = self._changing_rope
+        if rope is None or rope["rope_type"] != "dynamic":
+            return known
+        return int(known * max(rope["factor"], 1.0))  # the config holds the length before any stretching
+
+    @cached_property
+    def stack(self) -> PreTrainedModel:
+        """The transformer without its LM head, and without the encoders of other media."""
+        base: Any = self.model.base_model
+        inner: PreTrainedModel = base.get_decoder()  # the outer model may call its LM head `decoder`
+        return inner
+
+    @cached_property
+    def layers(self) -> nn.ModuleList:
+        """Its transformer layers."""
+        count = self.config.num_hidden_layers
+        for module in self.stack.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == count:
+                return module
+        raise UserError(f"{type(self.model).__name__} is not supported: its {count} layers are not one stack")
+
+    @cached_property
+    def _changing_rope(self) -> dict[str, Any] | None:
+        parameters = getattr(self.config, "rope_parameters", None) or {}
+        kinds = (parameters, *(p for p in parameters.values() if isinstance(p, dict)))
+        return next((p for p in kinds if p.get("rope_type") in LENGTH_DEPENDENT_ROPE), None)
+
+    @cached_property
+    def rope_boundary(self) -> tuple[str, int] | None:
+        """(kind, length) where the rotary frequencies change with the length of the text, else None."""
+        rope = self._changing_rope
+        if rope is None:
+            return None
+        key = "original_max_position_embeddings"
+        known = self.config.max_position_embeddings  # where `dynamic` begins to stretch, whatever else is said
+        return rope["rope_type"], int(known if rope["rope_type"] == "dynamic" else rope.get(key) or known)
+
+    @cached_property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """What each layer stores, read off a pass over one token."""
+        recorder = _Recorder()
+        with torch.inference_mode():
+            one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            mask = self.by_type(torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device))
+            self.model(input_ids=one, position_ids=one, attention_mask=mask, past_key_values=recorder, use_cache=True)
+        if sorted(recorder.seen) != list(range(self.config.num_hidden_layers)):
+            raise UserError(f"{type(self.model).__name__} is not supported: its layers share or skip keys and values")
+        return tuple(recorder.seen[i] for i in sorted(recorder.seen))
+
+    def new_cache(self, rows: int, slots: int) -> SlotCache:
+        """An empty cache for `rows` sequences with room for `slots` tokens each, to begin with."""
+        cache = SlotCache(self.shapes, rows, self.dtype, self.device)
+        cache.reserve(slots)
+        return cache
+
+    def by_type(self, full: Tensor, sliding: Tensor | None = None) -> Tensor | dict[str, Tensor]:
+        """The mask in the form the model takes: one tensor, or one for each type of layer it mixes."""
+        windowed = full if sliding is None else sliding
+        if len(set(self.layer_types)) > 1:
+            return {FULL: full, SLIDING: windowed}
+        return windowed if self.window is not None else full
+
+    def mask(self, feed: Feed, committed: Ints) -> Tensor | dict[str, Tensor]:
+        """Additive attention mask [R, 1, n, S] of a feed; S ends with its last token."""
+        full = additive_mask(feed, committed, self.dtype)
+        if self.window is None:
+            return self.by_type(full.to(self.device))
+        sliding = full.clone()
+        for r, scratch in enumerate(feed.scratch_positions):
+            keys = np.concatenate((np.arange(committed[r]), scratch))
+            far = feed.positions[r][:, None] - keys[None, :] >= self.window
+            sliding[r, 0, :, : len(keys)].masked_fill_(torch.from_numpy(far), torch.finfo(self.dtype).min)
+        return self.by_type(full.to(self.device), sliding.to(self.device))
+
+    def causal(self, ids: Tensor) -> dict[str, Any]:
+        """Positions and mask of whole texts [B, T] without a cache, as arguments of the model's forward."""
+        rows, count = ids.shape
+        at = torch.arange(count, device=ids.device)
+        lowest = torch.finfo(self.dtype).min
+        full = torch.zeros(count, count, dtype=self.dtype, device=ids.device).masked_fill(at[None, :] > at[:, None], lowest)
+        sliding = full if self.window is None else full.masked_fill(at[:, None] - at[None, :] >= self.window, lowest)
+        mask = self.by_type(full[None, None], sliding[None, None])
+        return {"position_ids": at.expand(rows, count), "attention_mask": mask}
+
+    def forward(self, cache: SlotCache, feed: Feed, keep: int | Tensor = 0) -> Tensor:
+        """One pass over a feed, written into scratch slots of the cache.
+
+        Args:
+            cache: of this model.
+            feed: the tokens.
+            keep: as transformers' `logits_to_keep`: 0 for all columns, or a tensor of columns.
+
+        Returns:
+            Logits [R, n or len(keep), V].
+        """
+        with self._rows_apart(feed):
+            output = self.model(
+                input_ids=feed.tokens,
+                position_ids=torch.from_numpy(feed.positions).to(self.device),
+                attention_mask=self.mask(feed, cache.lengths),
+                past_key_values=cache.writer(feed.starts, feed.tokens.shape[1]),
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+        logits: Tensor = output.logits
+        return logits
+
+    @contextmanager
+    def _rows_apart(self, feed: Feed) -> Iterator[None]:
+        """Inside, every row is rotated as if it were alone and the model had read nothing else before.
+
+        Where rotary frequencies change with the length of the text, transformers takes the longest row's for all, and
+        `dynamic` keeps those of the longest text until a short one comes.
+        """
+        if self.rope_boundary is None:
+            yield
+            return
+        reach = feed.positions.max(axis=1) + 1 if feed.reach is None else feed.reach
+
+        def apart(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> tuple[Tensor, ...]:
+            call = inspect.signature(module.forward).bind(*args, **kwargs)
+
+            def turn(positions: Sequence[int]) -> tuple[Tensor, ...]:
+                call.arguments["position_ids"] = torch.tensor([positions], device=self.device)
+                turned: tuple[Tensor, ...] = module.forward(*call.args, **call.kwargs)
+                return turned
+
+            rows = []
+            for places, length in zip(feed.positions.tolist(), reach.tolist(), strict=True):
+                turn([0])  # makes `dynamic` forget
+                rows.append([t[:, :-1] for t in turn([*places, length - 1])])
+            turn([0])
+            return tuple(torch.cat(each) for each in zip(*rows, strict=True))
+
+        with ExitStack() as stack:
+            for module in self.stack.modules():
+                if "rope_type" in vars(module):  # a rotary embedding
+                    stack.callback(module.register_forward_hook(apart, with_kwargs=True).remove)
+            yield
+
+    def hidden_index(self, layer: int) -> int:
+        """A layer number in transformers' `hidden_states` numbering as 0 … L: 0 embeds, L is after the last norm.
+
+        Raises:
+            UserError: there is no such entry.
+        """
+        count = int(self.config.num_hidden_layers) + 1
+        if not -count <= layer < count:
+            raise UserError(f"hidden state {layer} does not exist: the target's are {-count} … {count - 1}")
+        return layer % count
+
+    @contextmanager
+    def tapped(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        """Catches hidden states [R, n, D] of the passes inside, without storing every layer.
+
+        Args:
+            layers: entries of transformers' `hidden_states`, negative ones counted from the end.
+        """
+        caught: dict[int, Tensor] = {}
+        with ExitStack() as stack:
+            for layer in layers:
+                index = self.hidden_index(layer)
+                if index == self.config.num_hidden_layers:
+                    after = lambda _m, _i, out, layer=layer: caught.update({layer: out[0]})
+                    hook = self.stack.register_forward_hook(after)
+                else:  # what goes into a layer, and not the embeddings themselves: some models scale them
+                    before = lambda _m, args, layer=layer: caught.update({layer: args[0]})
+                    hook = self.layers[index].register_forward_pre_hook(before)
+                stack.callback(hook.remove)
+            yield caught
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings [R, n, D] of tokens, as the model's embedding module gives them."""
+        outer: Any = self.model
+        embedded: Tensor = outer.get_input_embeddings()(tokens)
+        return embedded
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits […, V] of what the last layer's norm gave, […, D], by the stock head and what the model does behind it."""
+        if self._behind_head is None:
+            return self._through_model(states)
+        return self._behind_head(self._head(states))
+
+    @property
+    def _head(self) -> nn.Module:
+        outer: Any = self.model
+        head: nn.Module = outer.get_output_embeddings()
+        return head
+
+    @cached_property
+    def _behind_head(self) -> Callable[[Tensor], Tensor] | None:
+        """What the model does to its head's output: nothing, a cap or a scale; None for what is none of these."""
+        cap = getattr(self.config, "final_logit_softcapping", None) or 1.0  # Gemma 2
+        by, over = getattr(self.config, "logit_scale", None) or 1.0, getattr(self.config, "logits_scaling", None) or 1.0
+        known: tuple[Callable[[Tensor], Tensor], ...] = (
+            lambda x: x,
+            lambda x: torch.tanh(x / cap) * cap,
+            lambda x: x * by,  # Cohere
+            lambda x: x / over,  # Granite
+        )
+        with torch.no_grad():
+            probe = torch.linspace(-3, 3, self.hidden, device=self.device, dtype=self.dtype)[None]
+            wanted, raw = self._through_model(probe).float(), self._head(probe)
+            return next((f for f in known if torch.allclose(f(raw).float(), wanted, rtol=1e-4, atol=1e-5)), None)
+
+    def _through_model(self, states: Tensor) -> Tensor:
+        """A pass over one token in which the head is given other states."""
+        hook = self._head.register_forward_pre_hook(lambda _, args: (states[None],))
+        try:
+            one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            logits: Tensor = self.model(input_ids=one, use_cache=False).logits
+        finally:
+            hook.remove()
+        return logits[0]
+
+    def keys_and_values(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer would cache for given inputs [R, n, D] at positions [R, n]: [R, H, n, width] each.
+
+        The pass is cut where the layer hands them to its cache, so that nothing behind them is computed.
+        """
+        try:
+            self.model.base_model(
+                inputs_embeds=embeds,
+                position_ids=positions,
+                attention_mask=self.by_type(embeds.new_zeros(1, 1, 1, 1)),
+                past_key_values=_Cut(),
+                use_cache=True,
+            )
+        except _Stored as stored:
+            return stored.keys, stored.values
+        raise AssertionError("the model's first layer does not cache")
+
+
+class _Recorder(Cache):
+    """Notes the shapes of what a pass would store."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.seen: dict[int, LayerShape] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.seen[layer_idx] = LayerShape(key_states.shape[1], key_states.shape[3], value_states.shape[3])
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+class _Stored(Exception):
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+
+
+class _Cut(Cache):
+    """Ends the pass at its first write."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        raise _Stored(key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """What transformers loads from a folder or a hub id, and what it says of the tensors there.
+
+    Raises:
+        UserError: the config's sizes are not those of the weights.
+    """
+    check_bounds(config, Path(folder))
+    auto: Any = AutoModelForCausalLM
+    try:
+        model, said = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+    except RuntimeError as error:
+        if "mismatch" in str(error):  # transformers names them in a log
+            raise UserError(f"'{folder}' has a config.json whose sizes are not those of the weights beside it") from error
+        raise
+    return model, said
+
+
+def one_layer(config: PreTrainedConfig, layers: int = 1, **changes: Any) -> PreTrainedModel:
+    """A fresh float32 model of the same architecture with few layers, all with full attention where types are mixed."""
+    values = config.to_dict() | {"num_hidden_layers": layers, "dtype": "float32"} | changes
+    if values.get("layer_types"):
+        values["layer_types"] = [FULL] * layers
+    small = type(config)(**{k: v for k, v in values.items() if k != "transformers_version"})
+    auto: Any = AutoModelForCausalLM
+    model: PreTrainedModel = auto.from_config(small, dtype=torch.float32)
+    return model

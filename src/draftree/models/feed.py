@@ -1,0 +1,70 @@
+"""The input of a forward pass: tokens, positions, and which tokens see which."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.tree import Bools, Ints
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The tokens of one forward pass.
+
+    Attributes:
+        tokens: [R, n] ids; rows with fewer tokens are padded with anything.
+        positions: [R, n] position ids.
+        starts: [R] the slot of each row's first token.
+        visible: for each row, [n_r, m_r] whether its token i sees scratch slot j, where scratch slot 0 is the first
+            slot behind the row's committed ones and m_r = starts[r] + n_r − committed. Committed slots are seen by all.
+        scratch_positions: for each row, [m_r] the positions of its scratch slots.
+        reach: [R] the length of each row's text, where rotary frequencies change with it; a prompt read in parts has
+            those of the whole from its first part on. By default a text ends with the last token fed.
+    """
+
+    tokens: Tensor
+    positions: Ints
+    starts: Ints
+    visible: Sequence[Bools]
+    scratch_positions: Sequence[Ints]
+    reach: Ints | None = None
+
+    @classmethod
+    def packed(
+        cls,
+        rows: Sequence[Ints],
+        positions: Sequence[Ints],
+        starts: Ints,
+        visible: Sequence[Bools],
+        scratch_positions: Sequence[Ints],
+        device: torch.device,
+    ) -> Self:
+        """The feed of ragged rows: `rows[r]` holds the token ids of row r."""
+        n = max(1, max(len(t) for t in rows))
+        tokens, places = np.zeros((len(rows), n), np.int64), np.zeros((len(rows), n), np.int64)
+        for r, (ids, at) in enumerate(zip(rows, positions, strict=True)):
+            tokens[r, : len(ids)], places[r, : len(ids)] = ids, at
+        return cls(torch.from_numpy(tokens).to(device), places, starts, visible, scratch_positions)
+
+    @classmethod
+    def chains(cls, rows: Sequence[Ints], starts: Ints, device: torch.device) -> Self:
+        """The feed of plain text behind each row's committed tokens: a prompt, or one token of plain decoding."""
+        positions = [s + np.arange(len(t)) for s, t in zip(starts.tolist(), rows, strict=True)]
+        visible = [np.tri(len(t), dtype=np.bool_) for t in rows]
+        return cls.packed(rows, positions, starts, visible, positions, device)
+
+
+def additive_mask(feed: Feed, committed: Ints, dtype: torch.dtype) -> Tensor:
+    """Additive mask [R, 1, n, S] of a feed on the host, for layers that see the whole text; S ends with its last token."""
+    rows, n = feed.tokens.shape
+    full = torch.full((rows, 1, n, int(feed.starts.max()) + n), torch.finfo(dtype).min, dtype=dtype)
+    for r, seen in enumerate(feed.visible):
+        length, (wide, deep) = int(committed[r]), seen.shape
+        full[r, 0, :, :length] = 0
+        full[r, 0, :wide, length : length + deep].masked_fill_(torch.from_numpy(seen), 0)
+        full[r, 0, wide:] = 0  # padding sees something, lest it becomes NaN and, as a masked value, makes NaN of others
+    return full

@@ -1,0 +1,384 @@
+"""The target: prefill, verify a forest in one pass, commit what was accepted.
+
+Shapes: R rows, N nodes, P probe rows, D hidden size, V vocabulary, T tokens of all rows.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from draftree.boundary.files import understood
+from draftree.demo import demo_folder
+from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
+from draftree.models.architectures import refuse_unsupported
+from draftree.models.cache import SlotCache
+from draftree.models.decoder import Decoder, pretrained
+from draftree.models.feed import Feed
+from draftree.tree import Bools, Ints, Tree, Verdict
+
+LAST = -1
+"""`hidden_states[-1]`, after the last norm: what the LM head reads."""
+CHUNK = 1024
+"""Prompt tokens in one pass: bounds the mask's memory at 1,024 × context."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which of the target's internals a drafter reads.
+
+    Attributes:
+        hidden: entries of transformers' `hidden_states`, negative ones counted from the end.
+        kv: layers whose keys and values are read from the target's cache.
+    """
+
+    hidden: tuple[int, ...] = ()
+    kv: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The target's internals for tokens it was fed, packed over rows.
+
+    Attributes:
+        hidden: for each layer needed, [T, D].
+        rows: [T] the sequence each token belongs to.
+        positions: [T] its position there.
+        tokens: [T] its id.
+        cache: the target's cache, for drafters that read its keys and values.
+        probe_logits: [P, V] after each probe row, where the drafter sent any.
+    """
+
+    hidden: dict[int, Tensor]
+    rows: Ints
+    positions: Ints
+    tokens: Ints
+    cache: SlotCache
+    probe_logits: Tensor | None = None
+
+    def take(self, index: Ints) -> Self:
+        """The taps of some of the tokens."""
+        at = torch.from_numpy(index).to(self.cache.device)
+        hidden = {layer: h.index_select(0, at) for layer, h in self.hidden.items()}
+        return type(self)(hidden, self.rows[index], self.positions[index], self.tokens[index], self.cache, self.probe_logits)
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Extra rows that ride along in a verification and leave nothing in the cache.
+
+    Attributes:
+        tokens: [P] ids.
+        row: [P] the sequence each belongs to.
+        positions: [P] its position.
+        visible: [P, P] which probes each one sees, itself included; all see their row's committed tokens and root.
+    """
+
+    tokens: Ints
+    row: Ints
+    positions: Ints
+    visible: Bools
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What one pass over a forest says: logits [N, V] after every node, and the taps of all nodes."""
+
+    logits: Tensor
+    taps: Taps
+
+
+class Target:
+    """The model whose output is wanted.
+
+    Args:
+        decoder: the stock model.
+        name: what to call it in results.
+        tokenizer: its own; by default the one that is found where its name says.
+    """
+
+    def __init__(self, decoder: Decoder, name: str = "target", tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        self.decoder, self.name = decoder, name
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Self:
+        """A model that was loaded before, as it is and where it is.
+
+        It is put into evaluation mode, with a warning where it was not: with dropout, no two passes would agree.
+
+        Args:
+            model: a causal language model.
+            tokenizer: its own; by default the one of the folder or hub id that the model was loaded from.
+
+        Raises:
+            UserError: the architecture is refused, or the model has no weights.
+        """
+        if any(p.is_meta for p in model.parameters()):
+            raise UserError(f"the {type(model).__name__} has no weights (device 'meta'), allowed is a model that is loaded")
+        warn_of_training(model)
+        return cls(Decoder(model), name_of(model), tokenizer)
+
+    @classmethod
+    def load(cls, name: str, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> Self:
+        """Loads a folder, a hub id, or `demo`.
+
+        Args:
+            name: what to load.
+            dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a CPU for half-precision ones.
+            device: a torch device; a GPU where there is one by default.
+
+        Raises:
+            UserError: nothing can be loaded there, the architecture is refused, or the device cannot be used.
+        """
+        path, place, dtype = _place(name), usable(device), named(dtype)
+        with understood(f"cannot load target '{name}' (allowed: demo, a Hugging Face folder, a hub id)"):
+            config = AutoConfig.from_pretrained(path)
+            kinds: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+            refuse_unsupported(config, kinds.get(type(config), None))
+            stored = getattr(config, "dtype", None) or torch.float32
+            dtype = dtype or (torch.float32 if place.type == "cpu" and stored in (torch.float16, torch.bfloat16) else stored)
+            model, info = pretrained(path, config, dtype)
+            if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
+                raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
+            target = cls(Decoder(model.to(place).requires_grad_(False)), name)
+            _ = target.decoder.shapes  # from a pass over one token: much in a config shows there alone
+        return target
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer.
+
+        Raises:
+            UserError: its folder has none that can be read.
+        """
+        return tokenizer_of(self.name)
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """The ids that end a text, by its generation config."""
+        said = self.decoder.model.generation_config
+        ids = None if said is None else said.eos_token_id
+        return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
+
+    def new_cache(self, rows: int, slots: int) -> SlotCache:
+        """An empty cache for `rows` sequences."""
+        return self.decoder.new_cache(rows, slots)
+
+    def depth_room(self, position: int) -> int:
+        """How deep a tree below a root at `position` may be: it ends with the context and at a change of rope.
+
+        Where rotary frequencies change with the length of the text, a node beyond the change would be rotated
+        otherwise than plain decoding rotates it.
+        """
+        room = self.decoder.context - 1 - position
+        if (boundary := self.decoder.rope_boundary) is not None:
+            kind, length = boundary
+            if position < length:
+                room = min(room, length - 1 - position)
+            elif kind == "dynamic":  # every further token has frequencies of its own
+                room = 0
+        return max(room, 0)
+
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Whether keys computed for one text serve another with the same beginning."""
+        return self.decoder.rope_boundary is None
+
+    @torch.inference_mode()
+    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+        """Feeds what the cache does not hold of each prompt, and commits it.
+
+        Args:
+            cache: its committed tokens must be a proper beginning of each prompt.
+            prompts: token ids, at least one a row.
+            needs: what to tap.
+
+        Returns:
+            Logits [R, V] after each prompt, and the taps of the tokens fed, row by row.
+        """
+        rest = [p[n:] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
+        longest = max(len(r) for r in rest)
+        reach = np.array([len(p) for p in prompts], np.int64)
+        logits: list[Tensor | None] = [None] * len(rest)
+        taps: list[list[Taps]] = [[] for _ in rest]
+        for at in range(0, longest, CHUNK):
+            part = [r[at : at + CHUNK] for r in rest]
+            feed = replace(Feed.chains(part, cache.lengths.copy(), self.decoder.device), reach=reach)
+            ends = [max(len(t) - 1, 0) for t in part]
+            columns = sorted(set(ends))
+            keep = torch.tensor(columns, device=self.decoder.device)
+            with self.decoder.tapped(needs.hidden) as caught:
+                out = self.decoder.forward(cache, feed, keep)
+            for r, ids in enumerate(part):
+                if len(ids):
+                    logits[r] = out[r, columns.index(ends[r])]
+                    place = cache.lengths[r] + np.arange(len(ids))
+                    hidden = {layer: h[r, : len(ids)] for layer, h in caught.items()}
+                    taps[r].append(Taps(hidden, np.full(len(ids), r), place, ids, cache))
+                    cache.keep(r, place)
+        parts = [t for row in taps for t in row]
+        hidden = {layer: torch.cat([t.hidden[layer] for t in parts]) for layer in needs.hidden}
+        rows, positions, tokens = (np.concatenate([getattr(t, f) for t in parts]) for f in ("rows", "positions", "tokens"))
+        stacked = torch.stack([row for row in logits if row is not None])
+        return Verified(stacked, Taps(hidden, rows, positions, tokens, cache))
+
+    @torch.inference_mode()
+    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
+        """One pass over root and nodes of every row, and over the probes.
+
+        Tokens lie in scratch slots behind each row's committed ones, in node order; `commit` needs them there.
+        """
+        rows = [tree.of_row(r) for r in range(cache.rows)]
+        tokens, depths = [tree.tokens[i] for i in rows], [tree.depth[i] for i in rows]
+        positions = [d + n for d, n in zip(depths, cache.lengths.tolist(), strict=True)]
+        seen = [tree.ancestors[np.ix_(i, i)] for i in rows] if cache.rows > 1 else [tree.ancestors]
+        if probes is not None:
+            last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
+            last = np.minimum(last, self.decoder.context - 1)  # a text that is full has no root, but may still have probes
+            # Probes only guess: beyond a change of rope, or the context, they would disturb what must be exact.
+            kept = replace(probes, positions=np.minimum(probes.positions, last))
+            tokens, positions, seen = _with_probes(kept, tokens, positions, seen)
+        feed = Feed.packed(tokens, positions, cache.lengths.copy(), seen, positions, self.decoder.device)
+        with self.decoder.tapped(needs.hidden) as caught:
+            out = self.decoder.forward(cache, feed)
+        nodes = _Packing(tree.row, rows, len(tree), out.device)
+        taps = Taps(
+            {layer: nodes(h) for layer, h in caught.items()},
+            tree.row,
+            cache.lengths[tree.row] + tree.depth,
+            tree.tokens,
+            cache,
+            None if probes is None else _probe_rows(out, probes, [len(i) for i in rows]),
+        )
+        return Verified(nodes(out), taps)
+
+    @torch.inference_mode()
+    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+        """Moves root and accepted nodes behind the committed tokens and forgets the rest."""
+        for root in range(tree.roots):
+            row = int(tree.row[root])
+            columns = np.searchsorted(tree.of_row(row), verdict.kept(root))
+            cache.keep(row, cache.lengths[row] + columns)
+
+
+class _Packing:
+    """Gathers [R, n, …] of a padded pass to [N, …] in node order."""
+
+    def __init__(self, row: Ints, rows: list[Ints], n: int, device: torch.device) -> None:
+        self._single, self._n = len(rows) == 1, n
+        if not self._single:
+            column = np.empty(n, np.int64)
+            for nodes in rows:
+                column[nodes] = np.arange(len(nodes))
+            self._row, self._column = torch.from_numpy(row).to(device), torch.from_numpy(column).to(device)
+
+    def __call__(self, padded: Tensor) -> Tensor:
+        return padded[0, : self._n] if self._single else padded[self._row, self._column]
+
+
+def _with_probes(
+    probes: Probes, tokens: list[Ints], positions: list[Ints], seen: list[Bools]
+) -> tuple[list[Ints], list[Ints], list[Bools]]:
+    """Each row's tokens, positions and visibility with its probes behind its nodes."""
+    for r in range(len(tokens)):
+        mine = np.flatnonzero(probes.row == r)
+        n, p = len(tokens[r]), len(mine)
+        grown = np.zeros((n + p, n + p), np.bool_)
+        grown[:n, :n] = seen[r]
+        grown[n:, :1] = True
+        grown[n:, n:] = probes.visible[np.ix_(mine, mine)]
+        tokens[r] = np.concatenate((tokens[r], probes.tokens[mine]))
+        positions[r] = np.concatenate((positions[r], probes.positions[mine]))
+        seen[r] = grown
+    return tokens, positions, seen
+
+
+def _probe_rows(out: Tensor, probes: Probes, nodes: list[int]) -> Tensor:
+    """Logits [P, V] of the probes, in the order they were given."""
+    column = np.empty(len(probes.tokens), np.int64)
+    for r, count in enumerate(nodes):
+        mine = np.flatnonzero(probes.row == r)
+        column[mine] = count + np.arange(len(mine))
+    return out[torch.from_numpy(probes.row).to(out.device), torch.from_numpy(column).to(out.device)]
+
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""What a target may be computed in."""
+
+
+def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """A dtype that may be given by its name.
+
+    Raises:
+        UnknownName: there is no such dtype, or nothing can be computed in it.
+    """
+    if dtype is None:
+        return None
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else shown(dtype)
+    if name not in DTYPES:
+        raise UnknownName("dtype", name, DTYPES)
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def usable(device: str | torch.device | None) -> torch.device:
+    """A device that torch can compute on here; a GPU where there is one by default.
+
+    Raises:
+        UserError: it cannot, or there is no such device.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    allowed = "allowed is one that torch can use here (cpu, cuda, …)"
+    try:
+        found = torch.empty(0, device=device).device
+    except Exception as error:  # which error it is differs from backend to backend
+        raise UserError(f"device is {shown(device)}, {allowed}: {first_line(error)}") from error
+    if found.type == "meta":
+        raise UserError(f"device is {shown(device)}, {allowed}: it holds no values")
+    return found
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """What a model was loaded from: `demo`, a folder or a hub id; a name that is none of them for one made in memory."""
+    return known_as(str(model.name_or_path or "")) or f"{type(model).__name__} in memory"
+
+
+def known_as(name: str) -> str:
+    """`demo` for its folder, any other name as it is."""
+    return "demo" if name and Path(name).resolve() == demo_folder().resolve() else name
+
+
+def warn_of_training(model: PreTrainedModel) -> bool:
+    """Whether a model is in training mode, which is told in a warning."""
+    if training := any(module.training for module in model.modules()):
+        told = "is in training mode and is put into evaluation mode, as with dropout no two passes would agree"
+        warnings.warn(f"the {type(model).__name__} {told}", DraftreeWarning, stacklevel=4)
+    return training
+
+
+def tokenizer_of(target: str) -> PreTrainedTokenizerBase:
+    """A target's tokenizer, without its weights.
+
+    Raises:
+        UserError: it has none that can be read.
+    """
+    allowed = "allowed: demo, a folder, a hub id; load(…, tokenizer=…) takes one"
+    with understood(f"target '{target}' has no tokenizer that can be read ({allowed})"):
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_place(target))
+        found("a")
+        return found
+
+
+def _place(name: str) -> str:
+    """The folder or hub id a target's name stands for."""
+    return str(demo_folder()) if name == "demo" else name

@@ -1,0 +1,144 @@
+"""A request for one text, and the tokens that a step writes for it.
+
+Shapes: V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from draftree.boundary.arguments import FLAG, Rule, optional, row_of_ids, several, whole
+from draftree.boundary.arguments import check as check_rules
+from draftree.errors import UserError, shown
+from draftree.models.target import Target
+from draftree.tree import Ints, Tree
+
+Origin = Literal["prefill", "drafted", "bonus"]
+Ending = Literal["length", "eos", "stop", "context"]
+"""Why a text ended: its limit, an EOS token, one of its criteria, or the target's context."""
+Criterion = Callable[[Tensor, Any], Any]
+"""criterion(ids [1, n], scores) → whether a text ends here, a bool or a tensor [1]; transformers' StoppingCriteria are such."""
+CALLABLES: Rule = "a tuple of what can be called", lambda v: several(v, callable)
+RULES: dict[str, Rule] = {
+    "max_new_tokens": ("a whole number of at least 1", lambda v: whole(v, 1)),
+    "number": ("a whole number in 0 … 2⁶³ − 1", lambda v: whole(v, 0, 2**63 - 1)),
+    "processors": CALLABLES,
+    "guides": CALLABLES,
+    "stateless": CALLABLES,
+    "forced": ("none, or what can be called", optional(callable)),
+    "criteria": CALLABLES,
+    "logprobs": ("none or a whole number of at least 0", optional(whole)),
+    "keep_scores": FLAG,
+}
+"""What a request's values may be, beside its ids, in words and as a test."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to be continued; ids may come in any row: a list, an array, a tensor.
+
+    Attributes:
+        prompt: token ids, at least one and at most the target's context.
+        max_new_tokens: how many may come, at least one.
+        eos: ids that end the text; they are emitted.
+        number: the request's number; with a seed it decides the noise, so equal numbers get equal draws.
+        processors: its own logits processors, applied before the sampling's, in greedy decoding too.
+        guides: those of them that are applied to drafts too, so that no draft is wasted on what they forbid: they must be
+            functions of the text alone. Output does not depend on them.
+        stateless: processors beside the guides that are functions of the text alone, too; all others may keep count of their
+            calls, and rules that look ahead refuse them.
+        forced: the one token that can come after a text, if there is only one; it is drafted without asking the drafter.
+        criteria: asked after every token; the first to say yes makes it the last.
+        before: padding that processors and criteria are shown before the prompt, as transformers shows it.
+        logprobs: how many of the likeliest tokens' log-probabilities are told beside each token's own; None tells none.
+        keep_scores: whether the whole logits, raw and processed, are kept for each token.
+
+    Raises:
+        UserError: a value is none of these.
+    """
+
+    prompt: Sequence[int]
+    max_new_tokens: int = 128
+    eos: frozenset[int] = frozenset()
+    number: int = 0
+    processors: tuple[LogitsProcessor, ...] = ()
+    guides: tuple[LogitsProcessor, ...] = ()
+    stateless: tuple[LogitsProcessor, ...] = ()
+    forced: Callable[[Sequence[int]], int | None] | None = None
+    criteria: tuple[Criterion, ...] = ()
+    before: Sequence[int] = ()
+    logprobs: int | None = None
+    keep_scores: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in (("prompt", tuple), ("before", tuple), ("eos", frozenset)):
+            value = getattr(self, name)
+            if (ids := row_of_ids([*value] if name == "eos" and isinstance(value, Set) else value)) is None:
+                raise UserError(f"{name} is {shown(value)}, allowed are token ids in one row")
+            object.__setattr__(self, name, kind(ids))
+        check_rules(self, RULES)
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """How likely a token was: log p by the target's raw logits, before any processor, and the likeliest tokens' beside it."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The logits [V] that a token was chosen by: those the request's processors were given, and what they made of them.
+
+    A processor may write into what it is given, and transformers tells of the raw logits as they are then.
+    """
+
+    raw: Tensor
+    processed: Tensor
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """New tokens of a row.
+
+    Attributes:
+        row: which.
+        tokens: after every cut.
+        origins: how each came: from the prefill, drafted and accepted, or chosen by the target.
+        tree: the verified forest, of all rows.
+        path: the row's accepted nodes there.
+        logprobs: one for each token, where the request wants them.
+        scores: one for each token, where the request keeps them.
+        ending: why the text ends with these tokens, if it does.
+    """
+
+    row: int
+    tokens: list[int]
+    origins: list[Origin]
+    tree: Tree
+    path: Ints
+    logprobs: list[Logprob] = field(default_factory=list)
+    scores: list[Scores] = field(default_factory=list)
+    ending: Ending | None = None
+
+
+def check(requests: Sequence[Request], target: Target) -> None:
+    """Raises a `UserError` for a request that cannot be served."""
+    context, vocab = target.decoder.context, target.decoder.vocab
+    if not several(requests, lambda r: isinstance(r, Request)):
+        raise UserError(f"the requests are {shown(requests)}, allowed is a list of Request; texts are for `complete`")
+    if not requests:
+        raise UserError("no prompt was given, at least one is needed")
+    for request in requests:
+        n = len(request.prompt)
+        if n == 0:
+            raise UserError("the prompt is empty: it has 0 tokens, at least 1 is needed")
+        if n > context:
+            raise UserError(f"the prompt has {n} tokens, allowed are at most the target's context of {context}")
+        if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:
+            raise UserError(f"the prompt has token id {max(request.prompt, key=abs)}, allowed are 0 … {vocab - 1}")

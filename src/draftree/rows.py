@@ -1,0 +1,270 @@
+"""The sequences being written: what is committed, how much may still come, where each one stops.
+
+Shapes: R rows, N nodes, V vocabulary.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, PreTrainedTokenizerBase
+
+from draftree.errors import UserError
+from draftree.models.cache import SlotCache
+from draftree.models.target import Probes, Target
+from draftree.request import Emitted, Ending, Logprob, Origin, Request, Scores
+from draftree.sampling.distributions import Distributions, processed
+from draftree.sampling.drawing import Drawing, top_k
+from draftree.sampling.noise import Chance, Keyed
+from draftree.sampling.settings import Sampling
+from draftree.stats import Stats, Step, Work
+from draftree.tree import Draw, Ints, Room, Tree, Verdict
+
+MAX_NODES = 512
+"""Drafted nodes a row and step at most, whatever the policy."""
+
+
+@dataclass
+class Texts:
+    """All rows of a call, with the target's cache and the drafter's state for them.
+
+    Attributes:
+        requests: [R].
+        sampling: how tokens are chosen.
+        cache: the target's; what it holds already must be a proper beginning of each prompt.
+        drafter_state: the drafter's for the same beginning, if there is one.
+        memory: what the policy has learnt, if it learns.
+        call: tells apart calls of one seed whose noise must differ, see `Keyed`.
+        branches: what the target's tokens are drawn from instead of the keyed noise; a test enumerates it.
+        committed: each row's tokens in the target's cache, or to be there once the prefill is done.
+        last: [R] each row's root, the newest token chosen.
+        written: each row's output.
+        live: the rows that still write.
+        stats: of all rows together.
+    """
+
+    requests: Sequence[Request]
+    sampling: Sampling
+    cache: SlotCache
+    drafter_state: Any = None
+    memory: Any = None
+    call: int = 0
+    branches: Chance | None = None
+    committed: list[Ints] = field(init=False)
+    last: Ints = field(init=False)
+    written: list[list[int]] = field(init=False)
+    live: Ints = field(init=False)
+    stats: Stats = field(init=False, default_factory=Stats)
+
+    def __post_init__(self) -> None:
+        # Until the prefill has spoken, a prompt's last token is its root: the token after it is chosen as any bonus is.
+        self.committed = [np.array(r.prompt[:-1], np.int64) for r in self.requests]
+        self.last = np.array([r.prompt[-1] for r in self.requests], np.int64)
+        self.written = [[] for _ in self.requests]
+        self.live = self.rows
+
+    @property
+    def rows(self) -> Ints:
+        """[R] all row numbers."""
+        return np.arange(len(self.requests))
+
+    @property
+    def prompts(self) -> list[Ints]:
+        """Each row's prompt."""
+        return [np.array(r.prompt, np.int64) for r in self.requests]
+
+    @property
+    def context(self) -> int:
+        """How many committed tokens the longest row that still writes has."""
+        return max(len(self.committed[row]) for row in self.live)
+
+    @property
+    def noise(self) -> Keyed:
+        """The keyed randomness for the rows' present roots."""
+        numbers = np.array([r.number for r in self.requests], np.int64)
+        return Keyed(self.sampling.seed, numbers, np.array([len(c) for c in self.committed], np.int64), self.call)
+
+    @property
+    def chance(self) -> Chance:
+        """What the acceptor draws from."""
+        return self.noise if self.branches is None else self.branches
+
+    def drawing(self, kind: Draw) -> Drawing:
+        """How the drafter is to draw in this step; in greedy decoding there is nothing to draw."""
+        noise = None if kind is Draw.POINT or self.sampling.greedy else self.noise
+        return Drawing(Draw.POINT if noise is None else kind, self.sampling, noise)
+
+    def shown(self, tree: Tree, node: int) -> list[int]:
+        """The ids of a node's text up to and including it, as processors and criteria see them."""
+        row = int(tree.row[node])
+        path = tree.tokens[tree.path(node)].tolist()
+        return [*self.requests[row].before, *self.committed[row].tolist(), *path]
+
+    def forced(self, tree: Tree, frontier: Ints) -> Ints | None:
+        """[F, 1] the only token that can come after each node of a frontier; None where some node leaves a choice."""
+        found = []
+        for node in frontier.tolist():
+            rule = self.requests[int(tree.row[node])].forced
+            token = None if rule is None else rule(self.shown(tree, node))
+            if token is None:
+                return None
+            found.append([token])
+        return np.array(found, np.int64)
+
+    def guided(self, tree: Tree, frontier: Ints) -> Callable[[Tensor], Tensor] | None:
+        """What the rows' guides make of draft logits [F, V] after a frontier; None where there are none."""
+        guides = [self.requests[row].guides for row in tree.row[frontier].tolist()]
+        if not any(guides):
+            return None
+
+        def shaped(logits: Tensor) -> Tensor:
+            rows = zip(logits, guides, frontier.tolist(), strict=True)
+            return torch.stack([_guided(one, own, self.shown(tree, node)) for one, own, node in rows])
+
+        return shaped
+
+    def distributions(self, tree: Tree, logits: Tensor) -> Distributions:
+        """p after every node of a verified tree."""
+
+        def own(node: int) -> Sequence[LogitsProcessor]:
+            request = self.requests[int(tree.row[node])]
+            if request.processors and not request.eos.isdisjoint(tree.tokens[tree.path(node)[1:]].tolist()):
+                return ()  # plain decoding asks nobody what follows an EOS, and what follows it is cut off
+            return request.processors
+
+        text, greedy = partial(self.shown, tree), self.sampling.greedy
+        return Distributions(logits, self.sampling.processors, text, greedy, own)
+
+    def room(self, target: Target) -> Room:
+        """How deep each row's tree may be: no deeper than the tokens it still may write before the bonus."""
+        depth = [
+            min(r.max_new_tokens - len(w) - 1, target.depth_room(len(c)))
+            for r, w, c in zip(self.requests, self.written, self.committed, strict=True)
+        ]
+        return Room(np.array(depth, np.int64), MAX_NODES)
+
+    def emit(
+        self, target: Target, tree: Tree, p: Distributions, verdict: Verdict, probes: Probes | None = None, step: bool = True
+    ) -> list[Emitted]:
+        """Writes down what was accepted, cut exactly where plain decoding stops.
+
+        Args:
+            target: decides where a row's context ends.
+            tree: the verified tree.
+            p: what was accepted by.
+            verdict: what of it was accepted.
+            probes: rows that rode along, counted with the nodes.
+            step: whether this was a verification, and not the prefill.
+        """
+        events, done = [], set[int]()
+        self.stats.lossy |= verdict.lossy
+        for root, path in enumerate(verdict.paths):
+            row, kept = int(tree.row[root]), verdict.kept(root)
+            request, written = self.requests[row], self.written[row]
+            tokens = [*tree.tokens[path].tolist(), int(verdict.bonus[root])]
+            if step:
+                mine = tree.of_row(row)
+                extra = 0 if probes is None else int((probes.row == row).sum())
+                self.stats.steps.append(Step(len(path), len(mine) - 1 + extra, int(tree.depth[mine].max())))
+            self.last[row] = tokens[-1]
+            full = len(self.committed[row]) + len(kept) >= target.decoder.context  # the root has no position left to be read at
+            count, ending = self._cut(row, tokens, full)
+            p.vouch(kept[:count])
+            origins: list[Origin] = ["drafted" for _ in path]
+            origins.append("bonus" if step else "prefill")
+            told = [] if request.logprobs is None else _logprobs(p, kept, tokens[:count], request.logprobs)
+            chosen_at = kept[:count].tolist() if request.keep_scores else []
+            scores = [Scores(*(each.clone() for each in p.scores(n))) for n in chosen_at]
+            self.committed[row] = np.concatenate((self.committed[row], tree.tokens[kept]))
+            written.extend(tokens[:count])
+            self.stats.new_tokens += count
+            events.append(Emitted(row, tokens[:count], origins[:count], tree, path, told, scores, ending))
+            if ending is not None:
+                done.add(row)
+        self.live = np.array([r for r in self.live if r not in done], np.int64)
+        return events
+
+    def _cut(self, row: int, tokens: list[int], full: bool) -> tuple[int, Ending | None]:
+        """How many of a step's tokens a row emits, and why it ends with them if it does.
+
+        Args:
+            row: which.
+            tokens: accepted ones and the bonus.
+            full: whether the context has no room behind them.
+        """
+        request, written = self.requests[row], self.written[row]
+        before = [*request.before, *request.prompt, *written] if request.criteria else []
+        shown = torch.tensor([before + tokens], device=self.cache.device) if request.criteria else None
+        for i, token in enumerate(tokens):
+            if token in request.eos:
+                return i + 1, "eos"
+            if shown is not None:
+                text = shown[:, : len(before) + i + 1]
+                said = [bool(criterion(text, None)) for criterion in request.criteria]  # all are asked, as transformers does
+                if any(said):
+                    return i + 1, "stop"
+            if len(written) + i + 1 >= request.max_new_tokens:
+                return i + 1, "length"
+        return len(tokens), "context" if full else None
+
+    def work(self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None) -> Work:
+        """Writes down what a step asked of the models, before it is emitted."""
+        done = Work(tuple(frontiers), len(tree) + (0 if probes is None else len(probes.row)), tree.roots, self.context)
+        self.stats.work.append(done)
+        return done
+
+    def clock(self, draft: float = 0.0, verify: float = 0.0) -> None:
+        """Adds to the seconds spent drafting and verifying."""
+        self.stats.draft_seconds += draft
+        self.stats.verify_seconds += verify
+
+
+def _guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
+    """[V] draft logits after a row's guides; nothing is left where one cannot follow a draft: the target may never write it."""
+    try:
+        return processed(logits, guides, ids)
+    except UserError:
+        return torch.full_like(logits, -torch.inf, dtype=torch.float64 if logits.dtype is torch.float64 else torch.float32)
+
+
+def _logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> list[Logprob]:
+    """How likely each token was after the node before it, and the likeliest ones there."""
+    found = []
+    for node, token in zip(kept.tolist(), tokens, strict=False):
+        log_p = torch.log_softmax(p.raw(node).double().cpu(), dim=-1)
+        best = () if not top else tuple(zip(*(x[0].tolist() for x in top_k(log_p[None], min(top, len(log_p)))), strict=True))
+        found.append(Logprob(token, float(log_p[token]), best))
+    return found
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was written for each request, and the figures of all of them together."""
+
+    tokens: list[list[int]]
+    stats: Stats
+
+
+class Writer(Protocol):
+    """What writes requests: an engine, as those see it who only hand it work."""
+
+    @property
+    def target(self) -> Target: ...
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+    def begin(
+        self, requests: Sequence[Request], sampling: Sampling = ..., reuse: bool = ...
+    ) -> tuple[Texts, Iterator[list[Emitted]]]: ...
+    def timed(self, steps: Iterator[list[Emitted]], texts: Texts) -> Generator[list[Emitted], None, None]: ...
+    def write(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling = ...,
+        on_tokens: Callable[[list[Emitted]], None] | None = ...,
+        reuse: bool = ...,
+    ) -> Generation: ...
+    def forget(self) -> None: ...

@@ -1,0 +1,159 @@
+"""The target's distribution at a node, and the only source of randomness.
+
+Shapes: N nodes, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import final
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from draftree.errors import NotANumber
+from draftree.sampling.processors import named
+from draftree.tree import Ints
+
+
+def processed(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
+    """[V] logits of one place after processors, see `stages`."""
+    *_, last = stages(logits, processors, ids)
+    return last
+
+
+def stages(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]) -> Iterator[Tensor]:
+    """[V] logits of one place as processors see them, float32 and theirs to change, and after each processor.
+
+    Args:
+        logits: [V] raw ones; float64 stays float64.
+        processors: in their order.
+        ids: the whole text before the place.
+    """
+    exact = logits.dtype is torch.float64
+    scores = logits[None].to(copy=True, dtype=torch.float64 if exact else torch.float32)
+    shown = torch.tensor([list(ids)], device=scores.device)
+    yield scores[0]
+    for step in processors:
+        scores = step(shown, scores)
+        yield scores[0]
+
+
+def nothing_own(node: int) -> Sequence[LogitsProcessor]:
+    """That no request has processors of its own."""
+    return ()
+
+
+@final
+class Distributions:
+    """p after every node of a tree, computed where it is asked for and nowhere else, and once.
+
+    A processor that keeps count of its calls is called as plain decoding would call it: once for every token, in their order.
+
+    Where processors leave nothing to choose, p is the target's own as if there were none, and `vouch` raises: an acceptor may
+    look beyond the end of a text, where plain decoding asks nobody.
+
+    Args:
+        logits: [N, V] the target's raw logits.
+        processors: what turns raw logits into the request's, given the node's whole text; the same for all requests.
+        text: the token ids of a node's sequence up to and including it, asked only when there are processors.
+        greedy: whether the temperature is 0, so that p is certain of the likeliest token.
+        own: the processors of a node's own request, which come first.
+
+    Raises:
+        NotANumber: the logits hold NaN, or no finite number at some node.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        processors: Sequence[LogitsProcessor],
+        text: Callable[[int], Sequence[int]],
+        greedy: bool = False,
+        own: Callable[[int], Sequence[LogitsProcessor]] = nothing_own,
+    ) -> None:
+        self._logits, self._processors, self._text, self._greedy, self._own = logits, processors, text, greedy, own
+        best, index = logits.max(dim=-1)  # NaN wins a maximum, so the check costs no pass of its own
+        if not bool(torch.isfinite(best).all()):
+            raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
+        self._argmax: list[int] = index.tolist()
+        self._scores: dict[int, tuple[Tensor, Tensor]] = {}
+        self._p: dict[int, Tensor] = {}
+        self._refused: dict[int, NotANumber] = {}
+
+    def raw(self, node: int) -> Tensor:
+        """[V] the target's logits as they are."""
+        return self._logits[node]
+
+    def processed(self, node: int) -> Tensor:
+        """[V] logits after the request's processors."""
+        return self.scores(node)[1]
+
+    def scores(self, node: int) -> tuple[Tensor, Tensor]:
+        """[V] the logits that processors were given, with what they may have written into them; and what they made of them."""
+        if node not in self._scores:
+            if not (steps := (*self._own(node), *self._processors)):
+                return self.raw(node), self.raw(node)
+            try:
+                given, *_, made = stages(self.raw(node), steps, self._text(node))
+            except ValueError:  # some of transformers' processors raise where one before them has left no number
+                self._refuse(node)
+                given = made = self.raw(node)
+            self._scores[node] = given, made
+        return self._scores[node]
+
+    def vouch(self, nodes: Ints) -> None:
+        """Raises where nothing could be chosen after one of the nodes that a text goes through.
+
+        Raises:
+            NotANumber: a processor forbids every token there, or makes infinities of the logits (a tiny temperature in half
+                precision, say).
+        """
+        for node in nodes.tolist():
+            if node in self._refused:
+                raise self._refused[node]
+
+    def _refuse(self, node: int) -> None:
+        """Notes why nothing can be chosen after a node: processors are asked once more, so that the first can be named."""
+        steps, ids = (*self._own(node), *self._processors), self._text(node)
+        who, did = f"one of the processors {', '.join(map(named, steps))}", "leaves no finite score"  # if it counts its calls
+        for step, scores in zip(steps, islice(stages(self.raw(node), steps, ids), 1, None), strict=True):
+            if not math.isfinite(best := float(scores.max())):
+                who = f"processor {named(step)}"
+                did = "forbids every token" if best == -math.inf else f"makes the best score {best}"
+                break
+        told = f"{who} {did} after {len(ids)} tokens, allowed are processors that leave one to choose"
+        self._refused[node] = NotANumber(told)
+
+    def argmax(self, node: int) -> int:
+        """The likeliest token after a node; the lower id wins a tie. A processor may force one by a score of ∞."""
+        if not self._processors and not self._own(node):
+            return self._argmax[node]
+        best, index = self.processed(node).max(dim=-1)
+        if bool(best > -torch.inf):
+            return int(index)
+        self._refuse(node)
+        return self._argmax[node]
+
+    def __call__(self, node: int) -> Tensor:
+        """[V] p(· | path of the node), float64 on the host."""
+        if node not in self._p:
+            self._p[node] = self._compute(node)
+        return self._p[node]
+
+    def _compute(self, node: int) -> Tensor:
+        if self._greedy:
+            certain = torch.zeros(self._logits.shape[-1], dtype=torch.float64)
+            certain[self.argmax(node)] = 1
+            return certain
+        p = torch.softmax(self.processed(node).double().cpu(), dim=-1)
+        if bool(torch.isfinite(p).all()):
+            return p
+        self._refuse(node)
+        return torch.softmax(self.raw(node).double().cpu(), dim=-1)
+
+
+def absent(log_q: Tensor) -> Tensor:
+    """[F, V] log q with −∞ in place of NaN: what is no number is not there."""
+    return log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf)

@@ -1,0 +1,165 @@
+"""Draws candidates from the draft distribution q.
+
+Shapes: F frontier nodes, K candidates, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.sampling.distributions import absent
+from draftree.sampling.noise import Keyed, gumbel
+from draftree.sampling.settings import Sampling
+from draftree.tree import Candidates, Draw, Floats, Ints
+
+BEYOND = 8
+"""Values that a top-k asks for beyond k; half-precision logits often tie."""
+SPREAD = 1.0
+"""How far apart the logits of target and drafter are taken to be: the scale of a Gumbel error.
+
+For drafters of the demo the target's choices are likeliest, or nearly so, with 1, at temperatures 0.7, 1 and 1.3 alike; heads
+that are far off would want some more (benchmarks/coupling.py).
+"""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a drafter is to draw its candidates.
+
+    Attributes:
+        kind: of draw.
+        sampling: the request's; q goes through the same warpers as p, and in greedy decoding through none.
+        noise: for all but `point` draws.
+        shaped: what the requests' own processors make of logits [F, V] after the frontier at hand.
+    """
+
+    kind: Draw = Draw.POINT
+    sampling: Sampling = field(default_factory=Sampling)
+    noise: Keyed | None = None
+    shaped: Callable[[Tensor], Tensor] | None = None
+
+    def log_q(self, logits: Tensor) -> Tensor:
+        """Log q of a drafter's logits [F, V], in float32 or, where they are draws of their own or float64, in float64.
+
+        Where a logit is NaN or ∞, or nothing is allowed, the whole row is NaN.
+        """
+        logits = logits.double() if self.noise is not None or logits.dtype is torch.float64 else logits.float()
+        if self.shaped is not None:
+            logits = self.shaped(logits)
+        if self.sampling.processors:
+            there = finite(logits)[:, None]
+            logits = logits.where(there, 0.0)  # some warpers raise at NaN
+            nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text
+            for step in self.sampling.processors:
+                logits = step(nobody, logits)
+            logits = logits.where(there, torch.nan)
+        return torch.log_softmax(logits, dim=-1)
+
+
+def finite(logits: Tensor) -> Tensor:
+    """[F] whether the largest of each row of logits [F, V] is finite: NaN and ∞ win a maximum, and −∞ forbids a token."""
+    return torch.isfinite(logits.amax(dim=-1))
+
+
+def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
+    """K candidates from the drafter's logits; none after a node where these are no numbers (broken weights, an overflow).
+
+    Args:
+        logits: [F, V] after each frontier node.
+        k: how many; fewer where the vocabulary is smaller.
+        drawing: top-k for `point` draws (the lower id wins a tie) and for coupled ones, else samples of q.
+        rows: [F] each frontier node's sequence.
+        depths: [F] its depth.
+    """
+    found = _chosen(drawing.log_q(logits), min(k, logits.shape[-1]), drawing, rows, depths)
+    nothing = np.isnan(found.log_q).any(axis=1, keepdims=True)  # seen on the host, where the candidates are in any case
+    if not nothing.any():
+        return found
+    return replace(
+        found,
+        tokens=np.where(nothing, 0, found.tokens),
+        log_q=np.where(nothing, -np.inf, found.log_q),
+        log_probs=None if found.log_probs is None else absent(found.log_probs),
+        unconditioned=None if found.unconditioned is None else absent(found.unconditioned),
+        finite=bool(finite(logits).all()),
+    )
+
+
+def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
+    """K candidates of q, drawn as they are to be."""
+    before = None
+    if drawing.kind is Draw.COUPLED and drawing.noise is not None:
+        before, log_probs = log_probs, coupled(log_probs, drawing.noise, rows, depths, drawing.sampling.temperature)
+    elif drawing.kind.sampled and drawing.noise is not None:
+        return _sampled(log_probs, k, drawing.kind, drawing.noise, rows, depths)
+    tokens, log_q = top_k(log_probs, k)
+    draw = Draw.POINT if drawing.noise is None else drawing.kind
+    return Candidates(tokens, log_q, log_probs, draw, unconditioned=before)
+
+
+def coupled(log_probs: Tensor, noise: Keyed, rows: Ints, depths: Ints, temperature: float) -> Tensor:
+    """[F, V] log q of what the target will choose, given the noise it will choose with.
+
+    The target takes argmax(log p + g), and g is known before p is. Where the logits differ by Gumbel errors of scale `SPREAD`,
+    log p and log q differ by errors of SPREAD / T, and the target's token is x with probability
+    softmax((log q + g) · T / SPREAD)(x): the surer, the further the first is ahead.
+    """
+    places = zip(rows.tolist(), depths.tolist(), strict=True)
+    g = np.stack([noise.gumbel(row, depth, log_probs.shape[-1]) for row, depth in places])
+    return torch.log_softmax((log_probs + torch.from_numpy(g).to(log_probs.device)) * (temperature / SPREAD), dim=-1)
+
+
+def _sampled(log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints) -> Candidates:
+    """K draws of each q; where without replacement fewer tokens can come, the others are missing."""
+    log_q = log_probs.cpu().numpy()
+    tokens = np.empty((len(rows), k), np.int64)
+    for i, (row, depth) in enumerate(zip(rows.tolist(), depths.tolist(), strict=True)):
+        if kind is Draw.WITHOUT_REPLACEMENT:  # the top k of log q + Gumbel noise, in order
+            tokens[i] = np.argsort(-(log_q[i] + gumbel(noise.uniform(row, depth, 2, log_q.shape[1]))))[:k]
+        else:
+            for j in range(k):
+                tokens[i, j] = np.argmax(log_q[i] + gumbel(noise.uniform(row, depth, 2 + j, log_q.shape[1])))
+    return Candidates(tokens, np.take_along_axis(log_q, tokens, axis=1), log_probs, kind)
+
+
+def allowed(candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int, device: torch.device) -> Candidates:
+    """Candidates of a search without those that the processors of a request forbid.
+
+    Args:
+        candidates: [F, K], without a whole q.
+        shaped: what the processors make of logits [F, V].
+        vocab: V.
+        device: the target's, where the processors expect to be called.
+    """
+    scores = shaped(torch.zeros(len(candidates.tokens), vocab, device=device)).cpu().numpy()
+    forbidden = np.take_along_axis(scores, candidates.tokens, axis=1) == -np.inf
+    return replace(candidates, log_q=np.where(forbidden, -np.inf, candidates.log_q))
+
+
+def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
+    """The k largest of each row [F, V] in descending order; of equal ones the lower index comes first.
+
+    `torch.topk` leaves the order of equal values open, so some more values are asked for: if the k-th is larger than
+    the last of them, everything that equals it is there, and a sort on the host settles ties. Values and indices come
+    there in one transfer, and only a longer tie takes another.
+    """
+    top = values.topk(min(k + BEYOND, values.shape[-1]), dim=-1)
+    found, index = _on_host(top.values, top.indices)
+    ties = found[:, 1:] == found[:, :-1]
+    if ties[:, :k].any():
+        if found.shape[1] < values.shape[1] and (found[:, k - 1] == found[:, -1]).any():
+            whole = torch.sort(values, dim=-1, descending=True, stable=True)
+            found, index = _on_host(whole.values[:, :k], whole.indices[:, :k])
+        else:
+            order = np.lexsort((index, -found))
+            found, index = np.take_along_axis(found, order, axis=1), np.take_along_axis(index, order, axis=1)
+    return index[:, :k], found[:, :k]
+
+
+def _on_host(values: Tensor, indices: Tensor) -> tuple[Floats, Ints]:
+    """Values and indices in one transfer; float64 holds whole numbers below 2⁵³ exactly."""
+    both = torch.stack((values.double(), indices.double())).cpu().numpy()
+    return both[0], both[1].astype(np.int64)

@@ -1,0 +1,392 @@
+"""Output that must fit a JSON schema, a regular expression or a context-free grammar.
+
+A grammar is a logits processor like any other: p is the target's distribution restricted to the tokens after which the
+text can still be completed. Its state is a function of the text alone, so it is right at every node of a tree, in
+whatever order the nodes are visited. The parser is llguidance (https://github.com/guidance-ai/llguidance).
+
+Shapes: n ids of a text, V vocabulary.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Literal, Self, final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.hf import from_tokenizer
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from draftree.boundary.arguments import FLAG, Rule, check, unicode
+from draftree.boundary.files import understood
+from draftree.errors import UnknownName, UserError, shown
+from draftree.tree import Bools
+
+REMEMBERED = 512
+"""Texts whose mask one request keeps: the nodes of a large tree; V / 8 bytes each."""
+TEXT: Rule = "a text", unicode
+NO_TOKEN = "no token of the vocabulary writes what would have to come"
+
+RULES: dict[str, Rule] = {"kind": TEXT, "given": TEXT, "source": TEXT, "canonical": FLAG}
+Spaces = Literal["line", "none", "any"]
+SEPARATORS: dict[Spaces, dict[str, Any]] = {
+    "line": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "none": {"whitespace_flexible": False},
+    "any": {},
+}
+"""How JSON is laid out, in llguidance's words."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What the output must be, to the end: the response as a whole has to match.
+
+    Made by one of the constructors below; each takes `canonical`. Where the grammar leaves one way to go on for several
+    bytes (a key of an object, say), many tokens could begin them. With `canonical` only the one that the tokenizer
+    itself writes there is allowed, so such a span is known before the target has seen it and is drafted for free;
+    without it every token that fits is allowed, and p is the target's distribution under the language alone.
+
+    Attributes:
+        kind: `JSON schema`, `regex` or `lark`.
+        given: what it was made from.
+        source: the grammar in llguidance's dialect of Lark.
+        canonical: whether forced spans are written in the tokenizer's own tokens.
+
+    Raises:
+        UserError: it is not valid, or says something that llguidance cannot do.
+    """
+
+    kind: str
+    given: str
+    source: str
+    canonical: bool = True
+
+    def __post_init__(self) -> None:
+        check(self, RULES)
+        with understood(f"{self.named} cannot be used"):
+            wrong, messages = LLMatcher.validate_grammar_with_warnings(self.source)
+        if wrong:
+            raise UserError(f"{self.named} cannot be used: {_one_line(messages[0])}")
+
+    @classmethod
+    def json_schema(cls, schema: str | Mapping[str, Any], spaces: Spaces = "line", canonical: bool = True) -> Self:
+        """JSON that a schema allows, properties in the schema's order.
+
+        Args:
+            schema: JSON text or the object it stands for; what llguidance does not know (`uniqueItems`, `not`) is refused.
+            spaces: `line` for one behind each comma and colon, as Python's `json.dumps` has it and models know it best; `none`;
+                `any` for any white space wherever JSON allows it, in which a weak model may lose itself.
+            canonical: see the class.
+        """
+        with understood(f"JSON schema {shown(schema)} cannot be used: it is not JSON"):
+            value = json.loads(schema) if isinstance(schema, str) else dict(schema)
+            text = json.dumps(value)
+            for key in _keys(value):
+                if not isinstance(key, str):  # which `dumps` would make one of
+                    raise UserError(f"JSON schema {shown(schema)} cannot be used: it has the key {key}, allowed are texts")
+        if not isinstance(value, dict | bool):
+            raise UserError(f"JSON schema {shown(text)} cannot be used: allowed is an object, true or false")
+        if not isinstance(spaces, str) or spaces not in SEPARATORS:
+            raise UnknownName("white space of JSON", str(spaces), SEPARATORS)
+        if SEPARATORS[spaces] and value is not False:
+            value = {} if value is True else value
+            options = value.get("x-guidance", {})
+            value["x-guidance"] = {**SEPARATORS[spaces], **options} if isinstance(options, dict) else options
+        return cls("JSON schema", text, f"start: %json {json.dumps(value)}", canonical)
+
+    @classmethod
+    def regex(cls, pattern: str, canonical: bool = True) -> Self:
+        """Text that a regular expression matches from its first to its last character.
+
+        Args:
+            pattern: in the syntax of Rust's regex crate: no look-around, no backreferences, `\\d` and `\\w` Unicode.
+            canonical: see the class.
+        """
+        if not unicode(pattern):
+            raise UserError(f"the pattern is {shown(pattern)}, allowed is a text")
+        made = json.loads(LLMatcher.grammar_from_regex(pattern))
+        return cls("regex", pattern, made["grammars"][0]["lark_grammar"], canonical)
+
+    @classmethod
+    def lark(cls, text: str, canonical: bool = True) -> Self:
+        """Text that a context-free grammar derives from its rule `start`.
+
+        Args:
+            text: llguidance's dialect of Lark; special tokens are named as `<|name|>`.
+            canonical: see the class.
+        """
+        return cls("lark", text, text, canonical)
+
+    @property
+    def named(self) -> str:
+        """What an error message calls it."""
+        return f"{self.kind} {shown(self.given)}"
+
+    @property
+    def compiled(self) -> str:
+        """What the matcher is given."""
+        return self.source if self.canonical else f'%llguidance {{"no_forcing": true}}\n{self.source}'
+
+
+@final
+class Vocabulary:
+    """The bytes of each token, laid out for the matcher; takes up to a second for a large tokenizer.
+
+    Args:
+        tokens: llguidance's own table.
+        vocab: V, the model's; of what the tokenizer has beyond it, or it beyond the tokenizer, nothing is ever allowed.
+        eos: ids that end a text. They are allowed exactly where the text matches, whatever their bytes are.
+    """
+
+    def __init__(self, tokens: LLTokenizer, vocab: int, eos: frozenset[int]) -> None:
+        self.tokens, self.vocab, self.eos = tokens, vocab, eos
+        self.ends = np.array(sorted(eos), np.int64)
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, vocab: int, eos: Iterable[int]) -> "Vocabulary":
+        """A tokenizer's vocabulary, made once for as long as the tokenizer lives.
+
+        Args:
+            tokenizer: a fast one.
+            vocab: V.
+            eos: ids that end a text, at least one of them the tokenizer's.
+
+        Raises:
+            UserError: the tokenizer is not a fast one, or no such id is among its tokens.
+        """
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise UserError(f"a grammar needs a fast tokenizer, got {type(tokenizer).__name__}")
+        ends, size = _checked(eos, vocab), len(tokenizer)
+        made, key = _MADE.setdefault(tokenizer, {}), (size, vocab, ends)
+        if key not in made:
+            if not (known := sorted(e for e in ends if e < size)):
+                raise UserError(f"EOS ids are {sorted(ends)}, a grammar needs one among the tokenizer's {size} tokens")
+            try:
+                made[key] = cls(from_tokenizer(tokenizer, eos_token=known), vocab, ends)
+            except ValueError as error:
+                raise UserError(f"a grammar cannot read the tokenizer: {_one_line(str(error))}") from error
+        return made[key]
+
+    @classmethod
+    def of_bytes(cls, tokens: Sequence[bytes], eos: Iterable[int], vocab: int | None = None) -> "Vocabulary":
+        """A vocabulary given as what each token writes.
+
+        Args:
+            tokens: each token's bytes; nothing for one that is never allowed. Those of `eos` do not matter.
+            eos: ids that end a text, at least one.
+            vocab: V, as many as there are tokens by default.
+
+        Raises:
+            UserError: there is no such id, or it is no token.
+        """
+        ends = _checked(eos, min(len(tokens), vocab or len(tokens)))
+        silent = [i for i, t in enumerate(tokens) if not t or i in ends]
+        return cls(LLTokenizer(TokenizerWrapper(_Table(tokens, min(ends), silent))), vocab or len(tokens), ends)
+
+
+_MADE: WeakKeyDictionary[PreTrainedTokenizerFast, dict[tuple[int, int, frozenset[int]], Vocabulary]] = WeakKeyDictionary()
+
+
+class _Table:
+    """What llguidance reads of a tokenizer that is a mere list of byte strings."""
+
+    def __init__(self, tokens: Sequence[bytes], eos: int, silent: Sequence[int]) -> None:
+        # A special token is one that no text writes; it needs a name of its own.
+        self.tokens = [f"<silent {i}>".encode() if i in silent else t for i, t in enumerate(tokens)]
+        self.special_token_ids, self.eos_token_id, self.bos_token_id = silent, eos, None
+        self._written = sorted((i for i in range(len(tokens)) if i not in silent), key=lambda i: -len(tokens[i]))
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """The longest token at each place, this vocabulary's canonical spelling; EOS for a byte that it cannot write.
+
+        Every byte must have its token: llguidance takes the text as spelled to its end.
+        """
+        rest, ids = text if isinstance(text, bytes) else text.encode(), list[int]()
+        while rest:
+            found = next((i for i in self._written if rest.startswith(self.tokens[i])), None)
+            ids.append(self.eos_token_id if found is None else found)
+            rest = rest[1 if found is None else len(self.tokens[found]) :]
+        return ids
+
+
+class _Place(Enum):
+    """Where a text stands in the grammar."""
+
+    INSIDE = auto()
+    STUCK = auto()  # a beginning of some match, but no token of the vocabulary goes on, or the parser gave up
+    OVER = auto()  # behind an EOS, or no beginning of any match
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What is known after one text.
+
+    Attributes:
+        place: where it stands.
+        bits: the allowed tokens inside, packed.
+        only: the one allowed token, if it is one.
+        why: what is wrong where nothing can be said.
+    """
+
+    place: _Place
+    bits: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    only: int | None = None
+    why: str = ""
+
+
+@final
+class Constrained(LogitsProcessor):
+    """Allows one request's text only what its grammar does.
+
+    After a text that can be completed, the tokens allowed are those that leave some completion possible, and the EOS ids
+    exactly where the text matches. Behind an EOS, and after a text outside the grammar (a drafted one; the target never
+    writes it), `allowed` and `forced` allow nothing, while a call leaves the EOS ids, for that p is defined there as well.
+
+    Args:
+        grammar: what the response must be.
+        vocabulary: the tokens.
+        start: how many ids stand in front of the response, padding and prompt.
+
+    Raises:
+        UserError: no text of the grammar can be begun with these tokens, or it names tokens that do not exist.
+    """
+
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary, start: int) -> None:
+        self._grammar, self._vocabulary, self._start = grammar, vocabulary, start
+        self._fresh = LLMatcher(vocabulary.tokens, grammar.compiled, log_level=0)
+        if self._fresh.is_error():
+            raise UserError(f"{grammar.named} cannot be used: {_one_line(self._fresh.get_error())}")
+        self._matcher, self._at = self._fresh.deep_copy(), list[int]()
+        self._known: OrderedDict[tuple[int, ...], _Node] = OrderedDict()
+        if (root := self._node([])).place is _Place.STUCK:
+            raise UserError(f"{grammar.named} cannot be used: at the beginning, {root.why}")
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [1, V] with −∞ at what the grammar does not allow after ids [1, n].
+
+        Raises:
+            UserError: the shapes are not these; the vocabulary lacks the bytes that would have to come, or the grammar is
+                too much for the parser's limits.
+        """
+        expected = (1, self._vocabulary.vocab)
+        if input_ids.shape[0] != 1 or tuple(scores.shape) != expected:
+            got = f"{input_ids.shape[0]} texts with scores {tuple(scores.shape)}"
+            raise UserError(f"got {got}, a grammar follows one text with scores {expected}")
+        node = self._node(input_ids[0, self._start :].tolist())
+        if node.place is _Place.STUCK:
+            raise UserError(f"{self._grammar.named} cannot be followed after {input_ids.shape[1]} ids: {node.why}")
+        mask = self._unpacked(node)
+        if node.place is _Place.OVER:
+            mask[self._vocabulary.ends] = True
+        return scores.masked_fill(~torch.from_numpy(mask).to(scores.device), -torch.inf)
+
+    def allowed(self, ids: Sequence[int]) -> Bools:
+        """[V] the tokens that may come after a text.
+
+        Args:
+            ids: the text from its first id on, as the processor sees it.
+        """
+        return self._unpacked(self._node(list(ids[self._start :])))
+
+    def forced(self, ids: Sequence[int]) -> int | None:
+        """The token that must come after a text (as in `allowed`), if exactly one may."""
+        return self._node(list(ids[self._start :])).only
+
+    def span(self, ids: Sequence[int], most: int) -> list[int]:
+        """The tokens that must come after a text (as in `allowed`), up to the first choice, an EOS, or `most` of them."""
+        response, span = list(ids[self._start :]), list[int]()
+        while len(span) < most and (token := self._node(response + span).only) is not None:
+            span.append(token)
+        return span
+
+    def _unpacked(self, node: _Node) -> Bools:
+        mask = np.zeros(self._vocabulary.vocab, np.bool_)
+        if node.place is _Place.INSIDE:
+            mask[:] = np.unpackbits(node.bits, count=len(mask))
+        return mask
+
+    def _node(self, response: list[int]) -> _Node:
+        """What is known after a response, worked out once."""
+        key = tuple(response)
+        if (known := self._known.get(key)) is not None:
+            self._known.move_to_end(key)
+            return known
+        node = self._known[key] = self._computed(response)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return node
+
+    def _computed(self, response: list[int]) -> _Node:
+        # The matcher never sees an EOS: it forgets to count one that comes where nothing else could, and a rollback
+        # would then undo a token too many.
+        fits = self._vocabulary.eos.isdisjoint(response) and self._moved(response)
+        accepting = fits and self._matcher.is_accepting()
+        raw = self._matcher.compute_bitmask() if fits else b""
+        if self._matcher.is_error():  # the mask is then that of a finished text, whatever the text
+            return self._failed()
+        if not fits:
+            return _Node(_Place.OVER)
+        mask = np.zeros(self._vocabulary.vocab, np.bool_)
+        have = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")[: len(mask)]
+        mask[: len(have)] = have
+        mask[self._vocabulary.ends] = accepting
+        found = np.flatnonzero(mask)
+        only = int(found[0]) if len(found) == 1 else None
+        if not found.size or (only is not None and not accepting and self._matcher.validate_tokens([only]) == 0):
+            return _Node(_Place.STUCK, why=NO_TOKEN)  # what a tokenizer spells with its unknown token cannot be written
+        return _Node(_Place.INSIDE, np.packbits(mask), only)
+
+    def _failed(self) -> _Node:
+        """An error is for ever, so a fresh matcher takes over."""
+        error = _one_line(self._matcher.get_error())
+        self._matcher, self._at = self._fresh.deep_copy(), []
+        return _Node(_Place.STUCK, why=NO_TOKEN if error.startswith("NoExtension") else error)
+
+    def _moved(self, response: list[int]) -> bool:
+        """Brings the matcher to a response, or to the last of its tokens that fits; whether all of them did."""
+        common = _common(self._at, response)
+        if common < len(self._at) and not self._matcher.rollback(len(self._at) - common):
+            self._matcher, common = self._fresh.deep_copy(), 0
+        rest, size = response[common:], self._vocabulary.tokens.vocab_size
+        fit = next((i for i, t in enumerate(rest) if t >= size), len(rest))  # an unknown id would be an error for ever
+        consumed = self._matcher.try_consume_tokens(rest[:fit]) if fit else 0
+        self._at = response[: common + consumed]
+        return len(self._at) == len(response)
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """How many tokens two texts share from their beginning."""
+    if a == b[: len(a)]:  # the new text goes on where the last one ended, as it mostly does
+        return len(a)
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _checked(eos: Iterable[int], vocab: int) -> frozenset[int]:
+    """EOS ids that can be used."""
+    ends = frozenset(eos)
+    if not ends:
+        raise UserError("no EOS id is known, a grammar needs at least one to end the text")
+    if not 0 <= min(ends) <= max(ends) < vocab:
+        raise UserError(f"EOS ids are {sorted(ends)}, allowed are 0 … {vocab - 1}")
+    return ends
+
+
+def _keys(value: Any) -> Iterator[Any]:
+    """All keys of an object and of those in it."""
+    if isinstance(value, dict):
+        yield from value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        yield from _keys(inner)
+
+
+def _one_line(message: str) -> str:
+    """The line of llguidance's message that says what is wrong: its first, or for a regex the one called error."""
+    lines = message.strip().splitlines() or ["unknown error"]
+    error = next((line for line in lines if line.startswith("error: ")), lines[0])
+    return error.removeprefix("error: ").removeprefix("at 1(8): failed to compile JSON schema: ")

@@ -1,0 +1,79 @@
+"""A conversation that keeps its messages from turn to turn."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from draftree.boundary.arguments import unicode
+from draftree.data.prompts import is_chat
+from draftree.data.rows import Messages
+from draftree.errors import UserError, shown
+from draftree.rows import Writer
+from draftree.text.completion import Completion, Token, Writing, complete
+from draftree.text.options import Options
+
+
+@final
+@dataclass
+class Chat:
+    """A conversation: the template renders all of it anew for every turn, and what the caches hold of it is not read again.
+
+    Attributes:
+        engine: answers.
+        messages: so far, each with its role and content.
+        options: of every answer, unless a turn names others.
+    """
+
+    engine: Writer
+    messages: Messages = field(default_factory=list)
+    options: Options = field(default_factory=Options)
+
+    def say(self, text: str, **options: Any) -> Completion:
+        """Says something as the user, and returns the answer; both are kept in `messages`.
+
+        Raises:
+            UserError: it is no text, an option does not exist or is out of its range, or the chat is too long; `messages` are
+                as before.
+        """
+        answer: Completion = self._answer(text, options).finish()
+        self._keep(text, answer)
+        return answer
+
+    def stream(self, text: str, **options: Any) -> Iterator[Token]:
+        """The answer token by token; of one that is closed early, what was written by then is kept in `messages`."""
+        writing = self._answer(text, options)
+
+        def told() -> Iterator[Token]:
+            try:
+                yield from writing.tokens()
+            except GeneratorExit:
+                self._keep(text, writing.result)
+                raise
+            self._keep(text, writing.result)
+
+        return told()
+
+    async def asay(self, text: str, **options: Any) -> Completion:
+        """`say` for asyncio; a turn that is cancelled is forgotten."""
+        answer: Completion = await complete(self.engine, self._asked(text), Options.of(self.options, options))
+        self._keep(text, answer)
+        return answer
+
+    def _asked(self, text: str) -> Messages:
+        if not unicode(text):
+            raise UserError(f"the text is {shown(text)}, allowed is a text")
+        return [*self.messages, {"role": "user", "content": text}]
+
+    def _answer(self, text: str, options: Mapping[str, Any]) -> Writing:
+        return Writing(self.engine, self._asked(text), Options.of(self.options, options))
+
+    def _keep(self, text: str, answer: Any) -> None:
+        self.messages = [*self._asked(text), {"role": "assistant", "content": answer.text}]
+
+
+def begun(engine: Writer, messages: Messages | str | None, options: Mapping[str, Any]) -> Chat:
+    """A chat that goes on from messages; a text is that of a system message."""
+    said = [{"role": "system", "content": messages}] if isinstance(messages, str) else messages
+    if said is not None and not is_chat(said):
+        raise UserError(f"messages is {shown(said)}, allowed is a text, or messages that each have a role and a content")
+    return Chat(engine, list(said or []), Options.of(None, options))

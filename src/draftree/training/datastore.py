@@ -1,0 +1,77 @@
+"""Builds the datastores that drafters without training search."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import draftree
+from draftree.boundary.files import whole_folder, writable
+from draftree.boundary.progress import Tell, silent
+from draftree.data.corpus import Reading, files
+from draftree.drafters.lookup.datastore import Stored, tokenizer_hash
+from draftree.errors import UnknownName, UserError
+from draftree.evaluation.provenance import commit
+from draftree.formats.checkpoint import ABOUT, CONFIG
+from draftree.models.target import tokenizer_of
+from draftree.registry import names, part
+
+MEGA = 1_000_000
+
+
+def kinds() -> dict[str, type[Stored]]:
+    """The drafters that search a datastore, by name."""
+    every = {name: part("drafter", name) for name in names("drafter")}
+    return {name: method for name, method in every.items() if issubclass(method, Stored)}
+
+
+def build(
+    kind: str, target: str, data: Sequence[Path], out: Path, settings: Mapping[str, str] | None = None, tell: Tell = silent
+) -> dict[str, Any]:
+    """Builds a datastore from a corpus and returns its note; nothing is at `out` before all is there.
+
+    Args:
+        kind: the drafter that will search it.
+        target: whose tokenizer it is for.
+        data: files and folders of the corpus.
+        out: the new folder.
+        settings: how it is built, by name.
+        tell: told how many megabytes are read.
+
+    Raises:
+        UserError: something that was asked for does not exist or does not fit, `out` has something in it, or another
+            process builds it.
+    """
+    known, settings = kinds(), dict(settings or {})
+    if kind not in known:
+        raise UnknownName("kind of datastore", kind, known)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
+    writable(out, folder=True)
+    found = files(data)
+    tokenizer = tokenizer_of(target)
+    vocab = 1 + max(tokenizer.get_vocab().values())
+    start, done, of = time.perf_counter(), 0, -(-sum(file.bytes for file in found) // MEGA)
+    with whole_folder(out) as folder:
+
+        def read(size: int) -> None:
+            nonlocal done
+            done = size // MEGA
+            tell(done, of=of)
+
+        reading = Reading(found, tokenizer, read)
+        figures = known[kind].build(reading, vocab, folder, settings, lambda doing: tell(done, doing, of))
+        said = {
+            "drafter": kind, "target": target, "tokenizer": tokenizer_hash(tokenizer), "vocab": vocab,
+            "files": len(found), "undecodable": reading.undecodable, "documents": reading.documents, "tokens": reading.tokens,
+            "text_bytes": reading.text_bytes, "bytes": sum(path.stat().st_size for path in folder.iterdir()), **figures,
+            "seconds": round(time.perf_counter() - start, 3),
+            "data": list(map(str, data)), "settings": settings, "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(["draftree", *sys.argv[1:]]), "version": draftree.__version__, "commit": commit(),
+        }  # fmt: skip
+        (folder / CONFIG).write_text(json.dumps({ABOUT: said}, indent=2) + "\n")
+    return said

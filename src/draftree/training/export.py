@@ -1,0 +1,222 @@
+"""Checkpoints written for other programs; tensors keep their bits and dtypes, `draftree`'s entry of the config is left out.
+
+speculators  eagle, eagle3: the library of that name, and vLLM. An embedding in EAGLE's file is left out, as there it is
+             always the target's.
+eagle        eagle, eagle3: the original layout, which the official code, SGLang and vLLM read. vLLM's V1 engine has no bias
+             in EAGLE's fusing layer and refuses `fc.bias`; the official code knows the three layers of EAGLE-3's
+             defaults alone and no `norm_before_residual`, while vLLM reads both from the config.
+vllm-medusa  medusa: vLLM's own layout.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
+
+from draftree.boundary.files import Entries, understood, whole_folder
+from draftree.demo import demo_folder
+from draftree.drafters import eagle
+from draftree.drafters.neural.llama import of_values
+from draftree.errors import UnknownName, UserError
+from draftree.formats import medusa, speculators
+from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Stored, about, read_tensors
+from draftree.models.decoder import Decoder
+from draftree.models.target import Target
+from draftree.registry import method_of, names, part
+
+Written = tuple[dict[str, Any], dict[str, Tensor]]
+"""Config and tensors."""
+LAYERS = 32
+"""Of the target that stands in for one that is not named."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        drafter: the method.
+        format: of the new folder.
+        out: the new folder.
+        tensors: how many.
+        bytes: of all of them.
+    """
+
+    drafter: str
+    format: str
+    out: str
+    tensors: int
+    bytes: int
+
+
+def export(drafter: str, wanted: str, out: Path, target: str | None = None) -> Exported:
+    """Writes a drafter's checkpoint in another layout.
+
+    Args:
+        drafter: its folder, in any layout that is read, or the name of a shipped one.
+        wanted: the layout, one of `FORMATS`.
+        out: the new folder; nothing is left there if anything fails.
+        target: the drafter's target, of which the config alone is read; by default the one the checkpoint names, where
+            the layout has a place for it.
+
+    Raises:
+        UserError: there is no such layout, or not for this drafter; the checkpoint is not what its config says; `out` has
+            something in it, or another process writes it.
+        OSError: the disk is full.
+    """
+    if wanted not in FORMATS:
+        raise UnknownName("format", wanted, FORMATS)
+    folder = _folder(drafter)
+    method = method_of(folder)
+    allowed = [name for name, methods in FORMATS.items() if method in methods]
+    if wanted not in allowed:
+        told = f"allowed is {' or '.join(allowed)}" if allowed else "no engine's format has such a drafter"
+        raise UserError(f"'{method}' cannot be exported as '{wanted}', {told}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
+    with understood(f"'{drafter}' cannot be exported"):
+        config, tensors = FORMATS[wanted][method](folder, target)
+    with whole_folder(out) as beside:
+        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, beside / WEIGHTS, metadata={"format": "pt"})
+        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    return Exported(method, wanted, str(out), len(tensors), size)
+
+
+def _folder(drafter: str) -> Path:
+    if Path(drafter).is_dir():
+        return Path(drafter)
+    shipped = [name for name in names("drafter") if demo_folder(name).is_dir()]
+    if drafter not in shipped:
+        raise UnknownName("drafter's folder or shipped drafter", drafter, shipped)
+    return demo_folder(drafter)
+
+
+def _config_of(target: str) -> PreTrainedConfig:
+    """A target's config."""
+    with understood(f"cannot read the config of target '{target}', name another with --target"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(str(demo_folder()) if target == "demo" else target)
+        return config
+
+
+def _check(method: str, folder: Path, config: PreTrainedConfig, name: str) -> Target:
+    """Opens a checkpoint for a target without weights, which refuses one that is incomplete or of other shapes."""
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of copies to where nothing is, and of targets that are not named
+        with understood(f"target '{name}' is not a causal language model"):
+            model = AutoModelForCausalLM.from_config(config)
+        target = Target(Decoder(model), name)
+        part("drafter", method)(checkpoint=str(folder)).open(target)
+    return target
+
+
+def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
+    """A target that an EAGLE's config fits, where none is named."""
+    said = Entries(values, folder / CONFIG)
+    vocab, hidden = said.get("vocab_size", int, least=1), said.get("hidden_size", int, least=1)
+    hidden = values.get("target_hidden_size") or hidden
+    layers = max(values.get(speculators.LAYER_IDS) or (LAYERS,))
+    return LlamaConfig(
+        vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=1, intermediate_size=1
+    )
+
+
+def _original(method: str, stored: Stored, folder: Path) -> Written:
+    """Config and tensors of EAGLE's or EAGLE-3's original layout, in whichever they came."""
+    values = speculators.flat(stored, method, folder)
+    rename = speculators.original(stored.config)
+    tensors = {rename(k): v for k, v in stored.tensors.items()}
+    config = {"model_type": "llama", "num_hidden_layers": 1} | values | _rope(values)
+    for key in (ABOUT, "rope_parameters", "transformers_version"):
+        config.pop(key, None)
+    if method == "eagle":
+        config["bias"] = bool(values.get("bias", True))
+    else:
+        config["draft_vocab_size"] = values.get("draft_vocab_size") or values["vocab_size"]
+    if speculators.KIND in stored.config:
+        config["architectures"] = [speculators.ARCHITECTURES[method][1]]
+    if "torch_dtype" not in config and "dtype" not in config:
+        config["torch_dtype"] = str(tensors["fc.weight"].dtype).removeprefix("torch.")
+    return config, tensors
+
+
+def _rope(values: dict[str, Any]) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling`, which every version of transformers understands; `rope_parameters` only version 5."""
+    said: dict[str, Any] = dict(of_values(deepcopy(values)).rope_parameters or {})
+    theta, kind = said.pop("rope_theta"), said.pop("rope_type", "default")
+    return {"rope_theta": theta, "rope_scaling": None if kind == "default" else said | {"type": kind, "rope_type": kind}}
+
+
+def to_original(method: str, folder: Path, target: str | None) -> Written:
+    """EAGLE's or EAGLE-3's original layout; the fusing layer's `bias` is always said."""
+    stored = read_tensors(folder)
+    fits = _any_target(speculators.flat(stored, method, folder), folder) if target is None else _config_of(target)
+    _check(method, folder, fits, target or "any")
+    return _original(method, stored, folder)
+
+
+def to_speculators(method: str, folder: Path, target: str | None) -> Written:
+    """The layout of speculators. Its config names the target, by default the one that the checkpoint names, else the demo's.
+
+    Raises:
+        UserError: no target that fits is named; or the layer has biases for queries, keys and values alone, which
+            speculators' layers cannot have.
+    """
+    stored = read_tensors(folder)
+    values = speculators.flat(stored, method, folder)
+    said = speculators.verified_by(stored.config) if target is None else None
+    name = said[0] if said else target or str(about(folder).get("target", "demo"))
+    own = _any_target(values, folder)
+    fits = own if said else _config_of(name)
+    text = fits.get_text_config(decoder=True)
+    if target is None and (text.vocab_size, text.hidden_size) != (own.vocab_size, own.hidden_size):
+        raise UserError(f"'{folder}' does not fit target '{name}': name the drafter's own with --target")
+    checked = _check(method, folder, fits, name)
+    if values.get("qkv_bias"):
+        raise UserError(f"'{folder}' has qkv_bias true, allowed for 'speculators' is false")
+    config, tensors = _original(method, stored, folder)
+    architectures = said[1] if said else fits.architectures or [type(checked.decoder.model).__name__]
+    verifier = {"name_or_path": name, "architectures": list(architectures)}
+    if method == "eagle":
+        tensors = {k: v for k, v in tensors.items() if k != eagle.EMBEDDING}
+    nested = speculators.nested(config, method, verifier)
+    rename = speculators.published(nested)
+    return nested, {rename(k): v for k, v in tensors.items()}
+
+
+def to_vllm_medusa(folder: Path, target: str | None) -> Written:
+    """vLLM's layout of Medusa's heads.
+
+    Raises:
+        UserError: the heads have no linear layers of their own.
+    """
+    stored = medusa.read(folder)
+    config, tensors = stored.config, stored.tensors
+    if "blocks.0.layers.0.weight" in tensors:
+        config, tensors = medusa.from_vllm(config, tensors)
+    heads, layers = medusa.counted(tensors, folder)
+    if lacking := [name for i in range(heads) if (name := f"{i}.{layers}.weight") not in tensors]:
+        raise UserError(
+            f"'{folder}' lacks {', '.join(lacking[:4])}, allowed for 'vllm-medusa' are heads with layers of their own"
+        )
+    config, tensors = medusa.to_vllm({k: v for k, v in config.items() if k != ABOUT}, tensors)
+    sizes = {k: config[k] for k in ("vocab_size", "hidden_size")}
+    _check("medusa", folder, _any_target(sizes, folder) if target is None else _config_of(target), target or "any")
+    return config, tensors
+
+
+FORMATS: Mapping[str, Mapping[str, Callable[[Path, str | None], Written]]] = {
+    "speculators": {method: partial(to_speculators, method) for method in ("eagle", "eagle3")},
+    "eagle": {method: partial(to_original, method) for method in ("eagle", "eagle3")},
+    "vllm-medusa": {"medusa": to_vllm_medusa},
+}
+"""The layouts, and for which drafters there is which."""
