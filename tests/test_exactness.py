@@ -45,7 +45,7 @@ from draftree.policies.vct import VCT
 from draftree.registry import check_exact
 from draftree.request import Request
 from draftree.rows import Texts
-from draftree.sampling import distributions, drawing, noise
+from draftree.sampling import noise
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import Drawing
 from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
@@ -117,18 +117,18 @@ def softmax(logits: Floats) -> Floats:
 
 def warped(logits: Floats, sampling: Sampling) -> Floats:
     """Temperature, top-k, top-p, min-p and typical-p by their definitions, in this order."""
-    x = softmax(logits / distributions.temperature)
+    x = softmax(logits / sampling.temperature)
     order = np.argsort(-x, kind="stable")
-    if drawing.top_k:
-        x[order[drawing.top_k :]] = 0
+    if sampling.top_k:
+        x[order[sampling.top_k :]] = 0
         x /= x.sum()
-    x = beginning(x, order, distributions.top_p)
-    x[x < distributions.min_p * x.max()] = 0
+    x = beginning(x, order, sampling.top_p)
+    x[x < sampling.min_p * x.max()] = 0
     x /= x.sum()
-    if distributions.typical_p < 1:
+    if sampling.typical_p < 1:
         information = -np.log(np.where(x > 0, x, 1))
         strange = np.where(x > 0, abs(information - (x * information).sum()), np.inf)
-        x = beginning(x, np.argsort(strange, kind="stable"), distributions.typical_p)
+        x = beginning(x, np.argsort(strange, kind="stable"), sampling.typical_p)
     return x
 
 

@@ -32,7 +32,7 @@ from draftree.costs import Costs, CostTable
 from draftree.data.samples import Sample
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
-from draftree.evaluation import bench, cells, journal
+from draftree.evaluation import cells, journal
 from draftree.models.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.training import regenerate
@@ -77,7 +77,7 @@ COMMANDS = {
     "export": ["export", "eagle", "--format", "eagle", "--out", "OUT/exported"],
 }  # fmt: skip
 GOES_ON = [name for name in COMMANDS if name != "export"]
-WRITERS = {"train": (torch, "save"), "regenerate": (regenerate, "append"), "bench": (bench, "append"),
+WRITERS = {"train": (torch, "save"), "regenerate": (regenerate, "append"), "bench": (journal, "append"),
            "datastore": (np, "save")}  # fmt: skip
 """What writes the state that a command goes on from."""
 

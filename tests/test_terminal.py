@@ -133,7 +133,7 @@ def test_compiling_is_told_once_and_only_where_the_machine_code_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     functions = [f"@compiled\ndef {name}(x):\n    return x + {i}\n" for i, name in enumerate("fg")]
-    (tmp_path / "draftree_kernels.py").write_text("\n".join(["from draftree.compiled import compiled\n", *functions]))
+    (tmp_path / "draftree_kernels.py").write_text("\n".join(["from draftree.kernels.compiled import compiled\n", *functions]))
     monkeypatch.setattr(compiled, "OURS", "draftree_kernels")
 
     def run() -> list[str]:

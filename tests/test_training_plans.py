@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftree.training.command import Regeneration
 
 from draftree.cli import app, console, terminal
 from draftree.cli.train_drafter import Asked, planned
@@ -24,6 +23,7 @@ from draftree.errors import UserError
 from draftree.registry import names, part, stages
 from draftree.testing.fakes import tiny_target
 from draftree.training import state, trainer
+from draftree.training.regenerate import Regeneration
 from draftree.training.trainer import Plan, Progress, scale, train
 from folders import target_folder
 

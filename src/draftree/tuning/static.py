@@ -439,9 +439,9 @@ def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> lis
     Raises:
         UserError: there is none.
     """
-    rows = [row for path in files for row in rows.rows(path)]
+    read = [row for path in files for row in rows.rows(path)]
     room = target.decoder.context - settings.tokens
-    found = [ids for row, where in spread(rows, settings.prompts) if 0 < len(ids := _prompt(row, where, target)) <= room]
+    found = [ids for row, where in spread(read, settings.prompts) if 0 < len(ids := _prompt(row, where, target)) <= room]
     if not found:
         names = ", ".join(map(str, files))
         raise UserError(f"no prompt in {names} fits the target's context with {settings.tokens} new tokens")
