@@ -107,6 +107,10 @@ class Watched(Acceptor):
         self._rule, self._room, self._coverage = rule, room, coverage
 
     @property
+    def keeps_text(self) -> bool:  # type: ignore[override]
+        return self._rule.keeps_text
+
+    @property
     def draw(self) -> Draw:
         return self._rule.draw
 
@@ -339,7 +343,7 @@ def _as_if_fresh(target: Target, drafter: Drafter[Any], held: Held, last: Ints, 
     assert held.cache.lengths.tolist() == fresh.lengths.tolist() == [len(t) for t in held.texts]
     for layer in range(len(fresh.shapes)):
         for ours, theirs in zip(held.cache.layer(layer), fresh.layer(layer), strict=True):
-            for row, n in enumerate(fresh.lengths.tolist()):
+            for row, n in ((r, n) for r, n in enumerate(fresh.lengths.tolist()) if n):
                 far = float((ours[row, :, :n] - theirs[row, :, :n]).abs().max())
                 assert far < NOISE, f"{where}: layer {layer} of the cache is {far:.2e} from a fresh prefill"
     if not live.size or isinstance(drafter, Scripted):  # a script goes by the row's number
@@ -425,7 +429,7 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
     waiting = [
-        Request(suite.prompt(int(rng.integers(1, 12))) + [i], int(rng.integers(1, 9)), number=i, sampling=mixed[i % len(mixed)])
+        Request([*suite.prompt(int(rng.integers(1, 12))), i], int(rng.integers(1, 9)), number=i, sampling=mixed[i % len(mixed)])
         for i in range(2 * count)
     ]
     drafter = suite.drafter(case.drafter, waiting)
