@@ -432,7 +432,7 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
         Request([*suite.prompt(int(rng.integers(1, 12))), i], int(rng.integers(1, 9)), number=i, sampling=mixed[i % len(mixed)])
         for i in range(2 * count)
     ]
-    drafter = suite.drafter(case.drafter, waiting)
+    drafter = suite.drafter(case.drafter, waiting, coach=Always)
     rows, state, owners = Rows(suite.target.new_cache(count, 8)), State(), dict[int, Request]()
     parts = Parts(suite.target, drafter, policy, Watched(acceptor, lambda: rows.room(suite.target), suite.coverage), COSTS)
     while waiting or owners:
@@ -441,8 +441,6 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
             new, waiting = waiting[:come], waiting[come:]
             events, state = admit(parts, rows, new, state)
             owners |= {event.row: request for event, request in zip(events, new, strict=True)}
-            held = Held(rows.committed, rows.cache, state.drafter)
-            _as_if_fresh(suite.target, drafter, held, rows.last, rows.live, str(case))
         if rows.live.size:
             _, state = step(parts, rows, state)
         for row in [row for row in owners if rng.random() < (0.05 if row in rows.live else 0.7)]:
@@ -452,6 +450,9 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
                 suite.judge(acceptor, request, request.sampling, got, str(case))
             elif acceptor.keeps_text:
                 suite.same(replace(request, max_new_tokens=len(got)), request.sampling, got, str(case))
+        if rows.live.size:
+            held = Held(rows.committed, rows.cache, state.drafter)
+            _as_if_fresh(suite.target, drafter, held, rows.last, rows.live, str(case))
 
 
 Check = Callable[[Suite, Case, Policy, Acceptor], None]
