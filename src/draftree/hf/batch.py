@@ -64,19 +64,14 @@ PURE: frozenset[type] = frozenset(
      ForcedEOSTokenLogitsProcessor, MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor, ExponentialDecayLengthPenalty)
 )  # fmt: skip
 """Processors that are cheap functions of one row's text and scores: they are applied to drafts, too (`Request.guides`)."""
-STATELESS: frozenset[type] = (
-    WARPERS
-    | PURE
-    | {InfNanRemoveLogitsProcessor, LogitNormalization, PrefixConstrainedLogitsProcessor, WatermarkLogitsProcessor,
-       EncoderNoRepeatNGramLogitsProcessor, EncoderRepetitionPenaltyLogitsProcessor, MaxTimeCriteria, StopStringCriteria}
-)  # fmt: skip
+ALONE: frozenset[type] = WARPERS | PURE | {
+    InfNanRemoveLogitsProcessor, LogitNormalization, WatermarkLogitsProcessor, MaxTimeCriteria, StopStringCriteria
+}  # fmt: skip
+"""Processors and criteria that treat a row the same whatever its number and however many there are."""
+STATELESS: frozenset[type] = ALONE | {
+    PrefixConstrainedLogitsProcessor, EncoderNoRepeatNGramLogitsProcessor, EncoderRepetitionPenaltyLogitsProcessor
+}  # fmt: skip
 """Processors and criteria that remember nothing from call to call, so that rows can share them."""
-ALONE: frozenset[type] = (
-    WARPERS
-    | PURE
-    | {InfNanRemoveLogitsProcessor, LogitNormalization, WatermarkLogitsProcessor, MaxTimeCriteria, StopStringCriteria}
-)  # fmt: skip
-"""Those that treat a row the same whatever its number and however many there are."""
 
 
 @dataclass(frozen=True)

@@ -169,25 +169,21 @@ def generate(
     told = [options, *(vars(c) for c in (config, default) if c is not None)]
     asked = {n: next((o[n] for o in told if o.get(n) is not None), None) for n in ("stop_strings", *REFUSED)}
     refuse_options(asked)
-    if (strings := asked["stop_strings"]) is not None:
-        options = without_stop_strings(options, config, default)
-        if not any(type(c) is StopStringCriteria for c in options["stopping_criteria"]):  # the user's own one wins
-            options["stopping_criteria"].append(stops(tokenizer, engine, strings))
-    hook = Hook(lambda model: engine, seed, streamer, reuse=True)
+    hook = Hook(lambda model: engine, seed, streamer, tokenizer, reuse=True)
 
     def loop(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Tensor | GenerateDecoderOnlyOutput:
-        return hook(model, input_ids, **prepared)  # without parameters of its own, which would take options away
+        # Without parameters of its own, which would take options away from transformers.
+        return hook(model, input_ids, stop_strings=asked["stop_strings"], **prepared)
 
+    options = without_stop_strings(options, default)
     written: Tensor | GenerateDecoderOnlyOutput = model.generate(inputs, custom_generate=loop, **options)
     return written
 
 
-def without_stop_strings(
-    options: Mapping[str, Any], config: GenerationConfig | None, default: GenerationConfig | None
-) -> dict[str, Any]:
-    """The options with criteria that can be added to, and without stop strings: transformers drops their tokenizer."""
-    changed = {**options, "stopping_criteria": StoppingCriteriaList(options.get("stopping_criteria") or ())}
-    if config is not None:
+def without_stop_strings(options: Mapping[str, Any], default: GenerationConfig | None) -> dict[str, Any]:
+    """The options without stop strings, which the hook looks for: transformers drops the tokenizer that they need."""
+    changed = dict(options)
+    if (config := options.get("generation_config")) is not None:
         changed["generation_config"] = copy.deepcopy(config)
         changed["generation_config"].stop_strings = None
     if "stop_strings" in options or (default is not None and default.stop_strings is not None):

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draftree.boundary.files import understood, whole
+from draftree.boundary.files import existing, understood, whole
 from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
 from draftree.models.target import LAST, Needs, Target
@@ -88,7 +88,7 @@ class Shards:
         Raises:
             UserError: it says how much is needed and how much is free.
         """
-        home = next(p for p in (self.folder, *self.folder.absolute().parents) if p.exists())
+        home = existing(self.folder)
         free = shutil.disk_usage(home).free
         if self.size > free:
             raise UserError(f"features need {self.size / 1e9:.1f} GB in '{home}', free are {free / 1e9:.1f} GB")

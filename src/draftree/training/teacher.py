@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache
 
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch
+from draftree.models.cache import Catcher
 from draftree.models.target import LAST, Needs, Target
 
 
@@ -81,12 +81,12 @@ class Teacher:
 @torch.no_grad()
 def read(target: Target, ids: Tensor, needs: Needs) -> Features:
     """The internals of a pass over texts [B, T]."""
+    count = int(target.decoder.config.num_hidden_layers)
     layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
-    catcher = _Catcher(frozenset(layer % target.decoder.config.num_hidden_layers for layer in needs.kv))
+    catcher = Catcher({layer % count for layer in needs.kv})
     stack: Any = target.decoder.stack
     with target.decoder.tapped(layers) as hidden:
         stack(input_ids=ids, past_key_values=catcher, use_cache=True, **target.decoder.causal(ids))
-    count = int(target.decoder.config.num_hidden_layers)
     return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
 
 
@@ -96,22 +96,3 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
     return out
-
-
-class _Catcher(Cache):
-    """Catches the keys and values of some layers of one pass."""
-
-    def __init__(self, layers: frozenset[int]) -> None:
-        super().__init__(layers=[])
-        self._layers = layers
-        self.caught: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if layer_idx in self._layers:
-            self.caught[layer_idx] = key_states, value_states
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
