@@ -67,15 +67,18 @@ class Comparison:
 
 def warm(
     engine: Engine, request: Request, sampling: Sampling, baseline: bool, tell: Callable[[str], None] = lambda _: None
-) -> None:
-    """Runs for a moment what is timed later, after measuring the costs that the policy asks for; tells what it measures."""
+) -> Engine:
+    """Runs for a moment what is timed later; returns the engine with the costs that its policy asks for.
+
+    What drafter and caches keep of the warm-up is dropped: what is timed shall not find its own beginning.
+    """
     if engine.policy.reads_costs and engine.costs is None:
-        replace(engine, costs=UNIT).write([short(request)], sampling, reuse=False)  # mistakes are told before measuring
-        engine.costs = measured(engine.target, engine.drafter, tell=tell)
-    engine.write([short(request)], sampling, reuse=False)
-    engine.held = engine.carried = None  # what is timed shall not find its own beginning
+        replace(engine, costs=UNIT, learned={}).write([short(request)], sampling, reuse=False)  # mistakes come before measuring
+        engine = replace(engine, costs=measured(engine.target, engine.drafter, tell=tell))
+    replace(engine).write([short(request)], sampling, reuse=False)
     if baseline:
         engine.plain([short(request)], sampling)
+    return engine
 
 
 def compare(engine: Engine, request: Request, sampling: Sampling, first: Generation) -> Comparison:
@@ -84,8 +87,8 @@ def compare(engine: Engine, request: Request, sampling: Sampling, first: Generat
     In that order a machine that slowly becomes faster or slower favours neither.
     """
     plain = [engine.plain([request], sampling) for _ in range(2)]
-    engine.carried = None  # nor the first run's text
-    runs = [first, engine.write([request], sampling, reuse=False)]
+    again = replace(engine, carried=None)  # it shall not find the first one's text
+    runs = [first, again.write([request], sampling, reuse=False)]
     written, base = (Written(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
     other = next((g.tokens[0] for g in (*runs, *plain) if g.tokens != plain[0].tokens), None)
     parted = None if other is None or not sampling.greedy else difference(engine.target, request, other, base.tokens)
