@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import GradientAccumulationPlugin, LoggerType, gather_object
 from torch import Tensor
 
 from draftree.boundary.files import inside, locked
@@ -166,3 +167,37 @@ def one_voice() -> Iterator[None]:
     except (DraftreeError, Interrupted) as error:
         time.sleep(GRACE)  # a launcher stops all processes when it sees one end
         sys.exit(error.status if isinstance(error, Interrupted) else 2)
+
+
+def accelerator_of(device: torch.device, out: Path, track: str) -> Accelerator:
+    """Accelerate for models that are where they should be already; precision and accumulation are our own.
+
+    Args:
+        device: of the models.
+        out: the run's folder.
+        track: the name of a tracker that accelerate knows; none where it is empty.
+    """
+    # A method may leave some weights out of a step (a head it did not draw); where no process uses one, none waits for it.
+    wrapped = DistributedDataParallelKwargs(find_unused_parameters=True)
+    return Accelerator(
+        device_placement=False,
+        mixed_precision="no",
+        cpu=device.type == "cpu",
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        log_with=track or None,
+        project_dir=out,
+        kwargs_handlers=[wrapped],
+    )
+
+
+def check_tracker(name: str) -> None:
+    """Refuses a tracker that is not installed.
+
+    Raises:
+        UserError: it names those that are, and those accelerate knows.
+    """
+    own = set(LOGGER_TYPE_TO_CLASS) - {str(kind) for kind in LoggerType}  # registered with accelerate by other code
+    installed = sorted({str(kind) for kind in get_available_trackers()} | own)
+    if name and name not in installed:
+        known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+        raise UserError(f"tracker is '{name}', installed are {', '.join(installed) or 'none'} of {known}")

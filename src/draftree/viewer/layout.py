@@ -40,7 +40,7 @@ def layout(step: Step) -> Layout:
     items = step.items
     row = rows(items)
     labels = [label(i) for i in items]
-    figures = ["" if i.node is None or i.node.parent < 0 else percent(i.node.q) for i in items]
+    figures = ["" if i.node is None else percent(i.node.q) for i in items]
     widths = [measure(a, b) for a, b in zip(labels, figures, strict=True)]
     left = columns(items, widths)
     boxes = tuple(Box(left[item.depth], row[i] * ROW, widths[i], labels[i], figures[i]) for i, item in enumerate(items))

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.viewer.layout import GAP, HEIGHT, PAD, layout
-from draftree.viewer.steps import Step
-from draftree.viewer.summary import made_by, totals
+from draftree.viewer.steps import Step, made_by, totals
 from draftree.viewer.svg import tip
 from draftree.viewer.tokens import flowing
 
@@ -54,7 +53,7 @@ def spans(step: Step) -> str:
 def drawn(step: Step) -> dict[str, Any]:
     """What the page draws of a step: a column for each figure, an entry for each item."""
     items, placed = step.items, layout(step)
-    nodes = [i.node if i.node is not None and i.node.parent >= 0 else None for i in items]
+    nodes = [i.node for i in items]
     return {
         "head": step.head,
         "width": round(placed.width, 1),

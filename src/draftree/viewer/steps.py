@@ -1,8 +1,9 @@
 """What happened in each step, as plain values."""
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -44,7 +45,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Item:
-    """What is drawn: a node, or what the target chose behind the last accepted one (which has no figures)."""
+    """A box of a drawn tree.
+
+    Attributes:
+        text: the token.
+        kind: how it came; `bonus` for what the target chose behind the last accepted node.
+        parent: the parent's place among the step's items, −1 for the root.
+        depth: distance from the root.
+        node: the figures of a drafted one.
+    """
 
     text: str
     kind: Kind
@@ -98,10 +107,9 @@ class Step:
     @property
     def items(self) -> list[Item]:
         """The nodes in their order, and behind them the bonus token as the last accepted node's youngest child."""
-        found = [
-            Item(n.text, "root" if n.parent < 0 else "accepted" if n.accepted else "rejected", n.parent, n.depth, n)
-            for n in self.nodes
-        ]
+        root, *drafted = self.nodes
+        found = [Item(root.text, "root", root.parent, root.depth)]
+        found += [Item(n.text, "accepted" if n.accepted else "rejected", n.parent, n.depth, n) for n in drafted]
         if self.bonus is not None:
             last = max((i for i, n in enumerate(self.nodes) if n.accepted), default=0)
             found.append(Item(self.bonus[1], "bonus", last, self.nodes[last].depth + 1))
@@ -163,10 +171,8 @@ class Watch:
         return Step(len(self.steps), tuple(event.tokens), tuple(event.origins), pieces, self._nodes(event), bonus)
 
     def _piece(self, token: int) -> str:
-        return self._vocabulary.text(token) if token in self._vocabulary.special else self._decoded(token)
-
-    def _decoded(self, token: int) -> str:
-        return self._decoder.decode(self._vocabulary.data(token))
+        special = token in self._vocabulary.special
+        return self._vocabulary.text(token) if special else self._decoder.decode(self._vocabulary.data(token))
 
     def _nodes(self, event: Emitted) -> tuple[Node, ...]:
         tree, mine = event.tree, event.tree.of_row(event.row)
@@ -189,3 +195,22 @@ def children(items: Sequence[Item]) -> list[list[int]]:
         if item.parent >= 0:
             found[item.parent].append(i)
     return found
+
+
+def totals(steps: Sequence[Step]) -> str:
+    """τ, nodes and depth a step, and how many steps and tokens."""
+    verified = [s for s in steps if s.number]
+    written = sum(len(s.tokens) for s in steps)
+    tokens = f"{written} token{'s' * (written > 1)}"
+    if not verified:
+        return f"{tokens}, no step"
+    count = f"{len(verified)} step{'s' * (len(verified) > 1)}"
+    return (
+        f"τ {fmean(s.accepted + 1 for s in verified):.2f} · {tokens} in {count} and the prompt's forward · "
+        f"{fmean(len(s.nodes) - 1 for s in verified):.1f} nodes, depth {fmean(s.depth for s in verified):.1f} a step"
+    )
+
+
+def made_by(about: Mapping[str, str]) -> str:
+    """Everything but the prompt, in a line."""
+    return " · ".join(f"{name} {what}" for name, what in about.items() if name != "prompt")
