@@ -30,14 +30,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums of each prompt [P]: tokens a step brought (accepted + 1), steps, new tokens, seconds, and those by the cost model.
+    """Sums of each prompt [P]: accepted and drafted nodes, steps, new tokens, seconds, and those by the cost model.
 
     Counted seconds are 0 where no cost model is known.
     """
 
-    accepted: Floats
-    steps: Floats
-    tokens: Floats
+    accepted: Ints
+    nodes: Ints
+    steps: Ints
+    tokens: Ints
     seconds: Floats
     counted: Floats
 
@@ -46,18 +47,25 @@ class Totals:
         """Those of one cell."""
         stats = [w.stats for w in written]
         columns = (
-            [sum(step.accepted + 1 for step in s.steps) for s in stats],
+            [sum(step.accepted for step in s.steps) for s in stats],
+            [sum(step.nodes for step in s.steps) for s in stats],
             [len(s.steps) for s in stats],
             [s.new_tokens for s in stats],
-            [s.seconds for s in stats],
+            [float(s.seconds) for s in stats],
             [0.0] * len(stats) if counted is None else counted,
         )
-        return cls(*(np.array(c, np.float64) for c in columns))
+        return cls(*map(np.array, columns))
+
+    @property
+    def per_prompt(self) -> dict[str, list[float] | list[int] | None]:
+        """What paired comparisons are made of."""
+        found = {name: getattr(self, name).tolist() for name in ("accepted", "nodes", "steps", "tokens", "seconds")}
+        return found | {"counted_seconds": self.counted.tolist() if self.counted.any() else None}
 
     def acceptance_length(self, chosen: Ints) -> Floats:
         """[B] τ of samples of prompts [B, P]; 1 where no step was taken."""
-        steps = self.steps[chosen].sum(-1)
-        return np.where(steps > 0, self.accepted[chosen].sum(-1) / np.maximum(steps, 1), 1.0)
+        accepted, steps = self.accepted[chosen].sum(-1), self.steps[chosen].sum(-1)
+        return np.where(steps > 0, (accepted + steps) / np.maximum(steps, 1), 1.0)
 
     def speed(self, chosen: Ints) -> Floats:
         """[B] tokens per second of samples of prompts [B, P]."""
@@ -68,7 +76,7 @@ class Totals:
         return _rate(self.tokens, self.counted, chosen)
 
 
-def _rate(tokens: Floats, seconds: Floats, chosen: Ints) -> Floats:
+def _rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
     rate: Floats = tokens[chosen].sum(-1) / np.maximum(seconds[chosen].sum(-1), 1e-12)
     return rate
 
@@ -151,7 +159,7 @@ def row(
         "different_prompts": different,
         "repeated_ngrams": float(np.mean([repeated_ngrams(w.tokens, NGRAM) for w in written])),
         "intervals": intervals(mine, theirs, seed),
-        "per_prompt": per_prompt(written, mine),
+        "per_prompt": mine.per_prompt,
     }
 
 
@@ -164,19 +172,6 @@ def _totals(
     mine = [counted(costs, w.stats.work) for w in written]
     base = [counted_plain(costs, w.stats.work) for w in plain]
     return Totals.of(written, [whole for whole, _ in mine]), Totals.of(plain, base), sum(part for _, part in mine)
-
-
-def per_prompt(written: Sequence[Written], totals: Totals) -> dict[str, list[float] | list[int] | None]:
-    """What paired comparisons are made of: accepted and drafted nodes, steps, new tokens, seconds and counted ones [P]."""
-    stats = [w.stats for w in written]
-    return {
-        "accepted": [sum(step.accepted for step in s.steps) for s in stats],
-        "nodes": [sum(step.nodes for step in s.steps) for s in stats],
-        "steps": [len(s.steps) for s in stats],
-        "tokens": [s.new_tokens for s in stats],
-        "seconds": totals.seconds.tolist(),
-        "counted_seconds": totals.counted.tolist() if totals.counted.any() else None,
-    }
 
 
 def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:

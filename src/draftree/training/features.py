@@ -1,8 +1,9 @@
-"""The target's internals for every sample, computed once and kept in safetensors shards.
+"""The target's internals for the texts a drafter learns from, read in a pass, or computed once and kept in safetensors shards.
 
-A layer is a series of files of its own, so that another drafter that reads other layers adds to a folder what it lacks.
+Of kept ones a layer is a series of files of its own, so that another drafter that reads other layers adds to a folder what
+it lacks.
 
-Shapes: T tokens of a sample, D hidden size, H key-value heads.
+Shapes: B batch, T tokens of a sample, D hidden size, H key-value heads.
 """
 
 import shutil
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -20,14 +22,42 @@ from draftree.boundary.files import existing, understood, whole
 from draftree.boundary.progress import Tell, silent
 from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
+from draftree.models.cache import Catcher
 from draftree.models.target import LAST, Needs, Target
 from draftree.training.processes import Processes
-from draftree.training.teacher import Features, padded, read
 
 SHARD = 256
 """Samples in a file."""
 TOGETHER = 16
 """Samples in a pass of the target."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the target says of a batch of texts: hidden states [B, T, D] (the last one among them), keys and values."""
+
+    hidden: dict[int, Tensor]
+    kv: dict[int, tuple[Tensor, Tensor]]
+
+
+@torch.no_grad()
+def read(target: Target, ids: Tensor, needs: Needs) -> Features:
+    """The internals of a pass over texts [B, T]."""
+    count = int(target.decoder.config.num_hidden_layers)
+    layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
+    catcher = Catcher({layer % count for layer in needs.kv})
+    stack: Any = target.decoder.stack
+    with target.decoder.tapped(layers) as hidden:
+        stack(input_ids=ids, past_key_values=catcher, use_cache=True, **target.decoder.causal(ids))
+    return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
+
+
+def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """[B, T] rows padded with zeros at the end."""
+    out = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return out
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Shapes: B batch, T tokens, M positions asked for, D hidden size, V vocabulary, H
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,23 +12,8 @@ from torch import Tensor
 
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch
-from draftree.models.cache import Catcher
 from draftree.models.target import LAST, Needs, Target
-
-
-@dataclass(frozen=True)
-class Features:
-    """What the target says of a batch of texts: hidden states [B, T, D] (the last one among them), keys and values."""
-
-    hidden: dict[int, Tensor]
-    kv: dict[int, tuple[Tensor, Tensor]]
-
-
-class Kept(Protocol):
-    """Features that need not be computed again."""
-
-    def batch(self, chosen: Sequence[int]) -> Features:
-        """Those of some samples, padded at the end."""
+from draftree.training.features import Shards, padded, read
 
 
 @dataclass(frozen=True)
@@ -48,7 +32,7 @@ class Teacher:
     needs: Needs
     samples: Sequence[Sample]
     seed: int = 0
-    shards: "Kept | None" = None
+    shards: Shards | None = None
 
     def batch(self, chosen: Sequence[int], step: int, count: float | None = None) -> Batch:
         """The chosen samples, padded at the end; later padding cannot change what the target says before it.
@@ -76,23 +60,3 @@ class Teacher:
     def _generator(self, purpose: int, step: int, *sample: int) -> torch.Generator:
         seed = np.random.SeedSequence([self.seed, purpose, step % 2**32, *sample]).generate_state(1)[0]
         return torch.Generator().manual_seed(int(seed))
-
-
-@torch.no_grad()
-def read(target: Target, ids: Tensor, needs: Needs) -> Features:
-    """The internals of a pass over texts [B, T]."""
-    count = int(target.decoder.config.num_hidden_layers)
-    layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
-    catcher = Catcher({layer % count for layer in needs.kv})
-    stack: Any = target.decoder.stack
-    with target.decoder.tapped(layers) as hidden:
-        stack(input_ids=ids, past_key_values=catcher, use_cache=True, **target.decoder.causal(ids))
-    return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
-
-
-def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """[B, T] rows padded with zeros at the end."""
-    out = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = row
-    return out
