@@ -69,14 +69,15 @@ class Totals:
 
     def speed(self, chosen: Ints) -> Floats:
         """[B] tokens per second of samples of prompts [B, P]."""
-        return _rate(self.tokens, self.seconds, chosen)
+        return rate(self.tokens, self.seconds, chosen)
 
     def counted_speed(self, chosen: Ints) -> Floats:
         """[B] tokens per counted second of samples of prompts [B, P]; the prompts' reading is not counted."""
-        return _rate(self.tokens, self.counted, chosen)
+        return rate(self.tokens, self.counted, chosen)
 
 
-def _rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
+def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
+    """[B] tokens per second of samples of prompts [B, P], of each prompt's tokens and seconds [P]."""
     rate: Floats = tokens[chosen].sum(-1) / np.maximum(seconds[chosen].sum(-1), 1e-12)
     return rate
 
@@ -185,40 +186,6 @@ def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
     if mine.counted.any():
         sampled["counted_speedup"] = mine.counted_speed(chosen) / base.counted_speed(chosen)
     return {name: bounds(values) for name, values in sampled.items()}
-
-
-@dataclass(frozen=True)
-class Paired:
-    """One cell's seconds per token over another's, over the same prompts, and its 95 % interval; below 1 it is faster."""
-
-    ratio: float
-    low: float
-    high: float
-
-
-def paired(mine: Row, other: Row, by: str = "counted_seconds", seed: int = 0) -> Paired:
-    """Compares two rows of one result by a paired bootstrap over prompts.
-
-    Args:
-        mine: a row.
-        other: of the same prompts.
-        by: `counted_seconds`, or `seconds` on the clock.
-        seed: of the bootstrap.
-
-    Raises:
-        UserError: a row does not say what its prompts took, or they are not as many.
-    """
-    first, second = ((r.get("per_prompt") or {}) for r in (mine, other))
-    if first.get(by) is None or second.get(by) is None:
-        raise UserError(f"the result does not say '{by}' of each prompt, which comparing needs: measure it anew")
-    if len(first[by]) != len(second[by]):
-        raise UserError(f"rows of {len(first[by])} and {len(second[by])} prompts were given, allowed are rows of the same ones")
-    tokens, seconds = (tuple(np.array(r[k], np.float64) for r in (first, second)) for k in ("tokens", by))
-
-    def ratio(chosen: Ints) -> Floats:
-        return _rate(tokens[1], seconds[1], chosen) / _rate(tokens[0], seconds[0], chosen)
-
-    return Paired(float(ratio(np.arange(len(tokens[0])))), *bounds(ratio(samples(len(tokens[0]), seed))))
 
 
 NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
