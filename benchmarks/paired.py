@@ -18,7 +18,7 @@ from rich.console import Console
 
 from draftree.cli.terminal import table
 from draftree.errors import UnknownName, UserError
-from draftree.evaluation.report import Row, bounds, rate, read, samples
+from draftree.evaluation.report import ResultRow, bounds, rate, read, samples
 from draftree.tree import Floats, Ints
 
 
@@ -31,7 +31,7 @@ class Paired:
     high: float
 
 
-def paired(mine: Row, other: Row, by: str = "counted_seconds", seed: int = 0) -> Paired:
+def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed: int = 0) -> Paired:
     """Compares two rows of one result by a paired bootstrap over prompts.
 
     Args:

@@ -21,7 +21,7 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import report, suites
 from draftree.evaluation import tables as shown_tables
-from draftree.evaluation.cells import Cell, Written, assemble, chosen, product
+from draftree.evaluation.cells import Cell, PromptResult, assemble, chosen, product
 from draftree.evaluation.compare import difference
 from draftree.evaluation.journal import Journal
 from draftree.models.target import Target
@@ -220,7 +220,7 @@ def test_an_interrupted_bench_goes_on(folder: str, prompts: Path, tmp_path: Path
 
     out, whole, calls = tmp_path / "r.json", Bench.prompt, []
 
-    def prompt(self: Bench, index: int) -> dict[Cell, Written]:
+    def prompt(self: Bench, index: int) -> dict[Cell, PromptResult]:
         calls.append(index)
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -256,9 +256,9 @@ def test_a_prompt_that_cannot_fit_is_told(folder: str, prompts: Path, tmp_path: 
     assert not (tmp_path / "r.json").exists()
 
 
-def written(tokens: int, accepted: list[int], seconds: list[float]) -> Written:
+def written(tokens: int, accepted: list[int], seconds: list[float]) -> PromptResult:
     steps = [Step(a, 4, 4) for a in accepted]
-    return Written(list(range(tokens)), [Stats(tokens, steps, 0.0, 0.0, s) for s in seconds])
+    return PromptResult(list(range(tokens)), [Stats(tokens, steps, 0.0, 0.0, s) for s in seconds])
 
 
 def test_figures_are_of_one_repeat_and_seconds_means_of_all() -> None:
@@ -288,8 +288,8 @@ def test_expected_speedup_is_the_papers() -> None:
     assert report.expected_speedup(row(None, 0.1)) is None
 
 
-def counts(tokens: int, accepted: list[int], work: list[Work], seconds: float = 1.0) -> Written:
-    return Written(list(range(tokens)), [Stats(tokens, [Step(a, 4, 4) for a in accepted], 0.0, 0.0, seconds, work)])
+def counts(tokens: int, accepted: list[int], work: list[Work], seconds: float = 1.0) -> PromptResult:
+    return PromptResult(list(range(tokens)), [Stats(tokens, [Step(a, 4, 4) for a in accepted], 0.0, 0.0, seconds, work)])
 
 
 def test_work_is_counted_in_the_costs_whatever_the_clock_said() -> None:

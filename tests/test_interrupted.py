@@ -431,7 +431,7 @@ def test_kept_trees_that_are_broken_are_told_in_a_line(spoilt: bytes, tmp_path: 
 @pytest.mark.parametrize("rest", ["\udcff\udc80", "[" * 100_000, "null", "[[1], 2]", '{"a": 1}'], ids=range(5))
 def test_a_journal_is_read_up_to_what_is_broken(rest: str, tmp_path: Path) -> None:
     cell = cells.Cell(None, None, 0.0)
-    done = {cell: cells.Written([1, 2], [])}
+    done = {cell: cells.PromptResult([1, 2], [])}
     kept = journal.Journal(tmp_path / "j", {"run": 1})
     kept.add(done)
     with kept.path.open("a", encoding="utf-8", errors="surrogateescape") as file:

@@ -11,7 +11,7 @@ import numpy as np
 
 from draftree.costs import Costs, CostTable
 from draftree.engine import Engine
-from draftree.evaluation.cells import Cell, Quality, Written
+from draftree.evaluation.cells import Cell, PromptResult, Quality
 from draftree.evaluation.compare import short
 from draftree.evaluation.driven import Text, drive
 from draftree.evaluation.journal import Journal
@@ -65,7 +65,7 @@ class Bench:
             self.sessions[cell] = replace(engine)  # without the caches
         return written
 
-    def prompt(self, index: int) -> dict[Cell, Written]:
+    def prompt(self, index: int) -> dict[Cell, PromptResult]:
         """All cells on one prompt; each repeat starts with another cell."""
         request = self.requests[index]
         done: dict[Cell, list[Generation]] = {cell: [] for cell in self.cells}
@@ -73,7 +73,7 @@ class Bench:
             first = (index * self.repeats + repeat) % len(self.cells)
             for cell in [*self.cells[first:], *self.cells[:first]]:
                 done[cell].append(self.write(cell, request, last=repeat == self.repeats - 1))
-        return {cell: Written(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()}
+        return {cell: PromptResult(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()}
 
     def warm(self) -> None:
         """Runs every cell for a moment."""
@@ -85,7 +85,7 @@ class Bench:
         """What a step costs, by drafter, where that is known."""
         return {d: e.costs for (d, _), e in self.engines.items() if e.costs is not None}
 
-    def quality(self, drafter: str, done: Sequence[Mapping[Cell, Written]], costs: Costs | CostTable) -> Quality:
+    def quality(self, drafter: str, done: Sequence[Mapping[Cell, PromptResult]], costs: Costs | CostTable) -> Quality:
         """How good and how cheap a drafter is by itself, along what plain decoding wrote."""
         engine = next(e for (d, _), e in self.engines.items() if d == drafter)
         plain = next(c for c in self.cells if c.plain)
@@ -107,7 +107,7 @@ class Bench:
                 if session.carried is None and not any(memory is not None for memory in session.learned.values()):
                     break  # nothing is learnt
 
-    def run(self, journal: Journal, advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, Written]]:
+    def run(self, journal: Journal, advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, PromptResult]]:
         """All prompts, in order; those in the journal are not run again."""
         self.warm()
         done = journal.read(self.cells)[: len(self.requests)]

@@ -11,7 +11,7 @@ from draftree.costs import CostTable
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.evaluation.suites import Prompt
+from draftree.evaluation.suites import SuitePrompt
 from draftree.models.target import Target
 from draftree.registry import build, check_exact, names
 from draftree.request import Request, check
@@ -35,7 +35,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Written:
+class PromptResult:
     """What one cell wrote for one prompt: the ids, and the figures of every repeat."""
 
     tokens: list[int]
@@ -127,7 +127,7 @@ def assemble(
 
 
 def chosen(
-    prompts: Sequence[Prompt], engine: Engine, max_new_tokens: int, limit: int | None, per_category: int | None = None
+    prompts: Sequence[SuitePrompt], engine: Engine, max_new_tokens: int, limit: int | None, per_category: int | None = None
 ) -> tuple[list[Request], dict[str, int]]:
     """The requests to run, and by category how many prompts were left out because their text would not fit the context.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from draftree.engine import UNIT, Engine
-from draftree.evaluation.cells import Written
+from draftree.evaluation.cells import PromptResult
 from draftree.models.target import Needs, Target
 from draftree.request import Request
 from draftree.rows import Generation
@@ -89,7 +89,7 @@ def compare(engine: Engine, request: Request, sampling: Sampling, first: Generat
     plain = [engine.plain([request], sampling) for _ in range(2)]
     again = replace(engine, carried=None)  # it shall not find the first one's text
     runs = [first, again.write([request], sampling, reuse=False)]
-    written, base = (Written(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
+    written, base = (PromptResult(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
     other = next((g.tokens[0] for g in (*runs, *plain) if g.tokens != plain[0].tokens), None)
     parted = None if other is None or not sampling.greedy else difference(engine.target, request, other, base.tokens)
     return Comparison(written.tokens, written.stats, base.stats, other is None, parted)

@@ -16,7 +16,7 @@ from draftree.acceptors.base import Acceptor
 from draftree.boundary.files import Entries, read_object, write_text
 from draftree.costs import Costs, CostTable, counted, counted_plain
 from draftree.errors import UserError
-from draftree.evaluation.cells import Cell, Quality, Written
+from draftree.evaluation.cells import Cell, PromptResult, Quality
 from draftree.registry import part
 from draftree.stats import repeated_ngrams, total
 from draftree.tree import Floats, Ints
@@ -25,7 +25,7 @@ SAMPLES = 2000
 """B, bootstrap samples behind an interval."""
 NGRAM = 8
 """Length of the n-grams whose repetition is counted."""
-Row = dict[str, Any]
+ResultRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Totals:
     counted: Floats
 
     @classmethod
-    def of(cls, written: Sequence[Written], counted: Sequence[float] | None = None) -> "Totals":
+    def of(cls, written: Sequence[PromptResult], counted: Sequence[float] | None = None) -> "Totals":
         """Those of one cell."""
         stats = [w.stats for w in written]
         columns = (
@@ -97,11 +97,11 @@ Prices = Mapping[str, Costs | CostTable]
 
 
 def rows(
-    done: Sequence[Mapping[Cell, Written]],
+    done: Sequence[Mapping[Cell, PromptResult]],
     seed: int,
     quality: Mapping[str, Quality] | None = None,
     prices: Prices | None = None,
-) -> list[Row]:
+) -> list[ResultRow]:
     """A row for each cell, in the order they were given; with a drafter's own figures and counted work where they are known."""
     by_cell = {cell: [prompt[cell] for prompt in done] for cell in done[0]}
     plain = {cell.temperature: written for cell, written in by_cell.items() if cell.plain}
@@ -115,7 +115,7 @@ def rows(
     return [r | {"expected_speedup": expected_speedup(r)} for r in found]
 
 
-def expected_speedup(r: Row) -> float | None:
+def expected_speedup(r: ResultRow) -> float | None:
     """E(Spd.) of GLIDE (section 5.1, after Leviathan et al.): (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)); of chains alone.
 
     a is the overlap, so it is what speculative sampling at temperature 1 would gain; c is sₐ/sₜ of one token each; γ is the
@@ -130,8 +130,12 @@ def expected_speedup(r: Row) -> float | None:
 
 
 def row(
-    cell: Cell, written: Sequence[Written], plain: Sequence[Written], seed: int, costs: Costs | CostTable | None = None
-) -> Row:
+    cell: Cell,
+    written: Sequence[PromptResult],
+    plain: Sequence[PromptResult],
+    seed: int,
+    costs: Costs | CostTable | None = None,
+) -> ResultRow:
     """The figures of one cell beside the baseline's of the same temperature.
 
     Counts are of one repeat, seconds the mean of all; the speed-up is the ratio of tokens per second over all prompts, the
@@ -165,7 +169,7 @@ def row(
 
 
 def _totals(
-    written: Sequence[Written], plain: Sequence[Written], costs: Costs | CostTable | None
+    written: Sequence[PromptResult], plain: Sequence[PromptResult], costs: Costs | CostTable | None
 ) -> tuple[Totals, Totals, float]:
     """Those of a cell and of the baseline, both counted in the cell's costs, and the drafter's part of the cell's."""
     if costs is None:
@@ -216,6 +220,6 @@ def read(path: Path) -> dict[str, Any]:
     what = "a result as `draftree bench --out` writes it"
     found = read_object(path, what)
     said = Entries(found, path)
-    if not said.get("rows", list[Row]) or not said.get("provenance", dict):
+    if not said.get("rows", list[ResultRow]) or not said.get("provenance", dict):
         raise UserError(f"'{path}' is not {what}: it has no rows or no provenance")
     return found

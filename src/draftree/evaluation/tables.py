@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from draftree.evaluation.report import Row, expected_speedup
+from draftree.evaluation.report import ResultRow, expected_speedup
 
 
 def spread(value: float, bounds: Sequence[float]) -> str:
@@ -10,7 +10,7 @@ def spread(value: float, bounds: Sequence[float]) -> str:
     return f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
 
 
-def cells(r: Row) -> dict[str, str]:
+def cells(r: ResultRow) -> dict[str, str]:
     """A row as text, by the heads of the tables' columns."""
     between = r["intervals"]
     return {
@@ -40,7 +40,7 @@ def cells(r: Row) -> dict[str, str]:
     }
 
 
-def same_text(r: Row) -> str:
+def same_text(r: ResultRow) -> str:
     """Of how many prompts the output is plain decoding's, where the acceptor promises that."""
     if r.get("lossy"):
         return "lossy"
@@ -54,7 +54,7 @@ def figure(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def counted_text(r: Row) -> str:
+def counted_text(r: ResultRow) -> str:
     """The speed-up by the cost model with its interval, where it is known."""
     speedup = r.get("counted_speedup")
     return "" if speedup is None else spread(speedup, r["intervals"]["counted_speedup"])
@@ -64,7 +64,7 @@ FIRST = ("drafter", "policy", "T", "τ [95 %]", "speed-up [95 %]", "same output"
 """What a narrow terminal shows."""
 
 
-def shown(rows: Sequence[Row]) -> list[dict[str, str]]:
+def shown(rows: Sequence[ResultRow]) -> list[dict[str, str]]:
     """Rows as text, τ and nodes first and seconds last; temperature and acceptor where there are several, or one was named."""
     hidden = set[str]()
     if len({r["temperature"] for r in rows}) == 1:

@@ -75,7 +75,7 @@ STATELESS: frozenset[type] = ALONE | {
 
 
 @dataclass(frozen=True)
-class Prompted:
+class PaddedPrompt:
     """A row of a batch.
 
     Attributes:
@@ -89,7 +89,7 @@ class Prompted:
     hidden: list[int] | None = None
 
 
-def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False) -> list[Prompted]:
+def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False) -> list[PaddedPrompt]:
     """What each row asks the model to read.
 
     An id that the mask hides is seen by nobody and counts in no position: the text is the others'.
@@ -115,21 +115,21 @@ def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool =
     return [_prompt(r, *row, windowed) for r, row in enumerate(zip(input_ids.tolist(), seen.tolist(), strict=True))]
 
 
-def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> Prompted:
+def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> PaddedPrompt:
     if not all(seen[-1:]):  # the first new token would be read off a hidden one
         raise UserError(f"row {row} of attention_mask has a zero at its last place, {len(ids) - 1}: pad on the left")
     text = list(compress(ids, seen))
     if all(seen[-len(text) :]):
-        return Prompted(ids[: -len(text)], text)
+        return PaddedPrompt(ids[: -len(text)], text)
     if windowed:
         place = seen.index(False, seen.index(True))
         told = "allowed are zeros on the left alone: the model's window counts places, hidden or not"
         raise UserError(f"row {row} of attention_mask has a zero at place {place}, behind a one; {told}")
-    return Prompted([], text, ids)
+    return PaddedPrompt([], text, ids)
 
 
 @dataclass
-class Row:
+class RowOutput:
     """What was written for a row, and why it ended."""
 
     tokens: list[int] = field(default_factory=list)
@@ -143,7 +143,7 @@ class Row:
 
 
 @dataclass
-class Batch:
+class Call:
     """A call of `generate`, as transformers has prepared it.
 
     Attributes:
@@ -155,7 +155,7 @@ class Batch:
     """
 
     input_ids: Tensor
-    prompts: list[Prompted]
+    prompts: list[PaddedPrompt]
     config: GenerationConfig
     processors: list[LogitsProcessor]
     criteria: list[Any]
@@ -220,7 +220,7 @@ class Batch:
             found.append(request)
         return found
 
-    def output(self, rows: Sequence[Row]) -> Tensor | GenerateDecoderOnlyOutput:
+    def output(self, rows: Sequence[RowOutput]) -> Tensor | GenerateDecoderOnlyOutput:
         """What `generate` returns: rows that have ended are filled with the padding token, and their scores with 0."""
         steps = max(len(row.tokens) for row in rows)
         padding = getattr(self.config, "_pad_token_tensor", None)
@@ -244,15 +244,15 @@ class Batch:
 
 
 def write(
-    engine: Writer, batch: Batch, sampling: Sampling, streamer: BaseStreamer | None, reuse: bool
-) -> tuple[list[Row], Stats]:
-    """Writes all rows of a batch, as long as transformers would.
+    engine: Writer, call: Call, sampling: Sampling, streamer: BaseStreamer | None, reuse: bool
+) -> tuple[list[RowOutput], Stats]:
+    """Writes all rows of a call, as long as transformers would.
 
     Raises:
         UserError: a request cannot be served.
     """
-    requests = batch.requests()
-    rows = [Row() for _ in requests]
+    requests = call.requests()
+    rows = [RowOutput() for _ in requests]
 
     def tell(numbers: Sequence[int], events: Sequence[Emitted]) -> None:
         for event in events:
@@ -264,7 +264,7 @@ def write(
     stats = [engine.write(requests, sampling, partial(tell, range(len(rows))), reuse).stats]
     steps = max(len(row.tokens) for row in rows)
     short = [r for r, row in enumerate(rows) if len(row.tokens) < steps and row.ending != "context"]
-    if short and not batch.pads:
+    if short and not call.pads:
         rest = [requests[r] for r in short]
         longer = [
             replace(r, prompt=[*r.prompt, *rows[n].tokens], max_new_tokens=steps - len(rows[n].tokens), criteria=())
@@ -316,7 +316,7 @@ class Whole(Around):
         prompt: of the row.
     """
 
-    def __init__(self, inner: Any, prompt: Prompted) -> None:
+    def __init__(self, inner: Any, prompt: PaddedPrompt) -> None:
         self.inner, self._read, self._ids = inner, len(prompt.text), prompt.hidden
 
     def __call__(self, input_ids: Tensor, scores: Any = None) -> Any:
@@ -324,7 +324,7 @@ class Whole(Around):
         return self.inner(torch.cat((whole, input_ids[:, self._read :]), dim=1), scores)
 
 
-def in_full(prompt: Prompted, part: Any) -> Any:
+def in_full(prompt: PaddedPrompt, part: Any) -> Any:
     """A processor or criterion that is shown its row as transformers shows it."""
     return part if prompt.hidden is None else Whole(part, prompt)
 

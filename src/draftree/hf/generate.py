@@ -30,7 +30,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from draftree.costs import Costs, CostTable
 from draftree.errors import UserError, shown
-from draftree.hf.batch import Batch, prompts, write
+from draftree.hf.batch import Call, prompts, write
 from draftree.rows import Writer
 from draftree.stats import Stats
 from draftree.text.options import Options
@@ -128,12 +128,12 @@ class Hook:
             if stop_strings is not None and not any(type(c) is StopStringCriteria for c in criteria):  # the user's own one wins
                 criteria.append(stops(self._tokenizer, engine, stop_strings))
             rows = prompts(input_ids, model_kwargs, engine.target.decoder.window is not None)
-            batch = Batch(input_ids, rows, generation_config, [*logits_processor], criteria)
-            sampling = batch.sampling(self._seed if seed is None else checked(seed))
-            written, self.stats = write(engine, batch, sampling, self._streamer, self._reuse)
+            call = Call(input_ids, rows, generation_config, [*logits_processor], criteria)
+            sampling = call.sampling(self._seed if seed is None else checked(seed))
+            written, self.stats = write(engine, call, sampling, self._streamer, self._reuse)
         if self._streamer is not None:
             self._streamer.end()
-        return batch.output(written)
+        return call.output(written)
 
 
 def checked(seed: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from draftree.request import Emitted, Origin
-from draftree.viewer.tokens import Vocabulary
+from draftree.viewer.tokens import Spellings
 
 Kind = Literal["root", "accepted", "rejected", "bonus"]
 Listener = Callable[[list[Emitted]], None]
@@ -144,7 +144,7 @@ class Watch:
         self, tokenizer: PreTrainedTokenizerBase, draw: Callable[[Step], None] | None = None, then: Listener | None = None
     ) -> None:
         self.steps: list[Step] = []
-        self._vocabulary, self._draw, self._then = Vocabulary(tokenizer), draw, then
+        self._spellings, self._draw, self._then = Spellings(tokenizer), draw, then
         self._held: list[list[Emitted]] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # characters are spread over tokens
 
@@ -166,13 +166,13 @@ class Watch:
 
     def _step(self, event: Emitted) -> Step:
         whole = len(event.tokens) > len(event.path)
-        bonus = (event.tokens[-1], self._vocabulary.text(event.tokens[-1])) if whole else None
+        bonus = (event.tokens[-1], self._spellings.text(event.tokens[-1])) if whole else None
         pieces = tuple(self._piece(t) for t in event.tokens)
         return Step(len(self.steps), tuple(event.tokens), tuple(event.origins), pieces, self._nodes(event), bonus)
 
     def _piece(self, token: int) -> str:
-        special = token in self._vocabulary.special
-        return self._vocabulary.text(token) if special else self._decoder.decode(self._vocabulary.data(token))
+        special = token in self._spellings.special
+        return self._spellings.text(token) if special else self._decoder.decode(self._spellings.data(token))
 
     def _nodes(self, event: Emitted) -> tuple[Node, ...]:
         tree, mine = event.tree, event.tree.of_row(event.row)
@@ -184,7 +184,7 @@ class Watch:
             children[parent] = rank = children.get(parent, 0) + (parent >= 0)
             entropy = float(tree.entropy[n]) or None
             about = int(tree.depth[n]), float(q[n]), float(value[n]), entropy, rank, n in accepted
-            found.append(Node(int(tree.tokens[n]), self._vocabulary.text(int(tree.tokens[n])), parent, *about))
+            found.append(Node(int(tree.tokens[n]), self._spellings.text(int(tree.tokens[n])), parent, *about))
         return tuple(found)
 
 

@@ -22,7 +22,7 @@ def byte_letters() -> dict[str, int]:
     return {chr(b): b for b in seen} | {chr(0x100 + i): b for i, b in enumerate(rest)}
 
 
-class Vocabulary:
+class Spellings:
     """What tokens stand for.
 
     Args:
