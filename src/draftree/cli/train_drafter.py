@@ -124,7 +124,7 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
     method = inputs.trainable(asked.spec, asked.knobs)
     files.writable(asked.out, folder=True)
     check_tracker(asked.track)
-    processes = Processes.joined(device)
+    processes = Processes.on(device)
     with processes.alone(asked.out):
         return _run(asked, method, processes, target, device, dtype)
 

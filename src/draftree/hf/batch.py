@@ -229,12 +229,12 @@ class Call:
         sequences = torch.cat((self.input_ids, new), dim=1)
         if not self.config.return_dict_in_generate:
             return sequences
-        processed = [[s.processed for s in row.scores] for row in rows] if self.config.output_scores else None
-        raw = [[s.raw for s in row.scores] for row in rows] if self.config.output_logits else None
-        told: list[Any] = [None if kept is None else self._columns(kept, steps) for kept in (processed, raw)]
-        output: Any = GenerateDecoderOnlyOutput  # its annotations are narrower than what it holds
-        written: GenerateDecoderOnlyOutput = output(sequences=sequences, scores=told[0], logits=told[1])
-        return written
+        output: dict[str, Any] = {"sequences": sequences}
+        if self.config.output_scores:
+            output["scores"] = self._columns([[s.processed for s in row.scores] for row in rows], steps)
+        if self.config.output_logits:
+            output["logits"] = self._columns([[s.raw for s in row.scores] for row in rows], steps)
+        return GenerateDecoderOnlyOutput(**output)
 
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
         """[T] scores [B, V] of all rows' tokens in one place."""

@@ -37,23 +37,14 @@ class Processes:
         self._state = state
 
     @classmethod
-    def on(cls, device: torch.device) -> Self:
+    def on(cls, device: torch.device | str | None) -> Self:
         """Those of this run, joined at the first call.
 
         Args:
-            device: what is computed on; only its type matters.
+            device: what is computed on, by default a GPU where there is one; only its type matters.
         """
-        return cls(PartialState(cpu=device.type == "cpu"))
-
-    @classmethod
-    def joined(cls, device: str | None) -> Self:
-        """Those of this run, before anything is on a device.
-
-        Args:
-            device: what was asked for; by default a GPU where there is one.
-        """
-        default = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(PartialState(cpu=_cpu_only() or (device or default) == "cpu"))
+        kind = str(device or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")[0]
+        return cls(PartialState(cpu=_cpu_only() or kind == "cpu"))
 
     def device(self, asked: str | None) -> str | None:
         """What this process computes on: what was asked for, but among several processes each has a device of its own.
