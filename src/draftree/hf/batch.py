@@ -11,39 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
     EosTokenCriteria,
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    ExponentialDecayLengthPenalty,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
     GenerationConfig,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
     LogitsProcessor,
     MaxLengthCriteria,
     MaxTimeCriteria,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
     StopStringCriteria,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopHLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-    WatermarkLogitsProcessor,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import logits_process as stock
 from transformers.generation.streamers import BaseStreamer
 
 from draftree.errors import DraftreeWarning, UserError
@@ -54,22 +30,25 @@ from draftree.sampling.settings import Sampling
 from draftree.stats import Stats, total
 
 WARPERS: frozenset[type] = frozenset(
-    (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper, TopHLogitsWarper,
-     EpsilonLogitsWarper, EtaLogitsWarper)
+    (stock.TemperatureLogitsWarper, stock.TopKLogitsWarper, stock.TopPLogitsWarper, stock.MinPLogitsWarper,
+     stock.TypicalLogitsWarper, stock.TopHLogitsWarper, stock.EpsilonLogitsWarper, stock.EtaLogitsWarper)
 )  # fmt: skip
 """Processors that look at the scores alone: the last ones of a list turn logits into p, for drafts as well."""
 PURE: frozenset[type] = frozenset(
-    (RepetitionPenaltyLogitsProcessor, NoRepeatNGramLogitsProcessor, NoBadWordsLogitsProcessor, SequenceBiasLogitsProcessor,
-     SuppressTokensLogitsProcessor, SuppressTokensAtBeginLogitsProcessor, ForcedBOSTokenLogitsProcessor,
-     ForcedEOSTokenLogitsProcessor, MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor, ExponentialDecayLengthPenalty)
+    (stock.RepetitionPenaltyLogitsProcessor, stock.NoRepeatNGramLogitsProcessor, stock.NoBadWordsLogitsProcessor,
+     stock.SequenceBiasLogitsProcessor, stock.SuppressTokensLogitsProcessor, stock.SuppressTokensAtBeginLogitsProcessor,
+     stock.ForcedBOSTokenLogitsProcessor, stock.ForcedEOSTokenLogitsProcessor, stock.MinLengthLogitsProcessor,
+     stock.MinNewTokensLengthLogitsProcessor, stock.ExponentialDecayLengthPenalty)
 )  # fmt: skip
 """Processors that are cheap functions of one row's text and scores: they are applied to drafts, too (`Request.guides`)."""
 ALONE: frozenset[type] = WARPERS | PURE | {
-    InfNanRemoveLogitsProcessor, LogitNormalization, WatermarkLogitsProcessor, MaxTimeCriteria, StopStringCriteria
+    stock.InfNanRemoveLogitsProcessor, stock.LogitNormalization, stock.WatermarkLogitsProcessor, MaxTimeCriteria,
+    StopStringCriteria
 }  # fmt: skip
 """Processors and criteria that treat a row the same whatever its number and however many there are."""
 STATELESS: frozenset[type] = ALONE | {
-    PrefixConstrainedLogitsProcessor, EncoderNoRepeatNGramLogitsProcessor, EncoderRepetitionPenaltyLogitsProcessor
+    stock.PrefixConstrainedLogitsProcessor, stock.EncoderNoRepeatNGramLogitsProcessor,
+    stock.EncoderRepetitionPenaltyLogitsProcessor
 }  # fmt: skip
 """Processors and criteria that remember nothing from call to call, so that rows can share them."""
 
@@ -331,17 +310,17 @@ def in_full(prompt: PaddedPrompt, part: Any) -> Any:
 
 def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
     """A processor of a batch as one row's own."""
-    if type(processor) is InfNanRemoveLogitsProcessor:  # float64 stays float64 here
+    if type(processor) is stock.InfNanRemoveLogitsProcessor:  # float64 stays float64 here
         return Finite()
     if rows == 1:
         return processor
-    if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
+    if type(processor) is stock.RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
         mine = copy.copy(processor)
         mine.prompt_ignore_length = processor.prompt_ignore_length[row : row + 1]
         return mine
-    if type(processor) is PrefixConstrainedLogitsProcessor:  # the user's function need not know other texts in its row
+    if type(processor) is stock.PrefixConstrainedLogitsProcessor:  # the user's function need not know other texts in its row
         ask = processor._prefix_allowed_tokens_fn
-        return PrefixConstrainedLogitsProcessor(lambda _, ids: ask(row, ids), 1)
+        return stock.PrefixConstrainedLogitsProcessor(lambda _, ids: ask(row, ids), 1)
     return processor if type(processor) in ALONE else OneRow(own_copy(processor, row), row, rows)
 
 

@@ -91,7 +91,7 @@ class Hook:
         tokenizer: PreTrainedTokenizerBase | None = None,
         reuse: bool = False,
     ) -> None:
-        self._seed = None if seed is None else checked(seed)
+        self._seed = None if seed is None else Options(seed=seed).seed  # by the rule of options, in greedy calls too
         if not isinstance(streamer, BaseStreamer | None):
             raise UserError(f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None")
         self._opened, self._streamer, self._tokenizer = opened, streamer, tokenizer
@@ -129,20 +129,11 @@ class Hook:
                 criteria.append(stops(self._tokenizer, engine, stop_strings))
             rows = prompts(input_ids, model_kwargs, engine.target.decoder.window is not None)
             call = Call(input_ids, rows, generation_config, [*logits_processor], criteria)
-            sampling = call.sampling(self._seed if seed is None else checked(seed))
+            sampling = call.sampling(self._seed if seed is None else Options(seed=seed).seed)
             written, self.stats = write(engine, call, sampling, self._streamer, self._reuse)
         if self._streamer is not None:
             self._streamer.end()
         return call.output(written)
-
-
-def checked(seed: int) -> int:
-    """The seed, by the rule that options have for it; in greedy calls too.
-
-    Raises:
-        UserError: it is none.
-    """
-    return int(Options(seed=seed).seed)
 
 
 def generate(
