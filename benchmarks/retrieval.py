@@ -34,7 +34,7 @@ from draftree.timing import measured
 KINDS = ("aded", "rest")
 PAIRS = (("pld", "trie"), ("suffix", "trie"), ("lookahead", "trie"), ("aded", "mcts"), ("edd", "pct"))
 HELD = """
-import sys, time
+import dataclasses, sys, time
 from pathlib import Path
 import numpy as np
 from draftree import Request, load
@@ -49,7 +49,7 @@ before = resident()
 begun = time.perf_counter()
 drafter = build("drafter", folder).open(engine.target)
 opened = time.perf_counter() - begun
-engine.drafter = drafter
+engine = dataclasses.replace(engine, drafter=drafter)
 for start in range(0, len(tokens) - 256, max(1, len(tokens) // 40)):
     engine.write([Request(tokens[start : start + 192].tolist(), 32)], reuse=False)
 after = resident()

@@ -1,4 +1,4 @@
-"""What a run did: counted once, from token ids, the same way for plain and speculative decoding."""
+"""Figures of runs: counted once, from token ids, the same way for plain and speculative decoding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Work:
-    """What one step of all rows together asked of the models.
+    """The work that one step of all rows together asked of the models.
 
     Attributes:
         frontiers: how many nodes each draft step was fed.

@@ -61,7 +61,7 @@ def tensor_names(path: Path) -> set[str]:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """What a JSON file holds.
+    """The value in a JSON file.
 
     Args:
         path: of the file.
@@ -163,7 +163,7 @@ def _fits(value: Any, hint: Any, least: float | None) -> bool:
 
 
 def allowed(hint: Any, least: float | None = None) -> str:
-    """What a type hint allows, in words."""
+    """The values that a type hint allows, in words."""
     origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
         return " or ".join(repr(option) for option in options)
@@ -182,7 +182,7 @@ WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[None]:
-    """What fails inside because of the disk raises an OSError that says so, whichever library wrote.
+    """Turns what fails inside because of the disk into an OSError that says so, whichever library wrote.
 
     Where a disk is full, torch raises RuntimeError, safetensors an error of its own and numpy an OSError without a reason:
     the disk is asked for it.
@@ -218,7 +218,7 @@ def existing(path: Path) -> Path:
 
 @contextmanager
 def _partial(path: Path, out: Path) -> Iterator[Path]:
-    """Where `path` is written first: beside it, hidden, and a process's own; it is removed in the end.
+    """The place where `path` is written first: beside it, hidden, and a process's own; it is removed in the end.
 
     Args:
         path: what is written.
@@ -241,7 +241,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Where to write a file that takes the place of `path` once it is whole; if writing fails, nothing is left of it.
+    """A place to write a file that takes the place of `path` once it is whole; if writing fails, nothing is left of it.
 
     Raises:
         OSError: the disk is full, or cannot be written to.
@@ -254,7 +254,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def filled(folder: Path, last: str) -> Iterator[Path]:
-    """Where to write files that come into a folder once all are whole, the one that shows that they are there at the end.
+    """A place to write files that come into `folder` once all are whole; the one that shows that they are there comes last.
 
     Args:
         folder: may hold others.
@@ -272,7 +272,7 @@ def filled(folder: Path, last: str) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """Where to write a folder that becomes `out` once it is whole; if writing fails, nothing is left of it.
+    """A folder to write in that becomes `out` once it is whole; if writing fails, nothing is left of it.
 
     Raises:
         UserError: another process writes the same one.

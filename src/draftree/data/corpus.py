@@ -30,10 +30,10 @@ SOURCES = frozenset({
     ".rb", ".rs", ".sc", ".scala", ".scm", ".sh", ".sql", ".swift", ".tex", ".tf", ".ts", ".tsx", ".v", ".vb", ".vhdl", ".vue",
     ".zig", ".zsh",
 })  # fmt: skip
-"""What source files end in; compared in lower case."""
+"""Suffixes of source files; compared in lower case."""
 TEXTS = frozenset({".txt", ".md", ".rst", ".text"})
 IN_FOLDERS = SOURCES | TEXTS | {".jsonl", ".parquet"}
-"""What is read of a folder; its .json files are settings more often than rows."""
+"""Suffixes of files that are read in a folder; its .json files are settings more often than rows."""
 BATCH = 1_000_000
 """Characters that are tokenised together."""
 

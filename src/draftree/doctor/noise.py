@@ -130,7 +130,7 @@ def speculated(engine: Engine, root: Root, sampling: Sampling, batches: Iterable
     """The `LOOK` tokens that the loop writes behind a root, for requests of these numbers."""
     found: list[tuple[int, ...]] = []
     enough = len(root.before) + 1 + LOOK
-    engine.held = None
+    engine.forget()
     for numbers in batches:
         wanted = Request(root.before, 1 + LOOK + ROOM, engine.eos, criteria=(lambda ids, _: ids.shape[1] >= enough,))
         texts, steps = engine.begin([replace(wanted, number=n) for n in numbers], sampling)

@@ -82,11 +82,11 @@ class Bench:
 
     @property
     def prices(self) -> dict[str, Costs | CostTable]:
-        """What a step costs, by drafter, where that is known."""
+        """The cost model of each drafter, where that is known."""
         return {d: e.costs for (d, _), e in self.engines.items() if e.costs is not None}
 
     def quality(self, drafter: str, done: Sequence[Mapping[Cell, PromptResult]], costs: Costs | CostTable) -> Quality:
-        """How good and how cheap a drafter is by itself, along what plain decoding wrote."""
+        """A drafter's overlap with the target and its relative cost, along the texts that plain decoding wrote."""
         engine = next(e for (d, _), e in self.engines.items() if d == drafter)
         plain = next(c for c in self.cells if c.plain)
         texts = [

@@ -30,13 +30,13 @@ class Cell:
 
     @property
     def plain(self) -> bool:
-        """Whether it is the baseline."""
+        """True for the baseline."""
         return self.drafter is None
 
 
 @dataclass(frozen=True)
 class PromptResult:
-    """What one cell wrote for one prompt: the ids, and the figures of every repeat."""
+    """One cell's output for one prompt: the ids, and the figures of every repeat."""
 
     tokens: list[int]
     repeats: list[Stats]

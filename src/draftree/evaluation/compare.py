@@ -17,7 +17,7 @@ from draftree.stats import Stats
 from draftree.timing import measured
 
 WARM_PROMPT, WARM_TOKENS = 64, 16
-"""How much of the first prompt is read, and how much written behind it, before anything is timed."""
+"""Tokens of the warm-up: read of the first prompt, and written behind it, before anything is timed."""
 
 
 def short(request: Request) -> Request:
@@ -28,7 +28,7 @@ def short(request: Request) -> Request:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two greedy outputs part, and how far apart the target's two best logits are there, as plain decoding sees them.
+    """The first token at which two greedy outputs differ, and how far apart plain decoding's two best logits are there.
 
     In half precision a pass over many tokens rounds otherwise than a pass over one; a margin above that noise is a bug.
     """
@@ -96,7 +96,7 @@ def compare(engine: Engine, request: Request, sampling: Sampling, first: Generat
 
 
 def difference(target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]) -> Difference:
-    """Where another greedy output leaves plain decoding's, and by what margin of its logits."""
+    """The first token at which another greedy output differs from plain decoding's, and the margin of its logits there."""
     at = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain)))
     text = np.array([*request.prompt, *plain[:at]], np.int64)
     logits = target.prefill(target.new_cache(1, len(text)), [text], Needs()).logits[0]

@@ -15,7 +15,7 @@ from draftree.stats import Stats, Step, Work
 
 @dataclass
 class Journal:
-    """What a run has done so far, beside its output, so that an interrupted one can go on.
+    """The prompts that a run has done so far, in a file beside its output, so that an interrupted one can go on.
 
     Attributes:
         path: removed when the result was saved.
@@ -52,7 +52,7 @@ class Journal:
         self.path.unlink(missing_ok=True)
 
     def _lines(self) -> Iterator[Any]:
-        """Those before the first that was broken off."""
+        """The parsed lines before the first that was broken off."""
         if self.path.is_file():
             with suppress(UserError), understood("what comes after it cannot be read"):
                 yield from map(json.loads, self.path.read_text("utf-8", errors="replace").splitlines())

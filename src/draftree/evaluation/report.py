@@ -44,7 +44,7 @@ class Totals:
 
     @classmethod
     def of(cls, written: Sequence[PromptResult], counted: Sequence[float] | None = None) -> "Totals":
-        """Those of one cell."""
+        """The sums of one cell."""
         stats = [w.stats for w in written]
         columns = (
             [sum(step.accepted for step in s.steps) for s in stats],
@@ -58,7 +58,7 @@ class Totals:
 
     @property
     def per_prompt(self) -> dict[str, list[float] | list[int] | None]:
-        """What paired comparisons are made of."""
+        """The figures of each prompt, from which paired comparisons are made."""
         found = {name: getattr(self, name).tolist() for name in ("accepted", "nodes", "steps", "tokens", "seconds")}
         return found | {"counted_seconds": self.counted.tolist() if self.counted.any() else None}
 
@@ -93,7 +93,7 @@ def bounds(values: Floats) -> list[float]:
 
 
 Prices = Mapping[str, Costs | CostTable]
-"""What each drafter's steps are counted in."""
+"""The cost model of each drafter."""
 
 
 def rows(
@@ -171,7 +171,7 @@ def row(
 def _totals(
     written: Sequence[PromptResult], plain: Sequence[PromptResult], costs: Costs | CostTable | None
 ) -> tuple[Totals, Totals, float]:
-    """Those of a cell and of the baseline, both counted in the cell's costs, and the drafter's part of the cell's."""
+    """Sums of a cell and of the baseline, both counted in the cell's costs, and the drafter's part of the cell's seconds."""
     if costs is None:
         return Totals.of(written), Totals.of(plain), 0.0
     mine = [counted(costs, w.stats.work) for w in written]
@@ -197,7 +197,7 @@ NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
 
 
 def promises_text(acceptor: str | None) -> bool:
-    """Whether a rule writes plain decoding's own text for a seed; plain decoding itself does."""
+    """True for a rule that writes plain decoding's own text for a seed; plain decoding itself does."""
     rule: type[Acceptor] | None = None if acceptor is None else part("acceptor", acceptor)
     return rule is None or rule.keeps_text
 

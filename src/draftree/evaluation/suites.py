@@ -83,7 +83,7 @@ def load(name: str) -> Suite:
 
 
 def content(row: dict[str, Any], where: str) -> Content:
-    """What a row asks.
+    """The prompt of a row.
 
     Raises:
         UserError: the row has no key of a prompt, or its value is of another type.

@@ -61,7 +61,7 @@ def counted_text(r: ResultRow) -> str:
 
 
 FIRST = ("drafter", "policy", "T", "τ [95 %]", "speed-up [95 %]", "same output")
-"""What a narrow terminal shows."""
+"""The columns that a narrow terminal shows."""
 
 
 def shown(rows: Sequence[ResultRow]) -> list[dict[str, str]]:

@@ -69,7 +69,7 @@ class PaddedPrompt:
 
 
 def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False) -> list[PaddedPrompt]:
-    """What each row asks the model to read.
+    """The text of each row that the model is to read.
 
     An id that the mask hides is seen by nobody and counts in no position: the text is the others'.
 
@@ -109,7 +109,7 @@ def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> Padde
 
 @dataclass
 class RowOutput:
-    """What was written for a row, and why it ended."""
+    """A row's new tokens and scores, and why it ended."""
 
     tokens: list[int] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Call:
     criteria: list[Any]
 
     def sampling(self, seed: int | None) -> Sampling:
-        """How tokens are chosen: greedily, or after the warpers that end the list of processors."""
+        """The choice of tokens: greedy, or after the warpers that end the list of processors."""
         if not self.config.do_sample:
             return Sampling()
         seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed  # torch's own seed decides then
@@ -154,13 +154,13 @@ class Call:
 
     @property
     def keeps_scores(self) -> bool:
-        """Whether the output holds scores or logits."""
+        """True where the output holds scores or logits."""
         config = self.config
         return bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
 
     @property
     def _tells_criteria(self) -> bool:
-        """Whether criteria are told the scores of all steps, as transformers tells them if they are kept."""
+        """True where criteria are told the scores of all steps, as transformers tells them if they are kept."""
         return bool(self.keeps_scores and self.config.output_scores and self._stopping)
 
     @property
@@ -170,7 +170,7 @@ class Call:
 
     @property
     def pads(self) -> bool:
-        """Whether transformers fills rows that have ended; without EOS criteria they go on until all have."""
+        """True where transformers fills rows that have ended; without EOS criteria they go on until all have."""
         return any(getattr(c, "eos_token_id", None) is not None for c in self.criteria)
 
     def requests(self) -> list[Request]:
@@ -200,7 +200,7 @@ class Call:
         return found
 
     def output(self, rows: Sequence[RowOutput]) -> Tensor | GenerateDecoderOnlyOutput:
-        """What `generate` returns: rows that have ended are filled with the padding token, and their scores with 0."""
+        """The output of `generate`: rows that have ended are filled with the padding token, and their scores with 0."""
         steps = max(len(row.tokens) for row in rows)
         padding = getattr(self.config, "_pad_token_tensor", None)
         pad = 0 if padding is None else int(padding)

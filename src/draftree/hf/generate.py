@@ -63,13 +63,13 @@ NOT_HERE: Mapping[str, str] = {
 }
 """Arguments of `generate` that transformers does not pass on to a hook."""
 READ = frozenset(("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"))
-"""What transformers prepares for the model's forward that a hook knows what to do with."""
+"""Arguments of the model's forward, prepared by transformers, that the hook reads or can leave aside."""
 IDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""What ids may be given in."""
+"""The dtypes of prompt ids."""
 
 
 class Hook:
-    """What `speculate` returns: called by `model.generate(…, custom_generate=hook)`.
+    """The decoding loop that `speculate` returns: called by `model.generate(…, custom_generate=hook)`.
 
     Args:
         opened: the engine for a model.

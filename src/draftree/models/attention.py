@@ -1,4 +1,4 @@
-"""How much each layer of a model attends: a drafter that reads a layer at which the model itself hardly looks learns little.
+"""The strength of each layer's attention: a drafter that reads a layer at which the model itself hardly looks learns little.
 
 Shapes: B batch (1 here), T tokens, D hidden size, L layers.
 """
@@ -23,12 +23,12 @@ AUTO: Literal["auto"] = "auto"
 DEAD = 0.1
 """Below this share of the residual stream attention adds next to nothing."""
 TEXTS, TOKENS = 8, 512
-"""How many texts are read, and how much of each."""
+"""The number of texts that are read, and of tokens of each."""
 
 
 @dataclass(frozen=True)
 class Attending:
-    """How much a layer attends, a mean over the second half of some texts.
+    """The strength of a layer's attention, a mean over the second half of some texts.
 
     Attributes:
         output: norm of what attention adds to the residual stream over the norm of that stream before it.
@@ -40,13 +40,13 @@ class Attending:
 
     @property
     def dead(self) -> bool:
-        """Whether its attention could as well be left out; that of numbers that are none is not said to be so."""
+        """True where its attention could as well be left out; false where the figure is no number."""
         return self.output < DEAD
 
 
 @torch.inference_mode()
 def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
-    """How much each of the L layers attends, measured on a few of the texts, evenly spread.
+    """The strength of each of the L layers' attention, measured on a few of the texts, evenly spread.
 
     Args:
         decoder: of any architecture whose layers have one attention and a feed-forward part.

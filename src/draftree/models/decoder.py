@@ -49,7 +49,7 @@ class Decoder:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the model computes; like the dtype it is asked for often and looked up once."""
+        """The model's device; like the dtype it is asked for often and looked up once."""
         device: torch.device = self.model.device
         return device
 
@@ -71,7 +71,7 @@ class Decoder:
 
     @cached_property
     def context(self) -> int:
-        """How many positions it knows."""
+        """The number of positions it knows."""
         known = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
         rope = self._changing_rope
         if rope is None or rope["rope_type"] != "dynamic":
@@ -112,7 +112,7 @@ class Decoder:
 
     @cached_property
     def shapes(self) -> tuple[LayerShape, ...]:
-        """What each layer stores, read off a pass over one token."""
+        """The shape of each layer's keys and values, read off a pass over one token."""
         seen = Catcher()
         with torch.inference_mode():
             one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
@@ -263,7 +263,7 @@ class Decoder:
 
     @cached_property
     def _behind_head(self) -> Callable[[Tensor], Tensor] | None:
-        """What the model does to its head's output: nothing, a cap or a scale; None for what is none of these."""
+        """The model's change of its head's output: nothing, a cap or a scale; None where it is another one."""
         cap = getattr(self.config, "final_logit_softcapping", None) or 1.0  # Gemma 2
         by, over = getattr(self.config, "logit_scale", None) or 1.0, getattr(self.config, "logits_scaling", None) or 1.0
         known: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -288,7 +288,7 @@ class Decoder:
         return logits[0]
 
     def keys_and_values(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer would cache for given inputs [R, n, D] at positions [R, n]: [R, H, n, width] each.
+        """The first layer's keys and values [R, H, n, width] for given inputs [R, n, D] at positions [R, n].
 
         The pass is cut where the layer hands them to its cache, so that nothing behind them is computed.
         """
@@ -315,7 +315,7 @@ class _Enough(Exception):
 
 
 def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
-    """What transformers loads from a folder or a hub id, and what it says of the tensors there.
+    """A model loaded by transformers from a folder or a hub id, and its report of the tensors there.
 
     Raises:
         UserError: the config's sizes are not those of the weights.

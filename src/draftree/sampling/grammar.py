@@ -39,12 +39,12 @@ SEPARATORS: dict[Spaces, dict[str, Any]] = {
     "none": {"whitespace_flexible": False},
     "any": {},
 }
-"""How JSON is laid out, in llguidance's words."""
+"""Layouts of JSON, in llguidance's words."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the output must be, to the end: the response as a whole has to match.
+    """A grammar that the response as a whole has to match.
 
     Made by one of the constructors below; each takes `canonical`. Where the grammar leaves one way to go on for several
     bytes (a key of an object, say), many tokens could begin them. With `canonical` only the one that the tokenizer
@@ -124,12 +124,12 @@ class Grammar:
 
     @property
     def named(self) -> str:
-        """What an error message calls it."""
+        """Its name in error messages."""
         return f"{self.kind} {shown(self.given)}"
 
     @property
     def compiled(self) -> str:
-        """What the matcher is given."""
+        """The source that the matcher is given."""
         return self.source if self.canonical else f'%llguidance {{"no_forcing": true}}\n{self.source}'
 
 
@@ -178,7 +178,7 @@ _MADE: WeakKeyDictionary[PreTrainedTokenizerFast, dict[tuple[int, int, frozenset
 
 @dataclass(frozen=True)
 class _Node:
-    """What is known after one text.
+    """The tokens allowed after one text.
 
     Attributes:
         bits: the allowed tokens, packed; none behind an EOS, and where the text begins no match.
@@ -254,7 +254,7 @@ class Constrained(LogitsProcessor):
         return np.zeros(vocab, np.bool_) if node.bits is None else np.unpackbits(node.bits, count=vocab).view(np.bool_)
 
     def _node(self, response: list[int]) -> _Node:
-        """What is known after a response, worked out once."""
+        """The tokens allowed after a response, worked out once."""
         key = tuple(response)
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
@@ -303,7 +303,7 @@ class Constrained(LogitsProcessor):
 
 
 def _common(a: list[int], b: list[int]) -> int:
-    """How many tokens two texts share from their beginning."""
+    """The number of tokens that two texts share from their beginning."""
     if a == b[: len(a)]:  # the new text goes on where the last one ended, as it mostly does
         return len(a)
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

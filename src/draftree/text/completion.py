@@ -67,7 +67,7 @@ class Completion:
     stats: Stats
 
     def logprobs_as_json(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-        """By the names of the command line; what cannot come at all has none."""
+        """The log-probabilities by the names of the command line; None for a token that cannot come."""
 
         def one(token: int, logprob: float) -> dict[str, Any]:
             text = str(tokenizer.decode([token]))
@@ -106,7 +106,7 @@ class Reading:
         return new
 
     def completion(self, stats: Stats) -> Completion:
-        """What was written, when nothing more comes; a text that was left unfinished counts as cut by its length."""
+        """The completion, when nothing more comes; a text that was left unfinished counts as cut by its length."""
         ending: Ending = next((t.ending for t in self.tokens if t.ending is not None), "length")
         return Completion(
             "".join(t.text for t in self.tokens) + self._pieces.rest(),
@@ -164,7 +164,7 @@ class Writing:
 
     @property
     def result(self) -> Completion | list[Completion]:
-        """What was written so far: of a list of prompts a list."""
+        """The completion so far: of a list of prompts a list."""
         found = [reading.completion(self._texts.stats) for reading in self._readings]
         return found if self._batch else found[0]
 

@@ -34,7 +34,7 @@ TOGETHER = 16
 
 @dataclass(frozen=True)
 class Features:
-    """What the target says of a batch of texts: hidden states [B, T, D] (the last one among them), keys and values."""
+    """The target's internals for a batch of texts: hidden states [B, T, D] (the last one among them), keys and values."""
 
     hidden: dict[int, Tensor]
     kv: dict[int, tuple[Tensor, Tensor]]

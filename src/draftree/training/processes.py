@@ -27,7 +27,7 @@ GRACE = 2.0
 
 
 class Processes:
-    """What this process and the others have to agree on.
+    """This process of a run among the others, and what they agree on.
 
     Args:
         state: of accelerate, which every process of the run has joined.
@@ -38,7 +38,7 @@ class Processes:
 
     @classmethod
     def on(cls, device: torch.device | str | None) -> Self:
-        """Those of this run, joined at the first call.
+        """The processes of this run, joined at the first call.
 
         Args:
             device: what is computed on, by default a GPU where there is one; only its type matters.
@@ -47,7 +47,7 @@ class Processes:
         return cls(PartialState(cpu=_cpu_only() or kind == "cpu"))
 
     def device(self, asked: str | None) -> str | None:
-        """What this process computes on: what was asked for, but among several processes each has a device of its own.
+        """The device of this process: the one asked for, but among several processes each has a device of its own.
 
         Raises:
             UserError: among several processes, a certain device was asked for.
@@ -66,12 +66,12 @@ class Processes:
 
     @property
     def world(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         return int(self._state.num_processes)
 
     @property
     def main(self) -> bool:
-        """Whether this is the one that speaks and writes."""
+        """True for the one that speaks and writes."""
         return self.rank == 0
 
     def gathered(self, value: Any) -> list[Any]:
@@ -87,12 +87,12 @@ class Processes:
         return whole
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process."""
+        """True where the flag is set in any process."""
         return bool(self.summed(torch.tensor(float(flag))))
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """What fails inside in one process fails in all of them, behind it.
+        """Makes an error inside in one process an error in all of them, behind it.
 
         Raises:
             DraftreeError: this process's own error, or that of the first one that has one.
@@ -133,18 +133,18 @@ class Processes:
 
 
 def _cpu_only() -> bool:
-    """Whether a launcher was told to use no GPU."""
+    """True where a launcher was told to use no GPU."""
     return os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
 
 
 def launched() -> bool:
-    """Whether a launcher started this process as one of several."""
+    """True where a launcher started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
 
 
 @contextmanager
 def one_voice() -> Iterator[None]:
-    """Among several processes, only the main one says what went wrong; the others end as it does, after it.
+    """Errors are told by the main process only; the others exit silently, with its status, after it.
 
     Raises:
         SystemExit: this process is not the main one, and the run has failed or was interrupted.

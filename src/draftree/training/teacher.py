@@ -1,4 +1,4 @@
-"""What the frozen target says of the texts a drafter learns from.
+"""Batches of texts with the frozen target's internals and logits, which a drafter learns from.
 
 Shapes: B batch, T tokens, M positions asked for, D hidden size, V vocabulary, H key-value heads.
 """

@@ -38,7 +38,7 @@ TOGETHER = 4096
 
 @dataclass(frozen=True)
 class Plan(Recipe):
-    """How a drafter is trained: by which numbers, and how the run is kept. The defaults are EDD's (EDD + PCT, section 4.1).
+    """The numbers a drafter is trained by, and how the run is kept. The defaults are EDD's (EDD + PCT, section 4.1).
 
     Attributes:
         stage: the name of the method's stage whose numbers were taken where nothing else was asked for.
@@ -102,7 +102,7 @@ class Plan(Recipe):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands: its step and loss, and after a measurement what `Measures` holds of held-out text."""
+    """A run's step and loss, and after a measurement the held-out figures of `Measures`."""
 
     step: int
     steps: int

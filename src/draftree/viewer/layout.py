@@ -1,4 +1,4 @@
-"""Where a picture's boxes lie: depth goes to the right, and a first child stands on its parent's line."""
+"""The places of a picture's boxes: depth goes to the right, and a first child stands on its parent's line."""
 
 from dataclasses import dataclass
 
@@ -58,7 +58,7 @@ def measure(text: str, figure: str) -> float:
 
 
 def columns(items: list[Item], widths: list[float]) -> list[float]:
-    """Where each depth's boxes begin."""
+    """The left edge of each depth's boxes."""
     left = [0.0]
     for depth in range(max(i.depth for i in items)):
         left.append(left[-1] + GAP + max(w for i, w in zip(items, widths, strict=True) if i.depth == depth))

@@ -32,7 +32,7 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
 
 
 def file(name: str) -> str:
-    """What stands in a file beside this one."""
+    """The text of a file beside this one."""
     return (HOME / name).read_text(encoding="utf-8")
 
 
@@ -51,7 +51,7 @@ def spans(step: Step) -> str:
 
 
 def drawn(step: Step) -> dict[str, Any]:
-    """What the page draws of a step: a column for each figure, an entry for each item."""
+    """A step as the page's script reads it: a column for each figure, an entry for each item."""
     items, placed = step.items, layout(step)
     nodes = [i.node for i in items]
     return {

@@ -1,4 +1,4 @@
-"""What happened in each step, as plain values."""
+"""The steps of one text as plain values: verified trees, accepted tokens and figures."""
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +84,7 @@ class Step:
 
     @property
     def accepted(self) -> int:
-        """How many drafted nodes were accepted, before any cut."""
+        """The number of drafted nodes that were accepted, before any cut."""
         return sum(n.accepted for n in self.nodes)
 
     @property

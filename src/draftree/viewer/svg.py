@@ -11,7 +11,7 @@ from draftree.viewer.steps import Item, Step, made_by, totals
 from draftree.viewer.tokens import flowing, percent, short
 
 STEPS, TALLEST = 24, 6000.0
-"""How many steps are drawn at most, and how tall the picture may become by drawing another one, in pixels."""
+"""The most steps that are drawn, and the most pixels of height to which another one is added."""
 MARGIN, HEAD, CAPTION, BETWEEN = 24.0, 84.0, 24.0, 26.0
 """Pixels around everything, of the head's lines, of a step's line, and between two steps."""
 NARROWEST = 760.0
