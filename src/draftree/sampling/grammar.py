@@ -161,7 +161,11 @@ class Vocabulary:
         """
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise UserError(f"a grammar needs a fast tokenizer, got {type(tokenizer).__name__}")
-        ends, size = _checked(eos, vocab), len(tokenizer)
+        ends, size = frozenset(eos), len(tokenizer)
+        if not ends:
+            raise UserError("no EOS id is known, a grammar needs at least one to end the text")
+        if not 0 <= min(ends) <= max(ends) < vocab:
+            raise UserError(f"EOS ids are {sorted(ends)}, allowed are 0 … {vocab - 1}")
         made, key = _MADE.setdefault(tokenizer, {}), (size, vocab, ends)
         if key not in made:
             if not (known := sorted(e for e in ends if e < size)):
@@ -307,16 +311,6 @@ def _common(a: list[int], b: list[int]) -> int:
     if a == b[: len(a)]:  # the new text goes on where the last one ended, as it mostly does
         return len(a)
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _checked(eos: Iterable[int], vocab: int) -> frozenset[int]:
-    """EOS ids that can be used."""
-    ends = frozenset(eos)
-    if not ends:
-        raise UserError("no EOS id is known, a grammar needs at least one to end the text")
-    if not 0 <= min(ends) <= max(ends) < vocab:
-        raise UserError(f"EOS ids are {sorted(ends)}, allowed are 0 … {vocab - 1}")
-    return ends
 
 
 def _keys(value: Any) -> Iterator[Any]:

@@ -117,14 +117,10 @@ class StopTexts:
         if response[: len(known)] != known:  # another text: this is a function of the ids, and only quick for one that grows
             self._decoded, self._found, known = Decoded(self._tokenizer), False, []
         for token in response[len(known) :]:
-            self._add(token)
+            new = max(self._decoded.sure - self._longest + 1, 0)  # what lies before has been searched
+            self._decoded.add(token)
+            self._found |= token in self._stops.ids or self._stops.find(self._decoded.text, new) is not None
         return self._found
-
-    def _add(self, token: int) -> None:
-        searched = self._decoded.sure
-        self._decoded.add(token)
-        new = max(searched - self._longest + 1, 0)
-        self._found |= token in self._stops.ids or self._stops.find(self._decoded.text, new) is not None
 
 
 @final
