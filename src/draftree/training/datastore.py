@@ -12,7 +12,7 @@ from typing import Any
 import draftree
 from draftree.boundary.files import whole_folder, writable
 from draftree.boundary.progress import Tell, silent
-from draftree.data.corpus import Reading, files
+from draftree.data.corpus import Documents, files
 from draftree.drafters.lookup.datastore import Stored, tokenizer_hash
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import commit
@@ -63,7 +63,7 @@ def build(
             done = size // MEGA
             tell(done, of=of)
 
-        reading = Reading(found, tokenizer, read)
+        reading = Documents(found, tokenizer, read)
         figures = known[kind].build(reading, vocab, folder, settings, lambda doing: tell(done, doing, of))
         said = {
             "drafter": kind, "target": target, "tokenizer": tokenizer_hash(tokenizer), "vocab": vocab,
