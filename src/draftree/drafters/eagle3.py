@@ -8,8 +8,7 @@ Shapes: B batch, T tokens, M learnt positions, D hidden size, V vocabulary, V′
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -18,19 +17,16 @@ from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, stores
+from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.errors import UserError
 from draftree.formats import speculators
-from draftree.formats.checkpoint import ABOUT, Stored, furnished, kept, note, read_tensors, write
+from draftree.formats.checkpoint import Checkpoint, sizes
+from draftree.formats.speculators import EMBEDDING, LAYER_IDS
 from draftree.models.cache import LayerShape
 from draftree.models.target import Needs, Target
 from draftree.tree import Ints
-
-EMBEDDING = "embed_tokens.weight"
-LAYER_IDS = speculators.LAYER_IDS
-
 
 DEFAULT_LAYERS = (2, None, None)
 
@@ -57,6 +53,7 @@ class EAGLE3(TrainableMethod):
             ours=("batch_size",),
         ),
     )  # fmt: skip
+    formats = ("speculators", "eagle")
 
     low: int = 2
     middle: int | None = None
@@ -94,21 +91,15 @@ class EAGLE3(TrainableMethod):
             return low, middle, high
         raise UserError(f"eagle3: the layers are {wanted}, allowed are three different ones of 0 … {count} in ascending order")
 
-    def read(self, folder: Path, target: Target) -> "EAGLE3Drafter":
-        stored = read_tensors(folder)
-        config = speculators.flat(stored, "eagle3", folder)
-        _check_sizes(config, folder, target)
-        foreign = config.get("target_hidden_size") not in (None, config.get("hidden_size"))  # the target's embedding is too
-        net = furnished(
-            lambda: EAGLE3Net(config, target, foreign or EMBEDDING in stored.tensors, "d2t" in stored.tensors),
-            stored,
-            folder,
-            name=speculators.published(stored.config),
-        )
-        _check_map(stored, folder, target)
-        net.to(target.decoder.device, target.decoder.dtype)
-        knobs = self.resume(folder, target)
-        if (drafted := len(net.drafted)) != (knobs.draft_vocab or target.decoder.vocab):
+    def read(self, stored: Checkpoint, target: Target) -> "EAGLE3Drafter":
+        stored, config = speculators.loaded(stored, "eagle3")
+        read = config.get("target_hidden_size") or config.get("hidden_size")
+        stored.check_sizes("eagle3", config | {"hidden_size": read}, sizes(target))
+        own = EMBEDDING in stored.tensors or read != config.get("hidden_size")  # the target's embedding is too
+        net = stored.network(lambda: EAGLE3Net(config, target, own, "d2t" in stored.tensors))
+        _check_map(stored, target)
+        knobs, folder = self, stored.folder
+        if (drafted := len(net.drafted)) != (self.draft_vocab or target.decoder.vocab):
             knobs = replace(knobs, draft_vocab=drafted)
         if ids := config.get(LAYER_IDS):
             knobs = replace(knobs, low=ids[0], middle=ids[1], high=ids[2])
@@ -119,25 +110,17 @@ class EAGLE3(TrainableMethod):
             )
         return EAGLE3Drafter(knobs, net, target, stored)
 
-    def fresh(self, target: Target) -> "EAGLE3Drafter":
+    def new(self, target: Target) -> "EAGLE3Drafter":
         vocab = target.decoder.vocab
         if self.draft_vocab > vocab:
             raise UserError(f"eagle3: draft_vocab is {self.draft_vocab}, allowed is at most the target's vocabulary: {vocab}")
         llama = like(target.decoder.config)
-        rope: Any = llama.rope_parameters
-        config = {k: v for k, v in llama.to_diff_dict().items() if k != "transformers_version"} | {
-            "architectures": ["LlamaForCausalLMEagle3"], "rope_theta": rope["rope_theta"],
-            "draft_vocab_size": self.draft_vocab or vocab, LAYER_IDS: list(self.layers(target)),
-        }  # fmt: skip
+        config = published(llama, "LlamaForCausalLMEagle3")
+        config |= {"draft_vocab_size": self.draft_vocab or vocab, LAYER_IDS: list(self.layers(target))}
         net = EAGLE3Net(config, target, embedding=False)
         initialise(net, llama)
         net.choose(np.arange(self.draft_vocab or vocab))
-        return EAGLE3Drafter(self, net.to(target.decoder.device), target, Stored(config=config))
-
-    def resume(self, folder: Path, target: Target) -> Self:
-        knobs = replace(self, checkpoint=str(folder), **kept(folder, type(self)))
-        knobs.layers(target)
-        return knobs
+        return EAGLE3Drafter(self, net, target, Checkpoint(config))
 
 
 def _nested_ids(config: dict[str, Any]) -> list[int] | None:
@@ -145,20 +128,14 @@ def _nested_ids(config: dict[str, Any]) -> list[int] | None:
     return nested.get(LAYER_IDS) if isinstance(nested, dict) else None
 
 
-def _check_sizes(config: dict[str, Any], folder: Path, target: Target) -> None:
-    size = config.get("target_hidden_size") or config.get("hidden_size")
-    wanted = target.decoder.vocab, target.decoder.hidden
-    for key, got, allowed in (("vocab_size", config.get("vocab_size"), wanted[0]), ("hidden_size", size, wanted[1])):
-        if got != allowed:
-            raise UserError(f"'eagle3' in '{folder}' has {key} {got}, allowed is the target's: {allowed}")
-
-
-def _check_map(stored: Stored, folder: Path, target: Target) -> None:
+def _check_map(stored: Checkpoint, target: Target) -> None:
     if (offsets := stored.tensors.get("d2t")) is not None:
         ids = offsets + torch.arange(len(offsets), device=offsets.device)
         if ids.min() < 0 or ids.max() >= target.decoder.vocab:
             got = f"token ids {int(ids.min())} … {int(ids.max())}"
-            raise UserError(f"'eagle3' in '{folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}")
+            raise UserError(
+                f"'eagle3' in '{stored.folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}"
+            )
 
 
 class EAGLE3Layer(nn.Module):
@@ -279,8 +256,8 @@ class EAGLE3Drafter(PairDrafter):
 
     knobs: EAGLE3
 
-    def __init__(self, knobs: EAGLE3, model: EAGLE3Net, target: Target, stored: Stored) -> None:
-        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
+    def __init__(self, knobs: EAGLE3, model: EAGLE3Net, target: Target, stored: Checkpoint) -> None:
+        super().__init__(knobs, model, target, stored)
         model.layer_ids = knobs.layers(target)
         self._net = model
 
@@ -305,8 +282,3 @@ class EAGLE3Drafter(PairDrafter):
                 chosen, wanted = chosen.clone().masked_scatter(chosen, possible), wanted[possible][:, self._net.drafted]
             total = total + self.knobs.decay**j * soft_cross_entropy(wanted, self._net.draft_logits(out[chosen]))
         return total / batch.count
-
-    def save(self, folder: Path) -> None:
-        config = self._stored.config | {ABOUT: note("eagle3", self.knobs, self._target)}
-        name = speculators.published(config)
-        write(folder, self._stored, {name(k): v for k, v in self.model.state_dict().items()}, config)

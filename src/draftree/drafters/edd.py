@@ -11,7 +11,7 @@ Shapes: R rows, T tokens, B batch, D hidden size, V vocabulary, H key-value head
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from draftree.drafters.neural.language_model import SPARE, Decoding, beginning, 
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import additive, dual_block
 from draftree.errors import UserError
-from draftree.formats.checkpoint import kept
+from draftree.formats.checkpoint import Checkpoint
 from draftree.models.attention import AUTO, Attending, attending
 from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Taps, Target
@@ -66,17 +66,13 @@ class EDD(TrainableMethod):
         if self.phase != "random" and not 0 <= self.phase < self.min_block:
             raise UserError(f"edd: phase is {self.phase}, allowed are random and 0 … {self.min_block - 1} (min_block − 1)")
 
-    def read(self, folder: Path, target: Target) -> "EDDDrafter":
-        return EDDDrafter(self.resume(folder, target), load_model(folder, "edd", target), target)
-
-    def fresh(self, target: Target) -> "EDDDrafter":
+    def read(self, stored: Checkpoint, target: Target) -> "EDDDrafter":
         self._check(target)
-        return EDDDrafter(self, beginning(target), target)
+        return EDDDrafter(self, load_model(stored, "edd", target), target, stored)
 
-    def resume(self, folder: Path, target: Target) -> Self:
-        knobs = replace(self, checkpoint=str(folder), **kept(folder, type(self)))
-        knobs._check(target)
-        return knobs
+    def new(self, target: Target) -> "EDDDrafter":
+        self._check(target)
+        return EDDDrafter(self, beginning(target), target, Checkpoint())
 
     def _check(self, target: Target) -> None:
         if self.hidden_layer != AUTO:
@@ -96,10 +92,14 @@ class EDDDrafter(Trainable[Decoding]):
     knobs: EDD
     model: PreTrainedModel
 
-    def __init__(self, knobs: EDD, model: PreTrainedModel, target: Target) -> None:
-        self.knobs, self.model, self._target = knobs, model, target
+    def __init__(self, knobs: EDD, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
+        super().__init__(knobs, model, target, stored)
         self.decoder = Decoder(model)
         self._layer = knobs.hidden_layer
+
+    @property
+    def settled(self) -> EDD:
+        return replace(self.knobs, hidden_layer=self._layer)
 
     @property
     def needs(self) -> Needs:
@@ -166,8 +166,8 @@ class EDDDrafter(Trainable[Decoding]):
         states = self._states(batch, block, phases)[before(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.decoder.head(states))
 
-    def save(self, folder: Path) -> None:
-        save_model(folder, "edd", self.model, replace(self.knobs, hidden_layer=self._layer), self._target)
+    def write(self, folder: Path, about: dict[str, Any]) -> None:
+        save_model(folder, self.model, about)
 
 
 class _SoftPrompt(Cache):

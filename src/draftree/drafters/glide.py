@@ -11,7 +11,6 @@ heads of the target.
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast, final
 
 import numpy as np
@@ -36,7 +35,7 @@ from draftree.drafters.neural.llama import of_values
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import block_starts, earlier_blocks
 from draftree.errors import UserError
-from draftree.formats.checkpoint import ABOUT, CONFIG, Stored, about, furnished, kept, note, read_config, read_tensors, write
+from draftree.formats.checkpoint import CONFIG, Checkpoint
 from draftree.models.architectures import LENGTH_DEPENDENT_ROPE
 from draftree.models.attention import AUTO, Attending, attending
 from draftree.models.cache import SlotCache
@@ -106,35 +105,32 @@ class GLIDE(TrainableMethod):
                 "allowed are layers ≥ 1, hidden ≥ 0, block ≥ 1"
             )
 
-    def read(self, folder: Path, target: Target) -> "GLIDEDrafter":
-        knobs, stored = self.resume(folder, target), read_tensors(folder)
-        _check_sizes(stored.config, folder, target)
+    def read(self, stored: Checkpoint, target: Target) -> "GLIDEDrafter":
+        knobs, stored = self._of(stored), stored.loaded()
+        stored.check_sizes("glide", stored.config, {"vocab_size": target.decoder.vocab} | _large(target))
         views = knobs.views(target)
         if joint := {k: v for k, v in stored.tensors.items() if k.startswith(PREFIX)}:  # the target's are not ours to keep
-            stored = replace(stored, tensors=joint)
-        inner = {k.removeprefix(PREFIX): v for k, v in stored.tensors.items()}
-        unused = frozenset(k for k in inner if k.endswith(".rotary_emb.inv_freq"))
-        model = furnished(lambda: GlimpseModel(of_values(stored.config), views), replace(stored, tensors=inner), folder, unused)
-        for parameter in model.parameters():  # not `to`, which would also round the rotary frequencies
-            parameter.data = parameter.data.to(target.decoder.dtype)
-        return GLIDEDrafter(knobs, cast(Any, model).to(target.decoder.device), target, stored)
+            stored = replace(stored, tensors=joint, name=lambda key: PREFIX + key)
+        unused = frozenset(k for k in stored.tensors if k.endswith(".rotary_emb.inv_freq"))
+        model = stored.network(lambda: GlimpseModel(of_values(stored.config), views), unused)
+        return GLIDEDrafter(knobs, model, target, stored)
 
-    def fresh(self, target: Target) -> "GLIDEDrafter":
+    def new(self, target: Target) -> "GLIDEDrafter":
         views, config = self.views(target), _published(self, target)
         model = GlimpseModel(of_values(config), views)
         if self.init == "target" and config["hidden_size"] == target.decoder.hidden:
             whole: Any = target.decoder.model
             model.model.embed_tokens.weight.data.copy_(whole.get_input_embeddings().weight[: target.decoder.vocab])
             model.lm_head.weight.data.copy_(whole.get_output_embeddings().weight)
-        return GLIDEDrafter(self, cast(Any, model).to(target.decoder.device), target, Stored(config=config))
+        return GLIDEDrafter(self, model, target, Checkpoint(config))
 
-    def resume(self, folder: Path, target: Target) -> Self:
-        fixed = kept(folder, type(self))
-        if not about(folder):
-            said = Entries(read_config(folder), folder / CONFIG)
-            sizes = {"layers": said.get("num_hidden_layers", int, 1), "hidden": said.get("hidden_size", int, 0)}
-            fixed = {**sizes, "block": said.get("block_size", int, 5), "variant": "official"}
-        return replace(self, checkpoint=str(folder), **fixed)
+    def _of(self, stored: Checkpoint) -> Self:
+        """The knobs with those that a published config fixes."""
+        if stored.about:
+            return self
+        said = Entries(stored.config, stored.folder / CONFIG)
+        layers, hidden = said.get("num_hidden_layers", int, 1), said.get("hidden_size", int, 0)
+        return replace(self, layers=layers, hidden=hidden, block=said.get("block_size", int, 5), variant="official")
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -390,10 +386,14 @@ class GLIDEDrafter(Trainable[Glimpsing]):
     knobs: GLIDE
     model: GlimpseModel
 
-    def __init__(self, knobs: GLIDE, model: GlimpseModel, target: Target, stored: Stored) -> None:
-        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
+    def __init__(self, knobs: GLIDE, model: GlimpseModel, target: Target, stored: Checkpoint) -> None:
+        super().__init__(knobs, model, target, stored)
         self.decoder = Decoder(model)
         self._settle(knobs)
+
+    @property
+    def settled(self) -> GLIDE:
+        return self._settled
 
     @property
     def needs(self) -> Needs:
@@ -504,12 +504,6 @@ class GLIDEDrafter(Trainable[Glimpsing]):
         states = self._states(batch, block, phases)[before(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.model.lm_head(states))
 
-    def save(self, folder: Path) -> None:
-        prefix = PREFIX if any(k.startswith(PREFIX) for k in self._stored.tensors) else ""
-        state = {prefix + k: v for k, v in self.model.state_dict().items()}
-        config = self._stored.config | {ABOUT: note("glide", self._settled, self._target)}
-        write(folder, self._stored, state, config)
-
 
 def _waiting(cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]) -> Glimpsing:
     """The state in which tokens wait behind those in the cache."""
@@ -569,14 +563,3 @@ def _large(target: Target) -> dict[str, int]:
     config, shapes = target.decoder.config, target.decoder.shapes
     heads = int(config.num_attention_heads)
     return {"large_hidden_size": target.decoder.hidden, "large_num_attention_heads": heads, "large_head_dim": shapes[-1].key}
-
-
-def _check_sizes(config: dict[str, Any], folder: Path, target: Target) -> None:
-    """Refuses a checkpoint that was made for a target of other sizes.
-
-    Raises:
-        UserError: it names what was got and what is allowed.
-    """
-    for key, wanted in ({"vocab_size": target.decoder.vocab} | _large(target)).items():
-        if config.get(key) != wanted:
-            raise UserError(f"'glide' in '{folder}' has {key} {config.get(key)}, allowed is the target's: {wanted}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
@@ -28,14 +28,13 @@ from draftree.drafters.neural.llama import Rotary, initialise, layer, like, run
 from draftree.drafters.neural.losses import before, kl
 from draftree.drafters.neural.masks import additive
 from draftree.errors import UserError
-from draftree.formats.checkpoint import ABOUT, Stored, check_sizes, furnished, kept, note, read_tensors, write
+from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.models.cache import LayerShape, SlotCache
 from draftree.models.target import CHUNK, LAST, Needs, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 FILE = "hydra_lm_head.safetensors"
-FILES = (FILE, "hydra_lm_head.pt")
 PREFIX, EMBEDDING = "prefix_embeding_layer.", "input_embed_fn.weight"  # sic
 UNUSED = frozenset({f"{PREFIX}embed_tokens.weight", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq"})
 """What the official file holds of the prefix layer without a use."""
@@ -63,6 +62,7 @@ class Hydra(TrainableMethod):
             ours=("betas", "clip"),
         ),
     )  # fmt: skip
+    files = (FILE, "hydra_lm_head.pt")
 
     heads: int = 4
     layers: int = 4
@@ -77,30 +77,24 @@ class Hydra(TrainableMethod):
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return any(key.startswith("hydra_lm_head.") for key in keys)
 
-    def read(self, folder: Path, target: Target) -> "HydraDrafter":
-        stored = read_tensors(folder, FILES)
-        check_kind(stored.config, folder)
-        found = replace(self.resume(folder, target), **counted(stored.tensors, folder))
+    def read(self, stored: Checkpoint, target: Target) -> "HydraDrafter":
+        stored = stored.loaded(self.files)
+        check_kind(stored.config, stored.folder)
+        found = replace(self, **counted(stored.tensors, stored.folder))
         first, last = f"hydra_mlp.0.{_places(found)[0]}.linear.weight", _lm_head(0, found.arch) + "weight"
-        sizes = {"hidden_size": first, "vocab_size": last}
-        check_sizes({k: len(stored.tensors[name]) for k, name in sizes.items()}, folder, "hydra", target)
-        check_aliases(stored.tensors, found, folder)
-        config = like(target.decoder.config)
-        net = furnished(lambda: HydraNet(config, found, target, EMBEDDING in stored.tensors), stored, folder, UNUSED)
-        return HydraDrafter(found, net.to(target.decoder.device, target.decoder.dtype), config, target, stored)
+        widths = {"hidden_size": len(stored.tensors[first]), "vocab_size": len(stored.tensors[last])}
+        stored.check_sizes("hydra", widths, sizes(target))
+        check_aliases(stored.tensors, found, stored.folder)
+        net = stored.network(lambda: HydraNet(found, target, EMBEDDING in stored.tensors), UNUSED)
+        return HydraDrafter(found, net, target, stored)
 
-    def fresh(self, target: Target) -> "HydraDrafter":
+    def new(self, target: Target) -> "HydraDrafter":
         embedding: Any = target.decoder.model.get_input_embeddings()
         if (width := embedding.weight.shape[1]) != target.decoder.hidden:
             raise UserError(
                 f"hydra: the target's embeddings have width {width}, allowed is its hidden size {target.decoder.hidden}"
             )
-        config = like(target.decoder.config)
-        net = HydraNet(config, self, target, embedding=False)
-        return HydraDrafter(self, net.to(target.decoder.device), config, target, Stored(FILE))
-
-    def resume(self, folder: Path, target: Target) -> Self:
-        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+        return HydraDrafter(self, HydraNet(self, target, embedding=False), target, Checkpoint(file=FILE))
 
 
 def check_kind(config: dict[str, Any], where: Path) -> None:
@@ -179,14 +173,14 @@ class HydraNet(nn.Module):
     """Prefix layer and heads in float32, named as in the official file.
 
     Args:
-        config: of the prefix layer.
         knobs: how many heads and blocks.
-        target: whose LM head the heads' linear layers begin as, and whose embedding is used.
+        target: whose sizes the prefix layer has, whose LM head the heads' linear layers begin as, and whose embedding is used.
         embedding: whether the checkpoint brings an embedding of its own.
     """
 
-    def __init__(self, config: LlamaConfig, knobs: Hydra, target: Target, embedding: bool) -> None:
+    def __init__(self, knobs: Hydra, target: Target, embedding: bool) -> None:
         super().__init__()
+        self.config = config = like(target.decoder.config)
         prefix = knobs.arch == "prefix-mlp"
         self.prefix_embeding_layer = Prefix(config) if prefix else None
         self.hydra_mlp = nn.ModuleList(self._mlp(i, config.hidden_size, knobs) for i in range(knobs.heads))
@@ -241,10 +235,9 @@ class HydraDrafter(Trainable[Prefixed]):
     knobs: Hydra
     model: HydraNet
 
-    def __init__(self, knobs: Hydra, model: HydraNet, config: LlamaConfig, target: Target, stored: Stored) -> None:
-        self.knobs, self.model, self._config, self._target, self._stored = knobs, model, config, target, stored
-        self._rotary = Rotary(config)
-        model.eval()
+    def __init__(self, knobs: Hydra, model: HydraNet, target: Target, stored: Checkpoint) -> None:
+        super().__init__(knobs, model, target, stored)
+        self._config, self._rotary = model.config, Rotary(model.config)
 
     @property
     def needs(self) -> Needs:
@@ -369,16 +362,15 @@ class HydraDrafter(Trainable[Prefixed]):
                 total = total + kl(teacher(whole, batch, distance), logits)
         return total / batch.count
 
-    def save(self, folder: Path) -> None:
-        """Writes the official layout; the target's embedding and what has no use only where the file read held it."""
+    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The official layout; the target's embedding and what has no use only where the file read held it."""
         names = {"base_model_name_or_path": self._target.name, "grounded_heads": True, "hidden_state_offset": 0}
-        sizes = {
+        counts = {
             "hydra_head_arch": self.knobs.arch,
             "hydra_num_heads": self.knobs.heads,
             "hydra_num_layers": self.knobs.layers,
         }
-        config = names | self._stored.config | sizes | {ABOUT: note("hydra", self.knobs, self._target)}
-        write(folder, self._stored, self.model.state_dict(), config)
+        return names | config | counts, tensors
 
 
 def _keep_read(state: Prefixed) -> None:

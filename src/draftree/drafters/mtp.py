@@ -10,8 +10,7 @@ import copy
 import re
 from collections.abc import Set
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.errors import UserError
-from draftree.formats.checkpoint import ABOUT, Stored, check_sizes, fill, kept, note, read_tensors, write
+from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.models.cache import LayerShape
 from draftree.models.decoder import Decoder, one_layer
 from draftree.models.target import LAST, Needs, Target
@@ -59,23 +58,20 @@ class MTP(TrainableMethod):
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return any(k.endswith(".eh_proj.weight") for k in keys)
 
-    def read(self, folder: Path, target: Target) -> "MTPDrafter":
+    def read(self, stored: Checkpoint, target: Target) -> "MTPDrafter":
         begin = prefix(target)
-        stored = read_tensors(folder, wanted=lambda key: key.startswith(begin))
-        check_sizes(stored.config, folder, "mtp", target)
+        stored = stored.loaded(wanted=lambda key: key.startswith(begin))
+        stored.check_sizes("mtp", stored.config, sizes(target))
         net = MTPNet(target, sparse=any(EXPERT.match(k) for k in stored.tensors))
+        stored = replace(stored, name=net.name)
         shared = frozenset({f"{begin}embed_tokens.weight", f"{begin}shared_head.head.weight"})  # copies of the target's
-        fill(net, replace(stored, tensors=fused(stored.tensors)), folder, shared, net.name)
-        net.to(target.decoder.device, target.decoder.dtype)
-        return MTPDrafter(self.resume(folder, target), net, target, stored)
+        replace(stored, tensors=fused(stored.tensors)).fill(net, shared)
+        return MTPDrafter(self, net, target, stored)
 
-    def fresh(self, target: Target) -> "MTPDrafter":
-        net, decoder = MTPNet(target), target.decoder
-        sizes = {"vocab_size": decoder.vocab, "hidden_size": decoder.hidden}  # some kinds of config call them otherwise
-        return MTPDrafter(self, net.to(decoder.device), target, Stored(config=decoder.config.to_diff_dict() | sizes))
-
-    def resume(self, folder: Path, target: Target) -> Self:
-        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+    def new(self, target: Target) -> "MTPDrafter":
+        net = MTPNet(target)
+        config = target.decoder.config.to_diff_dict() | sizes(target)  # some kinds of config call the sizes otherwise
+        return MTPDrafter(self, net, target, Checkpoint(config, name=net.name))
 
 
 def prefix(target: Target) -> str:
@@ -188,10 +184,6 @@ class MTPDrafter(PairDrafter):
 
     knobs: MTP
 
-    def __init__(self, knobs: MTP, model: MTPNet, target: Target, stored: Stored) -> None:
-        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
-        self._net = model
-
     @property
     def needs(self) -> Needs:
         return Needs(hidden=(LAST,))
@@ -203,6 +195,5 @@ class MTPDrafter(PairDrafter):
             total = total + draft_loss(self.knobs.loss, batch, self.model.logits(out[chosen]), chosen)
         return total / self.knobs.steps
 
-    def save(self, folder: Path) -> None:
-        config = self._stored.config | {ABOUT: note("mtp", self.knobs, self._target)}
-        write(folder, self._stored, split({self._net.name(k): v for k, v in self.model.state_dict().items()}), config)
+    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return config, split(tensors)

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from draftree.boundary.files import filled, understood
 from draftree.errors import UserError
-from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, check_sizes, note, read_config
+from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, one_layer, pretrained
 from draftree.models.feed import Feed
@@ -37,20 +37,19 @@ def beginning(target: Target) -> PreTrainedModel:
         (model.get_output_embeddings(), whole.get_output_embeddings()),
     ):
         ours.load_state_dict({k: v.float() for k, v in theirs.state_dict().items()})
-    placed: Any = model
-    placed.to(target.decoder.device)
     return model
 
 
-def load_model(folder: Path, method: str, target: Target) -> PreTrainedModel:
-    """The one-layer Hugging Face model of a checkpoint, complete and fitting the target, on its device and in its dtype.
+def load_model(stored: Checkpoint, method: str, target: Target) -> PreTrainedModel:
+    """The one-layer Hugging Face model of a checkpoint, complete and fitting the target, in its dtype.
 
     Raises:
         UserError: weights are missing, tensors are missing or foreign, or vocabulary or hidden size do not fit.
     """
+    folder = stored.folder
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"'{folder}' has no weights: a file {WEIGHTS} was expected")
-    check_sizes(read_config(folder), folder, method, target)
+    stored.check_sizes(method, stored.config, sizes(target))
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # what transformers would warn of is checked below, and refused
     try:
@@ -61,19 +60,19 @@ def load_model(folder: Path, method: str, target: Target) -> PreTrainedModel:
     for kind in ("missing_keys", "unexpected_keys"):
         if names := sorted(map(str, info[kind])):
             raise UserError(f"'{folder}' does not hold exactly a '{method}': {kind.replace('_', ' ')}: {', '.join(names[:4])}")
-    loaded: PreTrainedModel = model.to(target.decoder.device)
+    loaded: PreTrainedModel = model
     return loaded
 
 
-def save_model(folder: Path, method: str, model: PreTrainedModel, knobs: Any, target: Target) -> None:
-    """Writes a Hugging Face model in float16 beside its config and what draftree has to know."""
+def save_model(folder: Path, model: PreTrainedModel, about: dict[str, Any]) -> None:
+    """Writes a Hugging Face model in float16 beside its config, which gets further entries."""
     halves: dict[int, Tensor] = {}  # tied tensors stay one, and are written once
     state = model.state_dict()
     for value in state.values():
         halves.setdefault(value.data_ptr(), value.detach().to("cpu", torch.float16))
     with filled(folder, last=CONFIG) as beside:
         model.save_pretrained(beside, state_dict={k: halves[v.data_ptr()] for k, v in state.items()})
-        config = read_config(beside) | {"dtype": "float16", ABOUT: note(method, knobs, target)}
+        config = Checkpoint.at(beside).config | {"dtype": "float16"} | about
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 

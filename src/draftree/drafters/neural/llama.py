@@ -58,6 +58,13 @@ def of_values(values: Mapping[str, Any]) -> LlamaConfig:
     return config
 
 
+def published(config: LlamaConfig, architecture: str) -> dict[str, Any]:
+    """The config as published checkpoints have it, the rope's base outside the rope too."""
+    rope: Any = config.rope_parameters
+    values = {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
+    return values | {"architectures": [architecture], "rope_theta": rope["rope_theta"]}
+
+
 def stores(config: LlamaConfig) -> LayerShape:
     """What a layer of a config stores for a token."""
     heads, width = config.num_key_value_heads, config.head_dim
