@@ -496,6 +496,8 @@ class Memory:
 class Remembering(Drafter[Memory]):
     """Drafts what the last call wrote at the same place."""
 
+    remembers = True
+
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Memory | None = None) -> Memory:
         return Memory(np.zeros(0, np.int64) if state is None else state.last, tuple(prompts))
 

@@ -351,6 +351,8 @@ class ADEDDrafter(Drafter[State]):
         grams: of the corpus; never changed.
     """
 
+    remembers = True
+
     def __init__(self, knobs: ADED, grams: Grams) -> None:
         self.knobs, self.grams = knobs, grams
         self._most = math.ceil(min(knobs.cap / knobs.increment, 2**31 - 1))

@@ -27,7 +27,17 @@ State = TypeVar("State")
 
 
 class Drafter(ABC, Generic[State]):
-    """What proposes tokens after the nodes of a tree."""
+    """What proposes tokens after the nodes of a tree.
+
+    Attributes:
+        expands_paths: nodes can be expanded together with nodes above them, in one pass, and not layer by layer alone.
+        remembers: `carry` leaves something, so that what is drafted may depend on earlier calls.
+        sends_probes: `probes` asks for rows of a verification.
+    """
+
+    expands_paths: bool = False
+    remembers: bool = False
+    sends_probes: bool = False
 
     @property
     def needs(self) -> Needs:
@@ -38,11 +48,6 @@ class Drafter(ABC, Generic[State]):
     def described(self) -> str:
         """What it is, in a line: tells apart drafters that cost or learn differently."""
         return type(self).__name__
-
-    @property
-    def expands_paths(self) -> bool:
-        """Whether nodes can be expanded together with nodes above them, in one pass; layer by layer by default."""
-        return False
 
     @abstractmethod
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None) -> State:
@@ -156,6 +161,11 @@ class Trainable(Drafter[State]):
 
     def __init__(self, knobs: "TrainableMethod", model: nn.Module, target: Target, stored: Checkpoint) -> None:
         self.knobs, self.model, self._target, self._stored = knobs, model.eval(), target, stored
+
+    @property
+    def _like(self) -> Tensor:
+        """A weight: what it computes has its dtype, and lies where it does."""
+        return next(self.model.parameters())
 
     @property
     def described(self) -> str:

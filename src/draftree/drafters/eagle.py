@@ -24,7 +24,6 @@ from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING
-from draftree.models.cache import LayerShape
 from draftree.models.target import LAST, Needs, Target
 
 
@@ -108,21 +107,10 @@ class EAGLENet(PairNet):
                 setattr(attention, name, nn.Linear(old.in_features, old.out_features))
         self.layers = nn.ModuleList([first])
         self.rotary = Rotary(config)
-        self._config, self._target = config, target
+        self.shape, self.width, self._target = stores(config), size, target
         self.embed_tokens = nn.Embedding(config.vocab_size, size) if embedding else None
         if self.embed_tokens is not None:
             self.embed_tokens.requires_grad_(False)
-
-    @property
-    def shape(self) -> LayerShape:
-        return stores(self._config)
-
-    @property
-    def width(self) -> int:
-        return int(self._config.hidden_size)
-
-    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        return hidden[LAST]
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
@@ -138,13 +126,10 @@ class EAGLEDrafter(PairDrafter):
     """Drafts features, and tokens from them."""
 
     knobs: EAGLE
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(hidden=(LAST,))
+    needs = Needs(hidden=(LAST,))
 
     def loss(self, batch: Batch) -> Tensor:
-        true = batch.hidden[LAST].to(self._place.dtype)  # the target's may be half precision
+        true = batch.hidden[LAST].to(self._like.dtype)  # the target's may be half precision
         at, total = before(batch.learn), torch.zeros((), device=true.device)
         wanted = batch.target(at)
         for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):

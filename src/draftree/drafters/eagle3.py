@@ -24,7 +24,6 @@ from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
-from draftree.models.cache import LayerShape
 from draftree.models.target import Needs, Target
 from draftree.tree import Ints
 
@@ -196,19 +195,11 @@ class EAGLE3Net(PairNet):
         whole = draft == vocab and not maps  # published checkpoints then mostly have no maps
         self.register_buffer("d2t", None if whole else torch.zeros(draft, dtype=torch.long))
         self.register_buffer("t2d", None if whole else torch.zeros(vocab, dtype=torch.bool))
-        self._config, self._target = config, target
+        self.shape, self.width, self._vocab, self._target = stores(config), size, vocab, target
         self.embed_tokens = nn.Embedding(vocab, size) if embedding else None
         if self.embed_tokens is not None:
             self.embed_tokens.requires_grad_(False)
         self.layer_ids: tuple[int, ...] = ()
-
-    @property
-    def shape(self) -> LayerShape:
-        return stores(self._config)
-
-    @property
-    def width(self) -> int:
-        return int(self._config.hidden_size)
 
     def choose(self, tokens: Ints) -> None:
         """Makes the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
@@ -225,7 +216,7 @@ class EAGLE3Net(PairNet):
     def drafted(self) -> Tensor:
         """[V′] the target's ids of the draft vocabulary."""
         if self.d2t is None:
-            return torch.arange(self._config.vocab_size, device=self.fc.weight.device)
+            return torch.arange(self._vocab, device=self.fc.weight.device)
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
@@ -246,7 +237,7 @@ class EAGLE3Net(PairNet):
         drafted = self.draft_logits(out)
         if self.d2t is None:
             return drafted
-        whole = drafted.new_full((*drafted.shape[:-1], self._config.vocab_size), -torch.inf)
+        whole = drafted.new_full((*drafted.shape[:-1], self._vocab), -torch.inf)
         return whole.index_copy(-1, self.drafted, drafted)
 
 
@@ -271,7 +262,7 @@ class EAGLE3Drafter(PairDrafter):
             self._net.choose(np.sort(frequent))
 
     def loss(self, batch: Batch) -> Tensor:
-        features = self.model.fuse({k: h.to(self._place.dtype) for k, h in batch.hidden.items()})
+        features = self.model.fuse({k: h.to(self._like.dtype) for k, h in batch.hidden.items()})
         at, total = before(batch.learn), features.new_zeros(())
         said = batch.target(at)
         for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.drafters.neural.language_model import SPARE, Decoding, beginning, load_model, propose, rewind, save_model
@@ -91,6 +91,7 @@ class EDDDrafter(Trainable[Decoding]):
 
     knobs: EDD
     model: PreTrainedModel
+    expands_paths = True
 
     def __init__(self, knobs: EDD, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
@@ -116,10 +117,6 @@ class EDDDrafter(Trainable[Decoding]):
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None) -> Decoding:
         state = state or Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
         return self._encode(state, taps)
-
-    @property
-    def expands_paths(self) -> bool:
-        return True
 
     def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
         return propose(self.decoder, state, tree, frontier, k, drawing)
@@ -148,14 +145,15 @@ class EDDDrafter(Trainable[Decoding]):
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
         (layer,) = self.needs.hidden
-        keys, values = self.decoder.keys_and_values(batch.hidden[layer].to(self.decoder.dtype), positions)
+        soft = DynamicCache()
+        soft.update(*self.decoder.keys_and_values(batch.hidden[layer].to(self.decoder.dtype), positions), 0)
         visible = [dual_block(count, block, phase, self.decoder.window) for phase in phases]
         mask = additive(torch.stack(visible)[:, None].to(batch.tokens.device), self.decoder.dtype)
         states: Tensor = self.decoder.stack(
             input_ids=batch.tokens,
             position_ids=positions,
             attention_mask=self.decoder.by_type(mask),
-            past_key_values=_SoftPrompt(keys, values),
+            past_key_values=soft,
             use_cache=True,
         ).last_hidden_state
         return states
@@ -168,22 +166,6 @@ class EDDDrafter(Trainable[Decoding]):
 
     def write(self, folder: Path, about: dict[str, Any]) -> None:
         save_model(folder, self.model, about)
-
-
-class _SoftPrompt(Cache):
-    """Keys and values [B, H, T, width] in front of those of the text, with their gradient."""
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        super().__init__(layers=[])
-        self._keys, self._values = keys, values
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        return torch.cat((self._keys, key_states), dim=2), torch.cat((self._values, value_states), dim=2)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return int(self._keys.shape[2])
 
 
 def _between(low: int, high: int, generator: torch.Generator) -> int:

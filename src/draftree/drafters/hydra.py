@@ -234,18 +234,11 @@ class HydraDrafter(Trainable[Prefixed]):
 
     knobs: Hydra
     model: HydraNet
+    needs = Needs(hidden=(LAST,))
 
     def __init__(self, knobs: Hydra, model: HydraNet, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
         self._config, self._rotary = model.config, Rotary(model.config)
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(hidden=(LAST,))
-
-    @property
-    def _like(self) -> Tensor:
-        return next(self.model.parameters())
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Prefixed | None = None) -> Prefixed:

@@ -117,6 +117,8 @@ class LookaheadDrafter(Drafter[Lookaheads]):
     The window holds guesses whatever the sampling: each next one is the likeliest token. The output does not depend on it.
     """
 
+    sends_probes = True
+
     def __init__(self, knobs: Lookahead) -> None:
         self.knobs = knobs
 

@@ -108,14 +108,7 @@ class MedusaDrafter(Trainable[Heads]):
 
     knobs: Medusa
     model: nn.ModuleList
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(hidden=(LAST,))
-
-    @property
-    def _like(self) -> Tensor:
-        return next(self.model.parameters())
+    needs = Needs(hidden=(LAST,))
 
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Heads | None = None) -> Heads:
         hidden = taps.hidden[LAST].to(self._like.dtype)

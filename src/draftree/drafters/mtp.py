@@ -21,7 +21,6 @@ from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint, sizes
-from draftree.models.cache import LayerShape
 from draftree.models.decoder import Decoder, one_layer
 from draftree.models.target import LAST, Needs, Target
 
@@ -120,7 +119,7 @@ class MTPNet(PairNet):
     def __init__(self, target: Target, sparse: bool = False) -> None:
         super().__init__()
         inner = Decoder(one_layer(target.decoder.config, **({"first_k_dense_replace": 0} if sparse else {})))
-        self._shape, self._target = inner.shapes[0], target
+        self.shape, self.width, self._target = inner.shapes[0], target.decoder.hidden, target
         norms = [m for m in inner.stack.children() if "Norm" in type(m).__name__]
         if len(norms) != 1:
             raise UserError(
@@ -145,17 +144,6 @@ class MTPNet(PairNet):
         if key.startswith("norm."):
             return f"{begin}shared_head.{key}"
         return begin + key.removeprefix("layer.")
-
-    @property
-    def shape(self) -> LayerShape:
-        return self._shape
-
-    @property
-    def width(self) -> int:
-        return self._target.decoder.hidden
-
-    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        return hidden[LAST]
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embeds = self._target.decoder.embed(tokens).to(features.dtype)
@@ -183,14 +171,11 @@ class MTPDrafter(PairDrafter):
     """Drafts with the layer, fed its own output before the last norm where the target's feature is not known yet."""
 
     knobs: MTP
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(hidden=(LAST,))
+    needs = Needs(hidden=(LAST,))
 
     def loss(self, batch: Batch) -> Tensor:
         at, total = before(batch.learn), torch.zeros((), device=batch.tokens.device)
-        for out, known in self.aligned(batch, batch.hidden[LAST].to(self._place.dtype), self.knobs.steps):
+        for out, known in self.aligned(batch, batch.hidden[LAST].to(self._like.dtype), self.knobs.steps):
             chosen = at & known
             total = total + draft_loss(self.knobs.loss, batch, self.model.logits(out[chosen]), chosen)
         return total / self.knobs.steps

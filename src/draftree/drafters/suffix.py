@@ -83,6 +83,8 @@ class Written:
 class SuffixDrafter(Drafter[Written]):
     """Drafts the likeliest continuations by frequency."""
 
+    remembers = True
+
     def __init__(self, knobs: Suffix) -> None:
         self.knobs = knobs
         self._limits = Limits(knobs.longest, knobs.length, float(knobs.factor), float(knobs.least), knobs.places)

@@ -59,6 +59,7 @@ class VDMDrafter(Trainable[Decoding]):
 
     knobs: VDM
     model: PreTrainedModel
+    expands_paths = True
 
     def __init__(self, knobs: VDM, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
@@ -66,10 +67,6 @@ class VDMDrafter(Trainable[Decoding]):
 
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None) -> Decoding:
         return read(self.small, prompts, state)
-
-    @property
-    def expands_paths(self) -> bool:
-        return True
 
     def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
         return propose(self.small.decoder, state, tree, frontier, k, drawing)

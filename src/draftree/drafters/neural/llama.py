@@ -7,7 +7,6 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -105,22 +104,3 @@ def run(layer: nn.Module, x: Tensor, rotated: tuple[Tensor, Tensor], mask: Tenso
     """A layer's output [R, n, D] for its input, additive mask [R, 1, n, S] and cache."""
     out: Tensor = layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=rotated)
     return out
-
-
-class Growing(Cache):
-    """The keys and values of several training passes over one text, each behind the earlier ones."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self._keys.append(key_states)
-        self._values.append(value_states)
-        return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return sum(k.shape[2] for k in self._keys)
