@@ -108,9 +108,7 @@ class EAGLENet(PairNet):
         self.layers = nn.ModuleList([first])
         self.rotary = Rotary(config)
         self.shape, self.width, self._target = stores(config), size, target
-        self.embed_tokens = nn.Embedding(config.vocab_size, size) if embedding else None
-        if self.embed_tokens is not None:
-            self.embed_tokens.requires_grad_(False)
+        self.embed_tokens = nn.Embedding(config.vocab_size, size).requires_grad_(False) if embedding else None
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed

@@ -196,9 +196,7 @@ class EAGLE3Net(PairNet):
         self.register_buffer("d2t", None if whole else torch.zeros(draft, dtype=torch.long))
         self.register_buffer("t2d", None if whole else torch.zeros(vocab, dtype=torch.bool))
         self.shape, self.width, self._vocab, self._target = stores(config), size, vocab, target
-        self.embed_tokens = nn.Embedding(vocab, size) if embedding else None
-        if self.embed_tokens is not None:
-            self.embed_tokens.requires_grad_(False)
+        self.embed_tokens = nn.Embedding(vocab, size).requires_grad_(False) if embedding else None
         self.layer_ids: tuple[int, ...] = ()
 
     def choose(self, tokens: Ints) -> None:

@@ -186,10 +186,9 @@ class HydraNet(nn.Module):
         self.hydra_mlp = nn.ModuleList(self._mlp(i, config.hidden_size, knobs) for i in range(knobs.heads))
         heads = [lm_head(target, bias=True) for _ in range(knobs.heads)]
         self.hydra_lm_head = nn.ModuleList(nn.Sequential(nn.Identity(), h) if prefix else h for h in heads)
-        self.input_embed_fn = nn.Embedding(target.decoder.vocab, config.hidden_size) if embedding else None
+        embed = nn.Embedding(target.decoder.vocab, config.hidden_size) if embedding else None
+        self.input_embed_fn = embed and embed.requires_grad_(False)
         self._target = target
-        if self.input_embed_fn is not None:
-            self.input_embed_fn.requires_grad_(False)
 
     @staticmethod
     def _mlp(head: int, width: int, knobs: Hydra) -> nn.Sequential:
