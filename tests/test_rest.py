@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.costs import Costs
-from draftree.drafters.lookup.suffix_array import SEPARATOR, Trie, continuations, grow, joined, search, suffix_array
+from draftree.drafters.lookup.suffix_array import SEPARATOR, PrefixTree, continuations, grow, joined, search, suffix_array
 from draftree.drafters.rest import REST, RESTDrafter, Retrieval, indexed, read_official
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
@@ -40,7 +40,7 @@ def drafter(documents: list[Document], knobs: REST = REST(), vocab: int = 4) -> 
     return RESTDrafter(knobs, (indexed([np.array(d, np.uint32) for d in documents], vocab),), vocab)
 
 
-def paths(trie: Trie) -> dict[tuple[int, ...], float]:
+def paths(trie: PrefixTree) -> dict[tuple[int, ...], float]:
     """Every node's path and the product of the shares along it."""
     found: dict[tuple[int, ...], float] = {}
 
@@ -113,7 +113,7 @@ def test_the_trie_keeps_the_most_frequent_nodes(documents: list[Document], conte
 
 
 def test_siblings_stand_in_the_order_of_their_frequency() -> None:
-    trie = Trie(*grow(np.array([[0, 1], [1, 0], [1, 2], [1, 2], [2, -1], [2, -1]]), 10))
+    trie = PrefixTree(*grow(np.array([[0, 1], [1, 0], [1, 2], [1, 2], [2, -1], [2, -1]]), 10))
     assert trie.tokens.tolist() == [-1, 1, 2, 0, 2, 0, 1]
     assert np.exp(trie.log_q).tolist() == pytest.approx([1, 3 / 6, 2 / 6, 1 / 6, 2 / 3, 1 / 3, 1])
     assert (trie.first[0], trie.children.tolist()) == (1, [3, 2, 0, 1, 0, 0, 0])

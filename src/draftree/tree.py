@@ -18,6 +18,8 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+MAX_NODES = 512
+"""Drafted nodes a row and step at most, whatever the policy."""
 ENTROPY_TOP = 1000
 """How many of a distribution's likeliest tokens its entropy is taken over (C2T, section 4.1: M = 1,000)."""
 

@@ -19,8 +19,10 @@ Array = NDArray[Any]
 
 SEPARATOR = 2**32 - 1
 """Stands behind every document."""
-NOTHING = -1
-"""In a continuation: its document has ended. Of a tree's node: its place in a trie is not known."""
+END = -1
+"""Behind the end of its document in a continuation; a root of a trie has it for a token."""
+UNKNOWN = -1
+"""The place in a trie of a tree's node that stands in none."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class Trie:
+class PrefixTree:
     """Continuations merged by their beginnings; the children of a node stand side by side, the most frequent first.
 
     Several tries may stand in one, each with a root of its own.
@@ -160,7 +162,7 @@ def continuations(tokens: Array, suffixes: Array, low: int, high: int, skip: int
         most: how many places are looked at.
     """
     count = min(high - low, most)
-    rows = np.full((count, length), NOTHING, np.int64)
+    rows = np.full((count, length), END, np.int64)
     for i in range(count):
         place = np.int64(suffixes[low + i * (high - low) // count]) + skip
         for j in range(length):
@@ -180,7 +182,7 @@ def _runs(rows: Ints, depth: int, begin: Ints, end: Ints, layer: int, size: int)
             after = at + 1
             while after < end[node] and rows[after, depth] == rows[at, depth]:
                 after += 1
-            if rows[at, depth] != NOTHING:
+            if rows[at, depth] != END:
                 found[runs, 0], found[runs, 1], found[runs, 2] = at, after, node
                 runs += 1
             at = after
@@ -195,7 +197,7 @@ def _most_frequent(count: Ints, k: int) -> Ints:
 
 @compiled
 def grow(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
-    """The trie of the most frequent beginnings of continuations (REST, section 3.2), as `Trie` has it, the root first.
+    """The trie of the most frequent beginnings of continuations (REST, section 3.2), as `PrefixTree` has it, the root first.
 
     No node is more frequent than its parent. So of a layer no more than `nodes` have to be followed, and the best of all
     layers are connected. Of equally frequent nodes the less deep ones are kept, then those with the lower token.
@@ -207,7 +209,7 @@ def grow(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
     matches, length = rows.shape
     most = 1 + nodes * length
     begin, end, parent = np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64)
-    token = np.full(most, NOTHING, np.int64)
+    token = np.full(most, END, np.int64)
     end[0], layer, size = matches, 0, 1
     for depth in range(length):
         runs = _runs(rows, depth, begin, end, layer, size)
@@ -224,7 +226,7 @@ def grow(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
 
 @compiled
 def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
-    """The most frequent nodes of a trie, as `Trie` has it."""
+    """The most frequent nodes of a trie, as `PrefixTree` has it."""
     kept = _most_frequent(count, nodes + 1)  # the root is the most frequent, or the first of equals
     number, log_q = np.zeros(len(token), np.int64), np.zeros(len(kept))
     first, children = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.int64)
@@ -271,10 +273,10 @@ def follow(known: Ints, tokens: Ints, parents: Ints, trie_tokens: Ints, first: I
         first: [N] of the trie.
         children: [N] of the trie.
     """
-    found = np.full(len(tokens), NOTHING, np.int64)
+    found = np.full(len(tokens), UNKNOWN, np.int64)
     found[: len(known)] = known
     for node in range(len(known), len(tokens)):
-        above = found[parents[node]] if parents[node] >= 0 else NOTHING
+        above = found[parents[node]] if parents[node] >= 0 else UNKNOWN
         if above >= 0:
             for child in range(first[above], first[above] + children[above]):
                 if trie_tokens[child] == tokens[node]:
