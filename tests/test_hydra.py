@@ -193,7 +193,7 @@ def test_half_precision_does_not_round_the_positions() -> None:
     t = target("llama")
     drafter = Hydra().fresh(t)
     drafter.model.half()
-    frequencies = next(drafter._rotary._embedding.buffers())
+    frequencies = next(drafter.model.rotary._embedding.buffers())
     assert frequencies.dtype == torch.float32
     assert not torch.equal(frequencies, frequencies.half().float())
 

@@ -6,7 +6,7 @@ in their place. It has a head of its own over a draft vocabulary, the tokens mos
 Shapes: B batch, T tokens, M learnt positions, D hidden size, V vocabulary, V′ draft vocabulary, L layers of the target.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
@@ -95,10 +95,8 @@ class EAGLE3(TrainableMethod):
         read = config.get("target_hidden_size") or config.get("hidden_size")
         stored.check_sizes("eagle3", config | {"hidden_size": read}, sizes(target))
         own = EMBEDDING in stored.tensors or read != config.get("hidden_size")  # the target's embedding is too
-        net = stored.network(lambda: EAGLE3Net(config, target, own, "d2t" in stored.tensors))
-        _check_map(stored, target)
         knobs, folder = self, stored.folder
-        if (drafted := len(net.drafted)) != (self.draft_vocab or target.decoder.vocab):
+        if (drafted := config.get("draft_vocab_size") or target.decoder.vocab) != (self.draft_vocab or target.decoder.vocab):
             knobs = replace(knobs, draft_vocab=drafted)
         if ids := config.get(LAYER_IDS):
             knobs = replace(knobs, low=ids[0], middle=ids[1], high=ids[2])
@@ -107,6 +105,9 @@ class EAGLE3(TrainableMethod):
                 f"'{folder}' names its layers {ids} in eagle_config, which codes count from 0 or from 1: say which entries of "
                 f"hidden_states they are, eagle3:checkpoint={folder},low=…,middle=…,high=…"
             )
+        layers = knobs.layers(target)
+        net = stored.network(lambda: EAGLE3Net(config, target, layers, own, "d2t" in stored.tensors))
+        _check_map(stored, target)
         return EAGLE3Drafter(knobs, net, target, stored)
 
     def new(self, target: Target) -> "EAGLE3Drafter":
@@ -115,8 +116,9 @@ class EAGLE3(TrainableMethod):
             raise UserError(f"eagle3: draft_vocab is {self.draft_vocab}, allowed is at most the target's vocabulary: {vocab}")
         llama = like(target.decoder.config)
         config = published(llama, "LlamaForCausalLMEagle3")
-        config |= {"draft_vocab_size": self.draft_vocab or vocab, LAYER_IDS: list(self.layers(target))}
-        net = EAGLE3Net(config, target, embedding=False)
+        layers = self.layers(target)
+        config |= {"draft_vocab_size": self.draft_vocab or vocab, LAYER_IDS: list(layers)}
+        net = EAGLE3Net(config, target, layers, embedding=False)
         initialise(net, llama)
         net.choose(np.arange(self.draft_vocab or vocab))
         return EAGLE3Drafter(self, net, target, Checkpoint(config))
@@ -175,6 +177,7 @@ class EAGLE3Net(PairNet):
     Args:
         values: of the published config.
         target: whose embedding is used.
+        layers: the entries of its `hidden_states` that are fused.
         embedding: whether the checkpoint brings an embedding of its own.
         maps: whether it has a draft vocabulary even where that is the whole one.
     """
@@ -182,7 +185,9 @@ class EAGLE3Net(PairNet):
     d2t: Tensor | None
     t2d: Tensor | None
 
-    def __init__(self, values: dict[str, Any], target: Target, embedding: bool, maps: bool = False) -> None:
+    def __init__(
+        self, values: dict[str, Any], target: Target, layers: Sequence[int], embedding: bool, maps: bool = False
+    ) -> None:
         super().__init__()
         config = of_values(values)
         size, vocab = config.hidden_size, config.vocab_size
@@ -197,7 +202,7 @@ class EAGLE3Net(PairNet):
         self.register_buffer("t2d", None if whole else torch.zeros(vocab, dtype=torch.bool))
         self.shape, self.width, self._vocab, self._target = stores(config), size, vocab, target
         self.embed_tokens = nn.Embedding(vocab, size).requires_grad_(False) if embedding else None
-        self.layer_ids: tuple[int, ...] = ()
+        self.reads = tuple(layers)
 
     def choose(self, tokens: Ints) -> None:
         """Makes the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
@@ -218,7 +223,7 @@ class EAGLE3Net(PairNet):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.layer_ids], dim=-1))
+        fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.reads], dim=-1))
         return fused
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
@@ -244,20 +249,16 @@ class EAGLE3Drafter(PairDrafter):
     """Drafts what its own layer makes of three of the target's."""
 
     knobs: EAGLE3
-
-    def __init__(self, knobs: EAGLE3, model: EAGLE3Net, target: Target, stored: Checkpoint) -> None:
-        super().__init__(knobs, model, target, stored)
-        model.layer_ids = knobs.layers(target)
-        self._net = model
+    model: EAGLE3Net
 
     @property
     def needs(self) -> Needs:
-        return Needs(hidden=self.knobs.layers(self._target))
+        return Needs(hidden=self.model.reads)
 
     def study(self, counts: Ints) -> None:
-        if self._net.d2t is not None:
-            frequent = np.argsort(-counts, kind="stable")[: len(self._net.d2t)]
-            self._net.choose(np.sort(frequent))
+        if self.model.d2t is not None:
+            frequent = np.argsort(-counts, kind="stable")[: len(self.model.d2t)]
+            self.model.choose(np.sort(frequent))
 
     def loss(self, batch: Batch) -> Tensor:
         features = self.model.fuse({k: h.to(self._like.dtype) for k, h in batch.hidden.items()})
@@ -266,8 +267,8 @@ class EAGLE3Drafter(PairDrafter):
         for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):
             chosen = at & known
             wanted = said[chosen[at]]
-            if self._net.t2d is not None:
-                possible = self._net.t2d[wanted.argmax(-1)]  # what the target would say cannot be drafted elsewhere
-                chosen, wanted = chosen.clone().masked_scatter(chosen, possible), wanted[possible][:, self._net.drafted]
-            total = total + self.knobs.decay**j * soft_cross_entropy(wanted, self._net.draft_logits(out[chosen]))
+            if self.model.t2d is not None:
+                possible = self.model.t2d[wanted.argmax(-1)]  # what the target would say cannot be drafted elsewhere
+                chosen, wanted = chosen.clone().masked_scatter(chosen, possible), wanted[possible][:, self.model.drafted]
+            total = total + self.knobs.decay**j * soft_cross_entropy(wanted, self.model.draft_logits(out[chosen]))
         return total / batch.count

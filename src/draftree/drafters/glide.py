@@ -265,7 +265,7 @@ class GLIDEDrafter(Trainable[Glimpsing]):
     @torch.inference_mode()
     def commit(self, state: Glimpsing, tree: Tree, verdict: Verdict, taps: Taps) -> Glimpsing:
         official, roots = self.knobs.variant == "official", state.roots
-        own = read_again(state.own, tree, verdict) if official else keep_path(state.own, tree, verdict)
+        own = keep_path(state.own, tree, verdict, again=official)
         limits = [NOTHING if fed.size else early for fed, early in zip(state.own.fed, state.limits, strict=True)]
         for row in tree.row[: tree.roots].tolist():
             new = len(own.pending[row]) - len(limits[row])  # accepted, and not read yet
@@ -303,18 +303,6 @@ class GLIDEDrafter(Trainable[Glimpsing]):
 def _waiting(cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]) -> Glimpsing:
     """The state in which tokens wait behind those in the cache."""
     return Glimpsing(replace(Decoding.empty(cache), pending=tuple(tokens)), target, tuple(limits))
-
-
-def read_again(state: Decoding, tree: Tree, verdict: Verdict) -> Decoding:
-    """Forgets all that was fed of a step's nodes: root and accepted nodes wait to be read with the next root."""
-    cache, pending = state.cache, list(state.pending)
-    for root in range(tree.roots):
-        row = int(tree.row[root])
-        if state.fed[row].size:
-            cache.keep(row, cache.lengths[row] + np.arange(len(pending[row])))
-            pending[row] = NOTHING
-        pending[row] = np.concatenate((pending[row], tree.tokens[verdict.kept(root)]))
-    return Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
 
 
 def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:

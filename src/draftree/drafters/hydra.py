@@ -181,6 +181,7 @@ class HydraNet(nn.Module):
     def __init__(self, knobs: Hydra, target: Target, embedding: bool) -> None:
         super().__init__()
         self.config = config = like(target.decoder.config)
+        self.rotary = Rotary(config)
         prefix = knobs.arch == "prefix-mlp"
         self.prefix_embeding_layer = Prefix(config) if prefix else None
         self.hydra_mlp = nn.ModuleList(self._mlp(i, config.hidden_size, knobs) for i in range(knobs.heads))
@@ -235,10 +236,6 @@ class HydraDrafter(Trainable[Prefixed]):
     model: HydraNet
     needs = Needs(hidden=(LAST,))
 
-    def __init__(self, knobs: Hydra, model: HydraNet, target: Target, stored: Checkpoint) -> None:
-        super().__init__(knobs, model, target, stored)
-        self._config, self._rotary = model.config, Rotary(model.config)
-
     @torch.inference_mode()
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Prefixed | None = None) -> Prefixed:
         state = self._remember(state or self._empty(len(prompts), max(map(len, prompts)) + SPARE), taps)
@@ -247,7 +244,7 @@ class HydraDrafter(Trainable[Prefixed]):
         return state
 
     def _empty(self, rows: int, slots: int) -> Prefixed:
-        config: Any = self._config  # untyped, as much of transformers is
+        config: Any = self.model.config  # untyped, as much of transformers is
         layers = self.knobs.arch == "prefix-mlp"
         shapes = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim), LayerShape(1, config.hidden_size, 0)
         cache, hidden = (SlotCache((shape,) * layers, rows, self._like.dtype, self._like.device) for shape in shapes)
@@ -289,7 +286,7 @@ class HydraDrafter(Trainable[Prefixed]):
         states = given[torch.arange(len(given), device=given.device)[:, None], known]
         visible = torch.arange(int(places.max()) + 1, device=given.device) <= at[:, :, None]
         mask, writer = additive(visible[:, None], states.dtype), state.cache.writer(starts, count)
-        out: Tensor = self.model.prefix_embeding_layer(states, self._rotary(states, at), mask, writer)
+        out: Tensor = self.model.prefix_embeding_layer(states, self.model.rotary(states, at), mask, writer)
         return out
 
     @torch.inference_mode()
@@ -326,7 +323,7 @@ class HydraDrafter(Trainable[Prefixed]):
             return states
         at = torch.arange(states.shape[1], device=states.device)
         mask = additive((at[None, :] <= at[:, None])[None, None], states.dtype)
-        out: Tensor = self.model.prefix_embeding_layer(states, self._rotary(states, at[None]), mask, None)
+        out: Tensor = self.model.prefix_embeding_layer(states, self.model.rotary(states, at[None]), mask, None)
         return out
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:

@@ -127,8 +127,7 @@ class MedusaDrafter(Trainable[Heads]):
         if drawing.shaped is not None:  # the request's processors tell nodes of a list apart
             each = torch.stack([logits[i] for i in which.ravel()])
             return offered(each, heads, k, drawing, tree.row[frontier], tree.depth[frontier]), state
-        found = offered(torch.stack(logits), heads, k, drawing, rows, depths)
-        return _spread(found, which.ravel()), state
+        return offered(torch.stack(logits), heads, k, drawing, rows, depths).shared(which.ravel()), state
 
     def commit(self, state: Heads, tree: Tree, verdict: Verdict, taps: Taps) -> Heads:
         return Heads(newest(taps.rows, taps.hidden[LAST].to(self._like.dtype), state.hidden))
@@ -168,15 +167,3 @@ class MedusaDrafter(Trainable[Heads]):
             config = {"base_model_name_or_path": self._target.name} | config | counts
         there = self._stored.tensors or tensors  # a published file gets no tensors that it did not have
         return config, {k: v for k, v in tensors.items() if k in there}
-
-
-def _spread(found: Candidates, which: Ints) -> Candidates:
-    """Candidates [F, K] of lists that several nodes share; `which` [F] is each node's."""
-
-    def spread(q: Tensor | None) -> Tensor | None:
-        if q is None or len(q) == 1:  # one list for all costs no memory, and that is how layered policies ask
-            return q if q is None else q.expand(len(which), -1)
-        return q[torch.from_numpy(which).to(q.device)]
-
-    q, before = spread(found.log_probs), spread(found.unconditioned)
-    return replace(found, tokens=found.tokens[which], log_q=found.log_q[which], log_probs=q, unconditioned=before)

@@ -138,13 +138,12 @@ class RESTDrafter(Drafter[Retrieval]):
 
     def expand(self, state: Retrieval, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Retrieval]:
         trie = state.trie
-        at = follow(state.at, tree.tokens, tree.parents, trie.tokens, trie.first, trie.children)
+        at = follow(state.at, tree.tokens, tree.parents, trie)
         if (unknown := frontier[at[frontier] < 0]).size:
             found = [self.retrieve(self._context(state, tree, node)) for node in unknown.tolist()]
-            at[unknown] = len(trie) + np.cumsum([0, *map(len, found[:-1])])
-            trie = together([trie, *found])
-        tokens, log_q = best_children(at[frontier], k, trie.tokens, trie.log_q, trie.first, trie.children)
-        return Candidates(tokens, log_q), replace(state, trie=trie, at=at)
+            trie, begin = together([trie, *found])
+            at[unknown] = begin[1:]
+        return Candidates(*best_children(trie, at[frontier], k)), replace(state, trie=trie, at=at)
 
     def retrieve(self, context: Ints) -> PrefixTree:
         """The trie of what followed the longest end of a context; a bare root where it stands nowhere."""
@@ -154,7 +153,7 @@ class RESTDrafter(Drafter[Retrieval]):
         if not longest:
             return NOTHING_FOUND
         rows = [self._behind(c, r) for c, r in zip(self._corpora, ranges, strict=True) if r[0] == longest]
-        return PrefixTree(*grow(rows[0] if len(rows) == 1 else merged(rows), knobs.nodes))
+        return grow(rows[0] if len(rows) == 1 else merged(rows), knobs.nodes)
 
     def _behind(self, corpus: Corpus, found: tuple[int, int, int]) -> Ints:
         """[M, L] the continuations of a range of places."""
@@ -173,15 +172,11 @@ class RESTDrafter(Drafter[Retrieval]):
         return Retrieval(cut(state.texts, lengths))
 
 
-def together(tries: Sequence[PrefixTree]) -> PrefixTree:
-    """Several tries in one, in their order."""
-    begin = np.cumsum([0, *(len(t) for t in tries[:-1])]).tolist()
-    return PrefixTree(
-        np.concatenate([t.tokens for t in tries]),
-        np.concatenate([t.log_q for t in tries]),
-        np.concatenate([t.first + at for t, at in zip(tries, begin, strict=True)]),
-        np.concatenate([t.children for t in tries]),
-    )
+def together(tries: Sequence[PrefixTree]) -> tuple[PrefixTree, Ints]:
+    """Several tries in one, in their order, and where each begins."""
+    begin = np.cumsum([0, *(len(t.tokens) for t in tries[:-1])])
+    moved = [t._replace(first=t.first + at) for t, at in zip(tries, begin, strict=True)]
+    return PrefixTree(*(np.concatenate(column) for column in zip(*moved, strict=True))), begin
 
 
 def merged(rows: Sequence[Ints]) -> Ints:

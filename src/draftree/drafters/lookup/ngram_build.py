@@ -6,7 +6,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,7 +107,7 @@ def build(documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Cal
             ranges = _ranges(runs, plan)
             for rows in work.ordered(work.merged, ((runs, r) for r in ranges), f"merging part {{}} of {len(ranges)}"):
                 out.write(rows)
-    return seen.figures() | out.finish()
+    return asdict(seen) | out.finish()
 
 
 def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
@@ -126,9 +126,6 @@ class Seen:
     documents: int = 0
     tokens: int = 0
     grams: int = 0
-
-    def figures(self) -> dict[str, Any]:
-        return {"documents": self.documents, "tokens": self.tokens, "grams": self.grams}
 
 
 def _pieces(documents: Iterable[Ints], plan: GramSettings, seen: Seen) -> Iterator[Run]:

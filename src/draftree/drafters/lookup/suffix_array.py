@@ -7,7 +7,7 @@ Shapes: T tokens of the corpus, C of them in a context, M matches, L tokens of a
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ class Corpus:
     suffixes: Array
 
 
-@dataclass(frozen=True)
-class PrefixTree:
+class PrefixTree(NamedTuple):
     """Continuations merged by their beginnings; the children of a node stand side by side, the most frequent first.
 
     Several tries may stand in one, each with a root of its own.
@@ -50,9 +49,6 @@ class PrefixTree:
     log_q: Floats
     first: Ints
     children: Ints
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
 
 def joined(documents: list[Ints]) -> NDArray[np.uint32]:
@@ -196,8 +192,8 @@ def _most_frequent(count: Ints, k: int) -> Ints:
 
 
 @compiled
-def grow(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
-    """The trie of the most frequent beginnings of continuations (REST, section 3.2), as `PrefixTree` has it, the root first.
+def grow(rows: Ints, nodes: int) -> PrefixTree:
+    """The trie of the most frequent beginnings of continuations (REST, section 3.2), the root first.
 
     No node is more frequent than its parent. So of a layer no more than `nodes` have to be followed, and the best of all
     layers are connected. Of equally frequent nodes the less deep ones are kept, then those with the lower token.
@@ -225,8 +221,8 @@ def grow(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
 
 
 @compiled
-def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
-    """The most frequent nodes of a trie, as `PrefixTree` has it."""
+def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> PrefixTree:
+    """The trie of the most frequent nodes of another."""
     kept = _most_frequent(count, nodes + 1)  # the root is the most frequent, or the first of equals
     number, log_q = np.zeros(len(token), np.int64), np.zeros(len(kept))
     first, children = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.int64)
@@ -237,7 +233,7 @@ def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, F
         if children[above] == 0:
             first[above] = new
         children[above] += 1
-    return token[kept], log_q, first, children
+    return PrefixTree(token[kept], log_q, first, children)
 
 
 @compiled
@@ -262,39 +258,37 @@ def context_of(text: Ints, tokens: Ints, parents: Ints, node: int, longest: int)
 
 
 @compiled
-def follow(known: Ints, tokens: Ints, parents: Ints, trie_tokens: Ints, first: Ints, children: Ints) -> Ints:
+def follow(known: Ints, tokens: Ints, parents: Ints, trie: PrefixTree) -> Ints:
     """[E] each tree node's node in a trie: its token's among the children of its parent's; −1 where there is none.
 
     Args:
         known: of the first nodes of the tree.
         tokens: [E] of the tree.
         parents: [E] of the tree.
-        trie_tokens: [N] of the trie.
-        first: [N] of the trie.
-        children: [N] of the trie.
+        trie: where they are looked for.
     """
     found = np.full(len(tokens), UNKNOWN, np.int64)
     found[: len(known)] = known
     for node in range(len(known), len(tokens)):
         above = found[parents[node]] if parents[node] >= 0 else UNKNOWN
         if above >= 0:
-            for child in range(first[above], first[above] + children[above]):
-                if trie_tokens[child] == tokens[node]:
+            for child in range(trie.first[above], trie.first[above] + trie.children[above]):
+                if trie.tokens[child] == tokens[node]:
                     found[node] = child
     return found
 
 
 @compiled
-def best_children(at: Ints, k: int, tokens: Ints, log_q: Floats, first: Ints, children: Ints) -> tuple[Ints, Floats]:
+def best_children(trie: PrefixTree, at: Ints, k: int) -> tuple[Ints, Floats]:
     """[F, K] tokens and log q of the most frequent children of a trie's nodes [F], −∞ where there are fewer.
 
     K is not larger than it has to be, and at least 1.
     """
     widest = 1
     for i in range(len(at)):
-        widest = max(widest, min(k, children[at[i]]))
+        widest = max(widest, min(k, trie.children[at[i]]))
     found, value = np.zeros((len(at), widest), np.int64), np.full((len(at), widest), -np.inf)
     for i in range(len(at)):
-        for j in range(min(widest, children[at[i]])):
-            found[i, j], value[i, j] = tokens[first[at[i]] + j], log_q[first[at[i]] + j]
+        for j in range(min(widest, trie.children[at[i]])):
+            found[i, j], value[i, j] = trie.tokens[trie.first[at[i]] + j], trie.log_q[trie.first[at[i]] + j]
     return found, value

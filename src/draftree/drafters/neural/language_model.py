@@ -158,21 +158,13 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
 
 
 @torch.inference_mode()
-def feed(decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints) -> tuple[Tensor, Decoding]:
-    """Logits [F, V] after the frontier's nodes; each sees its row's committed tokens and its own path."""
-    layout = lay_out(state, tree, frontier, decoder.device)
-    logits = layout.pick(decoder.forward(state.cache, layout.feed))
-    return logits, replace(state, fed=layout.fed)
-
-
-@torch.inference_mode()
-def keep_path(state: Decoding, tree: Tree, verdict: Verdict) -> Decoding:
-    """Commits what was fed of each accepted path; the rest of the path waits for the next step."""
+def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False) -> Decoding:
+    """Commits what was fed of each accepted path; the rest of it waits for the next step, and all of it to be read `again`."""
     cache, pending = state.cache, list(state.pending)
     for root in range(tree.roots):
         row = int(tree.row[root])
         nodes, before = verdict.kept(root), state.fed[row]
-        done = np.flatnonzero(np.isin(before, tree.number[nodes]))  # a node is fed after its parent
+        done = NOTHING if again else np.flatnonzero(np.isin(before, tree.number[nodes]))  # a node is fed after its parent
         if before.size:
             waited = len(state.pending[row])
             cache.keep(row, cache.lengths[row] + np.concatenate((np.arange(waited), waited + done)))
@@ -204,6 +196,7 @@ def no_candidates(nodes: int, k: int) -> Candidates:
     return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))
 
 
+@torch.inference_mode()
 def propose(
     decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing
 ) -> tuple[Candidates, Decoding]:
@@ -211,5 +204,6 @@ def propose(
     waiting = np.array([len(p) for p in state.pending])
     if int((state.cache.lengths + waiting)[tree.row[frontier]].max() + tree.depth[frontier].max()) >= decoder.context:
         return no_candidates(len(frontier), k), state
-    logits, state = feed(decoder, state, tree, frontier)
-    return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state
+    layout = lay_out(state, tree, frontier, decoder.device)
+    logits = layout.pick(decoder.forward(state.cache, layout.feed))
+    return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), replace(state, fed=layout.fed)
