@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from drafting import after_all
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch
 from draftree.drafters.eagle import EAGLE
@@ -291,7 +292,7 @@ def test_the_overlap_is_that_of_the_distributions(target, samples) -> None:
 
     teacher = Teacher(target, Needs(), samples)
     found = evaluate(teacher, Shifted(), [0, 1], 2, Processes.on(torch.device("cpu")))
-    p = torch.cat([teacher.batch([i], 0).logits[0, :-1].softmax(-1)[samples[i].learn[1:]] for i in (0, 1)])
+    p = torch.cat([after_all(teacher.batch([i], 0))[0, :-1].softmax(-1)[samples[i].learn[1:]] for i in (0, 1)])
     assert found is not None
     assert found.overlap == pytest.approx(float(torch.minimum(p, p.roll(1, -1)).sum(-1).mean()), rel=1e-5)
 

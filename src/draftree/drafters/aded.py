@@ -137,6 +137,7 @@ class ADEDDrafter(Drafter[State]):
         grams: of the corpus; never changed.
     """
 
+    knobs: ADED
     remembers = True
 
     def __init__(self, knobs: ADED, grams: Grams) -> None:

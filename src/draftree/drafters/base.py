@@ -30,11 +30,13 @@ class Drafter(ABC, Generic[State]):
     """What proposes tokens after the nodes of a tree.
 
     Attributes:
+        knobs: of its method, if it has any.
         expands_paths: nodes can be expanded together with nodes above them, in one pass, and not layer by layer alone.
         remembers: `carry` leaves something, so that what is drafted may depend on earlier calls.
         sends_probes: `probes` asks for rows of a verification.
     """
 
+    knobs: "Method | None" = None
     expands_paths: bool = False
     remembers: bool = False
     sends_probes: bool = False
@@ -47,7 +49,7 @@ class Drafter(ABC, Generic[State]):
     @property
     def described(self) -> str:
         """What it is, in a line: tells apart drafters that cost or learn differently."""
-        return type(self).__name__
+        return repr(self.knobs) if self.knobs else type(self).__name__
 
     @abstractmethod
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None) -> State:
@@ -138,12 +140,6 @@ class Batch:
     generators: tuple[torch.Generator, ...]
     count: float
     shared: torch.Generator = field(default_factory=torch.Generator)
-
-    @property
-    def logits(self) -> Tensor:
-        """[B, T, V] the target's after every token."""
-        whole: Tensor = self.target(torch.ones_like(self.learn))
-        return whole.view(*self.tokens.shape, -1)
 
 
 class Trainable(Drafter[State]):

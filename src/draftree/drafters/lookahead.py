@@ -118,14 +118,11 @@ class LookaheadDrafter(Drafter[Lookaheads]):
     The window holds guesses whatever the sampling: each next one is the likeliest token. The output does not depend on it.
     """
 
+    knobs: Lookahead
     sends_probes = True
 
     def __init__(self, knobs: Lookahead) -> None:
         self.knobs = knobs
-
-    @property
-    def described(self) -> str:
-        return repr(self.knobs)
 
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Lookaheads | None = None) -> Lookaheads:
         before = [self._empty()] * len(prompts) if state is None else state.rows

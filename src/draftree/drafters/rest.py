@@ -122,6 +122,8 @@ class RESTDrafter(Drafter[Retrieval]):
         vocab: the target's V.
     """
 
+    knobs: REST
+
     def __init__(self, knobs: REST, corpora: Sequence[Corpus], vocab: int) -> None:
         self.knobs, self._corpora, self._vocab = knobs, corpora, vocab
         for corpus in corpora:  # compiles, or loads, what the first step would wait for

@@ -83,15 +83,12 @@ class Written:
 class SuffixDrafter(Drafter[Written]):
     """Drafts the likeliest continuations by frequency."""
 
+    knobs: Suffix
     remembers = True
 
     def __init__(self, knobs: Suffix) -> None:
         self.knobs = knobs
         self._limits = Limits(knobs.longest, knobs.length, float(knobs.factor), float(knobs.least), knobs.places)
-
-    @property
-    def described(self) -> str:
-        return repr(self.knobs)
 
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Written | None = None) -> Written:
         begun = np.array([len(p) for p in prompts], np.int64)

@@ -6,6 +6,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,7 +104,7 @@ def build(documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Cal
         runs = list(work.ordered(work.sorted, _pieces(documents, plan, seen), "sorting piece {}"))
         if not seen.grams:
             raise UserError(f"the corpus is empty: none of {seen.documents:,} documents has {plan.n} tokens")
-        with TableWriter(folder, plan) as out:
+        with closing(TableWriter(folder, plan)) as out:
             ranges = _ranges(runs, plan)
             for rows in work.ordered(work.merged, ((runs, r) for r in ranges), f"merging part {{}} of {len(ranges)}"):
                 out.write(rows)
@@ -258,10 +259,8 @@ class TableWriter:
         self.first = np.zeros(plan.vocab + 1, np.int64)
         self.files = {name: open(folder / f"{name}.bin", "wb") for name in self.kinds}  # noqa: SIM115
 
-    def __enter__(self) -> "TableWriter":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Closes the files."""
         for file in self.files.values():
             file.close()
 

@@ -53,13 +53,8 @@ class PrefixTree(NamedTuple):
 
 def joined(documents: list[Ints]) -> NDArray[np.uint32]:
     """One array of all documents' tokens, a separator behind each."""
-    whole = np.empty(sum(map(len, documents)) + len(documents), np.uint32)
-    at = 0
-    for document in documents:
-        whole[at : at + len(document)] = document
-        whole[at + len(document)] = SEPARATOR
-        at += len(document) + 1
-    return whole
+    parts = (part for document in documents for part in (document, [SEPARATOR]))
+    return np.concatenate(list(parts), dtype=np.uint32, casting="unsafe")
 
 
 def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:

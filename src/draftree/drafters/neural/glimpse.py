@@ -37,18 +37,14 @@ class View:
         heads: its query heads.
         key: width of a key.
         value: width of a value.
-        rope: how queries are rotated, as transformers' `rope_parameters`; None where the target's keys are not.
-        turned: how much of a key's width is rotated.
-        context: positions the target knows.
+        rotary: the rotation of queries; a head's width there is how much of a key's is rotated. None where the keys are not.
     """
 
     layer: int
     heads: int
     key: int
     value: int
-    rope: dict[str, Any] | None
-    turned: int
-    context: int
+    rotary: LlamaConfig | None
 
     @classmethod
     def of(cls, target: Target, layer: int, variant: str) -> Self:
@@ -56,9 +52,16 @@ class View:
         config, shape = target.decoder.config, target.decoder.shapes[layer]
         rope = dict(OFFICIAL_ROPE) if variant == "official" else _rope(config, layer)
         share = 1.0 if rope is None else float(rope.pop("partial_rotary_factor", 1.0))
-        turned = int(shape.key * share) // 2 * 2
-        heads = int(config.num_attention_heads)
-        return cls(layer, heads, shape.key, shape.value, rope, turned, min(target.decoder.context, 2**20))
+        heads, turned, rotary = int(config.num_attention_heads), int(shape.key * share) // 2 * 2, None
+        if rope is not None and turned:
+            rotary = LlamaConfig(
+                hidden_size=heads * turned,
+                num_attention_heads=heads,
+                head_dim=turned,
+                max_position_embeddings=min(target.decoder.context, 2**20),
+                rope_parameters=cast(Any, rope),
+            )
+        return cls(layer, heads, shape.key, shape.value, rotary)
 
 
 def _rope(config: PreTrainedConfig, layer: int) -> dict[str, Any] | None:
@@ -99,7 +102,7 @@ class CrossAttention(nn.Module):
     def look_at(self, view: View) -> None:
         """Reads another layer from now on, whose keys and values are as wide."""
         self.view = view
-        self.rotary = None if view.rope is None or not view.turned else _rotary(view)
+        self.rotary = None if view.rotary is None else LlamaRotaryEmbedding(view.rotary)
 
     def forward(self, states: Tensor, positions: Tensor, kv: tuple[Tensor, Tensor], visible: Tensor) -> Tensor:
         """[B, n, D]; zero for a query that sees nothing."""
@@ -115,19 +118,8 @@ class CrossAttention(nn.Module):
         if self.rotary is None:
             return queries
         cos, sin = (t[:, None] for t in self.rotary(queries, positions))
-        turned, rest = queries[..., : self.view.turned], queries[..., self.view.turned :]
+        turned, rest = queries[..., : cos.shape[-1]], queries[..., cos.shape[-1] :]
         return torch.cat((turned * cos + rotate_half(turned) * sin, rest), dim=-1)
-
-
-def _rotary(view: View) -> LlamaRotaryEmbedding:
-    config = LlamaConfig(
-        hidden_size=view.heads * view.turned,
-        num_attention_heads=view.heads,
-        head_dim=view.turned,
-        max_position_embeddings=view.context,
-        rope_parameters=cast(Any, view.rope),
-    )
-    return LlamaRotaryEmbedding(config)
 
 
 @final
