@@ -180,7 +180,7 @@ def test_kept_features_are_the_computed_ones(target, samples, tmp_path) -> None:
     a, b = kept.batch([3, 0, 7], 5), computed.batch([3, 0, 7], 5)
     for row, i in enumerate([3, 0, 7]):
         n = len(samples[i].tokens)
-        torch.testing.assert_close(a.logits[row, :n], b.logits[row, :n], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(after_all(a)[row, :n], after_all(b)[row, :n], rtol=1e-4, atol=1e-5)
         for layer in needs.hidden:
             torch.testing.assert_close(a.hidden[layer][row, :n], b.hidden[layer][row, :n], rtol=1e-4, atol=1e-5)
         for layer in needs.kv:
@@ -254,7 +254,7 @@ def test_a_perfect_drafter_has_the_longest_acceptance(target, samples) -> None:
     class Oracle:
         needs, model = Needs(), fresh("vdm", target).model
         loss = staticmethod(lambda b: torch.zeros(()))
-        forward = staticmethod(lambda b, block, phase: b.logits)
+        forward = staticmethod(lambda b, block, phase: after_all(b))
 
     greedy = []
     for s in samples[:4]:
@@ -288,7 +288,7 @@ def test_the_overlap_is_that_of_the_distributions(target, samples) -> None:
     class Shifted:
         needs, model = Needs(), fresh("vdm", target).model
         loss = staticmethod(lambda b: torch.zeros(()))
-        forward = staticmethod(lambda b, block, phase: b.logits.roll(1, -1))
+        forward = staticmethod(lambda b, block, phase: after_all(b).roll(1, -1))
 
     teacher = Teacher(target, Needs(), samples)
     found = evaluate(teacher, Shifted(), [0, 1], 2, Processes.on(torch.device("cpu")))

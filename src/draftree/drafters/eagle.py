@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 from transformers import Cache, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.llama import Rotary, initialise, layer, like, of_values, published, run, stores
+from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, run, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.errors import UserError
@@ -98,10 +99,10 @@ class EAGLENet(PairNet):
         super().__init__()
         size = config.hidden_size
         self.fc = nn.Linear(2 * size, size, bias=bias)
-        first = layer(config)
+        first: Any = LlamaDecoderLayer(config, 0)
         first.input_layernorm = nn.Identity()
         if getattr(config, "qkv_bias", False):  # of Qwen2; transformers' Llama would give the output a bias too
-            attention: Any = first.self_attn
+            attention = first.self_attn
             for name in ("q_proj", "k_proj", "v_proj"):
                 old = getattr(attention, name)
                 setattr(attention, name, nn.Linear(old.in_features, old.out_features))

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import Cache, LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.drafters.neural.heads import ResBlock, by_depth, lm_head, newest, offered, teacher
 from draftree.drafters.neural.language_model import SPARE
-from draftree.drafters.neural.llama import Rotary, initialise, layer, like, run
+from draftree.drafters.neural.llama import Rotary, initialise, like, run
 from draftree.drafters.neural.losses import before, kl
 from draftree.drafters.neural.masks import additive
 from draftree.errors import UserError
@@ -158,7 +158,7 @@ class Prefix(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([layer(config)])
+        self.layers = nn.ModuleList([LlamaDecoderLayer(config, 0)])
         self.norm: nn.Module = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         initialise(self, config)
 

@@ -65,35 +65,27 @@ def _renamed(key: str, prefixes: Mapping[str, str]) -> str:
 
 
 def loaded(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[str, Any]]:
-    """A checkpoint in either layout with its tensors, and what `flat` makes of its config.
+    """A checkpoint in either layout with its tensors, and its config as the original layout has it, a copy.
 
     Raises:
-        UserError: it cannot be read, or is not of the published method.
+        UserError: it cannot be read, is of another kind, or of a network that is not the published method's; the flag is
+            named.
     """
     stored = replace(stored.loaded(), name=published(stored.config))
-    return stored, flat(stored, method)
-
-
-def flat(stored: Checkpoint, method: str) -> dict[str, Any]:
-    """A checkpoint's config as the original layout has it, in whichever of the two it came; a copy.
-
-    Raises:
-        UserError: it is of another kind, or of a network that is not the published method's; the flag is named.
-    """
     config, where = deepcopy(stored.config), stored.folder
     said = Entries(config, where / CONFIG)
     for name, hint in TYPES.items():
         said.get(name, hint, None, least=0)
     _refuse_unsupported(config, method, where)
     if KIND not in config:
-        return config
+        return stored, config
     layer = config.get(LAYER)
     if not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
         got = layer.get("model_type") if isinstance(layer, dict) else layer
         raise UserError(f"'{where}' has a {LAYER} of '{got}', allowed is 'llama'")
     if method == "eagle":
-        return layer | {"bias": config.get("fusion_bias", "fusion_fc.bias" in stored.tensors)}
-    return layer | {k: config[k] for k in FIELDS if config.get(k) is not None}
+        return stored, layer | {"bias": config.get("fusion_bias", "fusion_fc.bias" in stored.tensors)}
+    return stored, layer | {k: config[k] for k in FIELDS if config.get(k) is not None}
 
 
 def _refuse_unsupported(config: dict[str, Any], method: str, where: Path) -> None:
@@ -118,7 +110,7 @@ def nested(values: Mapping[str, Any], method: str, verifier: Mapping[str, Any]) 
     """The config of the original layout in this one.
 
     Args:
-        values: what `flat` gives.
+        values: of the original layout.
         method: `eagle` or `eagle3`.
         verifier: `name_or_path` and `architectures` of the target.
     """

@@ -108,7 +108,7 @@ def _config_of(target: str) -> PreTrainedConfig:
         return config
 
 
-def _check(method: str, folder: Path, config: PreTrainedConfig, name: str = "any") -> Target:
+def _check(method: str, folder: Path, config: PreTrainedConfig, name: str) -> Target:
     """Opens a checkpoint for a target without weights, which refuses one that is incomplete or of other shapes."""
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of copies to where nothing is, and of targets that are not named
@@ -128,6 +128,11 @@ def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
     return LlamaConfig(
         vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=1, intermediate_size=1
     )
+
+
+def _check_any(method: str, folder: Path, values: Mapping[str, Any], target: str | None) -> None:
+    """Opens a checkpoint for a target, or for any one of the sizes in its config."""
+    _check(method, folder, _any_target(values, folder) if target is None else _config_of(target), target or "any")
 
 
 def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Written:
@@ -154,7 +159,7 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
 def to_original(method: str, stored: Checkpoint, target: str | None) -> Written:
     """EAGLE's or EAGLE-3's original layout; the fusing layer's `bias` is always said."""
     stored, values = speculators.loaded(stored, method)
-    _check(method, stored.folder, _any_target(values, stored.folder) if target is None else _config_of(target))
+    _check_any(method, stored.folder, values, target)
     return _original(method, stored, values)
 
 
@@ -200,7 +205,7 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
             f"'{folder}' lacks {', '.join(lacking[:4])}, allowed for 'vllm-medusa' are heads with layers of their own"
         )
     config, tensors = medusa.to_vllm(stored.config, tensors)
-    _check(method, folder, _any_target(config, folder) if target is None else _config_of(target))
+    _check_any(method, folder, config, target)
     return config, tensors
 
 

@@ -23,9 +23,6 @@ EVERY = 1024
 """Of a sorted run, every so-manieth context is looked at to cut runs into ranges of equal size."""
 
 
-# Building.
-
-
 class Run(NamedTuple):
     """Distinct n-grams in the order of context and token: three arrays [S] of one length."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftree.boundary.files import Entries, understood
 from draftree.errors import UnknownName
@@ -92,12 +92,6 @@ class Rotary:
         self._embedding.to(like.device)  # else transformers copies the frequencies there in every pass
         cos, sin = self._embedding(like, positions)
         return cos, sin
-
-
-def layer(config: LlamaConfig) -> nn.Module:
-    """A decoder layer that is called as `run` does."""
-    made: nn.Module = LlamaDecoderLayer(config, 0)
-    return made
 
 
 def run(layer: nn.Module, x: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None) -> Tensor:
