@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
-from draftree.drafters.neural.language_model import SPARE, Decoding, beginning, load_model, propose, rewind, save_model
+from draftree.drafters.neural.language_model import SPARE, Decoding, copied, load_model, propose, rewind, save_model
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import additive, dual_block
 from draftree.errors import UserError
@@ -72,7 +72,7 @@ class EDD(TrainableMethod):
 
     def new(self, target: Target) -> "EDDDrafter":
         self._check(target)
-        return EDDDrafter(self, beginning(target), target, Checkpoint())
+        return EDDDrafter(self, copied(target), target, Checkpoint())
 
     def _check(self, target: Target) -> None:
         if self.hidden_layer != AUTO:

@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.drafters.neural.heads import ResBlock, by_depth, lm_head, newest, offered, teacher
 from draftree.drafters.neural.language_model import SPARE
-from draftree.drafters.neural.llama import Rotary, initialise, like, run
+from draftree.drafters.neural.llama import Rotary, initialise, like, run, stores
 from draftree.drafters.neural.losses import before, kl
 from draftree.drafters.neural.masks import additive
 from draftree.errors import UserError
@@ -103,11 +103,8 @@ def check_kind(config: dict[str, Any], where: Path) -> None:
     Raises:
         UserError: it names what was got and what is allowed.
     """
-    for key, allowed in (
-        ("grounded_heads", (True,)),
-        ("hidden_state_offset", (0,)),
-        ("hydra_head_arch", ("prefix-mlp", "mlp")),
-    ):
+    decoded = {"grounded_heads": (True,), "hidden_state_offset": (0,), "hydra_head_arch": ("prefix-mlp", "mlp")}
+    for key, allowed in decoded.items():
         if config.get(key, allowed[0]) not in allowed:
             raise UserError(f"'{where}' has {key} {config[key]}, allowed is {' or '.join(map(str, allowed))}")
 
@@ -244,14 +241,13 @@ class HydraDrafter(Trainable[Prefixed]):
         return state
 
     def _empty(self, rows: int, slots: int) -> Prefixed:
-        config: Any = self.model.config  # untyped, as much of transformers is
-        layers = self.knobs.arch == "prefix-mlp"
-        shapes = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim), LayerShape(1, config.hidden_size, 0)
+        width, layers = self.model.config.hidden_size, self.knobs.arch == "prefix-mlp"
+        shapes = stores(self.model.config), LayerShape(1, width, 0)
         cache, hidden = (SlotCache((shape,) * layers, rows, self._like.dtype, self._like.device) for shape in shapes)
         if layers:
             cache.reserve(slots)
             hidden.reserve(slots)
-        return Prefixed(cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, config.hidden_size))
+        return Prefixed(cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, width))
 
     def _remember(self, state: Prefixed, taps: Taps) -> Prefixed:
         """The state after hidden states [T, D] of newly committed tokens; what a layer has to make of them waits."""
@@ -354,11 +350,8 @@ class HydraDrafter(Trainable[Prefixed]):
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The official layout; the target's embedding and what has no use only where the file read held it."""
         names = {"base_model_name_or_path": self._target.name, "grounded_heads": True, "hidden_state_offset": 0}
-        counts = {
-            "hydra_head_arch": self.knobs.arch,
-            "hydra_num_heads": self.knobs.heads,
-            "hydra_num_layers": self.knobs.layers,
-        }
+        knobs = self.knobs
+        counts = {"hydra_head_arch": knobs.arch, "hydra_num_heads": knobs.heads, "hydra_num_layers": knobs.layers}
         return names | config | counts, tensors
 
 

@@ -9,16 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
-from draftree.drafters.neural.language_model import (
-    Decoding,
-    beginning,
-    keep_path,
-    load_model,
-    propose,
-    read,
-    rewind,
-    save_model,
-)
+from draftree.drafters.neural.language_model import Decoding, copied, keep_path, load_model, propose, read, rewind, save_model
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.decoder import Decoder
@@ -50,7 +41,7 @@ class VDM(TrainableMethod):
         return VDMDrafter(self, load_model(stored, "vdm", target), target, stored)
 
     def new(self, target: Target) -> "VDMDrafter":
-        return VDMDrafter(self, beginning(target), target, Checkpoint())
+        return VDMDrafter(self, copied(target), target, Checkpoint())
 
 
 @final

@@ -26,7 +26,7 @@ from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 
-def beginning(target: Target) -> PreTrainedModel:
+def copied(target: Target) -> PreTrainedModel:
     """One float32 layer of the target's architecture, to be trained, between the target's embedding and LM head.
 
     Embedding and head are copies (EDD + PCT, section 3.1), and tied where the target's are.
