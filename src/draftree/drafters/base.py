@@ -375,11 +375,11 @@ class TrainableMethod(Method):
 
     @abstractmethod
     def read(self, stored: Checkpoint, target: Target) -> "Trainable[Any]":
-        """The drafter in a checkpoint, which has fixed these knobs as far as its note goes; where its network lies is open.
+        """The drafter in a checkpoint, of these knobs where its weights or a published config do not fix others.
 
         Args:
-            stored: no tensor of it is loaded yet.
-            target: it drafts for.
+            stored: with its config; its tensors are yet to be loaded.
+            target: it drafts for, to whose device and dtype the network is brought afterwards.
 
         Raises:
             UserError: it is broken or does not fit the target.
@@ -387,7 +387,7 @@ class TrainableMethod(Method):
 
     @abstractmethod
     def new(self, target: Target) -> "Trainable[Any]":
-        """A drafter to be trained, in float32 wherever it lies.
+        """A float32 drafter to be trained; it is brought to the target's device afterwards.
 
         Raises:
             UserError: the target lacks something the method reads.

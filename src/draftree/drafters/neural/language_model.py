@@ -27,9 +27,9 @@ from draftree.tree import Candidates, Ints, Tree, Verdict
 
 
 def copied(target: Target) -> PreTrainedModel:
-    """One float32 layer of the target's architecture, to be trained, between the target's embedding and LM head.
+    """A float32 model to be trained: one new layer of the target's architecture, between copies of embedding and LM head.
 
-    Embedding and head are copies (EDD + PCT, section 3.1), and tied where the target's are.
+    So it is in the paper (EDD + PCT, section 3.1); the copies are tied where the target's are.
     """
     model, whole = one_layer(target.decoder.config), target.decoder.model
     for ours, theirs in (
