@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from draftree.costs import Costs
 from draftree.drafters.aded import ADED, ADEDDrafter, State
-from draftree.drafters.lookup.ngram_build import Plan, build
+from draftree.drafters.lookup.ngram_build import GramSettings, build
 from draftree.drafters.lookup.ngrams import Grams
 from draftree.engine import load
 from draftree.models.target import Needs, Taps
@@ -137,7 +137,7 @@ def stored(tokenizer: Tokenizer, megabytes: float, folder: Path) -> dict[str, An
     folder.mkdir()
     texts = list(documents(tokenizer, megabytes, 10))
     start = time.perf_counter()
-    figures = build(texts, Plan(3, tokenizer.get_vocab_size()), folder, lambda _: None)
+    figures = build(texts, GramSettings(3, tokenizer.get_vocab_size()), folder, lambda _: None)
     built = time.perf_counter() - start
     start = time.perf_counter()
     Grams.opened(folder)

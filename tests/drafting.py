@@ -3,13 +3,19 @@
 from typing import Any
 
 import numpy as np
+import torch
 
 from architectures import VOCAB
-from draftree.drafters.base import Drafter
+from draftree.drafters.base import Batch, Drafter
 from draftree.models.target import Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Tree
 from forests import texts, worst
+
+
+def after_all(batch: Batch) -> torch.Tensor:
+    """[B, T, V] the target's logits after every token."""
+    return batch.target(torch.ones_like(batch.learn)).view(*batch.tokens.shape, -1)
 
 
 def prefix_difference(t: Target, drafter: Drafter[Any]) -> float:

@@ -498,9 +498,7 @@ class Memory:
 class Remembering(Drafter[Memory]):
     """Drafts what the last call wrote at the same place."""
 
-    @property
-    def remembers(self) -> bool:
-        return True
+    remembers = True
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Memory | None = None, rows: Ints | None = None

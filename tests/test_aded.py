@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.costs import Costs
-from draftree.drafters.aded import ADED, Adapted, ADEDDrafter, State
-from draftree.drafters.lookup.ngram_build import Plan, grams_of
+from draftree.drafters.aded import ADED, ADEDDrafter, State
+from draftree.drafters.lookup.adaptation import Adapted
+from draftree.drafters.lookup.ngram_build import GramSettings, grams_of
 from draftree.drafters.lookup.ngrams import Grams
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -33,7 +34,7 @@ Q = dict[int, float]
 
 
 def corpus(*documents: Sequence[int], n: int = 3, vocab: int = 100, **how: int) -> Grams:
-    return grams_of([np.array(d, np.int64) for d in documents], Plan(n, vocab, **how))
+    return grams_of([np.array(d, np.int64) for d in documents], GramSettings(n, vocab, **how))
 
 
 def read(drafter: ADEDDrafter, *texts: Sequence[int], state: State | None = None) -> State:
@@ -163,8 +164,8 @@ def test_figures_of_a_build_and_its_files(tmp_path: Path) -> None:
 def test_a_build_does_not_depend_on_how_it_is_cut(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 30, n) for n in (700, 3, 1200, 400)]
-    whole = grams_of(texts, Plan(3, 30)).table
-    cut = grams_of(texts, Plan(3, 30, piece=50)).table
+    whole = grams_of(texts, GramSettings(3, 30)).table
+    cut = grams_of(texts, GramSettings(3, 30, piece=50)).table
     for name, ours, theirs in zip(whole._fields, whole, cut, strict=True):
         assert np.array_equal(ours, theirs), name
 

@@ -292,6 +292,8 @@ Committed = tuple[Ints, ...]
 class Window(Drafter[Committed]):
     """Sends two probes a row behind the root, and keeps what came back."""
 
+    sends_probes = True
+
     def __init__(self, inner: Always, vocab: int) -> None:
         self.inner, self.vocab, self.back = inner, vocab, list[tuple[list[int], list[int], torch.Tensor]]()
 

@@ -73,7 +73,7 @@ def test_a_shipped_drafter_is_healthy(demo: Target, texts: list[Text], name: str
 
 def test_a_hidden_layer_off_by_one_is_named(demo: Target, texts: list[Text]) -> None:
     edd = EDD().open(demo)
-    report = examine(demo, EDDDrafter(replace(edd.knobs, hidden_layer=-5), edd.model, demo), texts)
+    report = examine(demo, EDDDrafter(replace(edd.knobs, hidden_layer=-5), edd.model, demo, edd._stored), texts)
     assert causes(report) == [faults.LAYER]
     assert "hidden state 21 for 20" in report.suspects[0].evidence
 
@@ -189,6 +189,7 @@ def test_a_wrong_vocabulary_map_is_named(case: str, marked: bool) -> None:
 @traced
 def test_a_hidden_layer_of_medusa_off_by_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(medusa, "LAST", -2)
+    monkeypatch.setattr(medusa.MedusaDrafter, "needs", Needs(hidden=(-2,)))
     target, found = trace("medusa1", 6)
     report = examine(target, build("drafter", str(GOLDENS / "medusa1" / "draft")).open(target), found)
     assert causes(report) == [faults.LAYER]

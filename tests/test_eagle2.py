@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from draftree import registry
 from draftree.errors import UserError
 from draftree.policies.eagle2 import EAGLE2
-from draftree.rows import MAX_NODES
+from draftree.tree import MAX_NODES
 from rules import Path, Rule, following, levels
 from test_policies import always, grown, paths
 

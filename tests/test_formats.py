@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from architectures import VOCAB, fresh, target
+from draftree import registry
 from draftree.cli.inputs import quiet
 from draftree.doctor import forwards
 from draftree.drafters.eagle import EAGLE
@@ -411,7 +412,8 @@ def test_a_shipped_drafter_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "eagle" / "config.json").write_text(
         (tmp_path / "eagle" / "config.json").read_text().replace(json.dumps(str(folder)), '"demo"')
     )
-    monkeypatch.setattr("draftree.training.export.demo_folder", lambda name="target": tmp_path / name)
+    for module in ("training.export", "models.target"):
+        monkeypatch.setattr(f"draftree.{module}.demo_folder", lambda name="target": tmp_path / name)
     export("eagle", "speculators", tmp_path / "out")
     verifier = config_of(tmp_path / "out")["speculators_config"]["verifier"]
     assert verifier == {"name_or_path": "demo", "architectures": ["LlamaForCausalLM"]}
@@ -490,6 +492,7 @@ def test_vllm_heads_come_back_as_they_were(tmp_path: Path, folder: Path) -> None
 
 
 def test_the_formats() -> None:
-    assert {name: sorted(methods) for name, methods in FORMATS.items()} == {
+    declared = {name: getattr(registry.part("drafter", name), "formats", ()) for name in registry.names("drafter")}
+    assert {format: [name for name, known in declared.items() if format in known] for format in FORMATS} == {
         "speculators": ["eagle", "eagle3"], "eagle": ["eagle", "eagle3"], "vllm-medusa": ["medusa"],
     }  # fmt: skip

@@ -40,6 +40,8 @@ NOTHING = np.zeros(0, np.int64)
 class Given(Drafter[tuple[int, ...]]):
     """Proposes the same after every node; its state is the tokens it was told of, `carry` leaves them with a −1 behind."""
 
+    remembers = True
+
     def __init__(self, proposals: dict[int, float], vocab: int | None = None, needs: Needs = Needs()) -> None:
         self.proposals, self.vocab, self._needs = proposals, vocab, needs
         self.given: list[Taps] = []
@@ -81,6 +83,8 @@ class Given(Drafter[tuple[int, ...]]):
 
 class Probing(Given):
     """One that sends probes."""
+
+    sends_probes = True
 
     def probes(self, state: Any) -> Probes | None:
         return Probes(

@@ -19,7 +19,8 @@ from architectures import VOCAB, fresh, model, target
 from drafting import prefix_difference
 from draftree.doctor import forwards
 from draftree.drafters import glide
-from draftree.drafters.glide import GLIDE, GLIDEDrafter, Glimpse
+from draftree.drafters.glide import GLIDE, GLIDEDrafter
+from draftree.drafters.neural.glimpse import Glimpse
 from draftree.drafters.neural.losses import draft_loss
 from draftree.drafters.neural.masks import block_starts, earlier_blocks
 from draftree.engine import Engine

@@ -13,7 +13,8 @@ from torch import Tensor
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.costs import Costs
-from draftree.drafters.glide import GLIDE, GLIDEDrafter, Glimpse
+from draftree.drafters.glide import GLIDE, GLIDEDrafter
+from draftree.drafters.neural.glimpse import Glimpse
 from draftree.loop import Parts, decode
 from draftree.models.target import Target
 from draftree.policies.cape import CAPE

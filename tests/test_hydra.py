@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, linear, silu
 from transformers import LlamaModel
 
 from architectures import VOCAB, target
-from drafting import prefix_difference
+from drafting import after_all, prefix_difference
 from draftree.costs import Costs
 from draftree.doctor import forwards
 from draftree.drafters.base import Batch
@@ -143,7 +143,7 @@ def test_the_loss_is_that_of_each_learnt_token_and_head(kind: str, arch: Arch) -
     drafter = drafter_of(t, loss=kind, arch=arch)
     batch = forwards.batch_of(t, drafter, np.stack(texts([9, 9], np.random.default_rng(3))))
     learn = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 0, 0, 1]], dtype=torch.bool)
-    logits = batch.logits
+    logits = after_all(batch)
     batch = Batch(batch.tokens, learn, batch.hidden, {}, lambda at: logits[at], batch.generators, 5.0)
     drafts = [forwards_of(drafter, batch, head) for head in range(3)]
     wanted = torch.zeros(())
@@ -193,7 +193,7 @@ def test_half_precision_does_not_round_the_positions() -> None:
     t = target("llama")
     drafter = Hydra().fresh(t)
     drafter.model.half()
-    frequencies = next(drafter._rotary._embedding.buffers())
+    frequencies = next(drafter.model.rotary._embedding.buffers())
     assert frequencies.dtype == torch.float32
     assert not torch.equal(frequencies, frequencies.half().float())
 

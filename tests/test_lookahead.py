@@ -13,7 +13,17 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from draftree.acceptors.greedy import Greedy
 from draftree.costs import Costs
-from draftree.drafters.lookahead import Lookahead, LookaheadDrafter, Lookaheads, Row, advanced, filled, grams, places, sees
+from draftree.drafters.lookahead import (
+    Guesses,
+    Lookahead,
+    LookaheadDrafter,
+    Lookaheads,
+    advanced,
+    filled,
+    grams,
+    places,
+    sees,
+)
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.loop import Parts, decode
@@ -48,9 +58,9 @@ def begun(knobs: Lookahead, *texts: Sequence[int]) -> Lookaheads:
     return LookaheadDrafter(knobs).start([ids(*t[:-1]) for t in texts], ids(*(t[-1] for t in texts)), TAPS)
 
 
-def row_of(pool: dict[int, Any], knobs: Lookahead, text: Sequence[int] = (9,), **known: Any) -> Row:
+def row_of(pool: dict[int, Any], knobs: Lookahead, text: Sequence[int] = (9,), **known: Any) -> Guesses:
     none = (0,) * (knobs.ngram - 1)
-    return Row(ids(*text), pool, known.pop("window", ()), known.pop("tried", none), known.pop("right", none))
+    return Guesses(ids(*text), pool, known.pop("window", ()), known.pop("tried", none), known.pop("right", none))
 
 
 def drafted(drafter: LookaheadDrafter, state: Lookaheads, root: int, policy: Policy = Trie()) -> tuple[Tree, list[list[int]]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, silu
 
 from architectures import VOCAB, target
-from drafting import prefix_difference
+from drafting import after_all, prefix_difference
 from draftree.costs import Costs
 from draftree.doctor import forwards
 from draftree.drafters.base import Batch
@@ -173,7 +173,7 @@ def test_the_loss_is_that_of_each_learnt_token_and_head(distil: float) -> None:
         for i, head in enumerate(drafter.model):
             if (at := place - 2 - i) >= 0:
                 logits = head(batch.hidden[LAST][row, at]).float()
-                p = torch.softmax(batch.logits[row, place - 1].float(), -1)
+                p = torch.softmax(after_all(batch)[row, place - 1].float(), -1)
                 ce = cross_entropy(logits, batch.tokens[row, place])
                 kl = (p * (p.log() - logits.log_softmax(-1))).sum()
                 wanted = wanted + 0.7 ** (i + 1) * ((1 - distil) * ce + distil * kl)
@@ -181,7 +181,7 @@ def test_the_loss_is_that_of_each_learnt_token_and_head(distil: float) -> None:
 
 
 def only(batch: Batch) -> Callable[[Tensor], Tensor]:
-    logits = batch.logits
+    logits = after_all(batch)
     return lambda at: logits[at]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.costs import Costs
-from draftree.drafters.lookup.suffix_array import SEPARATOR, Trie, continuations, grow, joined, search, suffix_array
+from draftree.drafters.lookup.suffix_array import SEPARATOR, PrefixTree, continuations, grow, joined, search, suffix_array
 from draftree.drafters.rest import REST, RESTDrafter, Retrieval, indexed, read_official
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
@@ -40,7 +40,7 @@ def drafter(documents: list[Document], knobs: REST = REST(), vocab: int = 4) -> 
     return RESTDrafter(knobs, (indexed([np.array(d, np.uint32) for d in documents], vocab),), vocab)
 
 
-def paths(trie: Trie) -> dict[tuple[int, ...], float]:
+def paths(trie: PrefixTree) -> dict[tuple[int, ...], float]:
     """Every node's path and the product of the shares along it."""
     found: dict[tuple[int, ...], float] = {}
 
@@ -113,7 +113,7 @@ def test_the_trie_keeps_the_most_frequent_nodes(documents: list[Document], conte
 
 
 def test_siblings_stand_in_the_order_of_their_frequency() -> None:
-    trie = Trie(*grow(np.array([[0, 1], [1, 0], [1, 2], [1, 2], [2, -1], [2, -1]]), 10))
+    trie = grow(np.array([[0, 1], [1, 0], [1, 2], [1, 2], [2, -1], [2, -1]]), 10)
     assert trie.tokens.tolist() == [-1, 1, 2, 0, 2, 0, 1]
     assert np.exp(trie.log_q).tolist() == pytest.approx([1, 3 / 6, 2 / 6, 1 / 6, 2 / 3, 1 / 3, 1])
     assert (trie.first[0], trie.children.tolist()) == (1, [3, 2, 0, 1, 0, 0, 0])
@@ -212,8 +212,8 @@ def test_a_node_that_is_not_in_the_trie_is_searched_for_with_its_own_path() -> N
     tree = tree.append(np.array([0, 0]), np.array([2, 3]), np.zeros(2), np.zeros(2), given_)
     second, last = model.expand(after, tree, np.array([1, 2]), 4, Drawing())
     assert second.tokens.tolist() == [[3], [0]], "0 1 2 goes on with 3; 1 3, of another document, with 0"
-    assert len(after.trie) < len(last.trie)
-    assert len(state.trie) == 0, "an older state is as it was"
+    assert len(after.trie.tokens) < len(last.trie.tokens)
+    assert len(state.trie.tokens) == 0, "an older state is as it was"
     again, _ = model.expand(after, tree, np.array([1, 2]), 4, Drawing())
     assert again.tokens.tolist() == second.tokens.tolist()
     tree = tree.append(np.array([2]), np.array([0]), np.zeros(1), np.zeros(1), given_)
@@ -238,7 +238,7 @@ def test_commit_and_truncate_follow_the_text_and_forget_what_was_found() -> None
     tree = tree.append(np.array([0]), candidates.tokens[0], np.zeros(1), np.zeros(1), candidates)
     after = model.commit(state, tree, Verdict((np.array([2]), np.zeros(0, np.int64)), np.array([3, 1])), TAPS)
     assert [t.tolist() for t in after.texts] == [[0, 1, 2], [3, 0]]
-    assert (len(after.trie), len(after.at)) == (0, 0)
+    assert (len(after.trie.tokens), len(after.at)) == (0, 0)
     assert [t.tolist() for t in model.truncate(after, np.array([1, 2])).texts] == [[0], [3, 0]]
 
 

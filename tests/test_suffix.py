@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from draftree.costs import Costs
-from draftree.drafters.lookup.suffix_tree import END, Limits, Memory, by_context, in_memory, in_text
+from draftree.drafters.lookup.suffix_tree import END, Limits, Outputs, by_context, in_memory, in_text
 from draftree.drafters.suffix import Suffix, SuffixDrafter, Written
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -36,7 +36,7 @@ def ints(text: Sequence[int]) -> Ints:
 
 def reading(drafter: SuffixDrafter, texts: Sequence[Sequence[int]], earlier: Sequence[Sequence[int]] = ()) -> Written:
     """The state after texts (without their roots), with earlier outputs in the memory."""
-    memory = Memory.empty().remember([ints(e) for e in earlier], drafter.knobs.longest, drafter.knobs.memory)
+    memory = Outputs.empty().remember([ints(e) for e in earlier], drafter.knobs.longest, drafter.knobs.memory)
     carried = Written((), ints([]), memory)
     return drafter.start([ints(t) for t in texts], ints([0] * len(texts)), TAPS, carried)
 
@@ -204,7 +204,7 @@ def test_drafts_are_those_of_a_plain_search(text: list[int], documents: list[lis
 @settings(deadline=None)
 @given(TEXT.filter(len), TEXTS, st.integers(1, 8))
 def test_the_places_of_every_pattern_are_found(text: list[int], documents: list[list[int]], longest: int) -> None:
-    memory = Memory.empty()
+    memory = Outputs.empty()
     for document in documents:  # one call after another, so that blocks are merged
         memory = memory.remember([ints(document)], longest, 400)
     limits, whole = Limits(longest, 8, 4.0, 0.1, 1000), np.array(text, np.int32)
@@ -238,14 +238,14 @@ def test_of_too_many_places_those_with_the_longest_match_count() -> None:
     places, lengths = in_text(np.array(text, np.int32), len(text), limits)
     assert places.tolist() == [7, 4, 1, 47]
     assert lengths.tolist() == [2, 2, 2, 1]
-    memory = Memory.empty().remember([ints([*text, 0])], 2, 1000)
+    memory = Outputs.empty().remember([ints([*text, 0])], 2, 1000)
     assert in_memory(memory, np.array(text, np.int32), len(text), limits)[1].tolist() == [2, 2, 2, 2], "and its own end"
 
 
 @settings(deadline=None)
 @given(TEXT.filter(len), st.lists(TEXT, min_size=3, max_size=8), st.integers(1, 5))
 def test_of_many_blocks_the_longest_matches_are_taken(text: list[int], documents: list[list[int]], most: int) -> None:
-    memory, whole = Memory.empty(), np.array(text, np.int32)
+    memory, whole = Outputs.empty(), np.array(text, np.int32)
     for document in documents:
         memory = memory.remember([ints(document)], 6, 160)  # blocks of 20 tokens at most
     every = in_memory(memory, whole, len(text), Limits(6, 8, 4.0, 0.1, 1000))
@@ -354,7 +354,7 @@ def test_truncating_is_starting_anew_with_what_was_carried(session: bool) -> Non
 @settings(deadline=None)
 @given(st.lists(st.lists(TEXT, max_size=3), max_size=8), st.sampled_from([24, 40, 80]))
 def test_the_memory_is_bounded_and_forgets_the_oldest(calls: list[list[list[int]]], size: int) -> None:
-    memory, given_in = Memory.empty(), list[int]()
+    memory, given_in = Outputs.empty(), list[int]()
     for documents in calls:
         memory = memory.remember([ints(d) for d in documents], 4, size)
         for d in documents:
@@ -371,7 +371,7 @@ def test_the_memory_is_bounded_and_forgets_the_oldest(calls: list[list[list[int]
 
 
 def test_blocks_are_few() -> None:
-    memory = Memory.empty()
+    memory = Outputs.empty()
     for n in range(200):
         memory = memory.remember([ints([n, n + 1, n + 2])], 4, 8 * 256)
     assert len(memory.tokens) == 800

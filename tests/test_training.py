@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from drafting import after_all
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch
 from draftree.drafters.eagle import EAGLE
@@ -179,7 +180,7 @@ def test_kept_features_are_the_computed_ones(target, samples, tmp_path) -> None:
     a, b = kept.batch([3, 0, 7], 5), computed.batch([3, 0, 7], 5)
     for row, i in enumerate([3, 0, 7]):
         n = len(samples[i].tokens)
-        torch.testing.assert_close(a.logits[row, :n], b.logits[row, :n], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(after_all(a)[row, :n], after_all(b)[row, :n], rtol=1e-4, atol=1e-5)
         for layer in needs.hidden:
             torch.testing.assert_close(a.hidden[layer][row, :n], b.hidden[layer][row, :n], rtol=1e-4, atol=1e-5)
         for layer in needs.kv:
@@ -253,7 +254,7 @@ def test_a_perfect_drafter_has_the_longest_acceptance(target, samples) -> None:
     class Oracle:
         needs, model = Needs(), fresh("vdm", target).model
         loss = staticmethod(lambda b: torch.zeros(()))
-        forward = staticmethod(lambda b, block, phase: b.logits)
+        forward = staticmethod(lambda b, block, phase: after_all(b))
 
     greedy = []
     for s in samples[:4]:
@@ -287,11 +288,11 @@ def test_the_overlap_is_that_of_the_distributions(target, samples) -> None:
     class Shifted:
         needs, model = Needs(), fresh("vdm", target).model
         loss = staticmethod(lambda b: torch.zeros(()))
-        forward = staticmethod(lambda b, block, phase: b.logits.roll(1, -1))
+        forward = staticmethod(lambda b, block, phase: after_all(b).roll(1, -1))
 
     teacher = Teacher(target, Needs(), samples)
     found = evaluate(teacher, Shifted(), [0, 1], 2, Processes.on(torch.device("cpu")))
-    p = torch.cat([teacher.batch([i], 0).logits[0, :-1].softmax(-1)[samples[i].learn[1:]] for i in (0, 1)])
+    p = torch.cat([after_all(teacher.batch([i], 0))[0, :-1].softmax(-1)[samples[i].learn[1:]] for i in (0, 1)])
     assert found is not None
     assert found.overlap == pytest.approx(float(torch.minimum(p, p.roll(1, -1)).sum(-1).mean()), rel=1e-5)
 

@@ -28,7 +28,7 @@ from draftree.drafters._fused import Fused
 from draftree.drafters.base import Method, Stage, TrainableMethod
 from draftree.drafters.lookup.datastore import Stored
 from draftree.errors import UnknownName, UserError
-from draftree.formats.checkpoint import ABOUT, CONFIG, about, read_config, tensor_names
+from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint, tensor_names
 from draftree.policies.base import Policy
 from draftree.request import Request
 from draftree.sampling.processors import named
@@ -110,10 +110,10 @@ def build(kind: str, spec: str) -> Any:
         method = part(kind, method_of(Path(spec)))
         if not issubclass(method, Stored | TrainableMethod):
             raise UserError(f"'{spec}' holds a '{method_of(Path(spec))}', which is not opened from a folder")
-        return method(**{"datastore" if issubclass(method, Stored) else "checkpoint": spec})
+        return method(datastore=spec) if issubclass(method, Stored) else method(checkpoint=spec)
     cls = part(kind, name)
     hints = typing.get_type_hints(cls)
-    known = {f.name: hints[f.name] for f in fields(cls) if f.init}
+    known = {f.name: hints[f.name] for f in fields(cls) if f.repr}
     values: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         key, equals, text = item.partition("=")
@@ -124,7 +124,7 @@ def build(kind: str, spec: str) -> Any:
         if key not in known:
             raise UnknownName(f"key of {kind} '{name}'", key, known)
         values[key] = parse(text, known[key], f"{name}:{key}")
-    return cls.of(values) if issubclass(cls, TrainableMethod) else cls(**values)
+    return cls(**values, named=frozenset(values)) if issubclass(cls, TrainableMethod) else cls(**values)
 
 
 def fused(spec: str) -> list[str]:
@@ -157,15 +157,15 @@ def method_of(folder: Path) -> str:
     Raises:
         UserError: no method, or no single one, recognises it.
     """
-    if said := about(folder):
-        return str(Entries(said, f"'{folder / CONFIG}': {ABOUT}").get("drafter", str))
-    config, keys = read_config(folder), tensor_names(folder)
-    methods: dict[str, type[Method]] = {n: part("drafter", n) for n in names("drafter")}
+    stored = Checkpoint.at(folder)
+    if stored.about:
+        return str(Entries(stored.about, f"'{folder / CONFIG}': {ABOUT}").get("drafter", str))
+    trained = {n: method for n in names("drafter") if issubclass(method := part("drafter", n), TrainableMethod)}
+    keys = tensor_names(folder, sorted({file for method in trained.values() for file in method.files}))
     with understood(f"'{folder}' is not a drafter's folder"):
-        found = [n for n, method in methods.items() if method.recognises(config, keys)]
+        found = [n for n, method in trained.items() if method.recognises(stored.config, keys)]
     if len(found) != 1:
-        known = ", ".join(n for n, method in methods.items() if issubclass(method, TrainableMethod))
-        raise UserError(f"'{folder}' is not a drafter's folder: none of {known} recognises what is in it")
+        raise UserError(f"'{folder}' is not a drafter's folder: none of {', '.join(trained)} recognises what is in it")
     return found[0]
 
 
@@ -204,7 +204,7 @@ def parse(text: str, hint: Any, where: str) -> Any:
 def knobs(kind: str, name: str) -> dict[str, Any]:
     """A part's knobs and their defaults."""
     cls = part(kind, name)
-    return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.init}
+    return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.repr}
 
 
 def stages(name: str) -> tuple[Stage, ...]:

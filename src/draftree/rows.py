@@ -23,11 +23,7 @@ from draftree.sampling.drawing import Drawing, top_k
 from draftree.sampling.noise import Chance, Keyed
 from draftree.sampling.settings import Sampling
 from draftree.stats import Stats, Step, Work
-from draftree.tree import Draw, Ints, Room, Tree, Verdict
-
-MAX_NODES = 512
-"""Drafted nodes a row and step at most, whatever the policy."""
-
+from draftree.tree import MAX_NODES, Draw, Ints, Room, Tree, Verdict
 
 IDLE = Request([0])
 """Stands in a row that is free."""

@@ -5,6 +5,7 @@ distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes,
 which of them to expand, so the numbers have to be on the host anyway.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
@@ -18,6 +19,8 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+MAX_NODES = 512
+"""Drafted nodes a row and step at most, whatever the policy."""
 ENTROPY_TOP = 1000
 """How many of a distribution's likeliest tokens its entropy is taken over (C2T, section 4.1: M = 1,000)."""
 
@@ -81,11 +84,21 @@ class Candidates:
 
     def last(self, nodes: int) -> "Candidates":
         """Those of the last nodes of the frontier."""
-        if nodes == len(self.tokens):
-            return self
+        return self if nodes == len(self.tokens) else self._each(lambda column: column[-nodes:])
+
+    def shared(self, which: Ints) -> "Candidates":
+        """Those of nodes of which several share a list; `which` [F] is each one's."""
+
+        def spread(column: Any) -> Any:
+            if isinstance(column, Tensor):  # one list for all costs no memory, and that is how layered policies ask
+                return column.expand(len(which), -1) if len(column) == 1 else column[torch.from_numpy(which).to(column.device)]
+            return column[which]
+
+        return self._each(spread)
+
+    def _each(self, change: Callable[[Any], Any]) -> "Candidates":
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
-        cut: dict[str, Any] = {name: c[-nodes:] for name, c in columns.items() if isinstance(c, np.ndarray | Tensor)}
-        return replace(self, **cut)
+        return replace(self, **{name: change(c) for name, c in columns.items() if isinstance(c, np.ndarray | Tensor)})
 
     def entropy(self, top: int | None = ENTROPY_TOP) -> Floats:
         """[F] entropy of q in nats over its likeliest tokens (C2T, section 4.1, eq. 3), or over all (None).

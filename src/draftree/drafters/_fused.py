@@ -122,9 +122,13 @@ class FusedDrafter(Drafter[Fusing]):
         UserError: more than one of them sends probes along with a verification.
     """
 
+    remembers = True  # how often each part was right
+
     def __init__(self, parts: Sequence[Drafter[Any]]) -> None:
         self.parts = tuple(parts)
-        self._probing = [i for i, part in enumerate(self.parts) if type(part).probes is not Drafter.probes]
+        self.expands_paths = all(part.expands_paths for part in self.parts)
+        self._probing = [i for i, part in enumerate(self.parts) if part.sends_probes]
+        self.sends_probes = bool(self._probing)
         if len(self._probing) > 1:
             both = " and ".join(f"'{self.parts[i].described}'" for i in self._probing)
             raise UserError(f"{both} cannot be fused: each sends probe rows with the verification, allowed is one that does")
@@ -136,16 +140,8 @@ class FusedDrafter(Drafter[Fusing]):
         return Needs(tuple(dict.fromkeys(hidden)), tuple(dict.fromkeys(kv)))
 
     @property
-    def expands_paths(self) -> bool:
-        return all(part.expands_paths for part in self.parts)
-
-    @property
     def described(self) -> str:
         return " + ".join(part.described for part in self.parts)
-
-    @property
-    def remembers(self) -> bool:
-        return True
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Fusing | None = None, rows: Ints | None = None

@@ -1,236 +1,22 @@
 """Tri-gram statistics of a corpus, adapted to what the target writes (ADED, Liu et al. 2024; official code: Adaptix)."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
 from draftree.drafters.base import Drafter, every, put
+from draftree.drafters.lookup.adaptation import Adapted, Increments, successors
 from draftree.drafters.lookup.datastore import Documents, Stored
-from draftree.drafters.lookup.ngram_build import Plan, Run, build, contexts, grams_of, summed
-from draftree.drafters.lookup.ngrams import Array, Grams, Table, stored_at, width_of
+from draftree.drafters.lookup.ngram_build import GramSettings, build, grams_of
+from draftree.drafters.lookup.ngrams import Grams, width_of
 from draftree.errors import UnknownName, UserError
-from draftree.kernels.compiled import compiled
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
-from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
-
-# What a text adds.
-
-
-class Memory(NamedTuple):
-    """Increments of earlier texts, by n-gram.
-
-    Attributes:
-        context: [C] in order, as numbers.
-        start: [C + 1] where the successors of each begin.
-        token: [S] in order within a context.
-        times: [S] how many increments each got.
-        widest: successors of the context that has most.
-    """
-
-    context: Array
-    start: Array
-    token: Array
-    times: Array
-    widest: int
-
-    @classmethod
-    def empty(cls) -> "Memory":
-        return cls(np.zeros(0, np.uint64), np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
-
-    def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Memory":
-        """With the increments of finished texts; more than `most` of one n-gram make no difference to its weight."""
-        runs = [Run(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
-        for text in texts:
-            times = text.times[n - 1 :]
-            there = times > 0
-            runs.append(Run(contexts(text.tokens, n, width)[there], text.tokens[n - 1 :][there], times[there].astype(np.int64)))
-        run = summed(Run(*(np.concatenate(column) for column in zip(*runs, strict=True))), n, width)
-        context, start = np.unique(run.context, return_index=True)
-        start = np.append(start, len(run.token)).astype(np.int64)
-        widest = int(np.diff(start).max(initial=0))
-        return Memory(context, start, run.token, np.minimum(run.times, most), widest)
-
-
-class Adapted(NamedTuple):
-    """A row's text with the increments of its n-grams, and an index of their contexts.
-
-    Attributes:
-        tokens: [T] the text, the root at its end.
-        times: [T] how many increments the n-gram got that ends here.
-        heads: [power of 2] the last place of each bucket of contexts, −1 for none.
-        before: [T] the place before this one in its bucket.
-    """
-
-    tokens: Ints
-    times: Array
-    heads: Array
-    before: Array
-
-    @classmethod
-    def empty(cls) -> "Adapted":
-        none = np.zeros(0, np.int32)
-        return cls(np.zeros(0, np.int64), none, np.full(256, -1, np.int32), none)
-
-    def plus(self, tokens: Ints, n: int) -> "Adapted":
-        """With further tokens behind, and no increments for them yet. The arrays here stay as they are."""
-        old, new = len(self.tokens), len(tokens)
-        text = np.concatenate((self.tokens, tokens))
-        before = np.concatenate((self.before, np.full(new, -1, np.int32)))
-        times = np.concatenate((self.times, np.zeros(new, np.int32)))
-        if len(text) > len(self.heads):
-            heads = np.full(1 << (2 * len(text)).bit_length(), -1, np.int32)
-            index(text, heads, before, 0, n)
-        else:
-            heads = self.heads.copy()
-            index(text, heads, before, old, n)
-        return Adapted(text, times, heads, before)
-
-    def incremented(self, since: int, n: int) -> "Adapted":
-        """With one increment more for each n-gram that lies behind place `since` (Algorithm 2, lines 2-13)."""
-        times = self.times.copy()
-        times[max(0, since) + n - 1 :] += 1
-        return self._replace(times=times)
-
-
-@compiled
-def bucket(text: Ints, at: int, n: int, size: int) -> int:
-    """Of the context before place `at`; `size` is a power of 2."""
-    mixed = np.uint64(0)
-    for i in range(at - n + 1, at):
-        mixed = (mixed ^ np.uint64(text[i])) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    return int(mixed & np.uint64(size - 1))
-
-
-@compiled
-def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
-    """Enters the contexts of the places from `start` on."""
-    for at in range(max(start, n - 1), len(text)):
-        slot = bucket(text, at, n, len(heads))
-        before[at] = heads[slot]
-        heads[slot] = at
-
-
-# Looking up.
-
-
-@compiled
-def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
-    """Adds increments to a token, found before or new; returns how many tokens there are."""
-    for i in range(found):
-        if tokens[i] == token:
-            times[i] += more
-            return found
-    tokens[found], times[found] = token, more
-    return found + 1
-
-
-@compiled
-def _context(out: Ints, text: Ints, node: int, tokens: Ints, parents: Ints) -> bool:
-    """Fills in the tokens that end with a node; False where the text is too short. The root stands at the text's end."""
-    at = len(text) - 2
-    for i in range(len(out) - 1, -1, -1):
-        if node >= 0:
-            out[i] = tokens[node]
-            node = parents[node]
-        elif at >= 0:
-            out[i] = text[at]
-            at -= 1
-        else:
-            return False
-    return True
-
-
-@compiled
-def _earlier(memory: Memory, context: Ints, width: int, tokens: Ints, times: Ints, found: int) -> int:
-    """Adds the increments of earlier texts."""
-    wanted = np.uint64(0)
-    for i in range(len(context)):
-        wanted = wanted << np.uint64(width) | np.uint64(context[i])
-    place = np.searchsorted(memory.context, wanted)
-    if place < len(memory.context) and memory.context[place] == wanted:
-        for i in range(memory.start[place], memory.start[place + 1]):
-            found = _added(tokens, times, found, memory.token[i], memory.times[i])
-    return found
-
-
-@compiled
-def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -> int:
-    """Adds the increments of the row's own text."""
-    n = len(context) + 1
-    at = text.heads[bucket(context, n - 1, n, len(text.heads))]
-    while at >= 0:
-        same = text.times[at] > 0
-        for i in range(n - 1):
-            same = same and text.tokens[at - n + 1 + i] == context[i]
-        if same:
-            found = _added(tokens, times, found, text.tokens[at], text.times[at])
-        at = text.before[at]
-    return found
-
-
-@compiled
-def successors(
-    table: Table,
-    memory: Memory,
-    text: Adapted,
-    frontier: Ints,
-    tokens: Ints,
-    parents: Ints,
-    k: int,
-    n: int,
-    width: int,
-    top: int,
-    increment: float,
-    cap: float,
-) -> tuple[Ints, Floats]:
-    """What may follow nodes of one row.
-
-    The weight of an n-gram is its share in the table (0 if it is not there) plus its increments, at most `cap` if it has
-    any; q is its weight divided by those of all, what the table has pruned included.
-
-    Args:
-        frontier: [F] nodes.
-        tokens, parents: [N] of the tree.
-        k: likeliest successors wanted.
-        n: tokens of an n-gram.
-        width: bits of an id.
-        top: successors of a context that are read from the table.
-        increment, cap: Algorithm 2.
-
-    Returns:
-        [F, K] tokens and log q, the likeliest first, of equals the lower id; −∞ behind the last.
-    """
-    found_tokens, log_q = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)
-    most = min(top, len(table.share)) + memory.widest + len(text.tokens)
-    context, weights = np.empty(n - 1, np.int64), np.empty(most)
-    ids, times = np.empty(most, np.int64), np.empty(most, np.int64)
-    for row in range(len(frontier)):
-        if not _context(context, text.tokens, frontier[row], tokens, parents):
-            continue
-        stored = stored_at(table, context, width, top, ids, weights)
-        pruned = max(0.0, 1 - weights[:stored].sum()) if stored else 0.0
-        times[:stored] = 0
-        found = _earlier(memory, context, width, ids, times, stored)
-        found = _here(text, context, ids, times, found)
-        for i in range(found):
-            weight = weights[i] if i < stored else 0.0
-            weights[i] = min(weight + increment * times[i], cap) if times[i] else weight
-        whole = pruned + weights[:found].sum()
-        for j in range(min(k, found)):
-            best = j
-            for i in range(j + 1, found):
-                if weights[i] > weights[best] or (weights[i] == weights[best] and ids[i] < ids[best]):
-                    best = i
-            found_tokens[row, j], log_q[row, j] = ids[best], np.log(weights[best] / whole)
-            ids[best], weights[best] = ids[j], weights[j]
-    return found_tokens, log_q
-
+from draftree.tree import Candidates, Ints, Tree, Verdict
 
 TOP = 12
 """Successors of a context (appendix, "Configuration of ADED")."""
@@ -310,7 +96,7 @@ class ADED(Stored):
     def example(self, target: Target) -> "ADEDDrafter":
         vocab = target.decoder.vocab
         steps = [np.arange(200) * step % vocab for step in (1, 3, 11)]
-        return ADEDDrafter(self, grams_of(steps, Plan(self.n or 3, vocab)))
+        return ADEDDrafter(self, grams_of(steps, GramSettings(self.n or 3, vocab)))
 
     @classmethod
     def build(
@@ -324,7 +110,7 @@ class ADED(Stored):
                 allowed = "2, 3 and 4" if name == "n" else "a whole number of at least 0"
                 raise UserError(f"aded: {name} is '{text}', allowed is {allowed}")
             values[name] = int(text)
-        return build(documents, Plan(values["n"], vocab, values["top"], values["threshold"]), folder, tell)
+        return build(documents, GramSettings(values["n"], vocab, values["top"], values["threshold"]), folder, tell)
 
 
 @dataclass(frozen=True)
@@ -337,7 +123,7 @@ class State:
         shared: tokens of each row's text that the next one begins with, of a truncated state; none of any other.
     """
 
-    memory: Memory
+    memory: Increments
     rows: tuple[Adapted, ...]
     shared: tuple[int, ...] = ()
 
@@ -351,6 +137,9 @@ class ADEDDrafter(Drafter[State]):
         grams: of the corpus; never changed.
     """
 
+    knobs: ADED
+    remembers = True
+
     def __init__(self, knobs: ADED, grams: Grams) -> None:
         self.knobs, self.grams = knobs, grams
         self._most = math.ceil(min(knobs.cap / knobs.increment, 2**31 - 1))
@@ -360,14 +149,10 @@ class ADEDDrafter(Drafter[State]):
     def described(self) -> str:
         return f"{replace(self.knobs, datastore='')}, {len(self.grams)} {self.grams.n}-grams"
 
-    @property
-    def remembers(self) -> bool:
-        return self.knobs.session
-
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None, rows: Ints | None = None
     ) -> State:
-        state = state or State(Memory.empty(), ())
+        state = state or State(Increments.empty(), ())
         found, begun = list(state.rows) or [Adapted.empty()] * len(prompts), every(rows, len(prompts))
         shared = state.shared or (0,) * len(prompts)
         for r in begun.tolist():
@@ -427,6 +212,6 @@ class ADEDDrafter(Drafter[State]):
     def carry(self, state: State) -> State | None:
         return State(self._remembered(state, np.arange(len(state.rows))), ()) if self.knobs.session else None
 
-    def _remembered(self, state: State, rows: Ints) -> Memory:
+    def _remembered(self, state: State, rows: Ints) -> Increments:
         """The increments of earlier texts with those of some rows."""
         return state.memory.plus([state.rows[row] for row in rows], self.grams.n, self._width, self._most)

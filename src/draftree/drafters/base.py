@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, final
+from typing import Any, ClassVar, Generic, Literal, TypeVar, final, get_type_hints
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from draftree.boundary.files import understood
 from draftree.errors import UserError, shown
-from draftree.formats.checkpoint import check_method, check_target, shipped
+from draftree.formats.checkpoint import ABOUT, FILES, Checkpoint, note, shipped
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -29,7 +29,19 @@ T = TypeVar("T")
 
 
 class Drafter(ABC, Generic[State]):
-    """What proposes tokens after the nodes of a tree."""
+    """What proposes tokens after the nodes of a tree.
+
+    Attributes:
+        knobs: of its method, if it has any.
+        expands_paths: nodes can be expanded together with nodes above them, in one pass, and not layer by layer alone.
+        remembers: `carry` leaves something, so that what is drafted may depend on earlier calls.
+        sends_probes: `probes` asks for rows of a verification.
+    """
+
+    knobs: "Method | None" = None
+    expands_paths: bool = False
+    remembers: bool = False
+    sends_probes: bool = False
 
     @property
     def needs(self) -> Needs:
@@ -39,17 +51,7 @@ class Drafter(ABC, Generic[State]):
     @property
     def described(self) -> str:
         """What it is, in a line: tells apart drafters that cost or learn differently."""
-        return type(self).__name__
-
-    @property
-    def remembers(self) -> bool:
-        """Whether `carry` leaves later texts something to draft by; nothing by default."""
-        return False
-
-    @property
-    def expands_paths(self) -> bool:
-        """Whether nodes can be expanded together with nodes above them, in one pass; layer by layer by default."""
-        return False
+        return repr(self.knobs) if self.knobs else type(self).__name__
 
     @abstractmethod
     def start(
@@ -135,16 +137,6 @@ class Method(ABC):
         """The method's name, which is its file's."""
         return cls.__module__.rpartition(".")[2].removesuffix("_")
 
-    @classmethod
-    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
-        """Whether a folder that does not name its method holds a published checkpoint of this one.
-
-        Args:
-            config: what its `config.json` says.
-            keys: the names of its tensors.
-        """
-        return False
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -173,23 +165,27 @@ class Batch:
     count: float
     shared: torch.Generator = field(default_factory=torch.Generator)
 
-    @property
-    def logits(self) -> Tensor:
-        """[B, T, V] the target's after every token."""
-        whole: Tensor = self.target(torch.ones_like(self.learn))
-        return whole.view(*self.tokens.shape, -1)
-
 
 class Trainable(Drafter[State]):
     """A drafter with weights.
 
-    Attributes:
+    Args:
         knobs: of its method.
         model: its weights.
+        target: it drafts for.
+        stored: the checkpoint they come from; of a new drafter what its own will begin with.
     """
 
     knobs: "TrainableMethod"
     model: nn.Module
+
+    def __init__(self, knobs: "TrainableMethod", model: nn.Module, target: Target, stored: Checkpoint) -> None:
+        self.knobs, self.model, self._target, self._stored = knobs, model.eval(), target, stored
+
+    @property
+    def _like(self) -> Tensor:
+        """A weight: what it computes has its dtype, and lies where it does."""
+        return next(self.model.parameters())
 
     @property
     def described(self) -> str:
@@ -218,9 +214,30 @@ class Trainable(Drafter[State]):
     def loss(self, batch: Batch) -> Tensor:
         """The training objective of a batch: a sum over its learnt tokens, divided by `batch.count`."""
 
-    @abstractmethod
+    @property
+    def settled(self) -> "TrainableMethod":
+        """The knobs with numbers for what `settle` measured; they stand in its checkpoint."""
+        return self.knobs
+
+    @final
     def save(self, folder: Path) -> None:
         """Writes a checkpoint: `config.json` and weights, in the layout its kind of weights is published in."""
+        self.write(folder, {ABOUT: note(self.knobs.kind(), self.settled.fixed, self._target)})
+
+    def write(self, folder: Path, about: dict[str, Any]) -> None:
+        """Writes what `published` gives, and `about` into the config."""
+        tensors = {self._stored.name(key): value for key, value in self.model.state_dict().items()}
+        config, tensors = self.published(self._stored.config, tensors)
+        self._stored.write(folder, config | about, tensors)
+
+    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Config and tensors as published checkpoints have them; by default as they are.
+
+        Args:
+            config: of the checkpoint it comes from.
+            tensors: the network's, under their names on disk.
+        """
+        return config, tensors
 
 
 @dataclass(frozen=True)
@@ -298,25 +315,37 @@ class Stage(Recipe):
 
 @dataclass(frozen=True)
 class TrainableMethod(Method):
-    """The knobs of a method that is trained.
+    """The knobs of a method that is trained. A checkpoint fixes all of them but where it lies.
 
     Attributes:
         stages: how it is trained; each stage goes on from the weights of the one before.
+        files: the names its weights' files have, ours first.
+        formats: the layouts of other programs in which `draftree export` writes it.
         checkpoint: its folder; the shipped one by default, for the demo target.
-        given: the knobs that were set by name, be it to their defaults.
+        named: the knobs that were set by name, be it to their defaults; no knob itself.
     """
 
     stages: ClassVar[tuple[Stage, ...]]
+    files: ClassVar[tuple[str, ...]] = FILES
+    formats: ClassVar[tuple[str, ...]] = ()
 
     checkpoint: str = ""
-    given: ClassVar[frozenset[str]] = frozenset()
+    named: frozenset[str] = field(default=frozenset(), kw_only=True, repr=False, compare=False)
 
     @classmethod
-    def of(cls, knobs: Mapping[str, Any]) -> Self:
-        """The method with some knobs set, which remembers which they were."""
-        method = cls(**knobs)
-        object.__setattr__(method, "given", frozenset(knobs))
-        return method
+    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        """Says of a folder that does not name its method whether it holds a published checkpoint of this one.
+
+        Args:
+            config: what its `config.json` says.
+            keys: the names of its tensors.
+        """
+        return False
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The knobs that a checkpoint fixes."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("checkpoint", "named")}
 
     @final
     def open(self, target: Target) -> "Trainable[Any]":
@@ -325,49 +354,71 @@ class TrainableMethod(Method):
         Raises:
             UserError: the checkpoint is missing, does not fit the target, or fixes a knob to another value.
         """
-        drafter = self.restored(target)
-        for knob in fields(self):
-            asked, fixed = getattr(self, knob.name), getattr(drafter.knobs, knob.name)
-            if knob.name != "checkpoint" and asked != fixed and (asked != knob.default or knob.name in self.given):
-                name, where = type(self).__name__.lower(), drafter.knobs.checkpoint
-                raise UserError(f"{name}: {knob.name} is {shown(asked)}, allowed is {shown(fixed)}: '{where}' fixes it")
+        drafter, defaults = self.restored(target), {f.name: f.default for f in fields(self)}
+        for knob, fixed in drafter.knobs.fixed.items():
+            asked = getattr(self, knob)
+            if asked != fixed and (asked != defaults[knob] or knob in self.named):
+                told = f"{type(self).__name__.lower()}: {knob} is {shown(asked)}, allowed is {shown(fixed)}"
+                raise UserError(f"{told}: '{drafter.knobs.checkpoint}' fixes it")
         return drafter
 
     @final
-    def restored(self, target: Target) -> Trainable[Any]:
+    def restored(self, target: Target) -> "Trainable[Any]":
         """The drafter of the checkpoint, its knobs what the checkpoint says where they are fixed by it.
 
         Raises:
             UserError: the checkpoint is missing or does not fit the target.
         """
-        folder = shipped(self.kind(), self.checkpoint, target)
-        check_method(folder, self.kind())
-        with understood(f"the drafter in '{folder}' cannot be used"):
-            drafter = self.read(folder, target)
-        check_target(folder, target)
+        stored = Checkpoint.at(shipped(self.kind(), self.checkpoint, target))
+        stored.check_method(self.kind())
+        with understood(f"the drafter in '{stored.folder}' cannot be used"):
+            hints = get_type_hints(type(self))
+            fixed = stored.knobs({name: hints[name] for name in self.fixed})
+            drafter = replace(self, checkpoint=str(stored.folder), **fixed).read(stored, target)
+            _as_precise(drafter.model, target)
+            drafter.model.to(target.decoder.device)
+        stored.check_target(target)
+        return drafter
+
+    @final
+    def fresh(self, target: Target) -> "Trainable[Any]":
+        """A drafter to be trained for a target, in float32.
+
+        Raises:
+            UserError: the target lacks something the method reads.
+        """
+        drafter = self.new(target)
+        drafter.model.to(target.decoder.device)
+        return drafter
+
+    @final
+    def example(self, target: Target) -> "Trainable[Any]":
+        drafter = self.fresh(target)
+        _as_precise(drafter.model, target)
         return drafter
 
     @abstractmethod
-    def read(self, folder: Path, target: Target) -> Trainable[Any]:
-        """The drafter in a checkpoint folder.
+    def read(self, stored: Checkpoint, target: Target) -> "Trainable[Any]":
+        """The drafter in a checkpoint, of these knobs where its weights or a published config do not fix others.
+
+        Args:
+            stored: with its config; its tensors are yet to be loaded.
+            target: it drafts for, to whose device and dtype the network is brought afterwards.
 
         Raises:
             UserError: it is broken or does not fit the target.
         """
 
     @abstractmethod
-    def fresh(self, target: Target) -> Trainable[Any]:
-        """A drafter to be trained for a target.
+    def new(self, target: Target) -> "Trainable[Any]":
+        """A float32 drafter to be trained; it is brought to the target's device afterwards.
 
         Raises:
             UserError: the target lacks something the method reads.
         """
 
-    def example(self, target: Target) -> Drafter[Any]:
-        drafter = self.fresh(target)
-        drafter.model.to(target.decoder.dtype)
-        return drafter
 
-    @abstractmethod
-    def resume(self, folder: Path, target: Target) -> Self:
-        """These knobs with those a checkpoint folder fixes."""
+def _as_precise(model: nn.Module, target: Target) -> None:
+    """Gives weights the target's dtype; `to` would also round rotary frequencies."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(target.decoder.dtype)

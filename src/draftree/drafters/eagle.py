@@ -9,25 +9,23 @@ Shapes: R rows, n tokens a row, B batch, T tokens, M learnt positions, D hidden 
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 from transformers import Cache, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.llama import Rotary, initialise, layer, like, of_values, run, stores
+from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, run, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.errors import UserError
 from draftree.formats import speculators
-from draftree.formats.checkpoint import ABOUT, Stored, check_sizes, furnished, kept, note, read_tensors, write
-from draftree.models.cache import LayerShape
+from draftree.formats.checkpoint import Checkpoint, sizes
+from draftree.formats.speculators import EMBEDDING
 from draftree.models.target import LAST, Needs, Target
-
-EMBEDDING = "embed_tokens.weight"
 
 
 @final
@@ -51,6 +49,7 @@ class EAGLE(TrainableMethod):
             source="the official code, whose rate falls over 800,000 steps; rate, betas and clipping also the paper",
         ),
     )  # fmt: skip
+    formats = ("speculators", "eagle")
 
     feature_weight: float = 1.0
     token_weight: float = 0.1
@@ -71,35 +70,18 @@ class EAGLE(TrainableMethod):
             return bool(config[speculators.KIND] == "eagle")
         return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= keys
 
-    def read(self, folder: Path, target: Target) -> "EAGLEDrafter":
-        stored = read_tensors(folder)
-        config = speculators.flat(stored, "eagle", folder)
-        check_sizes(config, folder, "eagle", target)
-        bias = config.get("bias", True)
-        net = furnished(
-            lambda: EAGLENet(of_values(config), target, bias, EMBEDDING in stored.tensors),
-            stored,
-            folder,
-            name=speculators.published(stored.config),
-        )
-        net.to(target.decoder.device, target.decoder.dtype)
-        return EAGLEDrafter(replace(self.resume(folder, target), bias=bias), net, target, stored)
+    def read(self, stored: Checkpoint, target: Target) -> "EAGLEDrafter":
+        stored, config = speculators.loaded(stored, "eagle")
+        stored.check_sizes("eagle", config, sizes(target))
+        bias, embedding = config.get("bias", True), EMBEDDING in stored.tensors
+        net = stored.network(lambda: EAGLENet(of_values(config), target, bias, embedding))
+        return EAGLEDrafter(replace(self, bias=bias), net, target, stored)
 
-    def fresh(self, target: Target) -> "EAGLEDrafter":
+    def new(self, target: Target) -> "EAGLEDrafter":
         config = like(target.decoder.config)
         net = EAGLENet(config, target, self.bias, embedding=False)
         initialise(net, config)
-        return EAGLEDrafter(self, net.to(target.decoder.device), target, Stored(config=published(config) | {"bias": self.bias}))
-
-    def resume(self, folder: Path, target: Target) -> Self:
-        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
-
-
-def published(config: LlamaConfig) -> dict[str, Any]:
-    """The config as published checkpoints have it: a Llama's of one layer."""
-    values = {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
-    rope: Any = config.rope_parameters
-    return values | {"architectures": ["LlamaForCausalLM"], "rope_theta": rope["rope_theta"]}
+        return EAGLEDrafter(self, net, target, Checkpoint(published(config, "LlamaForCausalLM") | {"bias": self.bias}))
 
 
 @final
@@ -117,30 +99,17 @@ class EAGLENet(PairNet):
         super().__init__()
         size = config.hidden_size
         self.fc = nn.Linear(2 * size, size, bias=bias)
-        first = layer(config)
+        first: Any = LlamaDecoderLayer(config, 0)
         first.input_layernorm = nn.Identity()
         if getattr(config, "qkv_bias", False):  # of Qwen2; transformers' Llama would give the output a bias too
-            attention: Any = first.self_attn
+            attention = first.self_attn
             for name in ("q_proj", "k_proj", "v_proj"):
                 old = getattr(attention, name)
                 setattr(attention, name, nn.Linear(old.in_features, old.out_features))
         self.layers = nn.ModuleList([first])
         self.rotary = Rotary(config)
-        self._config, self._target = config, target
-        self.embed_tokens = nn.Embedding(config.vocab_size, size) if embedding else None
-        if self.embed_tokens is not None:
-            self.embed_tokens.requires_grad_(False)
-
-    @property
-    def shape(self) -> LayerShape:
-        return stores(self._config)
-
-    @property
-    def width(self) -> int:
-        return int(self._config.hidden_size)
-
-    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        return hidden[LAST]
+        self.shape, self.width, self._target = stores(config), size, target
+        self.embed_tokens = nn.Embedding(config.vocab_size, size).requires_grad_(False) if embedding else None
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
@@ -156,16 +125,10 @@ class EAGLEDrafter(PairDrafter):
     """Drafts features, and tokens from them."""
 
     knobs: EAGLE
-
-    def __init__(self, knobs: EAGLE, model: EAGLENet, target: Target, stored: Stored) -> None:
-        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(hidden=(LAST,))
+    needs = Needs(hidden=(LAST,))
 
     def loss(self, batch: Batch) -> Tensor:
-        true = batch.hidden[LAST].to(self._place.dtype)  # the target's may be half precision
+        true = batch.hidden[LAST].to(self._like.dtype)  # the target's may be half precision
         at, total = before(batch.learn), torch.zeros((), device=true.device)
         wanted = batch.target(at)
         for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):
@@ -187,8 +150,3 @@ class EAGLEDrafter(PairDrafter):
             drawn = torch.rand(length, true.shape[-1], generator=generator) - 0.5
             noise[row, :length] = 2 * self.knobs.noise * drawn * min(1, 512 / length)
         return noise.to(true)
-
-    def save(self, folder: Path) -> None:
-        config = self._stored.config | {ABOUT: note("eagle", self.knobs, self._target)}
-        name = speculators.published(config)
-        write(folder, self._stored, {name(k): v for k, v in self.model.state_dict().items()}, config)

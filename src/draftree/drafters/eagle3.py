@@ -6,10 +6,9 @@ in their place. It has a head of its own over a draft vocabulary, the tokens mos
 Shapes: B batch, T tokens, M learnt positions, D hidden size, V vocabulary, V′ draft vocabulary, L layers of the target.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -18,19 +17,15 @@ from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, stores
+from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.errors import UserError
 from draftree.formats import speculators
-from draftree.formats.checkpoint import ABOUT, Stored, furnished, kept, note, read_tensors, write
-from draftree.models.cache import LayerShape
+from draftree.formats.checkpoint import Checkpoint, sizes
+from draftree.formats.speculators import EMBEDDING, LAYER_IDS
 from draftree.models.target import Needs, Target
 from draftree.tree import Ints
-
-EMBEDDING = "embed_tokens.weight"
-LAYER_IDS = speculators.LAYER_IDS
-
 
 DEFAULT_LAYERS = (2, None, None)
 
@@ -57,6 +52,7 @@ class EAGLE3(TrainableMethod):
             ours=("batch_size",),
         ),
     )  # fmt: skip
+    formats = ("speculators", "eagle")
 
     low: int = 2
     middle: int | None = None
@@ -94,21 +90,13 @@ class EAGLE3(TrainableMethod):
             return low, middle, high
         raise UserError(f"eagle3: the layers are {wanted}, allowed are three different ones of 0 … {count} in ascending order")
 
-    def read(self, folder: Path, target: Target) -> "EAGLE3Drafter":
-        stored = read_tensors(folder)
-        config = speculators.flat(stored, "eagle3", folder)
-        _check_sizes(config, folder, target)
-        foreign = config.get("target_hidden_size") not in (None, config.get("hidden_size"))  # the target's embedding is too
-        net = furnished(
-            lambda: EAGLE3Net(config, target, foreign or EMBEDDING in stored.tensors, "d2t" in stored.tensors),
-            stored,
-            folder,
-            name=speculators.published(stored.config),
-        )
-        _check_map(stored, folder, target)
-        net.to(target.decoder.device, target.decoder.dtype)
-        knobs = self.resume(folder, target)
-        if (drafted := len(net.drafted)) != (knobs.draft_vocab or target.decoder.vocab):
+    def read(self, stored: Checkpoint, target: Target) -> "EAGLE3Drafter":
+        stored, config = speculators.loaded(stored, "eagle3")
+        read = config.get("target_hidden_size") or config.get("hidden_size")
+        stored.check_sizes("eagle3", config | {"hidden_size": read}, sizes(target))
+        own = EMBEDDING in stored.tensors or read != config.get("hidden_size")  # the target's embedding is too
+        knobs, folder = self, stored.folder
+        if (drafted := config.get("draft_vocab_size") or target.decoder.vocab) != (self.draft_vocab or target.decoder.vocab):
             knobs = replace(knobs, draft_vocab=drafted)
         if ids := config.get(LAYER_IDS):
             knobs = replace(knobs, low=ids[0], middle=ids[1], high=ids[2])
@@ -117,27 +105,23 @@ class EAGLE3(TrainableMethod):
                 f"'{folder}' names its layers {ids} in eagle_config, which codes count from 0 or from 1: say which entries of "
                 f"hidden_states they are, eagle3:checkpoint={folder},low=…,middle=…,high=…"
             )
+        layers = knobs.layers(target)
+        net = stored.network(lambda: EAGLE3Net(config, target, layers, own, "d2t" in stored.tensors))
+        _check_map(stored, target)
         return EAGLE3Drafter(knobs, net, target, stored)
 
-    def fresh(self, target: Target) -> "EAGLE3Drafter":
+    def new(self, target: Target) -> "EAGLE3Drafter":
         vocab = target.decoder.vocab
         if self.draft_vocab > vocab:
             raise UserError(f"eagle3: draft_vocab is {self.draft_vocab}, allowed is at most the target's vocabulary: {vocab}")
         llama = like(target.decoder.config)
-        rope: Any = llama.rope_parameters
-        config = {k: v for k, v in llama.to_diff_dict().items() if k != "transformers_version"} | {
-            "architectures": ["LlamaForCausalLMEagle3"], "rope_theta": rope["rope_theta"],
-            "draft_vocab_size": self.draft_vocab or vocab, LAYER_IDS: list(self.layers(target)),
-        }  # fmt: skip
-        net = EAGLE3Net(config, target, embedding=False)
+        config = published(llama, "LlamaForCausalLMEagle3")
+        layers = self.layers(target)
+        config |= {"draft_vocab_size": self.draft_vocab or vocab, LAYER_IDS: list(layers)}
+        net = EAGLE3Net(config, target, layers, embedding=False)
         initialise(net, llama)
         net.choose(np.arange(self.draft_vocab or vocab))
-        return EAGLE3Drafter(self, net.to(target.decoder.device), target, Stored(config=config))
-
-    def resume(self, folder: Path, target: Target) -> Self:
-        knobs = replace(self, checkpoint=str(folder), **kept(folder, type(self)))
-        knobs.layers(target)
-        return knobs
+        return EAGLE3Drafter(self, net, target, Checkpoint(config))
 
 
 def _nested_ids(config: dict[str, Any]) -> list[int] | None:
@@ -145,20 +129,14 @@ def _nested_ids(config: dict[str, Any]) -> list[int] | None:
     return nested.get(LAYER_IDS) if isinstance(nested, dict) else None
 
 
-def _check_sizes(config: dict[str, Any], folder: Path, target: Target) -> None:
-    size = config.get("target_hidden_size") or config.get("hidden_size")
-    wanted = target.decoder.vocab, target.decoder.hidden
-    for key, got, allowed in (("vocab_size", config.get("vocab_size"), wanted[0]), ("hidden_size", size, wanted[1])):
-        if got != allowed:
-            raise UserError(f"'eagle3' in '{folder}' has {key} {got}, allowed is the target's: {allowed}")
-
-
-def _check_map(stored: Stored, folder: Path, target: Target) -> None:
+def _check_map(stored: Checkpoint, target: Target) -> None:
     if (offsets := stored.tensors.get("d2t")) is not None:
         ids = offsets + torch.arange(len(offsets), device=offsets.device)
         if ids.min() < 0 or ids.max() >= target.decoder.vocab:
             got = f"token ids {int(ids.min())} … {int(ids.max())}"
-            raise UserError(f"'eagle3' in '{folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}")
+            raise UserError(
+                f"'eagle3' in '{stored.folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}"
+            )
 
 
 class EAGLE3Layer(nn.Module):
@@ -199,6 +177,7 @@ class EAGLE3Net(PairNet):
     Args:
         values: of the published config.
         target: whose embedding is used.
+        layers: the entries of its `hidden_states` that are fused.
         embedding: whether the checkpoint brings an embedding of its own.
         maps: whether it has a draft vocabulary even where that is the whole one.
     """
@@ -206,7 +185,9 @@ class EAGLE3Net(PairNet):
     d2t: Tensor | None
     t2d: Tensor | None
 
-    def __init__(self, values: dict[str, Any], target: Target, embedding: bool, maps: bool = False) -> None:
+    def __init__(
+        self, values: dict[str, Any], target: Target, layers: Sequence[int], embedding: bool, maps: bool = False
+    ) -> None:
         super().__init__()
         config = of_values(values)
         size, vocab = config.hidden_size, config.vocab_size
@@ -219,19 +200,9 @@ class EAGLE3Net(PairNet):
         whole = draft == vocab and not maps  # published checkpoints then mostly have no maps
         self.register_buffer("d2t", None if whole else torch.zeros(draft, dtype=torch.long))
         self.register_buffer("t2d", None if whole else torch.zeros(vocab, dtype=torch.bool))
-        self._config, self._target = config, target
-        self.embed_tokens = nn.Embedding(vocab, size) if embedding else None
-        if self.embed_tokens is not None:
-            self.embed_tokens.requires_grad_(False)
-        self.layer_ids: tuple[int, ...] = ()
-
-    @property
-    def shape(self) -> LayerShape:
-        return stores(self._config)
-
-    @property
-    def width(self) -> int:
-        return int(self._config.hidden_size)
+        self.shape, self.width, self._vocab, self._target = stores(config), size, vocab, target
+        self.embed_tokens = nn.Embedding(vocab, size).requires_grad_(False) if embedding else None
+        self.reads = tuple(layers)
 
     def choose(self, tokens: Ints) -> None:
         """Makes the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
@@ -248,11 +219,11 @@ class EAGLE3Net(PairNet):
     def drafted(self) -> Tensor:
         """[V′] the target's ids of the draft vocabulary."""
         if self.d2t is None:
-            return torch.arange(self._config.vocab_size, device=self.fc.weight.device)
+            return torch.arange(self._vocab, device=self.fc.weight.device)
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.layer_ids], dim=-1))
+        fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.reads], dim=-1))
         return fused
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
@@ -269,7 +240,7 @@ class EAGLE3Net(PairNet):
         drafted = self.draft_logits(out)
         if self.d2t is None:
             return drafted
-        whole = drafted.new_full((*drafted.shape[:-1], self._config.vocab_size), -torch.inf)
+        whole = drafted.new_full((*drafted.shape[:-1], self._vocab), -torch.inf)
         return whole.index_copy(-1, self.drafted, drafted)
 
 
@@ -278,35 +249,26 @@ class EAGLE3Drafter(PairDrafter):
     """Drafts what its own layer makes of three of the target's."""
 
     knobs: EAGLE3
-
-    def __init__(self, knobs: EAGLE3, model: EAGLE3Net, target: Target, stored: Stored) -> None:
-        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
-        model.layer_ids = knobs.layers(target)
-        self._net = model
+    model: EAGLE3Net
 
     @property
     def needs(self) -> Needs:
-        return Needs(hidden=self.knobs.layers(self._target))
+        return Needs(hidden=self.model.reads)
 
     def study(self, counts: Ints) -> None:
-        if self._net.d2t is not None:
-            frequent = np.argsort(-counts, kind="stable")[: len(self._net.d2t)]
-            self._net.choose(np.sort(frequent))
+        if self.model.d2t is not None:
+            frequent = np.argsort(-counts, kind="stable")[: len(self.model.d2t)]
+            self.model.choose(np.sort(frequent))
 
     def loss(self, batch: Batch) -> Tensor:
-        features = self.model.fuse({k: h.to(self._place.dtype) for k, h in batch.hidden.items()})
+        features = self.model.fuse({k: h.to(self._like.dtype) for k, h in batch.hidden.items()})
         at, total = before(batch.learn), features.new_zeros(())
         said = batch.target(at)
         for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):
             chosen = at & known
             wanted = said[chosen[at]]
-            if self._net.t2d is not None:
-                possible = self._net.t2d[wanted.argmax(-1)]  # what the target would say cannot be drafted elsewhere
-                chosen, wanted = chosen.clone().masked_scatter(chosen, possible), wanted[possible][:, self._net.drafted]
-            total = total + self.knobs.decay**j * soft_cross_entropy(wanted, self._net.draft_logits(out[chosen]))
+            if self.model.t2d is not None:
+                possible = self.model.t2d[wanted.argmax(-1)]  # what the target would say cannot be drafted elsewhere
+                chosen, wanted = chosen.clone().masked_scatter(chosen, possible), wanted[possible][:, self.model.drafted]
+            total = total + self.knobs.decay**j * soft_cross_entropy(wanted, self.model.draft_logits(out[chosen]))
         return total / batch.count
-
-    def save(self, folder: Path) -> None:
-        config = self._stored.config | {ABOUT: note("eagle3", self.knobs, self._target)}
-        name = speculators.published(config)
-        write(folder, self._stored, {name(k): v for k, v in self.model.state_dict().items()}, config)

@@ -11,18 +11,18 @@ Shapes: R rows, T tokens, B batch, D hidden size, V vocabulary, H key-value head
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
-from draftree.drafters.neural.language_model import SPARE, Decoding, beginning, load_model, propose, rewind, save_model
+from draftree.drafters.neural.language_model import SPARE, Decoding, copied, load_model, propose, rewind, save_model
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import additive, dual_block
 from draftree.errors import UserError
-from draftree.formats.checkpoint import kept
+from draftree.formats.checkpoint import Checkpoint
 from draftree.models.attention import AUTO, Attending, attending
 from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Taps, Target
@@ -66,17 +66,13 @@ class EDD(TrainableMethod):
         if self.phase != "random" and not 0 <= self.phase < self.min_block:
             raise UserError(f"edd: phase is {self.phase}, allowed are random and 0 … {self.min_block - 1} (min_block − 1)")
 
-    def read(self, folder: Path, target: Target) -> "EDDDrafter":
-        return EDDDrafter(self.resume(folder, target), load_model(folder, "edd", target), target)
-
-    def fresh(self, target: Target) -> "EDDDrafter":
+    def read(self, stored: Checkpoint, target: Target) -> "EDDDrafter":
         self._check(target)
-        return EDDDrafter(self, beginning(target), target)
+        return EDDDrafter(self, load_model(stored, "edd", target), target, stored)
 
-    def resume(self, folder: Path, target: Target) -> Self:
-        knobs = replace(self, checkpoint=str(folder), **kept(folder, type(self)))
-        knobs._check(target)
-        return knobs
+    def new(self, target: Target) -> "EDDDrafter":
+        self._check(target)
+        return EDDDrafter(self, copied(target), target, Checkpoint())
 
     def _check(self, target: Target) -> None:
         if self.hidden_layer != AUTO:
@@ -95,11 +91,16 @@ class EDDDrafter(Trainable[Decoding]):
 
     knobs: EDD
     model: PreTrainedModel
+    expands_paths = True
 
-    def __init__(self, knobs: EDD, model: PreTrainedModel, target: Target) -> None:
-        self.knobs, self.model, self._target = knobs, model, target
+    def __init__(self, knobs: EDD, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
+        super().__init__(knobs, model, target, stored)
         self.decoder = Decoder(model)
         self._layer = knobs.hidden_layer
+
+    @property
+    def settled(self) -> EDD:
+        return replace(self.knobs, hidden_layer=self._layer)
 
     @property
     def needs(self) -> Needs:
@@ -118,10 +119,6 @@ class EDDDrafter(Trainable[Decoding]):
     ) -> Decoding:
         state = state or Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
         return self._encode(state, taps)
-
-    @property
-    def expands_paths(self) -> bool:
-        return True
 
     def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
         return propose(self.decoder, state, tree, frontier, k, drawing)
@@ -150,14 +147,15 @@ class EDDDrafter(Trainable[Decoding]):
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
         (layer,) = self.needs.hidden
-        keys, values = self.decoder.keys_and_values(batch.hidden[layer].to(self.decoder.dtype), positions)
+        soft = DynamicCache()
+        soft.update(*self.decoder.keys_and_values(batch.hidden[layer].to(self.decoder.dtype), positions), 0)
         visible = [dual_block(count, block, phase, self.decoder.window) for phase in phases]
         mask = additive(torch.stack(visible)[:, None].to(batch.tokens.device), self.decoder.dtype)
         states: Tensor = self.decoder.stack(
             input_ids=batch.tokens,
             position_ids=positions,
             attention_mask=self.decoder.by_type(mask),
-            past_key_values=_SoftPrompt(keys, values),
+            past_key_values=soft,
             use_cache=True,
         ).last_hidden_state
         return states
@@ -168,24 +166,8 @@ class EDDDrafter(Trainable[Decoding]):
         states = self._states(batch, block, phases)[before(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.decoder.head(states))
 
-    def save(self, folder: Path) -> None:
-        save_model(folder, "edd", self.model, replace(self.knobs, hidden_layer=self._layer), self._target)
-
-
-class _SoftPrompt(Cache):
-    """Keys and values [B, H, T, width] in front of those of the text, with their gradient."""
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        super().__init__(layers=[])
-        self._keys, self._values = keys, values
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        return torch.cat((self._keys, key_states), dim=2), torch.cat((self._values, value_states), dim=2)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return int(self._keys.shape[2])
+    def write(self, folder: Path, about: dict[str, Any]) -> None:
+        save_model(folder, self.model, about)
 
 
 def _between(low: int, high: int, generator: torch.Generator) -> int:

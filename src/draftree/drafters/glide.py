@@ -11,33 +11,21 @@ heads of the target.
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import Cache, LlamaConfig, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    repeat_kv,
-    rotate_half,
-)
+from torch import Tensor
 
 from draftree.boundary.files import Entries
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod, every, put
+from draftree.drafters.neural.glimpse import Glimpse, GlimpseModel, View
 from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, keep_path, lay_out, no_candidates, rewind
 from draftree.drafters.neural.llama import of_values
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import block_starts, earlier_blocks
 from draftree.errors import UserError
-from draftree.formats.checkpoint import ABOUT, CONFIG, Stored, about, furnished, kept, note, read_config, read_tensors, write
-from draftree.models.architectures import LENGTH_DEPENDENT_ROPE
+from draftree.formats.checkpoint import CONFIG, Checkpoint
 from draftree.models.attention import AUTO, Attending, attending
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
@@ -50,9 +38,6 @@ OFFICIAL = "smallLlamaForCausalLM"
 """What a published checkpoint's config calls the model."""
 PREFIX = "small_model."
 """Before the names of tensors that were saved together with the target."""
-OFFICIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
-"""How the official code rotates queries, whatever rotated the target's keys."""
-
 
 PRETRAINING = Stage(
     name="pretraining", data="text", epochs=1, batch_size=64, lr=5e-4, schedule="cosine", floor=0, warmup=0.025,
@@ -106,35 +91,32 @@ class GLIDE(TrainableMethod):
                 "allowed are layers ≥ 1, hidden ≥ 0, block ≥ 1"
             )
 
-    def read(self, folder: Path, target: Target) -> "GLIDEDrafter":
-        knobs, stored = self.resume(folder, target), read_tensors(folder)
-        _check_sizes(stored.config, folder, target)
+    def read(self, stored: Checkpoint, target: Target) -> "GLIDEDrafter":
+        knobs, stored = self._of(stored), stored.loaded()
+        stored.check_sizes("glide", stored.config, {"vocab_size": target.decoder.vocab} | _large(target))
         views = knobs.views(target)
         if joint := {k: v for k, v in stored.tensors.items() if k.startswith(PREFIX)}:  # the target's are not ours to keep
-            stored = replace(stored, tensors=joint)
-        inner = {k.removeprefix(PREFIX): v for k, v in stored.tensors.items()}
-        unused = frozenset(k for k in inner if k.endswith(".rotary_emb.inv_freq"))
-        model = furnished(lambda: GlimpseModel(of_values(stored.config), views), replace(stored, tensors=inner), folder, unused)
-        for parameter in model.parameters():  # not `to`, which would also round the rotary frequencies
-            parameter.data = parameter.data.to(target.decoder.dtype)
-        return GLIDEDrafter(knobs, cast(Any, model).to(target.decoder.device), target, stored)
+            stored = replace(stored, tensors=joint, name=lambda key: PREFIX + key)
+        unused = frozenset(k for k in stored.tensors if k.endswith(".rotary_emb.inv_freq"))
+        model = stored.network(lambda: GlimpseModel(of_values(stored.config), views), unused)
+        return GLIDEDrafter(knobs, model, target, stored)
 
-    def fresh(self, target: Target) -> "GLIDEDrafter":
+    def new(self, target: Target) -> "GLIDEDrafter":
         views, config = self.views(target), _published(self, target)
         model = GlimpseModel(of_values(config), views)
         if self.init == "target" and config["hidden_size"] == target.decoder.hidden:
             whole: Any = target.decoder.model
             model.model.embed_tokens.weight.data.copy_(whole.get_input_embeddings().weight[: target.decoder.vocab])
             model.lm_head.weight.data.copy_(whole.get_output_embeddings().weight)
-        return GLIDEDrafter(self, cast(Any, model).to(target.decoder.device), target, Stored(config=config))
+        return GLIDEDrafter(self, model, target, Checkpoint(config))
 
-    def resume(self, folder: Path, target: Target) -> Self:
-        fixed = kept(folder, type(self))
-        if not about(folder):
-            said = Entries(read_config(folder), folder / CONFIG)
-            sizes = {"layers": said.get("num_hidden_layers", int, 1), "hidden": said.get("hidden_size", int, 0)}
-            fixed = {**sizes, "block": said.get("block_size", int, 5), "variant": "official"}
-        return replace(self, checkpoint=str(folder), **fixed)
+    def _of(self, stored: Checkpoint) -> Self:
+        """The knobs with those that a published config fixes."""
+        if stored.about:
+            return self
+        said = Entries(stored.config, stored.folder / CONFIG)
+        layers, hidden = said.get("num_hidden_layers", int, 1), said.get("hidden_size", int, 0)
+        return replace(self, layers=layers, hidden=hidden, block=said.get("block_size", int, 5), variant="official")
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -142,7 +124,7 @@ class GLIDE(TrainableMethod):
             k.removeprefix(PREFIX) == "model.layers.0.cross_attn.q_proj.weight" for k in keys
         )
 
-    def views(self, target: Target) -> tuple["View | None", ...]:
+    def views(self, target: Target) -> tuple[View | None, ...]:
         """What each draft layer reads of the target; while `auto` is not settled, the paper's layers.
 
         Raises:
@@ -164,197 +146,6 @@ class GLIDE(TrainableMethod):
         """The layer that `auto` means; without the limit it would be the first one, which in many targets adds most of all."""
         lowest = max(2 * len(layers) // 3, self.layers - 1)
         return max(range(lowest, len(layers)), key=lambda i: layers[i].output)
-
-
-@dataclass(frozen=True)
-class View:
-    """What a draft layer reads of the target.
-
-    Attributes:
-        layer: the target's, counted from 0.
-        heads: its query heads.
-        key: width of a key.
-        value: width of a value.
-        rope: how queries are rotated, as transformers' `rope_parameters`; None where the target's keys are not.
-        turned: how much of a key's width is rotated.
-        context: positions the target knows.
-    """
-
-    layer: int
-    heads: int
-    key: int
-    value: int
-    rope: dict[str, Any] | None
-    turned: int
-    context: int
-
-    @classmethod
-    def of(cls, target: Target, layer: int, variant: str) -> Self:
-        """The view of a layer; queries are rotated as its keys are, as far as it can be told from the config."""
-        config, shape = target.decoder.config, target.decoder.shapes[layer]
-        rope = dict(OFFICIAL_ROPE) if variant == "official" else _rope(config, layer)
-        share = 1.0 if rope is None else float(rope.pop("partial_rotary_factor", 1.0))
-        turned = int(shape.key * share) // 2 * 2
-        heads = int(config.num_attention_heads)
-        return cls(layer, heads, shape.key, shape.value, rope, turned, min(target.decoder.context, 2**20))
-
-
-def _rope(config: PreTrainedConfig, layer: int) -> dict[str, Any] | None:
-    """A target layer's rope; of one whose frequencies change with the length of the text, those of a short text."""
-    said = getattr(config, "rope_parameters", None) or {}
-    types = getattr(config, "layer_types", None)
-    rope = dict(said.get(types[layer], said) if types else said)
-    if "rope_theta" not in rope:
-        return None
-    if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
-        return {k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope} | {"rope_type": "default"}
-    return rope
-
-
-@dataclass(frozen=True)
-class Glimpse:
-    """The target's keys and values as one pass sees them.
-
-    Attributes:
-        kv: for each draft layer, keys and values [B, H, S, width].
-        visible: [B or 1, 1, n, S] what each query sees.
-    """
-
-    kv: Sequence[tuple[Tensor, Tensor]]
-    visible: Tensor
-
-
-@final
-class CrossAttention(nn.Module):
-    """Attention of the draft's queries to a target layer's cached keys and values; it has none of its own."""
-
-    def __init__(self, config: LlamaConfig, view: View) -> None:
-        super().__init__()
-        self.q_proj = nn.Linear(config.hidden_size, view.heads * view.key, bias=False)
-        self.o_proj = nn.Linear(view.heads * view.value, config.hidden_size, bias=False)
-        self.look_at(view)
-
-    def look_at(self, view: View) -> None:
-        """Reads another layer from now on, whose keys and values are as wide."""
-        self.view = view
-        self.rotary = None if view.rope is None or not view.turned else _rotary(view)
-
-    def forward(self, states: Tensor, positions: Tensor, kv: tuple[Tensor, Tensor], visible: Tensor) -> Tensor:
-        """[B, n, D]; zero for a query that sees nothing."""
-        queries = self.q_proj(states).unflatten(-1, (self.view.heads, self.view.key)).transpose(1, 2)
-        queries = self._turned(queries, positions)
-        keys, values = (repeat_kv(t.to(queries.dtype), self.view.heads // t.shape[1]) for t in kv)
-        some = visible.any(-1, keepdim=True)  # a softmax over nothing would be NaN, in the gradient too
-        mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=visible | ~some) * some
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2).to(states.dtype))
-        return out
-
-    def _turned(self, queries: Tensor, positions: Tensor) -> Tensor:
-        if self.rotary is None:
-            return queries
-        cos, sin = (t[:, None] for t in self.rotary(queries, positions))
-        turned, rest = queries[..., : self.view.turned], queries[..., self.view.turned :]
-        return torch.cat((turned * cos + rotate_half(turned) * sin, rest), dim=-1)
-
-
-def _rotary(view: View) -> LlamaRotaryEmbedding:
-    config = LlamaConfig(
-        hidden_size=view.heads * view.turned,
-        num_attention_heads=view.heads,
-        head_dim=view.turned,
-        max_position_embeddings=view.context,
-        rope_parameters=cast(Any, view.rope),
-    )
-    return LlamaRotaryEmbedding(config)
-
-
-@final
-class GlimpseLayer(nn.Module):
-    """A Llama layer with cross-attention behind its self-attention, on the residual as it is (the official order)."""
-
-    def __init__(self, config: LlamaConfig, index: int, view: View | None) -> None:
-        super().__init__()
-        self.self_attn = LlamaAttention(config, index)
-        self.cross_attn = None if view is None else CrossAttention(config, view)
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.index = index
-
-    def forward(
-        self,
-        states: Tensor,
-        positions: Tensor,
-        turns: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        past: Cache | None,
-        glimpse: Glimpse | None,
-    ) -> Tensor:
-        """[B, n, D]."""
-        own, _ = self.self_attn(
-            self.input_layernorm(states), position_embeddings=turns, attention_mask=mask, past_key_values=past
-        )
-        states = states + own
-        if self.cross_attn is not None and glimpse is not None:
-            states = states + self.cross_attn(states, positions, glimpse.kv[self.index], glimpse.visible)
-        out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return out
-
-
-@final
-class GlimpseStack(nn.Module):
-    """Embedding, layers and last norm."""
-
-    def __init__(self, config: LlamaConfig, views: Sequence[View | None]) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList([GlimpseLayer(config, i, view) for i, view in enumerate(views)])
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary = LlamaRotaryEmbedding(config)
-
-    def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, past: Cache | None, glimpse: Glimpse | None
-    ) -> Tensor:
-        """What the head reads after each token, [B, n, D]."""
-        states = self.embed_tokens(ids)
-        turns = self.rotary(states, positions)
-        for layer in self.layers:
-            states = layer(states, positions, turns, mask, past, glimpse)
-        out: Tensor = self.norm(states)
-        return out
-
-
-@final
-class GlimpseModel(PreTrainedModel):
-    """The network, under the tensor names of the official code, in the form of a transformers model with a cache."""
-
-    config_class = LlamaConfig
-    _supports_sdpa = True
-
-    def __init__(self, config: LlamaConfig, views: Sequence[View | None]) -> None:
-        super().__init__(config)
-        self.model = GlimpseStack(config, views)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        cast(Any, self).post_init()  # untyped, as much of transformers is
-
-    def get_output_embeddings(self) -> nn.Linear:
-        head: nn.Linear = self.lm_head
-        return head
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool = True,
-        logits_to_keep: int | Tensor = 0,
-        glimpse: Glimpse | None = None,
-    ) -> CausalLMOutputWithPast:
-        """Logits [B, n, V], or [B, kept, V]; without a mask every token sees those before it."""
-        states = self.model(input_ids, position_ids, attention_mask, past_key_values, glimpse)
-        at = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithPast(logits=self.lm_head(states[:, at]))
 
 
 @dataclass(frozen=True)
@@ -390,10 +181,14 @@ class GLIDEDrafter(Trainable[Glimpsing]):
     knobs: GLIDE
     model: GlimpseModel
 
-    def __init__(self, knobs: GLIDE, model: GlimpseModel, target: Target, stored: Stored) -> None:
-        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
+    def __init__(self, knobs: GLIDE, model: GlimpseModel, target: Target, stored: Checkpoint) -> None:
+        super().__init__(knobs, model, target, stored)
         self.decoder = Decoder(model)
         self._settle(knobs)
+
+    @property
+    def settled(self) -> GLIDE:
+        return self._settled
 
     @property
     def needs(self) -> Needs:
@@ -475,7 +270,7 @@ class GLIDEDrafter(Trainable[Glimpsing]):
     @torch.inference_mode()
     def commit(self, state: Glimpsing, tree: Tree, verdict: Verdict, taps: Taps) -> Glimpsing:
         official, roots = self.knobs.variant == "official", state.roots
-        own = read_again(state.own, tree, verdict) if official else keep_path(state.own, tree, verdict)
+        own = keep_path(state.own, tree, verdict, again=official)
         limits = [NOTHING if fed.size else early for fed, early in zip(state.own.fed, state.limits, strict=True)]
         for row in tree.row[: tree.roots].tolist():
             new = len(own.pending[row]) - len(limits[row])  # accepted, and not read yet
@@ -509,28 +304,10 @@ class GLIDEDrafter(Trainable[Glimpsing]):
         states = self._states(batch, block, phases)[before(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.model.lm_head(states))
 
-    def save(self, folder: Path) -> None:
-        prefix = PREFIX if any(k.startswith(PREFIX) for k in self._stored.tensors) else ""
-        state = {prefix + k: v for k, v in self.model.state_dict().items()}
-        config = self._stored.config | {ABOUT: note("glide", self._settled, self._target)}
-        write(folder, self._stored, state, config)
-
 
 def _waiting(cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]) -> Glimpsing:
     """The state in which tokens wait behind those in the cache."""
     return Glimpsing(replace(Decoding.empty(cache), pending=tuple(tokens)), target, tuple(limits))
-
-
-def read_again(state: Decoding, tree: Tree, verdict: Verdict) -> Decoding:
-    """Forgets all that was fed of a step's nodes: root and accepted nodes wait to be read with the next root."""
-    cache, pending = state.cache, list(state.pending)
-    for root in range(tree.roots):
-        row = int(tree.row[root])
-        if state.fed[row].size:
-            cache.keep(row, cache.lengths[row] + np.arange(len(pending[row])))
-            pending[row] = NOTHING
-        pending[row] = np.concatenate((pending[row], tree.tokens[verdict.kept(root)]))
-    return Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
 
 
 def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:
@@ -574,14 +351,3 @@ def _large(target: Target) -> dict[str, int]:
     config, shapes = target.decoder.config, target.decoder.shapes
     heads = int(config.num_attention_heads)
     return {"large_hidden_size": target.decoder.hidden, "large_num_attention_heads": heads, "large_head_dim": shapes[-1].key}
-
-
-def _check_sizes(config: dict[str, Any], folder: Path, target: Target) -> None:
-    """Refuses a checkpoint that was made for a target of other sizes.
-
-    Raises:
-        UserError: it names what was got and what is allowed.
-    """
-    for key, wanted in ({"vocab_size": target.decoder.vocab} | _large(target)).items():
-        if config.get(key) != wanted:
-            raise UserError(f"'glide' in '{folder}' has {key} {config.get(key)}, allowed is the target's: {wanted}")

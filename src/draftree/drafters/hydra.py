@@ -12,30 +12,29 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import Cache, LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod, every
 from draftree.drafters.neural.heads import ResBlock, by_depth, lm_head, newest, offered, teacher
 from draftree.drafters.neural.language_model import SPARE
-from draftree.drafters.neural.llama import Rotary, initialise, layer, like, run
+from draftree.drafters.neural.llama import Rotary, initialise, like, run, stores
 from draftree.drafters.neural.losses import before, kl
 from draftree.drafters.neural.masks import additive
 from draftree.errors import UserError
-from draftree.formats.checkpoint import ABOUT, Stored, check_sizes, furnished, kept, note, read_tensors, write
+from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.models.cache import LayerShape, SlotCache
 from draftree.models.target import CHUNK, LAST, Needs, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 FILE = "hydra_lm_head.safetensors"
-FILES = (FILE, "hydra_lm_head.pt")
 PREFIX, EMBEDDING = "prefix_embeding_layer.", "input_embed_fn.weight"  # sic
 UNUSED = frozenset({f"{PREFIX}embed_tokens.weight", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq"})
 """What the official file holds of the prefix layer without a use."""
@@ -63,6 +62,7 @@ class Hydra(TrainableMethod):
             ours=("betas", "clip"),
         ),
     )  # fmt: skip
+    files = (FILE, "hydra_lm_head.pt")
 
     heads: int = 4
     layers: int = 4
@@ -77,30 +77,24 @@ class Hydra(TrainableMethod):
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return any(key.startswith("hydra_lm_head.") for key in keys)
 
-    def read(self, folder: Path, target: Target) -> "HydraDrafter":
-        stored = read_tensors(folder, FILES)
-        check_kind(stored.config, folder)
-        found = replace(self.resume(folder, target), **counted(stored.tensors, folder))
+    def read(self, stored: Checkpoint, target: Target) -> "HydraDrafter":
+        stored = stored.loaded(self.files)
+        check_kind(stored.config, stored.folder)
+        found = replace(self, **counted(stored.tensors, stored.folder))
         first, last = f"hydra_mlp.0.{_places(found)[0]}.linear.weight", _lm_head(0, found.arch) + "weight"
-        sizes = {"hidden_size": first, "vocab_size": last}
-        check_sizes({k: len(stored.tensors[name]) for k, name in sizes.items()}, folder, "hydra", target)
-        check_aliases(stored.tensors, found, folder)
-        config = like(target.decoder.config)
-        net = furnished(lambda: HydraNet(config, found, target, EMBEDDING in stored.tensors), stored, folder, UNUSED)
-        return HydraDrafter(found, net.to(target.decoder.device, target.decoder.dtype), config, target, stored)
+        widths = {"hidden_size": len(stored.tensors[first]), "vocab_size": len(stored.tensors[last])}
+        stored.check_sizes("hydra", widths, sizes(target))
+        check_aliases(stored.tensors, found, stored.folder)
+        net = stored.network(lambda: HydraNet(found, target, EMBEDDING in stored.tensors), UNUSED)
+        return HydraDrafter(found, net, target, stored)
 
-    def fresh(self, target: Target) -> "HydraDrafter":
+    def new(self, target: Target) -> "HydraDrafter":
         embedding: Any = target.decoder.model.get_input_embeddings()
         if (width := embedding.weight.shape[1]) != target.decoder.hidden:
             raise UserError(
                 f"hydra: the target's embeddings have width {width}, allowed is its hidden size {target.decoder.hidden}"
             )
-        config = like(target.decoder.config)
-        net = HydraNet(config, self, target, embedding=False)
-        return HydraDrafter(self, net.to(target.decoder.device), config, target, Stored(FILE))
-
-    def resume(self, folder: Path, target: Target) -> Self:
-        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+        return HydraDrafter(self, HydraNet(self, target, embedding=False), target, Checkpoint(file=FILE))
 
 
 def check_kind(config: dict[str, Any], where: Path) -> None:
@@ -109,11 +103,8 @@ def check_kind(config: dict[str, Any], where: Path) -> None:
     Raises:
         UserError: it names what was got and what is allowed.
     """
-    for key, allowed in (
-        ("grounded_heads", (True,)),
-        ("hidden_state_offset", (0,)),
-        ("hydra_head_arch", ("prefix-mlp", "mlp")),
-    ):
+    decoded = {"grounded_heads": (True,), "hidden_state_offset": (0,), "hydra_head_arch": ("prefix-mlp", "mlp")}
+    for key, allowed in decoded.items():
         if config.get(key, allowed[0]) not in allowed:
             raise UserError(f"'{where}' has {key} {config[key]}, allowed is {' or '.join(map(str, allowed))}")
 
@@ -164,7 +155,7 @@ class Prefix(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([layer(config)])
+        self.layers = nn.ModuleList([LlamaDecoderLayer(config, 0)])
         self.norm: nn.Module = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         initialise(self, config)
 
@@ -179,23 +170,23 @@ class HydraNet(nn.Module):
     """Prefix layer and heads in float32, named as in the official file.
 
     Args:
-        config: of the prefix layer.
         knobs: how many heads and blocks.
-        target: whose LM head the heads' linear layers begin as, and whose embedding is used.
+        target: whose sizes the prefix layer has, whose LM head the heads' linear layers begin as, and whose embedding is used.
         embedding: whether the checkpoint brings an embedding of its own.
     """
 
-    def __init__(self, config: LlamaConfig, knobs: Hydra, target: Target, embedding: bool) -> None:
+    def __init__(self, knobs: Hydra, target: Target, embedding: bool) -> None:
         super().__init__()
+        self.config = config = like(target.decoder.config)
+        self.rotary = Rotary(config)
         prefix = knobs.arch == "prefix-mlp"
         self.prefix_embeding_layer = Prefix(config) if prefix else None
         self.hydra_mlp = nn.ModuleList(self._mlp(i, config.hidden_size, knobs) for i in range(knobs.heads))
         heads = [lm_head(target, bias=True) for _ in range(knobs.heads)]
         self.hydra_lm_head = nn.ModuleList(nn.Sequential(nn.Identity(), h) if prefix else h for h in heads)
-        self.input_embed_fn = nn.Embedding(target.decoder.vocab, config.hidden_size) if embedding else None
+        embed = nn.Embedding(target.decoder.vocab, config.hidden_size) if embedding else None
+        self.input_embed_fn = embed and embed.requires_grad_(False)
         self._target = target
-        if self.input_embed_fn is not None:
-            self.input_embed_fn.requires_grad_(False)
 
     @staticmethod
     def _mlp(head: int, width: int, knobs: Hydra) -> nn.Sequential:
@@ -240,19 +231,7 @@ class HydraDrafter(Trainable[Prefixed]):
 
     knobs: Hydra
     model: HydraNet
-
-    def __init__(self, knobs: Hydra, model: HydraNet, config: LlamaConfig, target: Target, stored: Stored) -> None:
-        self.knobs, self.model, self._config, self._target, self._stored = knobs, model, config, target, stored
-        self._rotary = Rotary(config)
-        model.eval()
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(hidden=(LAST,))
-
-    @property
-    def _like(self) -> Tensor:
-        return next(self.model.parameters())
+    needs = Needs(hidden=(LAST,))
 
     @torch.inference_mode()
     def start(
@@ -264,14 +243,13 @@ class HydraDrafter(Trainable[Prefixed]):
         return state
 
     def _empty(self, rows: int, slots: int) -> Prefixed:
-        config: Any = self._config  # untyped, as much of transformers is
-        layers = self.knobs.arch == "prefix-mlp"
-        shapes = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim), LayerShape(1, config.hidden_size, 0)
+        width, layers = self.model.config.hidden_size, self.knobs.arch == "prefix-mlp"
+        shapes = stores(self.model.config), LayerShape(1, width, 0)
         cache, hidden = (SlotCache((shape,) * layers, rows, self._like.dtype, self._like.device) for shape in shapes)
         if layers:
             cache.reserve(slots)
             hidden.reserve(slots)
-        return Prefixed(cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, config.hidden_size))
+        return Prefixed(cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, width))
 
     def _remember(self, state: Prefixed, taps: Taps) -> Prefixed:
         """The state after hidden states [T, D] of newly committed tokens; what a layer has to make of them waits."""
@@ -306,7 +284,7 @@ class HydraDrafter(Trainable[Prefixed]):
         states = given[torch.arange(len(given), device=given.device)[:, None], known]
         visible = torch.arange(int(places.max()) + 1, device=given.device) <= at[:, :, None]
         mask, writer = additive(visible[:, None], states.dtype), state.cache.writer(starts, count)
-        out: Tensor = self.model.prefix_embeding_layer(states, self._rotary(states, at), mask, writer)
+        out: Tensor = self.model.prefix_embeding_layer(states, self.model.rotary(states, at), mask, writer)
         return out
 
     @torch.inference_mode()
@@ -343,7 +321,7 @@ class HydraDrafter(Trainable[Prefixed]):
             return states
         at = torch.arange(states.shape[1], device=states.device)
         mask = additive((at[None, :] <= at[:, None])[None, None], states.dtype)
-        out: Tensor = self.model.prefix_embeding_layer(states, self._rotary(states, at[None]), mask, None)
+        out: Tensor = self.model.prefix_embeding_layer(states, self.model.rotary(states, at[None]), mask, None)
         return out
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
@@ -371,16 +349,12 @@ class HydraDrafter(Trainable[Prefixed]):
                 total = total + kl(teacher(whole, batch, distance), logits)
         return total / batch.count
 
-    def save(self, folder: Path) -> None:
-        """Writes the official layout; the target's embedding and what has no use only where the file read held it."""
+    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The official layout; the target's embedding and what has no use only where the file read held it."""
         names = {"base_model_name_or_path": self._target.name, "grounded_heads": True, "hidden_state_offset": 0}
-        sizes = {
-            "hydra_head_arch": self.knobs.arch,
-            "hydra_num_heads": self.knobs.heads,
-            "hydra_num_layers": self.knobs.layers,
-        }
-        config = names | self._stored.config | sizes | {ABOUT: note("hydra", self.knobs, self._target)}
-        write(folder, self._stored, self.model.state_dict(), config)
+        knobs = self.knobs
+        counts = {"hydra_head_arch": knobs.arch, "hydra_num_heads": knobs.heads, "hydra_num_layers": knobs.layers}
+        return names | config | counts, tensors
 
 
 def _keep_read(state: Prefixed) -> None:

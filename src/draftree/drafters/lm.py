@@ -49,6 +49,8 @@ class LMDrafter(Drafter[Decoding]):
         model: driven as a target is, because it is fed just like one.
     """
 
+    expands_paths = True
+
     def __init__(self, model: Target) -> None:
         self.small = model
 
@@ -60,10 +62,6 @@ class LMDrafter(Drafter[Decoding]):
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
     ) -> Decoding:
         return read(self.small, prompts, state, rows)
-
-    @property
-    def expands_paths(self) -> bool:
-        return True
 
     def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
         return propose(self.small.decoder, state, tree, frontier, k, drawing)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafters.base import Drafter, Method, every
+from draftree.drafters.lookup.texts import ragged
 from draftree.errors import UserError
 from draftree.models.target import Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
@@ -79,7 +80,7 @@ class Lookahead(Method):
 
 @final
 @dataclass(frozen=True)
-class Row:
+class Guesses:
     """What is known of one text.
 
     Attributes:
@@ -102,7 +103,7 @@ class Row:
 class Lookaheads:
     """The state: all rows, and which of them still write, as far as is known."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Guesses, ...]
     live: Ints
 
 
@@ -117,12 +118,11 @@ class LookaheadDrafter(Drafter[Lookaheads]):
     The window holds guesses whatever the sampling: each next one is the likeliest token. The output does not depend on it.
     """
 
+    knobs: Lookahead
+    sends_probes = True
+
     def __init__(self, knobs: Lookahead) -> None:
         self.knobs = knobs
-
-    @property
-    def described(self) -> str:
-        return repr(self.knobs)
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Lookaheads | None = None, rows: Ints | None = None
@@ -137,12 +137,8 @@ class LookaheadDrafter(Drafter[Lookaheads]):
 
     def expand(self, state: Lookaheads, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Lookaheads]:
         found = self._found(state, tree, frontier)
-        width = max(1, min(k, max((len(nexts) for (nexts, _), _ in found), default=1)))
-        tokens, q = np.zeros((len(frontier), width), np.int64), np.zeros((len(frontier), width))
-        for i, ((nexts, shares), rate) in enumerate(found):
-            n = min(len(nexts), width)
-            tokens[i, :n], q[i, :n] = nexts[:n], shares[:n]
-            q[i] *= rate
+        tokens, q = ragged([nexts for nexts, _ in found], k)
+        q *= np.array([[rate] for _, rate in found])
         log_q = np.log(q, out=np.full(q.shape, -np.inf), where=q > 0)
         return Candidates(tokens, log_q), replace(state, live=tree.row[: tree.roots])
 
@@ -204,7 +200,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         cuts = np.cumsum([len(each) for each in last.values()])[:-1]
         return dict(zip(last, np.split(chosen, cuts), strict=True))
 
-    def _looked_ahead(self, row: Row, root: int, new: Ints | None) -> Row:
+    def _looked_ahead(self, row: Guesses, root: int, new: Ints | None) -> Guesses:
         """With the n-grams that a new level completes in the pool, and the window one step further."""
         if new is None:
             return row
@@ -212,7 +208,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         met = grams(row.window, root, new) if full else ()
         return replace(row, pool=filled(row.pool, met, self.knobs.guesses), window=advanced(row.window, new, full))
 
-    def _graded(self, row: Row, new: Sequence[int]) -> Row:
+    def _graded(self, row: Guesses, new: Sequence[int]) -> Guesses:
         """With what a root and the tokens after it say of the guesses for it."""
         tried, right, start = list(row.tried), list(row.right), 0
         for i, token in enumerate(new[1:]):
@@ -227,7 +223,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
             right[i - start] += token in nexts
         return replace(row, tried=tuple(tried), right=tuple(right))
 
-    def _read(self, row: Row, new: Sequence[int], known: int) -> Row:
+    def _read(self, row: Guesses, new: Sequence[int], known: int) -> Guesses:
         """With committed tokens, and a root as the last of `new`, behind the text.
 
         Args:
@@ -239,9 +235,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         met = of_text(whole[max(0, known + 1 - n) :].tolist(), n) if self.knobs.seed_prompt else ()
         return replace(row, text=whole[:-1], pool=filled(row.pool, met, self.knobs.guesses))
 
-    def _empty(self) -> Row:
+    def _empty(self) -> Guesses:
         none = (0,) * (self.knobs.ngram - 1)
-        return Row(np.zeros(0, np.int64), {}, (), none, none)
+        return Guesses(np.zeros(0, np.int64), {}, (), none, none)
 
     def truncate(self, state: Lookaheads, lengths: Ints, rows: Ints | None = None) -> Lookaheads:
         """The texts cut, and pools of their own n-grams alone; the window is drawn when the text goes on."""

@@ -8,8 +8,7 @@ Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidde
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -20,8 +19,8 @@ from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.drafters.neural.heads import ResBlock, by_depth, lm_head, newest, offered, teacher
 from draftree.drafters.neural.losses import before, kl
 from draftree.errors import UserError
-from draftree.formats.checkpoint import ABOUT, Stored, check_sizes, furnished, kept, note, write
-from draftree.formats.medusa import FILE, PREFIX, counted, left_to_the_target, read, renamed, to_vllm
+from draftree.formats.checkpoint import Checkpoint, sizes
+from draftree.formats.medusa import FILE, FILES, MERGED, PREFIX, VLLM, counted, left_to_the_target, loaded, renamed, to_vllm
 from draftree.models.target import LAST, Needs, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -48,6 +47,8 @@ class Medusa(TrainableMethod):
             ours=("betas", "clip"),
         ),
     )  # fmt: skip
+    files = (*FILES, *MERGED)
+    formats = ("vllm-medusa",)
 
     heads: int = 5
     layers: int = 1
@@ -62,26 +63,21 @@ class Medusa(TrainableMethod):
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
-        beginnings = ("0.0.linear.weight", f"{PREFIX}0.0.linear.weight", "blocks.0.layers.0.weight")
+        beginnings = ("0.0.linear.weight", f"{PREFIX}0.0.linear.weight", VLLM)
         return any(name in keys for name in beginnings)
 
-    def read(self, folder: Path, target: Target) -> "MedusaDrafter":
-        published = read(folder)
-        stored = published if "blocks.0.layers.0.weight" not in published.tensors else renamed(published)
-        heads, layers = counted(stored.tensors, folder)
-        sizes = {"hidden_size": stored.tensors["0.0.linear.weight"].shape[0]}
-        last = stored.tensors.get(f"0.{layers}.weight")
-        check_sizes(sizes | {"vocab_size": target.decoder.vocab if last is None else last.shape[0]}, folder, "medusa", target)
-        model = furnished(lambda: made(target, heads, layers), stored, folder, left_to_the_target(stored, heads, layers))
-        knobs = replace(self.resume(folder, target), heads=heads, layers=layers)
-        return MedusaDrafter(knobs, model.to(target.decoder.device, target.decoder.dtype), target, published)
+    def read(self, stored: Checkpoint, target: Target) -> "MedusaDrafter":
+        stored = loaded(stored)
+        official = renamed(stored) if VLLM in stored.tensors else stored
+        heads, layers = counted(official.tensors, stored.folder)
+        first, last = official.tensors["0.0.linear.weight"], official.tensors.get(f"0.{layers}.weight")
+        found = {"hidden_size": len(first), "vocab_size": target.decoder.vocab if last is None else len(last)}
+        stored.check_sizes("medusa", found, sizes(target))
+        model = official.network(lambda: made(target, heads, layers), left_to_the_target(official, heads, layers))
+        return MedusaDrafter(replace(self, heads=heads, layers=layers), model, target, stored)
 
-    def fresh(self, target: Target) -> "MedusaDrafter":
-        model = made(target, self.heads, self.layers).to(target.decoder.device)
-        return MedusaDrafter(self, model, target, Stored(FILE))
-
-    def resume(self, folder: Path, target: Target) -> Self:
-        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+    def new(self, target: Target) -> "MedusaDrafter":
+        return MedusaDrafter(self, made(target, self.heads, self.layers), target, Checkpoint(file=FILE))
 
 
 def made(target: Target, heads: int, layers: int) -> nn.ModuleList:
@@ -112,18 +108,7 @@ class MedusaDrafter(Trainable[Heads]):
 
     knobs: Medusa
     model: nn.ModuleList
-
-    def __init__(self, knobs: Medusa, model: nn.ModuleList, target: Target, stored: Stored) -> None:
-        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
-        model.eval()
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(hidden=(LAST,))
-
-    @property
-    def _like(self) -> Tensor:
-        return next(self.model.parameters())
+    needs = Needs(hidden=(LAST,))
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Heads | None = None, rows: Ints | None = None
@@ -145,8 +130,7 @@ class MedusaDrafter(Trainable[Heads]):
         if drawing.shaped is not None:  # the request's processors tell nodes of a list apart
             each = torch.stack([logits[i] for i in which.ravel()])
             return offered(each, heads, k, drawing, tree.row[frontier], tree.depth[frontier]), state
-        found = offered(torch.stack(logits), heads, k, drawing, rows, depths)
-        return _spread(found, which.ravel()), state
+        return offered(torch.stack(logits), heads, k, drawing, rows, depths).shared(which.ravel()), state
 
     def commit(self, state: Heads, tree: Tree, verdict: Verdict, taps: Taps) -> Heads:
         return Heads(newest(taps.rows, taps.hidden[LAST].to(self._like.dtype), state.hidden))
@@ -177,26 +161,12 @@ class MedusaDrafter(Trainable[Heads]):
             total = total + self.knobs.decay ** (i + 1) * part
         return total / batch.count
 
-    def save(self, folder: Path) -> None:
-        """Writes the official layout, or vLLM's where it came in that; heads read from a merged model are written alone."""
-        stored, state = self._stored, self.model.state_dict()
-        names = {"base_model_name_or_path": self._target.name}
-        sizes = {"medusa_num_heads": len(self.model), "medusa_num_layers": self.knobs.layers}
-        config = names | stored.config | sizes
-        if "blocks.0.layers.0.weight" in stored.tensors:
-            config, state = stored.config, to_vllm(stored.config, state)[1]
-        if stored.tensors:  # a published file gets no tensors that it did not have
-            state = {k: v for k, v in state.items() if k in stored.tensors}
-        write(folder, stored, state, config | {ABOUT: note("medusa", self.knobs, self._target)})
-
-
-def _spread(found: Candidates, which: Ints) -> Candidates:
-    """Candidates [F, K] of lists that several nodes share; `which` [F] is each node's."""
-
-    def spread(q: Tensor | None) -> Tensor | None:
-        if q is None or len(q) == 1:  # one list for all costs no memory, and that is how layered policies ask
-            return q if q is None else q.expand(len(which), -1)
-        return q[torch.from_numpy(which).to(q.device)]
-
-    q, before = spread(found.log_probs), spread(found.unconditioned)
-    return replace(found, tokens=found.tokens[which], log_q=found.log_q[which], log_probs=q, unconditioned=before)
+    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The official layout, or vLLM's where it came in that; heads read from a merged model stand alone."""
+        if VLLM in self._stored.tensors:
+            tensors = to_vllm(config, tensors)[1]
+        else:
+            counts = {"medusa_num_heads": len(self.model), "medusa_num_layers": self.knobs.layers}
+            config = {"base_model_name_or_path": self._target.name} | config | counts
+        there = self._stored.tensors or tensors  # a published file gets no tensors that it did not have
+        return config, {k: v for k, v in tensors.items() if k in there}

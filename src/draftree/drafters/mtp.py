@@ -10,8 +10,7 @@ import copy
 import re
 from collections.abc import Set
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +20,7 @@ from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.errors import UserError
-from draftree.formats.checkpoint import ABOUT, Stored, check_sizes, fill, kept, note, read_tensors, write
-from draftree.models.cache import LayerShape
+from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.models.decoder import Decoder, one_layer
 from draftree.models.target import LAST, Needs, Target
 
@@ -59,23 +57,20 @@ class MTP(TrainableMethod):
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return any(k.endswith(".eh_proj.weight") for k in keys)
 
-    def read(self, folder: Path, target: Target) -> "MTPDrafter":
+    def read(self, stored: Checkpoint, target: Target) -> "MTPDrafter":
         begin = prefix(target)
-        stored = read_tensors(folder, wanted=lambda key: key.startswith(begin))
-        check_sizes(stored.config, folder, "mtp", target)
+        stored = stored.loaded(wanted=lambda key: key.startswith(begin))
+        stored.check_sizes("mtp", stored.config, sizes(target))
         net = MTPNet(target, sparse=any(EXPERT.match(k) for k in stored.tensors))
+        stored = replace(stored, name=net.name)
         shared = frozenset({f"{begin}embed_tokens.weight", f"{begin}shared_head.head.weight"})  # copies of the target's
-        fill(net, replace(stored, tensors=fused(stored.tensors)), folder, shared, net.name)
-        net.to(target.decoder.device, target.decoder.dtype)
-        return MTPDrafter(self.resume(folder, target), net, target, stored)
+        replace(stored, tensors=fused(stored.tensors)).fill(net, shared)
+        return MTPDrafter(self, net, target, stored)
 
-    def fresh(self, target: Target) -> "MTPDrafter":
-        net, decoder = MTPNet(target), target.decoder
-        sizes = {"vocab_size": decoder.vocab, "hidden_size": decoder.hidden}  # some kinds of config call them otherwise
-        return MTPDrafter(self, net.to(decoder.device), target, Stored(config=decoder.config.to_diff_dict() | sizes))
-
-    def resume(self, folder: Path, target: Target) -> Self:
-        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+    def new(self, target: Target) -> "MTPDrafter":
+        net = MTPNet(target)
+        config = target.decoder.config.to_diff_dict() | sizes(target)  # some kinds of config call the sizes otherwise
+        return MTPDrafter(self, net, target, Checkpoint(config, name=net.name))
 
 
 def prefix(target: Target) -> str:
@@ -124,7 +119,7 @@ class MTPNet(PairNet):
     def __init__(self, target: Target, sparse: bool = False) -> None:
         super().__init__()
         inner = Decoder(one_layer(target.decoder.config, **({"first_k_dense_replace": 0} if sparse else {})))
-        self._shape, self._target = inner.shapes[0], target
+        self.shape, self.width, self._target = inner.shapes[0], target.decoder.hidden, target
         norms = [m for m in inner.stack.children() if "Norm" in type(m).__name__]
         if len(norms) != 1:
             raise UserError(
@@ -149,17 +144,6 @@ class MTPNet(PairNet):
         if key.startswith("norm."):
             return f"{begin}shared_head.{key}"
         return begin + key.removeprefix("layer.")
-
-    @property
-    def shape(self) -> LayerShape:
-        return self._shape
-
-    @property
-    def width(self) -> int:
-        return self._target.decoder.hidden
-
-    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        return hidden[LAST]
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embeds = self._target.decoder.embed(tokens).to(features.dtype)
@@ -187,22 +171,14 @@ class MTPDrafter(PairDrafter):
     """Drafts with the layer, fed its own output before the last norm where the target's feature is not known yet."""
 
     knobs: MTP
-
-    def __init__(self, knobs: MTP, model: MTPNet, target: Target, stored: Stored) -> None:
-        self.knobs, self.model, self._target, self._stored = knobs, model, target, stored
-        self._net = model
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(hidden=(LAST,))
+    needs = Needs(hidden=(LAST,))
 
     def loss(self, batch: Batch) -> Tensor:
         at, total = before(batch.learn), torch.zeros((), device=batch.tokens.device)
-        for out, known in self.aligned(batch, batch.hidden[LAST].to(self._place.dtype), self.knobs.steps):
+        for out, known in self.aligned(batch, batch.hidden[LAST].to(self._like.dtype), self.knobs.steps):
             chosen = at & known
             total = total + draft_loss(self.knobs.loss, batch, self.model.logits(out[chosen]), chosen)
         return total / self.knobs.steps
 
-    def save(self, folder: Path) -> None:
-        config = self._stored.config | {ABOUT: note("mtp", self.knobs, self._target)}
-        write(folder, self._stored, split({self._net.name(k): v for k, v in self.model.state_dict().items()}), config)
+    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return config, split(tensors)

@@ -59,12 +59,10 @@ class PLD(Method):
 class PLDDrafter(Drafter[Texts]):
     """Drafts what followed earlier occurrences; its state is each row's committed text."""
 
+    knobs: PLD
+
     def __init__(self, knobs: PLD) -> None:
         self.knobs = knobs
-
-    @property
-    def described(self) -> str:
-        return repr(self.knobs)
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None, rows: Ints | None = None

@@ -11,9 +11,9 @@ from draftree.boundary.files import understood
 from draftree.drafters.base import Drafter
 from draftree.drafters.lookup.datastore import Documents, Stored, fits_vocabulary
 from draftree.drafters.lookup.suffix_array import (
-    NOTHING,
+    END,
     Corpus,
-    Trie,
+    PrefixTree,
     best_children,
     context_of,
     continuations,
@@ -32,8 +32,8 @@ from draftree.tree import Candidates, Ints, Tree, Verdict
 TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"
 """The files of a datastore: uint32 tokens, a separator behind each document, and their suffix array."""
 NOBODY = np.zeros(0, np.int64)
-EMPTY = Trie(NOBODY, np.zeros(0), NOBODY, NOBODY)
-NOTHING_FOUND = Trie(np.full(1, NOTHING), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.int64))
+EMPTY = PrefixTree(NOBODY, np.zeros(0), NOBODY, NOBODY)
+NOTHING_FOUND = PrefixTree(np.full(1, END), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.int64))
 """A root without children."""
 
 
@@ -105,7 +105,7 @@ class Retrieval:
     """
 
     texts: Texts
-    trie: Trie = EMPTY
+    trie: PrefixTree = EMPTY
     at: Ints = field(default_factory=lambda: NOBODY)
 
 
@@ -121,6 +121,8 @@ class RESTDrafter(Drafter[Retrieval]):
         corpora: what is searched; all of them as if they were one.
         vocab: the target's V.
     """
+
+    knobs: REST
 
     def __init__(self, knobs: REST, corpora: Sequence[Corpus], vocab: int) -> None:
         self.knobs, self._corpora, self._vocab = knobs, corpora, vocab
@@ -140,15 +142,14 @@ class RESTDrafter(Drafter[Retrieval]):
 
     def expand(self, state: Retrieval, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Retrieval]:
         trie = state.trie
-        at = follow(state.at, tree.tokens, tree.parents, trie.tokens, trie.first, trie.children)
+        at = follow(state.at, tree.tokens, tree.parents, trie)
         if (unknown := frontier[at[frontier] < 0]).size:
             found = [self.retrieve(self._context(state, tree, node)) for node in unknown.tolist()]
-            at[unknown] = len(trie) + np.cumsum([0, *map(len, found[:-1])])
-            trie = together([trie, *found])
-        tokens, log_q = best_children(at[frontier], k, trie.tokens, trie.log_q, trie.first, trie.children)
-        return Candidates(tokens, log_q), replace(state, trie=trie, at=at)
+            trie, begin = together([trie, *found])
+            at[unknown] = begin[1:]
+        return Candidates(*best_children(trie, at[frontier], k)), replace(state, trie=trie, at=at)
 
-    def retrieve(self, context: Ints) -> Trie:
+    def retrieve(self, context: Ints) -> PrefixTree:
         """The trie of what followed the longest end of a context; a bare root where it stands nowhere."""
         knobs = self.knobs
         ranges = [search(c.tokens, c.suffixes, context, knobs.longest, knobs.shortest) for c in self._corpora]
@@ -156,14 +157,14 @@ class RESTDrafter(Drafter[Retrieval]):
         if not longest:
             return NOTHING_FOUND
         rows = [self._behind(c, r) for c, r in zip(self._corpora, ranges, strict=True) if r[0] == longest]
-        return Trie(*grow(rows[0] if len(rows) == 1 else merged(rows), knobs.nodes))
+        return grow(rows[0] if len(rows) == 1 else merged(rows), knobs.nodes)
 
     def _behind(self, corpus: Corpus, found: tuple[int, int, int]) -> Ints:
         """[M, L] the continuations of a range of places."""
         length, low, high = found
         knobs = self.knobs
         rows = continuations(corpus.tokens, corpus.suffixes, low, high, length, knobs.continuation, knobs.matches)
-        return np.where(rows < self._vocab, rows, NOTHING)  # a broken file may hold any token
+        return np.where(rows < self._vocab, rows, END)  # a broken file may hold any token
 
     def _context(self, state: Retrieval, tree: Tree, node: int) -> Ints:
         return context_of(state.texts[int(tree.row[node])], tree.tokens, tree.parents, node, self.knobs.longest)
@@ -175,15 +176,11 @@ class RESTDrafter(Drafter[Retrieval]):
         return Retrieval(cut(state.texts, lengths, rows))
 
 
-def together(tries: Sequence[Trie]) -> Trie:
-    """Several tries in one, in their order."""
-    begin = np.cumsum([0, *(len(t) for t in tries[:-1])]).tolist()
-    return Trie(
-        np.concatenate([t.tokens for t in tries]),
-        np.concatenate([t.log_q for t in tries]),
-        np.concatenate([t.first + at for t, at in zip(tries, begin, strict=True)]),
-        np.concatenate([t.children for t in tries]),
-    )
+def together(tries: Sequence[PrefixTree]) -> tuple[PrefixTree, Ints]:
+    """Several tries in one, in their order, and where each begins."""
+    begin = np.cumsum([0, *(len(t.tokens) for t in tries[:-1])])
+    moved = [t._replace(first=t.first + at) for t, at in zip(tries, begin, strict=True)]
+    return PrefixTree(*(np.concatenate(column) for column in zip(*moved, strict=True))), begin
 
 
 def merged(rows: Sequence[Ints]) -> Ints:

@@ -7,12 +7,12 @@ from typing import final
 import numpy as np
 
 from draftree.drafters.base import Drafter, Method, every
-from draftree.drafters.lookup.suffix_tree import MOST, Limits, Memory, Shorts, children, draft
+from draftree.drafters.lookup.suffix_tree import Limits, Outputs, Shorts, children, draft
 from draftree.drafters.lookup.texts import Texts, cut, extended
 from draftree.errors import UserError
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
-from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+from draftree.tree import MAX_NODES, Candidates, Floats, Ints, Tree, Verdict
 
 
 @final
@@ -75,7 +75,7 @@ class Written:
 
     texts: Texts
     begun: Ints
-    memory: Memory
+    memory: Outputs
     drafts: tuple[tuple[int, tuple[int, Shorts, Floats]], ...] = ()
 
 
@@ -83,17 +83,12 @@ class Written:
 class SuffixDrafter(Drafter[Written]):
     """Drafts the likeliest continuations by frequency."""
 
+    knobs: Suffix
+    remembers = True
+
     def __init__(self, knobs: Suffix) -> None:
         self.knobs = knobs
         self._limits = Limits(knobs.longest, knobs.length, float(knobs.factor), float(knobs.least), knobs.places)
-
-    @property
-    def described(self) -> str:
-        return repr(self.knobs)
-
-    @property
-    def remembers(self) -> bool:
-        return self.knobs.session
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Written | None = None, rows: Ints | None = None
@@ -102,10 +97,10 @@ class SuffixDrafter(Drafter[Written]):
         lengths, at = np.array([len(p) for p in prompts], np.int64), every(None if fresh else rows, len(prompts))
         begun = lengths.copy() if state is None or fresh else state.begun.copy()
         begun[at] = lengths[at]
-        return Written(tuple(prompts), begun, Memory.empty() if state is None else state.memory)
+        return Written(tuple(prompts), begun, Outputs.empty() if state is None else state.memory)
 
     def expand(self, state: Written, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Written]:
-        width = min(k, MOST)
+        width = min(k, MAX_NODES)
         tokens, log_q = np.zeros((len(frontier), width), np.int64), np.full((len(frontier), width), -np.inf)
         rows, depth, drafts = tree.row[frontier], int(tree.depth.max()), dict(state.drafts)
         for row in np.unique(rows).tolist():
@@ -135,7 +130,7 @@ class SuffixDrafter(Drafter[Written]):
             return None
         return Written((), np.zeros(0, np.int64), self._remembered(state, np.arange(len(state.texts))))
 
-    def _remembered(self, state: Written, rows: Ints) -> Memory:
+    def _remembered(self, state: Written, rows: Ints) -> Outputs:
         """The memory with what some rows have written since they were started."""
         if not self.knobs.session:
             return state.memory

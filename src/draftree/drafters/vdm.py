@@ -1,26 +1,17 @@
 """The vanilla draft model: one transformer layer of the target's shape, trained alone (EDD + PCT, section 4.1)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, final
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
-from draftree.drafters.neural.language_model import (
-    Decoding,
-    beginning,
-    keep_path,
-    load_model,
-    propose,
-    read,
-    rewind,
-    save_model,
-)
+from draftree.drafters.neural.language_model import Decoding, copied, keep_path, load_model, propose, read, rewind, save_model
 from draftree.drafters.neural.losses import before, draft_loss
-from draftree.formats.checkpoint import kept
+from draftree.formats.checkpoint import Checkpoint
 from draftree.models.decoder import Decoder
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
@@ -46,14 +37,11 @@ class VDM(TrainableMethod):
 
     loss: Literal["kl", "ce"] = "kl"
 
-    def read(self, folder: Path, target: Target) -> "VDMDrafter":
-        return VDMDrafter(self.resume(folder, target), load_model(folder, "vdm", target), target)
+    def read(self, stored: Checkpoint, target: Target) -> "VDMDrafter":
+        return VDMDrafter(self, load_model(stored, "vdm", target), target, stored)
 
-    def fresh(self, target: Target) -> "VDMDrafter":
-        return VDMDrafter(self, beginning(target), target)
-
-    def resume(self, folder: Path, target: Target) -> Self:
-        return replace(self, checkpoint=str(folder), **kept(folder, type(self)))
+    def new(self, target: Target) -> "VDMDrafter":
+        return VDMDrafter(self, copied(target), target, Checkpoint())
 
 
 @final
@@ -62,19 +50,16 @@ class VDMDrafter(Trainable[Decoding]):
 
     knobs: VDM
     model: PreTrainedModel
+    expands_paths = True
 
-    def __init__(self, knobs: VDM, model: PreTrainedModel, target: Target) -> None:
-        self.knobs, self.model, self._target = knobs, model, target
+    def __init__(self, knobs: VDM, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
+        super().__init__(knobs, model, target, stored)
         self.small = Target(Decoder(model), "vdm")
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
     ) -> Decoding:
         return read(self.small, prompts, state, rows)
-
-    @property
-    def expands_paths(self) -> bool:
-        return True
 
     def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
         return propose(self.small.decoder, state, tree, frontier, k, drawing)
@@ -95,5 +80,5 @@ class VDMDrafter(Trainable[Decoding]):
     def loss(self, batch: Batch) -> Tensor:
         return draft_loss(self.knobs.loss, batch, self.small.decoder.head(self._states(batch)[before(batch.learn)]))
 
-    def save(self, folder: Path) -> None:
-        save_model(folder, "vdm", self.model, self.knobs, self._target)
+    def write(self, folder: Path, about: dict[str, Any]) -> None:
+        save_model(folder, self.model, about)

@@ -9,12 +9,11 @@ Shapes: V vocabulary, D hidden size.
 import hashlib
 import json
 import pickle
-import typing
 import warnings
-from collections.abc import Callable, Set
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar, final
 
 import torch
 from safetensors import safe_open
@@ -31,6 +30,9 @@ from draftree.models.target import Target
 ABOUT = "draftree"
 """The entry of `config.json` that is ours."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FILES = (WEIGHTS, "pytorch_model.bin")
+"""The usual names of weights' files."""
+M = TypeVar("M", bound=nn.Module)
 
 
 def shipped(method: str, checkpoint: str, target: Target) -> Path:
@@ -49,39 +51,6 @@ def shipped(method: str, checkpoint: str, target: Target) -> Path:
     return demo_folder(method)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """What `config.json` says.
-
-    Raises:
-        UserError: there is none, or it is not an object.
-    """
-    return read_object(folder / CONFIG, "a drafter's config")
-
-
-def about(folder: Path) -> dict[str, Any]:
-    """What the config says to draftree; nothing for a published checkpoint.
-
-    Raises:
-        UserError: the folder has no config, or what it says is no object.
-    """
-    said: dict[str, Any] = Entries(read_config(folder), folder / CONFIG).get(ABOUT, dict, {})
-    return said
-
-
-def kept(folder: Path, method: type) -> dict[str, Any]:
-    """The knobs that a checkpoint fixes; none for a published one.
-
-    Args:
-        folder: of the checkpoint.
-        method: the dataclass of knobs, whose fields' types they must have.
-
-    Raises:
-        UserError: a knob is of another type.
-    """
-    said, hints = Entries(about(folder), f"'{folder / CONFIG}': {ABOUT}"), typing.get_type_hints(method)
-    return {f.name: said.get(f.name, hints[f.name]) for f in fields(method) if f.name in said.values and f.name != "checkpoint"}
-
-
 def fingerprint(config: PreTrainedConfig) -> str:
     """A hash of what in a target's config decides whether a drafter fits; it does not change with transformers' version."""
     keys = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -92,73 +61,208 @@ def fingerprint(config: PreTrainedConfig) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def note(method: str, knobs: Any, target: Target) -> dict[str, Any]:
-    """The entry of the config that is ours."""
-    own = {k: v for k, v in asdict(knobs).items() if k != "checkpoint"}
-    return {"drafter": method, "target": target.name, "target_hash": fingerprint(target.decoder.config), **own}
-
-
-def check_method(folder: Path, method: str) -> None:
-    """Refuses another method's checkpoint.
+def about(folder: Path) -> dict[str, Any]:
+    """The entry of a folder's config that is ours; empty for a published checkpoint.
 
     Raises:
-        UserError: it holds another method.
+        UserError: the folder has no config, or the entry is no object.
     """
-    said = about(folder)
-    if said.get("drafter", method) != method:
-        raise UserError(f"'{folder}' holds a drafter '{said['drafter']}', asked for was '{method}'")
+    return Checkpoint.at(folder).about
 
 
-def check_target(folder: Path, target: Target) -> None:
-    """Warns of a checkpoint that was trained for another target."""
-    said = about(folder)
-    if said.get("target_hash", fingerprint(target.decoder.config)) != fingerprint(target.decoder.config):
-        warnings.warn(
-            f"'{folder}' was trained for target '{said.get('target')}', whose config is another", DraftreeWarning, stacklevel=2
-        )
+def note(method: str, knobs: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    """The entry of the config that is ours, for a drafter of a target."""
+    return {"drafter": method, "target": target.name, "target_hash": fingerprint(target.decoder.config), **knobs}
 
 
+def sizes(target: Target) -> dict[str, int]:
+    """The entries of a drafter's config that must be the target's."""
+    return {"vocab_size": target.decoder.vocab, "hidden_size": target.decoder.hidden}
+
+
+@final
 @dataclass(frozen=True)
-class Stored:
-    """A checkpoint as it lay on disk, so that it can be written back bit for bit.
+class Checkpoint:
+    """A checkpoint as it lies on disk, so that it can be written back bit for bit; of a new drafter what it begins with.
 
     Attributes:
+        config: its `config.json`.
+        folder: where it lies.
         file: the name of its weights' file.
-        config: its config.
-        tensors: all of them, in the dtypes they were stored in; empty for a drafter that was never stored.
+        tensors: in the dtypes they were stored in; none before they are loaded, nor for a drafter that was never stored.
+        name: gives the name on disk of a tensor of the drafter's network; its own by default.
     """
 
-    file: str = WEIGHTS
     config: dict[str, Any] = field(default_factory=dict)
+    folder: Path = Path()
+    file: str = WEIGHTS
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    name: Callable[[str], str] = str
+
+    @classmethod
+    def at(cls, folder: Path) -> Self:
+        """The checkpoint in a folder, no tensor loaded.
+
+        Raises:
+            UserError: there is no config, or it is not an object.
+        """
+        return cls(read_object(folder / CONFIG, "a drafter's config"), folder)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The entry of the config that is ours; empty for a published checkpoint.
+
+        Raises:
+            UserError: it is no object.
+        """
+        said: dict[str, Any] = Entries(self.config, self.folder / CONFIG).get(ABOUT, dict, {})
+        return said
+
+    def knobs(self, hints: Mapping[str, Any]) -> dict[str, Any]:
+        """The knobs that it fixes; none for a published one.
+
+        Args:
+            hints: the types of all that a method has.
+
+        Raises:
+            UserError: a knob is of another type.
+        """
+        said = Entries(self.about, f"'{self.folder / CONFIG}': {ABOUT}")
+        return {name: said.get(name, hint) for name, hint in hints.items() if name in said.values}
+
+    def check_method(self, method: str) -> None:
+        """Refuses another method's checkpoint.
+
+        Raises:
+            UserError: it holds another method.
+        """
+        if (found := self.about.get("drafter", method)) != method:
+            raise UserError(f"'{self.folder}' holds a drafter '{found}', asked for was '{method}'")
+
+    def check_target(self, target: Target) -> None:
+        """Warns of a checkpoint that was trained for another target."""
+        said, own = self.about, fingerprint(target.decoder.config)
+        if said.get("target_hash", own) != own:
+            told = f"'{self.folder}' was trained for target '{said.get('target')}', whose config is another"
+            warnings.warn(told, DraftreeWarning, stacklevel=2)
+
+    def check_sizes(self, method: str, found: Mapping[str, Any], wanted: Mapping[str, int]) -> None:
+        """Refuses a checkpoint whose sizes are not the target's.
+
+        Args:
+            method: for the error.
+            found: the checkpoint's sizes, among other things.
+            wanted: the target's.
+
+        Raises:
+            UserError: it names what was got and what is allowed.
+        """
+        for key, size in wanted.items():
+            if found.get(key) != size:
+                raise UserError(f"'{method}' in '{self.folder}' has {key} {found.get(key)}, allowed is the target's: {size}")
+
+    def loaded(self, files: tuple[str, ...] = FILES, wanted: Callable[[str], bool] = lambda _: True) -> Self:
+        """The checkpoint with its tensors; pickled files are read as weights only.
+
+        Args:
+            files: names of weights' files, the first found is read; an index of shards beside it is followed.
+            wanted: says of a name whether it is read; a whole target's checkpoint may hold a drafter's among its own.
+
+        Raises:
+            UserError: there is none, or it cannot be read.
+        """
+        for name in files:
+            index = self.folder / f"{name}.index.json"
+            parts = {self.folder / name} if (self.folder / name).is_file() else set()
+            if index.is_file():
+                parts = {self.folder / part for key, part in _shards(index).items() if wanted(key)}
+            if parts:
+                tensors = {k: v for part in sorted(parts) for k, v in _tensors(part, wanted).items()}
+                return replace(self, file=name, tensors=tensors)
+        raise UserError(f"'{self.folder}' has no weights: a file {' or '.join(files)} was expected")
+
+    def network(self, make: Callable[[], M], optional: Set[str] = frozenset()) -> M:
+        """A network with the checkpoint's tensors.
+
+        It is laid out without memory first, so that sizes that a config makes up are refused before anything is as large.
+
+        Args:
+            make: gives the network.
+            optional: published names that may be missing, or be there without a place in the network.
+
+        Raises:
+            UserError: it names missing, foreign and mis-shaped tensors.
+        """
+        with torch.device("meta"):
+            self._fitting(make(), optional)
+        network = make()
+        self.fill(network, optional)
+        return network
+
+    def fill(self, network: nn.Module, optional: Set[str] = frozenset()) -> None:
+        """Copies the tensors into a network whose sizes are not the config's; see `network`."""
+        network.load_state_dict(self._fitting(network, optional), strict=False)
+
+    def _fitting(self, network: nn.Module, optional: Set[str]) -> dict[str, Tensor]:
+        """The tensors under the network's names."""
+        own = {self.name(key): (key, value) for key, value in network.state_dict().items()}
+        missing = sorted(set(own) - set(self.tensors) - optional)
+        foreign = sorted(set(self.tensors) - set(own) - optional)
+        both = {k: (v, own[k][1]) for k, v in self.tensors.items() if k in own}
+        bent = [f"{k} {list(v.shape)} (allowed {list(o.shape)})" for k, (v, o) in both.items() if v.shape != o.shape]
+        odd = [f"{k} of {v.dtype}" for k, (v, o) in both.items() if v.is_floating_point() is not o.is_floating_point()]
+        for kind, names in (("missing", missing), ("foreign", foreign), ("mis-shaped", bent), ("mistyped", odd)):
+            if names:
+                more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+                raise UserError(f"'{self.folder}' has {kind} tensors: {', '.join(names[:4])}{more}")
+        return {own[k][0]: v for k, (v, _) in both.items()}
+
+    def write(self, folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Writes the checkpoint with other values, each tensor in the dtype it was stored in (float16 for new ones).
+
+        Args:
+            folder: is made.
+            config: the whole `config.json`.
+            tensors: by their names on disk; what was loaded and is not among them is written back as it was.
+        """
+        every = dict(self.tensors)
+        for key, value in tensors.items():
+            now, before = value.detach().cpu(), self.tensors.get(key)
+            if before is None:
+                every[key] = now.to(torch.float16 if now.is_floating_point() else now.dtype).contiguous().clone()
+            elif not torch.equal(before.to(now.dtype), now):  # else the stored bits are kept: a narrower target rounded them
+                every[key] = now.to(before.dtype).contiguous().clone()
+        with filled(folder, last=CONFIG) as beside:
+            if self.file.endswith(".safetensors"):
+                save_file(every, beside / self.file, metadata={"format": "pt"})
+            else:
+                torch.save(every, beside / self.file)
+            (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def read_tensors(
-    folder: Path, files: tuple[str, ...] = (WEIGHTS, "pytorch_model.bin"), wanted: Callable[[str], bool] = lambda _: True
-) -> Stored:
-    """The config and tensors of a checkpoint; pickled files are read as weights only.
+def tensor_names(folder: Path, names: Collection[str]) -> frozenset[str]:
+    """The names of a folder's tensors, none of them loaded unless the file is a pickled one.
 
     Args:
-        folder: where it lies.
-        files: names of weights' files, the first found is read; an index of shards beside it is followed.
-        wanted: which names are read; a whole target's checkpoint may hold a drafter's among its own.
+        folder: where the files lie.
+        names: of weights' files that are looked for; an index of shards beside one is followed.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        UserError: a file cannot be read.
     """
-    config = read_config(folder)
-    for name in files:
-        index = folder / f"{name}.index.json"
-        parts = {folder / name} if (folder / name).is_file() else set()
-        if index.is_file():
-            parts = {folder / part for key, part in _shards(index).items() if wanted(key)}
-        if parts:
-            return Stored(name, config, {k: v for part in sorted(parts) for k, v in _tensors(part, wanted).items()})
-    raise UserError(f"'{folder}' has no weights: a file {' or '.join(files)} was expected")
+    found: set[str] = set()
+    for name in names:
+        if (index := folder / f"{name}.index.json").is_file():
+            found |= set(_shards(index))
+        elif (path := folder / name).is_file() and name.endswith(".safetensors"):
+            found |= files.tensor_names(path)
+        elif path.is_file():
+            found |= set(_tensors(path, lambda _: True))
+    return frozenset(found)
 
 
 def _shards(index: Path) -> dict[str, str]:
-    """Which file each tensor lies in."""
+    """The file each tensor lies in."""
     found: dict[str, str] = Entries(read_object(index, "an index of shards"), index).get("weight_map", dict[str, str])
     return found
 
@@ -184,119 +288,3 @@ def _plain(value: Tensor, key: str, path: Path) -> Tensor:
         kind = f"{value.dtype}, {value.layout} on {value.device}"
         raise UserError(f"'{path}' has tensor {key} of {kind}, allowed are numbers that lie there one by one")
     return value
-
-
-FILES = (WEIGHTS, "pytorch_model.bin", "medusa_lm_head.pt", "medusa_lm_head.safetensors", "hydra_lm_head.pt",
-         "hydra_lm_head.safetensors")  # fmt: skip
-"""What the weights of published drafters are called."""
-
-
-def tensor_names(folder: Path) -> frozenset[str]:
-    """The names of a checkpoint's tensors, none of them loaded unless the file is a pickled one.
-
-    Raises:
-        UserError: a file cannot be read.
-    """
-    found: set[str] = set()
-    for name in FILES:
-        if (index := folder / f"{name}.index.json").is_file():
-            found |= set(_shards(index))
-        elif (path := folder / name).is_file() and name.endswith(".safetensors"):
-            found |= files.tensor_names(path)
-        elif path.is_file():
-            found |= set(_tensors(path, lambda _: True))
-    return frozenset(found)
-
-
-M = TypeVar("M", bound=nn.Module)
-
-
-def furnished(
-    make: Callable[[], M],
-    stored: Stored,
-    where: Path,
-    optional: Set[str] = frozenset(),
-    name: Callable[[str], str] = lambda key: key,
-) -> M:
-    """A network with a checkpoint's tensors.
-
-    It is laid out without memory first, so that sizes that a config makes up are refused before anything is as large.
-
-    Args:
-        make: gives the network.
-        stored: what was read.
-        where: for errors.
-        optional: published names that may be missing, or be there without a place in the module.
-        name: the published name of a parameter or buffer of the module; its own by default.
-
-    Raises:
-        UserError: it names missing, foreign and mis-shaped tensors.
-    """
-    with torch.device("meta"):
-        _fitting(make(), stored, where, optional, name)
-    module = make()
-    fill(module, stored, where, optional, name)
-    return module
-
-
-def fill(
-    module: nn.Module,
-    stored: Stored,
-    where: Path,
-    optional: Set[str] = frozenset(),
-    name: Callable[[str], str] = lambda key: key,
-) -> None:
-    """Copies a checkpoint's tensors into a network whose sizes are not the config's; see `furnished`."""
-    module.load_state_dict(_fitting(module, stored, where, optional, name), strict=False)
-
-
-def _fitting(
-    module: nn.Module, stored: Stored, where: Path, optional: Set[str], name: Callable[[str], str]
-) -> dict[str, Tensor]:
-    """A checkpoint's tensors under the module's names."""
-    own = {name(key): (key, value) for key, value in module.state_dict().items()}
-    missing = sorted(set(own) - set(stored.tensors) - optional)
-    foreign = sorted(set(stored.tensors) - set(own) - optional)
-    shared = {k: v for k, v in stored.tensors.items() if k in own}
-    bent = [f"{k} {list(v.shape)} (allowed {list(own[k][1].shape)})" for k, v in shared.items() if v.shape != own[k][1].shape]
-    odd = [f"{k} of {v.dtype}" for k, v in shared.items() if v.is_floating_point() is not own[k][1].is_floating_point()]
-    for kind, names in (("missing", missing), ("foreign", foreign), ("mis-shaped", bent), ("mistyped", odd)):
-        if names:
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            raise UserError(f"'{where}' has {kind} tensors: {', '.join(names[:4])}{more}")
-    return {own[k][0]: v for k, v in shared.items()}
-
-
-def write(folder: Path, stored: Stored, state: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Writes a checkpoint, each tensor in the dtype it was stored in (float16 for new ones).
-
-    Args:
-        folder: is made.
-        stored: what was read; its tensors that have no place in `state` are written back as they were.
-        state: the module's tensors.
-        config: the whole `config.json`.
-    """
-    tensors = dict(stored.tensors)
-    for key, value in state.items():
-        now, before = value.detach().cpu(), stored.tensors.get(key)
-        if before is None:
-            tensors[key] = now.to(torch.float16 if now.is_floating_point() else now.dtype).contiguous().clone()
-        elif not torch.equal(before.to(now.dtype), now):  # else the stored bits are kept: a narrower target rounded them
-            tensors[key] = now.to(before.dtype).contiguous().clone()
-    with filled(folder, last=CONFIG) as beside:
-        if stored.file.endswith(".safetensors"):
-            save_file(tensors, beside / stored.file, metadata={"format": "pt"})
-        else:
-            torch.save(tensors, beside / stored.file)
-        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-
-
-def check_sizes(config: dict[str, Any], folder: Path, method: str, target: Target) -> None:
-    """Refuses a checkpoint whose vocabulary or hidden size is not the target's.
-
-    Raises:
-        UserError: it names what was got and what is allowed.
-    """
-    for key, wanted in (("vocab_size", target.decoder.vocab), ("hidden_size", target.decoder.hidden)):
-        if config.get(key) != wanted:
-            raise UserError(f"'{method}' in '{folder}' has {key} {config.get(key)}, allowed is the target's: {wanted}")

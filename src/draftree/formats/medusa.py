@@ -1,35 +1,39 @@
 """Medusa's heads under the names of their official code and of vLLM."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from draftree.errors import UserError
-from draftree.formats.checkpoint import Stored, read_tensors
+from draftree.formats import checkpoint
+from draftree.formats.checkpoint import Checkpoint
 
 FILE = "medusa_lm_head.safetensors"
-FILES = (FILE, "medusa_lm_head.pt")
-MERGED = ("model.safetensors", "pytorch_model.bin")
+FILES, MERGED = (FILE, "medusa_lm_head.pt"), checkpoint.FILES
 PREFIX = "medusa_head."
 """Of the heads' tensors in a model that was trained together with them (Medusa-2)."""
+VLLM = "blocks.0.layers.0.weight"
+"""A tensor of vLLM's layout alone."""
 BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
 
 
-def read(folder: Path) -> Stored:
-    """A checkpoint in any of the layouts, its tensors named as they are there; of a merged model the heads alone.
+def loaded(stored: Checkpoint) -> Checkpoint:
+    """A checkpoint in any of the layouts with its tensors, named as they are there; of a merged model the heads alone.
 
     Raises:
         UserError: there is none.
     """
-    if any((folder / name).is_file() for name in FILES):
-        return read_tensors(folder, FILES)
-    stored = read_tensors(folder, MERGED, lambda key: key.startswith(PREFIX))
-    if stored.tensors:
-        return Stored(FILE, {}, {k.removeprefix(PREFIX): v for k, v in stored.tensors.items()})
-    return read_tensors(folder, MERGED)
+    if any((stored.folder / name).is_file() for name in FILES):
+        return stored.loaded(FILES)
+    merged = stored.loaded(MERGED, lambda key: key.startswith(PREFIX))
+    if merged.tensors:
+        alone = {k.removeprefix(PREFIX): v for k, v in merged.tensors.items()}
+        return replace(stored, config={}, file=FILE, tensors=alone)
+    return stored.loaded(MERGED)
 
 
 def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
@@ -48,14 +52,16 @@ def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
     return len(heads), len(layers)
 
 
-def left_to_the_target(stored: Stored, heads: int, layers: int) -> frozenset[str]:
+def left_to_the_target(stored: Checkpoint, heads: int, layers: int) -> frozenset[str]:
     """The heads' linear layers where a file has none at all: the oldest format ends its heads in the target's LM head."""
     last = frozenset(f"{i}.{layers}.weight" for i in range(heads))
     return frozenset() if last & stored.tensors.keys() else last
 
 
-def renamed(stored: Stored) -> Stored:
-    return Stored(stored.file, *from_vllm(stored.config, stored.tensors))
+def renamed(stored: Checkpoint) -> Checkpoint:
+    """A checkpoint of vLLM's layout with config and tensors of the official one."""
+    config, tensors = from_vllm(stored.config, stored.tensors)
+    return replace(stored, config=config, tensors=tensors)
 
 
 def to_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -7,19 +7,24 @@ its own; `midlayer.` is `layers.0.` in EAGLE-3's. The config nests the layer's a
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from draftree.boundary.files import Entries
 from draftree.errors import UserError
-from draftree.formats.checkpoint import CONFIG, Stored
+from draftree.formats.checkpoint import CONFIG, Checkpoint
 
 KIND, LAYER, HOW = "speculators_model_type", "transformer_layer_config", "speculators_config"
+EMBEDDING = "embed_tokens.weight"
+"""Of the drafter's own, in either layout."""
 PREFIXES: Mapping[str, Mapping[str, str]] = {
     "eagle": {"fc.": "fusion_fc.", "layers.0.": "transformer."},
     "eagle3": {"midlayer.": "layers.0."},
 }
 """How names begin in the original layout, and here."""
+LEFT_OUT: Mapping[str, Sequence[str]] = {"eagle": (EMBEDDING,), "eagle3": ()}
+"""Tensors of the original layout that have no place here."""
 ARCHITECTURES = {"eagle": ("EagleSpeculator", "LlamaForCausalLM"), "eagle3": ("Eagle3Speculator", "LlamaForCausalLMEagle3")}
 """What configs call the network here, and in the original layout."""
 VERSIONS = {"eagle": "0.1.0", "eagle3": "0.2.0"}
@@ -41,13 +46,13 @@ DRAFTED = 5
 
 
 def published(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """How a checkpoint with this config calls what the original layout calls otherwise."""
+    """Gives the name in a checkpoint with this config of a tensor of the original layout."""
     prefixes = PREFIXES.get(str(config.get(KIND)), {})
     return lambda key: _renamed(key, prefixes)
 
 
 def original(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """What the original layout calls the tensors of a checkpoint with this config."""
+    """Gives the name in the original layout of a tensor of a checkpoint with this config."""
     prefixes = {here: there for there, here in PREFIXES.get(str(config.get(KIND)), {}).items()}
     return lambda key: _renamed(key, prefixes)
 
@@ -59,26 +64,28 @@ def _renamed(key: str, prefixes: Mapping[str, str]) -> str:
     return key
 
 
-def flat(stored: Stored, method: str, where: Path) -> dict[str, Any]:
-    """A checkpoint's config as the original layout has it, in whichever of the two it came; a copy.
+def loaded(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[str, Any]]:
+    """A checkpoint in either layout with its tensors, and its config as the original layout has it, a copy.
 
     Raises:
-        UserError: it is of another kind, or of a network that is not the published method's; the flag is named.
+        UserError: it cannot be read, is of another kind, or of a network that is not the published method's; the flag is
+            named.
     """
-    config = deepcopy(stored.config)
+    stored = replace(stored.loaded(), name=published(stored.config))
+    config, where = deepcopy(stored.config), stored.folder
     said = Entries(config, where / CONFIG)
     for name, hint in TYPES.items():
         said.get(name, hint, None, least=0)
     _refuse_unsupported(config, method, where)
     if KIND not in config:
-        return config
+        return stored, config
     layer = config.get(LAYER)
     if not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
         got = layer.get("model_type") if isinstance(layer, dict) else layer
         raise UserError(f"'{where}' has a {LAYER} of '{got}', allowed is 'llama'")
     if method == "eagle":
-        return layer | {"bias": config.get("fusion_bias", "fusion_fc.bias" in stored.tensors)}
-    return layer | {k: config[k] for k in FIELDS if config.get(k) is not None}
+        return stored, layer | {"bias": config.get("fusion_bias", "fusion_fc.bias" in stored.tensors)}
+    return stored, layer | {k: config[k] for k in FIELDS if config.get(k) is not None}
 
 
 def _refuse_unsupported(config: dict[str, Any], method: str, where: Path) -> None:
@@ -92,23 +99,28 @@ def _refuse_unsupported(config: dict[str, Any], method: str, where: Path) -> Non
         raise UserError(f"'{where}' has {LAYER_IDS} {ids}, allowed are three layers")
 
 
+def explicit(values: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """The entries of a flat config that it may leave to their defaults."""
+    if method == "eagle":
+        return {"bias": bool(values.get("bias", True))}
+    return {"draft_vocab_size": values.get("draft_vocab_size") or values["vocab_size"]}
+
+
 def nested(values: Mapping[str, Any], method: str, verifier: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the original layout in this one.
 
     Args:
-        values: what `flat` gives.
+        values: of the original layout.
         method: `eagle` or `eagle3`.
         verifier: `name_or_path` and `architectures` of the target.
     """
     outside = {*FIELDS, "bias", "architectures", "torch_dtype", "dtype"}
     layer = {k: v for k, v in values.items() if k not in outside} | {"model_type": "llama", "num_hidden_layers": 1}
     if method == "eagle":
-        flags: dict[str, Any] = {"fusion_bias": bool(values.get("bias", True)), "layernorms": False}
+        flags: dict[str, Any] = {"fusion_bias": explicit(values, method)["bias"], "layernorms": False}
     else:
-        flags = {k: values.get(k) for k in FIELDS} | {
-            "draft_vocab_size": values.get("draft_vocab_size") or values["vocab_size"],
-            "norm_before_residual": bool(values.get("norm_before_residual", False)),
-        }
+        flags = {k: values.get(k) for k in FIELDS} | explicit(values, method)
+        flags["norm_before_residual"] = bool(flags["norm_before_residual"])
     proposal = {"proposal_type": "greedy", "speculative_tokens": DRAFTED, "accept_tolerance": 0.0, "verifier_accept_k": 1}
     how = {"algorithm": method, "default_proposal_method": "greedy", "proposal_methods": [proposal], "verifier": dict(verifier)}
     about: dict[str, Any] = {KIND: method, "speculators_version": VERSIONS[method], "architectures": [ARCHITECTURES[method][0]]}

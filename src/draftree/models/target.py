@@ -139,7 +139,7 @@ class Target:
         Raises:
             UserError: nothing can be loaded there, the architecture is refused, or the device cannot be used.
         """
-        path, place, dtype = _place(name), usable(device), named(dtype)
+        path, place, dtype = location(name), usable(device), named(dtype)
         with understood(f"cannot load target '{name}' (allowed: demo, a Hugging Face folder, a hub id)"):
             config = AutoConfig.from_pretrained(path)
             kinds: Any = MODEL_FOR_CAUSAL_LM_MAPPING
@@ -383,11 +383,11 @@ def tokenizer_of(target: str) -> PreTrainedTokenizerBase:
     """
     allowed = "allowed: demo, a folder, a hub id; load(…, tokenizer=…) takes one"
     with understood(f"target '{target}' has no tokenizer that can be read ({allowed})"):
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_place(target))
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(location(target))
         found("a")
         return found
 
 
-def _place(name: str) -> str:
+def location(name: str) -> str:
     """The folder or hub id a target's name stands for."""
     return str(demo_folder()) if name == "demo" else name

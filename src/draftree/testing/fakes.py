@@ -238,20 +238,15 @@ class Coached(Drafter[tuple[Any, Texts]]):
         script: knows the right token, and its place.
     """
 
+    remembers = True
+
     def __init__(self, drafter: Drafter[Any], script: Scripted) -> None:
         self._drafter, self._script = drafter, script
+        self.expands_paths, self.sends_probes = drafter.expands_paths, drafter.sends_probes
 
     @property
     def needs(self) -> Needs:
         return self._drafter.needs
-
-    @property
-    def expands_paths(self) -> bool:
-        return self._drafter.expands_paths
-
-    @property
-    def remembers(self) -> bool:
-        return True
 
     def start(
         self,

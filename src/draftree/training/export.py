@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 
 from draftree.boundary.files import Entries, understood, whole_folder
 from draftree.demo import demo_folder
-from draftree.drafters import eagle
+from draftree.drafters.base import TrainableMethod
 from draftree.drafters.neural.llama import of_values
 from draftree.errors import UnknownName, UserError
 from draftree.formats import medusa, speculators
-from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Stored, about, read_tensors
+from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
+from draftree.models.target import Target, location
 from draftree.registry import method_of, names, part
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
@@ -77,14 +76,15 @@ def export(drafter: str, wanted: str, out: Path, target: str | None = None) -> E
         raise UnknownName("format", wanted, FORMATS)
     folder = _folder(drafter)
     method = method_of(folder)
-    allowed = [name for name, methods in FORMATS.items() if method in methods]
+    kind = part("drafter", method)
+    allowed = kind.formats if issubclass(kind, TrainableMethod) else ()
     if wanted not in allowed:
         told = f"allowed is {' or '.join(allowed)}" if allowed else "no engine's format has such a drafter"
         raise UserError(f"'{method}' cannot be exported as '{wanted}', {told}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
     with understood(f"'{drafter}' cannot be exported"):
-        config, tensors = FORMATS[wanted][method](folder, target)
+        config, tensors = FORMATS[wanted](method, Checkpoint.at(folder), target)
     with whole_folder(out) as beside:
         save_file({k: v.contiguous().clone() for k, v in tensors.items()}, beside / WEIGHTS, metadata={"format": "pt"})
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
@@ -104,7 +104,7 @@ def _folder(drafter: str) -> Path:
 def _config_of(target: str) -> PreTrainedConfig:
     """A target's config."""
     with understood(f"cannot read the config of target '{target}', name another with --target"):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(str(demo_folder()) if target == "demo" else target)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(location(target))
         return config
 
 
@@ -120,7 +120,7 @@ def _check(method: str, folder: Path, config: PreTrainedConfig, name: str) -> Ta
 
 
 def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
-    """A target that an EAGLE's config fits, where none is named."""
+    """The config of a target that a drafter of some sizes fits, where none is named."""
     said = Entries(values, folder / CONFIG)
     vocab, hidden = said.get("vocab_size", int, least=1), said.get("hidden_size", int, least=1)
     hidden = values.get("target_hidden_size") or hidden
@@ -130,18 +130,18 @@ def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
     )
 
 
-def _original(method: str, stored: Stored, folder: Path) -> Written:
-    """Config and tensors of EAGLE's or EAGLE-3's original layout, in whichever they came."""
-    values = speculators.flat(stored, method, folder)
+def _check_any(method: str, folder: Path, values: Mapping[str, Any], target: str | None) -> None:
+    """Opens a checkpoint for a target, or for any one of the sizes in its config."""
+    _check(method, folder, _any_target(values, folder) if target is None else _config_of(target), target or "any")
+
+
+def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Written:
+    """Config and tensors of EAGLE's or EAGLE-3's original layout, in whichever they came; of `values`, the config is flat."""
     rename = speculators.original(stored.config)
     tensors = {rename(k): v for k, v in stored.tensors.items()}
-    config = {"model_type": "llama", "num_hidden_layers": 1} | values | _rope(values)
+    config = {"model_type": "llama", "num_hidden_layers": 1} | values | _rope(values) | speculators.explicit(values, method)
     for key in (ABOUT, "rope_parameters", "transformers_version"):
         config.pop(key, None)
-    if method == "eagle":
-        config["bias"] = bool(values.get("bias", True))
-    else:
-        config["draft_vocab_size"] = values.get("draft_vocab_size") or values["vocab_size"]
     if speculators.KIND in stored.config:
         config["architectures"] = [speculators.ARCHITECTURES[method][1]]
     if "torch_dtype" not in config and "dtype" not in config:
@@ -156,25 +156,24 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": None if kind == "default" else said | {"type": kind, "rope_type": kind}}
 
 
-def to_original(method: str, folder: Path, target: str | None) -> Written:
+def to_original(method: str, stored: Checkpoint, target: str | None) -> Written:
     """EAGLE's or EAGLE-3's original layout; the fusing layer's `bias` is always said."""
-    stored = read_tensors(folder)
-    fits = _any_target(speculators.flat(stored, method, folder), folder) if target is None else _config_of(target)
-    _check(method, folder, fits, target or "any")
-    return _original(method, stored, folder)
+    stored, values = speculators.loaded(stored, method)
+    _check_any(method, stored.folder, values, target)
+    return _original(method, stored, values)
 
 
-def to_speculators(method: str, folder: Path, target: str | None) -> Written:
+def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Written:
     """The layout of speculators. Its config names the target, by default the one that the checkpoint names, else the demo's.
 
     Raises:
         UserError: no target that fits is named; or the layer has biases for queries, keys and values alone, which
             speculators' layers cannot have.
     """
-    stored = read_tensors(folder)
-    values = speculators.flat(stored, method, folder)
+    stored, values = speculators.loaded(stored, method)
+    folder = stored.folder
     said = speculators.verified_by(stored.config) if target is None else None
-    name = said[0] if said else target or str(about(folder).get("target", "demo"))
+    name = said[0] if said else target or str(stored.about.get("target", "demo"))
     own = _any_target(values, folder)
     fits = own if said else _config_of(name)
     text = fits.get_text_config(decoder=True)
@@ -183,40 +182,36 @@ def to_speculators(method: str, folder: Path, target: str | None) -> Written:
     checked = _check(method, folder, fits, name)
     if values.get("qkv_bias"):
         raise UserError(f"'{folder}' has qkv_bias true, allowed for 'speculators' is false")
-    config, tensors = _original(method, stored, folder)
+    config, tensors = _original(method, stored, values)
     architectures = said[1] if said else fits.architectures or [type(checked.decoder.model).__name__]
     verifier = {"name_or_path": name, "architectures": list(architectures)}
-    if method == "eagle":
-        tensors = {k: v for k, v in tensors.items() if k != eagle.EMBEDDING}
     nested = speculators.nested(config, method, verifier)
     rename = speculators.published(nested)
-    return nested, {rename(k): v for k, v in tensors.items()}
+    return nested, {rename(k): v for k, v in tensors.items() if k not in speculators.LEFT_OUT[method]}
 
 
-def to_vllm_medusa(folder: Path, target: str | None) -> Written:
+def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Written:
     """vLLM's layout of Medusa's heads.
 
     Raises:
         UserError: the heads have no linear layers of their own.
     """
-    stored = medusa.read(folder)
-    config, tensors = stored.config, stored.tensors
-    if "blocks.0.layers.0.weight" in tensors:
-        config, tensors = medusa.from_vllm(config, tensors)
-    heads, layers = medusa.counted(tensors, folder)
+    stored, folder = medusa.loaded(stored), stored.folder
+    if medusa.VLLM in stored.tensors:
+        stored = medusa.renamed(stored)
+    heads, layers = medusa.counted(tensors := stored.tensors, folder)
     if lacking := [name for i in range(heads) if (name := f"{i}.{layers}.weight") not in tensors]:
         raise UserError(
             f"'{folder}' lacks {', '.join(lacking[:4])}, allowed for 'vllm-medusa' are heads with layers of their own"
         )
-    config, tensors = medusa.to_vllm({k: v for k, v in config.items() if k != ABOUT}, tensors)
-    sizes = {k: config[k] for k in ("vocab_size", "hidden_size")}
-    _check("medusa", folder, _any_target(sizes, folder) if target is None else _config_of(target), target or "any")
+    config, tensors = medusa.to_vllm(stored.config, tensors)
+    _check_any(method, folder, config, target)
     return config, tensors
 
 
-FORMATS: Mapping[str, Mapping[str, Callable[[Path, str | None], Written]]] = {
-    "speculators": {method: partial(to_speculators, method) for method in ("eagle", "eagle3")},
-    "eagle": {method: partial(to_original, method) for method in ("eagle", "eagle3")},
-    "vllm-medusa": {"medusa": to_vllm_medusa},
+FORMATS: Mapping[str, Callable[[str, Checkpoint, str | None], Written]] = {
+    "speculators": to_speculators,
+    "eagle": to_original,
+    "vllm-medusa": to_vllm_medusa,
 }
-"""The layouts, and for which drafters there is which."""
+"""The layouts, each with what gives it for a method, its checkpoint and the target that was named."""

@@ -90,7 +90,7 @@ def begun(method: TrainableMethod, given: Collection[str], folder: Path, target:
     if not given:  # a published checkpoint may have a rope or sizes that a fresh drafter would not get
         return opened
     asked = {name: getattr(method, name) for name in given}
-    drafter = replace(method.resume(folder, target), **asked, checkpoint="").fresh(target)
+    drafter = replace(opened.knobs, **asked, checkpoint="").fresh(target)
     try:
         drafter.model.load_state_dict(opened.model.state_dict())
     except RuntimeError as error:

@@ -35,9 +35,8 @@ from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.registry import parse
 from draftree.request import Request
-from draftree.rows import MAX_NODES
 from draftree.stats import Work
-from draftree.tree import Bools, Floats, Ints, Tree, Verdict
+from draftree.tree import MAX_NODES, Bools, Floats, Ints, Tree, Verdict
 
 T = TypeVar("T")
 Ranks = tuple[int, ...]

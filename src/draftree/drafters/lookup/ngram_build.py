@@ -6,7 +6,8 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +21,6 @@ PIECE = 1 << 22
 """N-grams that are sorted at a time; a build takes some 700 MB with two threads."""
 EVERY = 1024
 """Of a sorted run, every so-manieth context is looked at to cut runs into ranges of equal size."""
-
-
-# Building.
 
 
 class Run(NamedTuple):
@@ -57,7 +55,7 @@ def summed(run: Run, n: int, width: int) -> Run:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GramSettings:
     """How a table is built.
 
     Attributes:
@@ -79,7 +77,7 @@ class Plan:
         return width_of(self.vocab)
 
 
-def build(documents: Iterable[Ints], plan: Plan, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+def build(documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
     """Writes a table's files; memory is bounded by `plan.piece`, the vocabulary and the number of threads.
 
     Pieces of the corpus are sorted and written as runs, and the runs merged range by range; both by several threads.
@@ -99,18 +97,18 @@ def build(documents: Iterable[Ints], plan: Plan, folder: Path, tell: Callable[[s
     check(plan.n, plan.vocab)
     seen = Seen()
     with tempfile.TemporaryDirectory(dir=folder) as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
-        work = Work(pool, plan, Path(scratch), tell)
+        work = Threads(pool, plan, Path(scratch), tell)
         runs = list(work.ordered(work.sorted, _pieces(documents, plan, seen), "sorting piece {}"))
         if not seen.grams:
             raise UserError(f"the corpus is empty: none of {seen.documents:,} documents has {plan.n} tokens")
-        with Writing(folder, plan) as out:
+        with closing(TableWriter(folder, plan)) as out:
             ranges = _ranges(runs, plan)
             for rows in work.ordered(work.merged, ((runs, r) for r in ranges), f"merging part {{}} of {len(ranges)}"):
                 out.write(rows)
-    return seen.figures() | out.finish()
+    return asdict(seen) | out.finish()
 
 
-def grams_of(documents: Iterable[Ints], plan: Plan) -> Grams:
+def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
     """A table in memory, for small corpora."""
     with tempfile.TemporaryDirectory() as folder:
         build(documents, plan, Path(folder), lambda _: None)
@@ -127,11 +125,8 @@ class Seen:
     tokens: int = 0
     grams: int = 0
 
-    def figures(self) -> dict[str, Any]:
-        return {"documents": self.documents, "tokens": self.tokens, "grams": self.grams}
 
-
-def _pieces(documents: Iterable[Ints], plan: Plan, seen: Seen) -> Iterator[Run]:
+def _pieces(documents: Iterable[Ints], plan: GramSettings, seen: Seen) -> Iterator[Run]:
     """The corpus's n-grams, a number of documents at a time (a long one in parts), each counted once."""
     waiting: list[tuple[Array, Array]] = []
     size = 0
@@ -158,7 +153,7 @@ def _joined(parts: Sequence[tuple[Array, Array]]) -> Run:
     return Run(context, token, np.ones(len(token), np.int64))
 
 
-class Rows(NamedTuple):
+class TablePart(NamedTuple):
     """What is stored of a range of contexts: [C] contexts and how many successors each has, [S] tokens and shares."""
 
     context: Array
@@ -169,7 +164,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class Threads:
     """The threads' part of a build.
 
     Attributes:
@@ -180,7 +175,7 @@ class Work:
     """
 
     pool: ThreadPoolExecutor
-    plan: Plan
+    plan: GramSettings
     scratch: Path
     tell: Callable[[str], None]
 
@@ -195,7 +190,7 @@ class Work:
         while waiting:
             yield waiting.popleft().result()
 
-    def sorted(self, run: Run) -> "Sorted":
+    def sorted(self, run: Run) -> "SortedRun":
         """A sorted run on disk."""
         made = summed(run, self.plan.n, self.plan.width)
         files = []
@@ -204,16 +199,16 @@ class Work:
             with os.fdopen(handle, "wb") as out:
                 array.tofile(out)
             files.append((file, array.dtype))
-        return Sorted(files, made.context[::EVERY].copy())
+        return SortedRun(files, made.context[::EVERY].copy())
 
-    def merged(self, job: tuple[Sequence["Sorted"], tuple[int, int | None]]) -> Rows:
+    def merged(self, job: tuple[Sequence["SortedRun"], tuple[int, int | None]]) -> TablePart:
         """What is stored of the contexts in a range."""
         runs, (low, high) = job
         joined = Run(*(np.concatenate(column) for column in zip(*(run.part(low, high) for run in runs), strict=True)))
         return kept(summed(joined, self.plan.n, self.plan.width), self.plan)
 
 
-class Sorted(NamedTuple):
+class SortedRun(NamedTuple):
     """A run on disk: a file and type for each of its arrays, and every so-manieth of its contexts."""
 
     files: Sequence[tuple[str, Any]]
@@ -227,20 +222,20 @@ class Sorted(NamedTuple):
         return Run(*(np.array(column[start:end]) for column in maps))
 
 
-def _ranges(runs: Sequence[Sorted], plan: Plan) -> list[tuple[int, int | None]]:
+def _ranges(runs: Sequence[SortedRun], plan: GramSettings) -> list[tuple[int, int | None]]:
     """Ranges of contexts with some `plan.piece` entries of all runs each."""
     sample = np.sort(np.concatenate([run.sample for run in runs]))
     cuts = np.unique(sample[:: max(1, plan.piece // EVERY)])[1:].tolist()
     return list(zip([0, *cuts], [*cuts, None], strict=True))
 
 
-def kept(run: Run, plan: Plan) -> Rows:
+def kept(run: Run, plan: GramSettings) -> TablePart:
     """The likeliest successors of each context, of equally likely ones the lower id first."""
     new = np.ones(len(run.context), np.bool_)
     new[1:] = run.context[1:] != run.context[:-1]
     starts, group = np.flatnonzero(new), np.cumsum(new) - 1
     if not starts.size:
-        return Rows(run.context, run.times.astype(np.uint32), run.token, np.zeros(0, np.uint16), 0)
+        return TablePart(run.context, run.times.astype(np.uint32), run.token, np.zeros(0, np.uint16), 0)
     share = run.times / np.add.reduceat(run.times, starts)[group]
     order = np.lexsort((run.token, -run.times, group))
     keep = run.times[order] >= plan.threshold
@@ -249,26 +244,24 @@ def kept(run: Run, plan: Plan) -> Rows:
     order = order[keep]
     count = np.bincount(group[order], minlength=len(starts))
     stored = np.maximum(1, np.rint(share[order] * FULL)).astype(np.uint16)
-    return Rows(run.context[starts][count > 0], count[count > 0], run.token[order], stored, len(run.context))
+    return TablePart(run.context[starts][count > 0], count[count > 0], run.token[order], stored, len(run.context))
 
 
-class Writing:
+class TableWriter:
     """A table being written, range by range."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: GramSettings) -> None:
         self.folder, self.plan, self.distinct = folder, plan, 0
         self.kinds = kinds(plan.n, plan.vocab, plan.top or FULL)
         self.first = np.zeros(plan.vocab + 1, np.int64)
         self.files = {name: open(folder / f"{name}.bin", "wb") for name in self.kinds}  # noqa: SIM115
 
-    def __enter__(self) -> "Writing":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Closes the files."""
         for file in self.files.values():
             file.close()
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: TablePart) -> None:
         """Adds a range behind those before."""
         bits = np.uint64((self.plan.n - 2) * self.plan.width)
         self.distinct += rows.distinct

@@ -41,9 +41,6 @@ def check(n: int, vocab: int) -> None:
         raise UserError(f"n is {n}, allowed with a vocabulary of {vocab:,} is at most {1 + 64 // width_of(vocab)}")
 
 
-# Storage.
-
-
 class Table(NamedTuple):
     """Stored n-grams; memory maps or arrays, never written to.
 

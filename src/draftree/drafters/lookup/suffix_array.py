@@ -7,7 +7,7 @@ Shapes: T tokens of the corpus, C of them in a context, M matches, L tokens of a
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,10 @@ Array = NDArray[Any]
 
 SEPARATOR = 2**32 - 1
 """Stands behind every document."""
-NOTHING = -1
-"""In a continuation: its document has ended. Of a tree's node: its place in a trie is not known."""
+END = -1
+"""Behind the end of its document in a continuation; a root of a trie has it for a token."""
+UNKNOWN = -1
+"""The place in a trie of a tree's node that stands in none."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,7 @@ class Corpus:
     suffixes: Array
 
 
-@dataclass(frozen=True)
-class Trie:
+class PrefixTree(NamedTuple):
     """Continuations merged by their beginnings; the children of a node stand side by side, the most frequent first.
 
     Several tries may stand in one, each with a root of its own.
@@ -49,19 +50,11 @@ class Trie:
     first: Ints
     children: Ints
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
 
 def joined(documents: list[Ints]) -> NDArray[np.uint32]:
     """One array of all documents' tokens, a separator behind each."""
-    whole = np.empty(sum(map(len, documents)) + len(documents), np.uint32)
-    at = 0
-    for document in documents:
-        whole[at : at + len(document)] = document
-        whole[at + len(document)] = SEPARATOR
-        at += len(document) + 1
-    return whole
+    parts = (part for document in documents for part in (document, [SEPARATOR]))
+    return np.concatenate(list(parts), dtype=np.uint32, casting="unsafe")
 
 
 def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
@@ -160,7 +153,7 @@ def continuations(tokens: Array, suffixes: Array, low: int, high: int, skip: int
         most: how many places are looked at.
     """
     count = min(high - low, most)
-    rows = np.full((count, length), NOTHING, np.int64)
+    rows = np.full((count, length), END, np.int64)
     for i in range(count):
         place = np.int64(suffixes[low + i * (high - low) // count]) + skip
         for j in range(length):
@@ -180,7 +173,7 @@ def _runs(rows: Ints, depth: int, begin: Ints, end: Ints, layer: int, size: int)
             after = at + 1
             while after < end[node] and rows[after, depth] == rows[at, depth]:
                 after += 1
-            if rows[at, depth] != NOTHING:
+            if rows[at, depth] != END:
                 found[runs, 0], found[runs, 1], found[runs, 2] = at, after, node
                 runs += 1
             at = after
@@ -194,8 +187,8 @@ def _most_frequent(count: Ints, k: int) -> Ints:
 
 
 @compiled
-def grow(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
-    """The trie of the most frequent beginnings of continuations (REST, section 3.2), as `Trie` has it, the root first.
+def grow(rows: Ints, nodes: int) -> PrefixTree:
+    """The trie of the most frequent beginnings of continuations (REST, section 3.2), the root first.
 
     No node is more frequent than its parent. So of a layer no more than `nodes` have to be followed, and the best of all
     layers are connected. Of equally frequent nodes the less deep ones are kept, then those with the lower token.
@@ -207,7 +200,7 @@ def grow(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
     matches, length = rows.shape
     most = 1 + nodes * length
     begin, end, parent = np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64)
-    token = np.full(most, NOTHING, np.int64)
+    token = np.full(most, END, np.int64)
     end[0], layer, size = matches, 0, 1
     for depth in range(length):
         runs = _runs(rows, depth, begin, end, layer, size)
@@ -223,8 +216,8 @@ def grow(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
 
 
 @compiled
-def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
-    """The most frequent nodes of a trie, as `Trie` has it."""
+def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> PrefixTree:
+    """The trie of the most frequent nodes of another."""
     kept = _most_frequent(count, nodes + 1)  # the root is the most frequent, or the first of equals
     number, log_q = np.zeros(len(token), np.int64), np.zeros(len(kept))
     first, children = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.int64)
@@ -235,7 +228,7 @@ def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, F
         if children[above] == 0:
             first[above] = new
         children[above] += 1
-    return token[kept], log_q, first, children
+    return PrefixTree(token[kept], log_q, first, children)
 
 
 @compiled
@@ -260,39 +253,37 @@ def context_of(text: Ints, tokens: Ints, parents: Ints, node: int, longest: int)
 
 
 @compiled
-def follow(known: Ints, tokens: Ints, parents: Ints, trie_tokens: Ints, first: Ints, children: Ints) -> Ints:
+def follow(known: Ints, tokens: Ints, parents: Ints, trie: PrefixTree) -> Ints:
     """[E] each tree node's node in a trie: its token's among the children of its parent's; −1 where there is none.
 
     Args:
         known: of the first nodes of the tree.
         tokens: [E] of the tree.
         parents: [E] of the tree.
-        trie_tokens: [N] of the trie.
-        first: [N] of the trie.
-        children: [N] of the trie.
+        trie: where they are looked for.
     """
-    found = np.full(len(tokens), NOTHING, np.int64)
+    found = np.full(len(tokens), UNKNOWN, np.int64)
     found[: len(known)] = known
     for node in range(len(known), len(tokens)):
-        above = found[parents[node]] if parents[node] >= 0 else NOTHING
+        above = found[parents[node]] if parents[node] >= 0 else UNKNOWN
         if above >= 0:
-            for child in range(first[above], first[above] + children[above]):
-                if trie_tokens[child] == tokens[node]:
+            for child in range(trie.first[above], trie.first[above] + trie.children[above]):
+                if trie.tokens[child] == tokens[node]:
                     found[node] = child
     return found
 
 
 @compiled
-def best_children(at: Ints, k: int, tokens: Ints, log_q: Floats, first: Ints, children: Ints) -> tuple[Ints, Floats]:
+def best_children(trie: PrefixTree, at: Ints, k: int) -> tuple[Ints, Floats]:
     """[F, K] tokens and log q of the most frequent children of a trie's nodes [F], −∞ where there are fewer.
 
     K is not larger than it has to be, and at least 1.
     """
     widest = 1
     for i in range(len(at)):
-        widest = max(widest, min(k, children[at[i]]))
+        widest = max(widest, min(k, trie.children[at[i]]))
     found, value = np.zeros((len(at), widest), np.int64), np.full((len(at), widest), -np.inf)
     for i in range(len(at)):
-        for j in range(min(widest, children[at[i]])):
-            found[i, j], value[i, j] = tokens[first[at[i]] + j], log_q[first[at[i]] + j]
+        for j in range(min(widest, trie.children[at[i]])):
+            found[i, j], value[i, j] = trie.tokens[trie.first[at[i]] + j], trie.log_q[trie.first[at[i]] + j]
     return found, value

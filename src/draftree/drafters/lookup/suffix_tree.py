@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftree.kernels.compiled import compiled
-from draftree.tree import Floats, Ints
+from draftree.tree import MAX_NODES, Floats, Ints
 
 Shorts = NDArray[np.int32]
 Occurrences = tuple[Shorts, Shorts]
@@ -28,8 +28,6 @@ END = -1
 """Stands behind every document of the memory."""
 BLOCKS = 8
 """The memory is forgotten by blocks of at most this part of its size."""
-MOST = 512
-"""Drafted tokens at most: no step verifies more (`text.MAX_NODES`)."""
 
 
 class Limits(NamedTuple):
@@ -50,7 +48,7 @@ class Limits(NamedTuple):
     places: int
 
 
-class Memory(NamedTuple):
+class Outputs(NamedTuple):
     """Earlier outputs, oldest first.
 
     Attributes:
@@ -66,11 +64,11 @@ class Memory(NamedTuple):
     sorted_blocks: Ints
 
     @classmethod
-    def empty(cls) -> "Memory":
+    def empty(cls) -> "Outputs":
         none, first = np.zeros(0, np.int32), np.zeros(1, np.int64)
         return cls(none, none, first, first)
 
-    def remember(self, documents: Sequence[Ints], longest: int, size: int) -> "Memory":
+    def remember(self, documents: Sequence[Ints], longest: int, size: int) -> "Outputs":
         """The memory with further documents, and without the oldest block for as long as it exceeds its size.
 
         Blocks are merged as binary numbers are counted, so that a token is sorted again only when its block doubles.
@@ -95,7 +93,7 @@ class Memory(NamedTuple):
             del blocks[0], orders[0]
         starts, sorted_starts = (np.cumsum([0, *map(len, x)]) for x in (blocks, orders))
         order = np.concatenate(orders) + np.repeat(starts[:-1], np.diff(sorted_starts))
-        return Memory(np.concatenate(blocks), order.astype(np.int32), starts, sorted_starts)
+        return Outputs(np.concatenate(blocks), order.astype(np.int32), starts, sorted_starts)
 
 
 def _joined(documents: Sequence[Shorts], allowed: int) -> list[Shorts]:
@@ -179,7 +177,7 @@ def compare(tokens: Shorts, start: int, place: int, text: Shorts, end: int, most
 
 
 @compiled
-def in_memory(memory: Memory, text: Shorts, end: int, limits: Limits) -> Occurrences:
+def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurrences:
     """Where the end of a text stands in the memory: the longest matches, of equals those of later blocks first."""
     tokens, order, most, found = memory.tokens, memory.order, limits.longest, 0
     blocks = len(memory.blocks) - 1
@@ -295,7 +293,7 @@ def best_of(
         if i + 1 < count and lengths[i + 1] == lengths[i]:
             continue
         pattern, first = lengths[i], i + 1  # the longest pattern that has just these occurrences
-        budget = min(int(limits.factor * pattern + 1e-6), MOST)
+        budget = min(int(limits.factor * pattern + 1e-6), MAX_NODES)
         if budget <= score:
             break
         other = grown(tokens, end, places[:first].copy(), budget, limits.length, limits.least)
@@ -305,7 +303,7 @@ def best_of(
 
 
 @compiled
-def draft(text: Shorts, end: int, memory: Memory, limits: Limits) -> tuple[Shorts, Floats]:
+def draft(text: Shorts, end: int, memory: Outputs, limits: Limits) -> tuple[Shorts, Floats]:
     """The draft behind a text: of all lengths of its last tokens, in itself and in the memory, the one of the largest score.
 
     Of equal scores that of the longer pattern wins, and the text before the memory.
@@ -343,7 +341,7 @@ def children(
     tokens: Ints,
     frontier: Ints,
     k: int,
-    memory: Memory,
+    memory: Outputs,
     limits: Limits,
 ) -> tuple[Ints, Floats]:
     """Up to K candidates [F, K] and their log q after the frontier's nodes of one root.

@@ -27,7 +27,7 @@ def cut(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
     return put(texts, every(rows, len(texts)), [t[:n] for t, n in zip(texts, lengths.tolist(), strict=True)])
 
 
-def ragged(candidates: Sequence[tuple[Ints, Floats]], k: int) -> tuple[Ints, Floats]:
+def ragged(candidates: Sequence[tuple[Sequence[int] | Ints, Sequence[float] | Floats]], k: int) -> tuple[Ints, Floats]:
     """Tokens and their values [F, K'] of lists of candidates of any length, 0 behind them.
 
     K' is the longest list's, and at least 1 and at most K.

@@ -18,7 +18,7 @@ from transformers.utils import logging
 from draftree.boundary.files import filled, understood
 from draftree.drafters.base import every, put
 from draftree.errors import UserError
-from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, check_sizes, note, read_config
+from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, one_layer, pretrained
 from draftree.models.feed import Feed
@@ -27,10 +27,10 @@ from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 
-def beginning(target: Target) -> PreTrainedModel:
-    """One float32 layer of the target's architecture, to be trained, between the target's embedding and LM head.
+def copied(target: Target) -> PreTrainedModel:
+    """A float32 model to be trained: one new layer of the target's architecture, between copies of embedding and LM head.
 
-    Embedding and head are copies (EDD + PCT, section 3.1), and tied where the target's are.
+    So it is in the paper (EDD + PCT, section 3.1); the copies are tied where the target's are.
     """
     model, whole = one_layer(target.decoder.config), target.decoder.model
     for ours, theirs in (
@@ -38,20 +38,19 @@ def beginning(target: Target) -> PreTrainedModel:
         (model.get_output_embeddings(), whole.get_output_embeddings()),
     ):
         ours.load_state_dict({k: v.float() for k, v in theirs.state_dict().items()})
-    placed: Any = model
-    placed.to(target.decoder.device)
     return model
 
 
-def load_model(folder: Path, method: str, target: Target) -> PreTrainedModel:
-    """The one-layer Hugging Face model of a checkpoint, complete and fitting the target, on its device and in its dtype.
+def load_model(stored: Checkpoint, method: str, target: Target) -> PreTrainedModel:
+    """The one-layer Hugging Face model of a checkpoint, complete and fitting the target, in its dtype.
 
     Raises:
         UserError: weights are missing, tensors are missing or foreign, or vocabulary or hidden size do not fit.
     """
+    folder = stored.folder
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"'{folder}' has no weights: a file {WEIGHTS} was expected")
-    check_sizes(read_config(folder), folder, method, target)
+    stored.check_sizes(method, stored.config, sizes(target))
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # what transformers would warn of is checked below, and refused
     try:
@@ -62,19 +61,19 @@ def load_model(folder: Path, method: str, target: Target) -> PreTrainedModel:
     for kind in ("missing_keys", "unexpected_keys"):
         if names := sorted(map(str, info[kind])):
             raise UserError(f"'{folder}' does not hold exactly a '{method}': {kind.replace('_', ' ')}: {', '.join(names[:4])}")
-    loaded: PreTrainedModel = model.to(target.decoder.device)
+    loaded: PreTrainedModel = model
     return loaded
 
 
-def save_model(folder: Path, method: str, model: PreTrainedModel, knobs: Any, target: Target) -> None:
-    """Writes a Hugging Face model in float16 beside its config and what draftree has to know."""
+def save_model(folder: Path, model: PreTrainedModel, about: dict[str, Any]) -> None:
+    """Writes a Hugging Face model in float16 beside its config, which gets further entries."""
     halves: dict[int, Tensor] = {}  # tied tensors stay one, and are written once
     state = model.state_dict()
     for value in state.values():
         halves.setdefault(value.data_ptr(), value.detach().to("cpu", torch.float16))
     with filled(folder, last=CONFIG) as beside:
         model.save_pretrained(beside, state_dict={k: halves[v.data_ptr()] for k, v in state.items()})
-        config = read_config(beside) | {"dtype": "float16", ABOUT: note(method, knobs, target)}
+        config = Checkpoint.at(beside).config | {"dtype": "float16"} | about
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -160,21 +159,13 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
 
 
 @torch.inference_mode()
-def feed(decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints) -> tuple[Tensor, Decoding]:
-    """Logits [F, V] after the frontier's nodes; each sees its row's committed tokens and its own path."""
-    layout = lay_out(state, tree, frontier, decoder.device)
-    logits = layout.pick(decoder.forward(state.cache, layout.feed))
-    return logits, replace(state, fed=layout.fed)
-
-
-@torch.inference_mode()
-def keep_path(state: Decoding, tree: Tree, verdict: Verdict) -> Decoding:
-    """Commits what was fed of each accepted path; the rest of the path waits for the next step."""
+def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False) -> Decoding:
+    """Commits what was fed of each accepted path; the rest of it waits for the next step, and all of it to be read `again`."""
     cache, pending = state.cache, list(state.pending)
     for root in range(tree.roots):
         row = int(tree.row[root])
         nodes, before = verdict.kept(root), state.fed[row]
-        done = np.flatnonzero(np.isin(before, tree.number[nodes]))  # a node is fed after its parent
+        done = NOTHING if again else np.flatnonzero(np.isin(before, tree.number[nodes]))  # a node is fed after its parent
         if before.size:
             waited = len(state.pending[row])
             cache.keep(row, cache.lengths[row] + np.concatenate((np.arange(waited), waited + done)))
@@ -208,6 +199,7 @@ def no_candidates(nodes: int, k: int) -> Candidates:
     return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))
 
 
+@torch.inference_mode()
 def propose(
     decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing
 ) -> tuple[Candidates, Decoding]:
@@ -215,5 +207,6 @@ def propose(
     waiting = np.array([len(p) for p in state.pending])
     if int((state.cache.lengths + waiting)[tree.row[frontier]].max() + tree.depth[frontier].max()) >= decoder.context:
         return no_candidates(len(frontier), k), state
-    logits, state = feed(decoder, state, tree, frontier)
-    return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state
+    layout = lay_out(state, tree, frontier, decoder.device)
+    logits = layout.pick(decoder.forward(state.cache, layout.feed))
+    return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), replace(state, fed=layout.fed)

@@ -7,12 +7,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftree.boundary.files import Entries, understood
 from draftree.errors import UnknownName
@@ -58,6 +57,13 @@ def of_values(values: Mapping[str, Any]) -> LlamaConfig:
     return config
 
 
+def published(config: LlamaConfig, architecture: str) -> dict[str, Any]:
+    """The config as published checkpoints have it, the rope's base outside the rope too."""
+    rope: Any = config.rope_parameters
+    values = {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
+    return values | {"architectures": [architecture], "rope_theta": rope["rope_theta"]}
+
+
 def stores(config: LlamaConfig) -> LayerShape:
     """What a layer of a config stores for a token."""
     heads, width = config.num_key_value_heads, config.head_dim
@@ -88,32 +94,7 @@ class Rotary:
         return cos, sin
 
 
-def layer(config: LlamaConfig) -> nn.Module:
-    """A decoder layer that is called as `run` does."""
-    made: nn.Module = LlamaDecoderLayer(config, 0)
-    return made
-
-
 def run(layer: nn.Module, x: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None) -> Tensor:
     """A layer's output [R, n, D] for its input, additive mask [R, 1, n, S] and cache."""
     out: Tensor = layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=rotated)
     return out
-
-
-class Growing(Cache):
-    """The keys and values of several training passes over one text, each behind the earlier ones."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self._keys.append(key_states)
-        self._values.append(value_states)
-        return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return sum(k.shape[2] for k in self._keys)

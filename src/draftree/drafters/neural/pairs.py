@@ -16,35 +16,32 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from transformers import Cache, DynamicCache
 
 from draftree.drafters.base import Batch, Trainable, every, put
 from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, lay_out, rewind
-from draftree.drafters.neural.llama import Growing
 from draftree.drafters.neural.masks import additive, block_starts
 from draftree.models.cache import LayerShape, SlotCache
 from draftree.models.feed import Feed, additive_mask
-from draftree.models.target import CHUNK, Taps
+from draftree.models.target import CHUNK, LAST, Taps
 from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 
 class PairNet(nn.Module, ABC):
-    """A network over pairs."""
+    """A network over pairs.
 
-    @property
-    @abstractmethod
-    def shape(self) -> LayerShape:
-        """What its layer stores for a pair."""
+    Attributes:
+        shape: of what its layer stores for a pair.
+        width: D of the features it is fed.
+    """
 
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """D of the features it is fed."""
+    shape: LayerShape
+    width: int
 
-    @abstractmethod
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        """The features […, D] of the target's hidden states […, D′] of the layers needed."""
+        """The features […, D] of the target's hidden states […, D′] of the layers needed; by default its last ones."""
+        return hidden[LAST]
 
     @abstractmethod
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
@@ -84,12 +81,8 @@ class PairDrafter(Trainable[Pairs]):
 
     model: PairNet
 
-    @property
-    def _place(self) -> Tensor:
-        return next(self.model.parameters())
-
     def _empty(self, rows: int, slots: int) -> Pairs:
-        dtype, device = self._place.dtype, self._place.device
+        dtype, device = self._like.dtype, self._like.device
         cache = SlotCache((self.model.shape,), rows, dtype, device)
         features = SlotCache((LayerShape(1, self.model.width, 0),), rows, dtype, device)
         cache.reserve(slots)
@@ -197,8 +190,8 @@ class PairDrafter(Trainable[Pairs]):
         rows, count = batch.tokens.shape
         cuts = sorted({max(int(s), 1) for s in block_starts(count, block, phase)})  # no pair stands before the first token
         ends = [*cuts[1:], count]
-        cache, at = Growing(), torch.arange(1, count)
-        features = self.model.fuse({k: h.to(self._place.dtype) for k, h in batch.hidden.items()})
+        cache, at = DynamicCache(), torch.arange(1, count)
+        features = self.model.fuse({k: h.to(self._like.dtype) for k, h in batch.hidden.items()})
         out = self._train_pass(batch.tokens[:, 1:], features[:, :-1], at - 1, at[None, :] <= at[:, None], cache)
         states = features.new_zeros(rows, count, self.model.width)
         states[:, cuts] = out[:, [s - 1 for s in cuts]].to(states.dtype)  # autocast's outputs are narrower than features
@@ -235,7 +228,7 @@ class PairDrafter(Trainable[Pairs]):
             [B, T, D] outputs, and [T] whether a token has one.
         """
         count = batch.tokens.shape[1]
-        cache, at = Growing(), torch.arange(count - 1, device=features.device)
+        cache, at = DynamicCache(), torch.arange(count - 1, device=features.device)
         fed = features[:, :-1]
         for j in range(steps):
             places = [(at[None, :] <= at[:, None] - j) | ((at[None, :] == at[:, None]) & (j > at[:, None]))]

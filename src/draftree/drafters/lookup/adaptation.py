@@ -1,0 +1,208 @@
+"""N-gram counts that adapt to the text: increments of the text being written and of earlier ones, beside a corpus's table.
+
+Shapes: T tokens of a text, C contexts, S successors, N nodes, F frontier nodes, K candidates.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from draftree.drafters.lookup.ngram_build import Run, contexts, summed
+from draftree.drafters.lookup.ngrams import Array, Table, stored_at
+from draftree.drafters.lookup.suffix_array import context_of
+from draftree.kernels.compiled import compiled
+from draftree.tree import Floats, Ints
+
+
+class Increments(NamedTuple):
+    """Increments of earlier texts, by n-gram.
+
+    Attributes:
+        context: [C] in order, as numbers.
+        start: [C + 1] where the successors of each begin.
+        token: [S] in order within a context.
+        times: [S] how many increments each got.
+        widest: successors of the context that has most.
+    """
+
+    context: Array
+    start: Array
+    token: Array
+    times: Array
+    widest: int
+
+    @classmethod
+    def empty(cls) -> "Increments":
+        return cls(np.zeros(0, np.uint64), np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
+
+    def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Increments":
+        """With the increments of finished texts; more than `most` of one n-gram make no difference to its weight."""
+        runs = [Run(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
+        for text in texts:
+            times = text.times[n - 1 :]
+            there = times > 0
+            runs.append(Run(contexts(text.tokens, n, width)[there], text.tokens[n - 1 :][there], times[there].astype(np.int64)))
+        run = summed(Run(*(np.concatenate(column) for column in zip(*runs, strict=True))), n, width)
+        context, start = np.unique(run.context, return_index=True)
+        start = np.append(start, len(run.token)).astype(np.int64)
+        widest = int(np.diff(start).max(initial=0))
+        return Increments(context, start, run.token, np.minimum(run.times, most), widest)
+
+
+class Adapted(NamedTuple):
+    """A row's text with the increments of its n-grams, and an index of their contexts.
+
+    Attributes:
+        tokens: [T] the text, the root at its end.
+        times: [T] how many increments the n-gram got that ends here.
+        heads: [power of 2] the last place of each bucket of contexts, −1 for none.
+        before: [T] the place before this one in its bucket.
+    """
+
+    tokens: Ints
+    times: Array
+    heads: Array
+    before: Array
+
+    @classmethod
+    def empty(cls) -> "Adapted":
+        none = np.zeros(0, np.int32)
+        return cls(np.zeros(0, np.int64), none, np.full(256, -1, np.int32), none)
+
+    def plus(self, tokens: Ints, n: int) -> "Adapted":
+        """With further tokens behind, and no increments for them yet. The arrays here stay as they are."""
+        old, new = len(self.tokens), len(tokens)
+        text = np.concatenate((self.tokens, tokens))
+        before = np.concatenate((self.before, np.full(new, -1, np.int32)))
+        times = np.concatenate((self.times, np.zeros(new, np.int32)))
+        if len(text) > len(self.heads):
+            heads = np.full(1 << (2 * len(text)).bit_length(), -1, np.int32)
+            index(text, heads, before, 0, n)
+        else:
+            heads = self.heads.copy()
+            index(text, heads, before, old, n)
+        return Adapted(text, times, heads, before)
+
+    def incremented(self, since: int, n: int) -> "Adapted":
+        """With one increment more for each n-gram that lies behind place `since` (Algorithm 2, lines 2-13)."""
+        times = self.times.copy()
+        times[max(0, since) + n - 1 :] += 1
+        return self._replace(times=times)
+
+
+@compiled
+def bucket(text: Ints, at: int, n: int, size: int) -> int:
+    """Of the context before place `at`; `size` is a power of 2."""
+    mixed = np.uint64(0)
+    for i in range(at - n + 1, at):
+        mixed = (mixed ^ np.uint64(text[i])) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    return int(mixed & np.uint64(size - 1))
+
+
+@compiled
+def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
+    """Enters the contexts of the places from `start` on."""
+    for at in range(max(start, n - 1), len(text)):
+        slot = bucket(text, at, n, len(heads))
+        before[at] = heads[slot]
+        heads[slot] = at
+
+
+@compiled
+def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
+    """Adds increments to a token, found before or new; returns how many tokens there are."""
+    for i in range(found):
+        if tokens[i] == token:
+            times[i] += more
+            return found
+    tokens[found], times[found] = token, more
+    return found + 1
+
+
+@compiled
+def _earlier(memory: Increments, context: Ints, width: int, tokens: Ints, times: Ints, found: int) -> int:
+    """Adds the increments of earlier texts."""
+    wanted = np.uint64(0)
+    for i in range(len(context)):
+        wanted = wanted << np.uint64(width) | np.uint64(context[i])
+    place = np.searchsorted(memory.context, wanted)
+    if place < len(memory.context) and memory.context[place] == wanted:
+        for i in range(memory.start[place], memory.start[place + 1]):
+            found = _added(tokens, times, found, memory.token[i], memory.times[i])
+    return found
+
+
+@compiled
+def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -> int:
+    """Adds the increments of the row's own text."""
+    n = len(context) + 1
+    at = text.heads[bucket(context, n - 1, n, len(text.heads))]
+    while at >= 0:
+        same = text.times[at] > 0
+        for i in range(n - 1):
+            same = same and text.tokens[at - n + 1 + i] == context[i]
+        if same:
+            found = _added(tokens, times, found, text.tokens[at], text.times[at])
+        at = text.before[at]
+    return found
+
+
+@compiled
+def successors(
+    table: Table,
+    memory: Increments,
+    text: Adapted,
+    frontier: Ints,
+    tokens: Ints,
+    parents: Ints,
+    k: int,
+    n: int,
+    width: int,
+    top: int,
+    increment: float,
+    cap: float,
+) -> tuple[Ints, Floats]:
+    """What may follow nodes of one row.
+
+    The weight of an n-gram is its share in the table (0 if it is not there) plus its increments, at most `cap` if it has
+    any; q is its weight divided by those of all, what the table has pruned included.
+
+    Args:
+        frontier: [F] nodes.
+        tokens, parents: [N] of the tree.
+        k: likeliest successors wanted.
+        n: tokens of an n-gram.
+        width: bits of an id.
+        top: successors of a context that are read from the table.
+        increment, cap: Algorithm 2.
+
+    Returns:
+        [F, K] tokens and log q, the likeliest first, of equals the lower id; −∞ behind the last.
+    """
+    found_tokens, log_q = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)
+    most = min(top, len(table.share)) + memory.widest + len(text.tokens)
+    weights = np.empty(most)
+    ids, times = np.empty(most, np.int64), np.empty(most, np.int64)
+    for row in range(len(frontier)):
+        context = context_of(text.tokens[:-1], tokens, parents, frontier[row], n - 1)
+        if len(context) < n - 1:
+            continue
+        stored = stored_at(table, context, width, top, ids, weights)
+        pruned = max(0.0, 1 - weights[:stored].sum()) if stored else 0.0
+        times[:stored] = 0
+        found = _earlier(memory, context, width, ids, times, stored)
+        found = _here(text, context, ids, times, found)
+        for i in range(found):
+            weight = weights[i] if i < stored else 0.0
+            weights[i] = min(weight + increment * times[i], cap) if times[i] else weight
+        whole = pruned + weights[:found].sum()
+        for j in range(min(k, found)):
+            best = j
+            for i in range(j + 1, found):
+                if weights[i] > weights[best] or (weights[i] == weights[best] and ids[i] < ids[best]):
+                    best = i
+            found_tokens[row, j], log_q[row, j] = ids[best], np.log(weights[best] / whole)
+            ids[best], weights[best] = ids[j], weights[j]
+    return found_tokens, log_q

@@ -1,0 +1,211 @@
+"""The network of GLIDE: Llama layers that also attend to keys and values that layers of the target have cached.
+
+Shapes: B batch, n tokens a row in one pass, S target slots, D hidden size, V vocabulary, H key-value heads of the target.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import Cache, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    repeat_kv,
+    rotate_half,
+)
+
+from draftree.models.architectures import LENGTH_DEPENDENT_ROPE
+from draftree.models.target import Target
+
+OFFICIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+"""The rotation of queries in the official code, whatever rotated the target's keys."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a draft layer reads of the target.
+
+    Attributes:
+        layer: the target's, counted from 0.
+        heads: its query heads.
+        key: width of a key.
+        value: width of a value.
+        rotary: the rotation of queries; a head's width there is how much of a key's is rotated. None where the keys are not.
+    """
+
+    layer: int
+    heads: int
+    key: int
+    value: int
+    rotary: LlamaConfig | None
+
+    @classmethod
+    def of(cls, target: Target, layer: int, variant: str) -> Self:
+        """The view of a layer; queries are rotated as its keys are, as far as it can be told from the config."""
+        config, shape = target.decoder.config, target.decoder.shapes[layer]
+        rope = dict(OFFICIAL_ROPE) if variant == "official" else _rope(config, layer)
+        share = 1.0 if rope is None else float(rope.pop("partial_rotary_factor", 1.0))
+        heads, turned, rotary = int(config.num_attention_heads), int(shape.key * share) // 2 * 2, None
+        if rope is not None and turned:
+            rotary = LlamaConfig(
+                hidden_size=heads * turned,
+                num_attention_heads=heads,
+                head_dim=turned,
+                max_position_embeddings=min(target.decoder.context, 2**20),
+                rope_parameters=cast(Any, rope),
+            )
+        return cls(layer, heads, shape.key, shape.value, rotary)
+
+
+def _rope(config: PreTrainedConfig, layer: int) -> dict[str, Any] | None:
+    """A target layer's rope; of one whose frequencies change with the length of the text, those of a short text."""
+    said = getattr(config, "rope_parameters", None) or {}
+    types = getattr(config, "layer_types", None)
+    rope = dict(said.get(types[layer], said) if types else said)
+    if "rope_theta" not in rope:
+        return None
+    if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+        return {k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope} | {"rope_type": "default"}
+    return rope
+
+
+@dataclass(frozen=True)
+class Glimpse:
+    """The target's keys and values as one pass sees them.
+
+    Attributes:
+        kv: for each draft layer, keys and values [B, H, S, width].
+        visible: [B or 1, 1, n, S] what each query sees.
+    """
+
+    kv: Sequence[tuple[Tensor, Tensor]]
+    visible: Tensor
+
+
+@final
+class CrossAttention(nn.Module):
+    """Attention of the draft's queries to a target layer's cached keys and values; it has none of its own."""
+
+    def __init__(self, config: LlamaConfig, view: View) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(config.hidden_size, view.heads * view.key, bias=False)
+        self.o_proj = nn.Linear(view.heads * view.value, config.hidden_size, bias=False)
+        self.look_at(view)
+
+    def look_at(self, view: View) -> None:
+        """Reads another layer from now on, whose keys and values are as wide."""
+        self.view = view
+        self.rotary = None if view.rotary is None else LlamaRotaryEmbedding(view.rotary)
+
+    def forward(self, states: Tensor, positions: Tensor, kv: tuple[Tensor, Tensor], visible: Tensor) -> Tensor:
+        """[B, n, D]; zero for a query that sees nothing."""
+        queries = self.q_proj(states).unflatten(-1, (self.view.heads, self.view.key)).transpose(1, 2)
+        queries = self._turned(queries, positions)
+        keys, values = (repeat_kv(t.to(queries.dtype), self.view.heads // t.shape[1]) for t in kv)
+        some = visible.any(-1, keepdim=True)  # a softmax over nothing would be NaN, in the gradient too
+        mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=visible | ~some) * some
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2).to(states.dtype))
+        return out
+
+    def _turned(self, queries: Tensor, positions: Tensor) -> Tensor:
+        if self.rotary is None:
+            return queries
+        cos, sin = (t[:, None] for t in self.rotary(queries, positions))
+        turned, rest = queries[..., : cos.shape[-1]], queries[..., cos.shape[-1] :]
+        return torch.cat((turned * cos + rotate_half(turned) * sin, rest), dim=-1)
+
+
+@final
+class GlimpseLayer(nn.Module):
+    """A Llama layer with cross-attention behind its self-attention, on the residual as it is (the official order)."""
+
+    def __init__(self, config: LlamaConfig, index: int, view: View | None) -> None:
+        super().__init__()
+        self.self_attn = LlamaAttention(config, index)
+        self.cross_attn = None if view is None else CrossAttention(config, view)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.index = index
+
+    def forward(
+        self,
+        states: Tensor,
+        positions: Tensor,
+        turns: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        past: Cache | None,
+        glimpse: Glimpse | None,
+    ) -> Tensor:
+        """[B, n, D]."""
+        own, _ = self.self_attn(
+            self.input_layernorm(states), position_embeddings=turns, attention_mask=mask, past_key_values=past
+        )
+        states = states + own
+        if self.cross_attn is not None and glimpse is not None:
+            states = states + self.cross_attn(states, positions, glimpse.kv[self.index], glimpse.visible)
+        out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return out
+
+
+@final
+class GlimpseStack(nn.Module):
+    """Embedding, layers and last norm."""
+
+    def __init__(self, config: LlamaConfig, views: Sequence[View | None]) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList([GlimpseLayer(config, i, view) for i, view in enumerate(views)])
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, mask: Tensor | None, past: Cache | None, glimpse: Glimpse | None
+    ) -> Tensor:
+        """What the head reads after each token, [B, n, D]."""
+        states = self.embed_tokens(ids)
+        turns = self.rotary(states, positions)
+        for layer in self.layers:
+            states = layer(states, positions, turns, mask, past, glimpse)
+        out: Tensor = self.norm(states)
+        return out
+
+
+@final
+class GlimpseModel(PreTrainedModel):
+    """The network, under the tensor names of the official code, in the form of a transformers model with a cache."""
+
+    config_class = LlamaConfig
+    _supports_sdpa = True
+
+    def __init__(self, config: LlamaConfig, views: Sequence[View | None]) -> None:
+        super().__init__(config)
+        self.model = GlimpseStack(config, views)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        cast(Any, self).post_init()  # untyped, as much of transformers is
+
+    def get_output_embeddings(self) -> nn.Linear:
+        head: nn.Linear = self.lm_head
+        return head
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool = True,
+        logits_to_keep: int | Tensor = 0,
+        glimpse: Glimpse | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, n, V], or [B, kept, V]; without a mask every token sees those before it."""
+        states = self.model(input_ids, position_ids, attention_mask, past_key_values, glimpse)
+        at = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return CausalLMOutputWithPast(logits=self.lm_head(states[:, at]))
