@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from draftree.boundary.arguments import real, whole
 from draftree.boundary.files import Entries, read_object, write_text
+from draftree.boundary.knobs import real, whole
 from draftree.errors import UserError, shown
 from draftree.stats import Work
 from draftree.tree import Floats
