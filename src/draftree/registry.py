@@ -101,10 +101,10 @@ def build(kind: str, spec: str) -> Any:
         method = part(kind, method_of(Path(spec)))
         if not issubclass(method, Stored | TrainableMethod):
             raise UserError(f"'{spec}' holds a '{method_of(Path(spec))}', which is not opened from a folder")
-        return method(**{"datastore" if issubclass(method, Stored) else "checkpoint": spec})
+        return method(datastore=spec) if issubclass(method, Stored) else method(checkpoint=spec)
     cls = part(kind, name)
     values = parsed(filter(None, rest.split(",")), cls, f"{kind} '{name}'")
-    return cls.of(values) if issubclass(cls, TrainableMethod) else cls(**values)
+    return cls(**values, given=frozenset(values)) if issubclass(cls, TrainableMethod) else cls(**values)
 
 
 def fused(spec: str) -> list[str]:
@@ -152,7 +152,7 @@ def method_of(folder: Path) -> str:
 def knobs(kind: str, name: str) -> dict[str, Any]:
     """A part's knobs and their defaults."""
     cls = part(kind, name)
-    return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.init}
+    return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.compare}
 
 
 def stages(name: str) -> tuple[Stage, ...]:

@@ -170,7 +170,7 @@ def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
         UserError: a text is not key=value, or there is no such key.
     """
     hints, values = get_type_hints(of), dict[str, Any]()
-    known = [f.name for f in fields(of) if f.init]
+    known = [f.name for f in fields(of) if f.compare]  # what is not compared is no knob
     for item in items:
         key, equals, value = item.partition("=")
         if not equals:

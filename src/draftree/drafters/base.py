@@ -263,20 +263,13 @@ class TrainableMethod(Method):
     Attributes:
         stages: how it is trained; each stage goes on from the weights of the one before.
         checkpoint: its folder; the shipped one by default, for the demo target.
-        given: the knobs that were set by name, be it to their defaults.
+        given: the names of those that were set, be it to their defaults; it is none of them.
     """
 
     stages: ClassVar[tuple[Stage, ...]]
 
     checkpoint: str = ""
-    given: ClassVar[frozenset[str]] = frozenset()
-
-    @classmethod
-    def of(cls, knobs: Mapping[str, Any]) -> Self:
-        """The method with some knobs set, which remembers which they were."""
-        method = cls(**knobs)
-        object.__setattr__(method, "given", frozenset(knobs))
-        return method
+    given: frozenset[str] = field(default=frozenset(), kw_only=True, repr=False, compare=False)
 
     @final
     def open(self, target: Target) -> "Trainable[Any]":
@@ -288,7 +281,7 @@ class TrainableMethod(Method):
         drafter = self.restored(target)
         for f in fields(self):
             asked, fixed = getattr(self, f.name), getattr(drafter.knobs, f.name)
-            if f.name != "checkpoint" and asked != fixed and (asked != f.default or f.name in self.given):
+            if f.compare and f.name != "checkpoint" and asked != fixed and (asked != f.default or f.name in self.given):
                 name, where = type(self).__name__.lower(), drafter.knobs.checkpoint
                 raise UserError(f"{name}: {f.name} is {shown(asked)}, allowed is {shown(fixed)}: '{where}' fixes it")
         return drafter

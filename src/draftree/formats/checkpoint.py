@@ -12,7 +12,7 @@ import pickle
 import typing
 import warnings
 from collections.abc import Callable, Set
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,7 +94,7 @@ def fingerprint(config: PreTrainedConfig) -> str:
 
 def note(method: str, knobs: Any, target: Target) -> dict[str, Any]:
     """The entry of the config that is ours."""
-    own = {k: v for k, v in asdict(knobs).items() if k != "checkpoint"}
+    own = {f.name: getattr(knobs, f.name) for f in fields(knobs) if f.compare and f.name != "checkpoint"}
     return {"drafter": method, "target": target.name, "target_hash": fingerprint(target.decoder.config), **own}
 
 
