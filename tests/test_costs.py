@@ -162,9 +162,9 @@ BAD = {
     ),
     "no width": (json.dumps({"entries": [ENTRY | {"target": {"0": 1}}]}), "widths from 1"),
     "words": (json.dumps({"entries": [ENTRY | {"target": {"one": 1}}]}), "'one'"),
-    "commit": (json.dumps({"entries": [ENTRY | {"commit": -1}]}), "'commit' is -1.0"),
-    "context": (json.dumps({"entries": [ENTRY | {"context": -1}]}), "'context' is -1"),
-    "rows": (json.dumps({"entries": [ENTRY | {"rows": 0}]}), "'rows' is 0"),
+    "commit": (json.dumps({"entries": [ENTRY | {"commit": -1}]}), "commit is -1.0"),
+    "context": (json.dumps({"entries": [ENTRY | {"context": -1}]}), "context is -1"),
+    "rows": (json.dumps({"entries": [ENTRY | {"rows": 0}]}), "rows is 0"),
     "rows without end": (json.dumps({"entries": [ENTRY | {"rows": math.inf}]}), "rows is inf, allowed is a whole number"),
     "about": (json.dumps({"entries": [ENTRY], "about": "x"}), "about is 'x', allowed is an object"),
 }

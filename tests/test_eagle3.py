@@ -85,7 +85,7 @@ def test_tokens_that_cannot_be_drafted_are_not_learnt() -> None:
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"decay": 0.0}, {"draft_vocab": -1}])
 def test_knobs_out_of_range(wrong: dict[str, float]) -> None:
-    with pytest.raises(UserError, match="eagle3: got"):
+    with pytest.raises(UserError, match=r"eagle3: \w+ is"):
         EAGLE3(**wrong)  # type: ignore[arg-type]
 
 

@@ -549,9 +549,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused(change: Any, said: str, tmp_p
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"layers": 0}, "layers=0"),
-        ({"hidden": -1}, "hidden=-1"),
-        ({"block": 0}, "block=0"),
+        ({"layers": 0}, "layers is 0, allowed is"),
+        ({"hidden": -1}, "hidden is -1, allowed is"),
+        ({"block": 0}, "block is 0, allowed is"),
         ({"hidden": 12}, r"hidden=12, 4 heads of odd width; allowed is a multiple of 8"),
         ({"kv_layer": 4}, r"kv_layer=4 with layers=1; of the target's 4 layers allowed are 0 … 3 \(or -4 … -1\)"),
         ({"kv_layer": -4, "layers": 2}, r"kv_layer=-4 with layers=2; .* 1 … 3 \(or -3 … -1\)"),

@@ -433,7 +433,7 @@ def test_the_window_ends_with_the_context(policy: Policy) -> None:
 
 @pytest.mark.parametrize("knobs", [{"ngram": 2}, {"window": 0}, {"guesses": 0}], ids=str)
 def test_knobs_out_of_range_are_refused(knobs: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="allowed are at least 3, at least 1"):
+    with pytest.raises(UserError, match=r"allowed is .*at (least|most)"):
         Lookahead(**knobs)  # type: ignore[arg-type]
 
 

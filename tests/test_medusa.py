@@ -197,7 +197,7 @@ def test_training_touches_no_target_and_every_head() -> None:
 
 @pytest.mark.parametrize("knobs", [{"heads": 0}, {"layers": 0}, {"decay": 0.0}, {"distil": 1.5}], ids=str)
 def test_knobs_out_of_range_are_refused(knobs: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=f"{next(iter(knobs))}={next(iter(knobs.values()))}"):
+    with pytest.raises(UserError, match=f"^medusa: {next(iter(knobs))} is {next(iter(knobs.values()))}, allowed is"):
         Medusa(**knobs)  # type: ignore[arg-type]
 
 

@@ -27,7 +27,8 @@ from draftree.request import Request
 from draftree.sampling.grammar import Constrained, Grammar
 from draftree.sampling.processors import ForcedBeginning, FrequencyPenalty, PresencePenalty
 from draftree.testing.fakes import Always, Sometimes, tiny_target
-from draftree.text.options import RULES, Options
+from draftree.text.options import Options
+from draftree.text.parameters import Parameters
 from folders import target_folder
 
 
@@ -60,7 +61,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["a", ""]}, "stop is ['a', ''], allowed is texts of at least one character"),
     ({"stop": "\ufffd"}, "U+FFFD none of them"),
     ({"beginning": [1.5]}, "beginning is [1.5], allowed is a text, or ids"),
-    ({"max_time": 0}, "max_time is 0, allowed is seconds above 0"),
+    ({"max_time": 0}, "max_time is 0, allowed is none or a finite number above 0"),
     ({"logprobs": -1}, "logprobs is -1, allowed is none or a whole number"),
     ({"json_schema": {}, "regex": "a"}, "json_schema and regex are given, allowed is one of json_schema, regex, grammar"),
     ({"regex": "("}, "regex '(' cannot be used"),
@@ -85,9 +86,9 @@ def test_an_option_that_does_not_exist_is_told_with_the_nearest() -> None:
     assert Options.of(Options(seed=3), {"top_k": 4}) == Options(seed=3, top_k=4)
 
 
-def test_every_option_has_its_rule_and_its_place_in_the_docstring() -> None:
+def test_every_option_has_its_help_and_its_place_in_the_docstring() -> None:
     names = {f.name for f in fields(Options)}
-    assert set(RULES) == names
+    assert names == {f.name for f in fields(Parameters) if f.metadata["help"]}
     for name in names:
         assert f"{name}: " in str(Options.__doc__)
 

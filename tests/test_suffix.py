@@ -395,12 +395,12 @@ def test_the_second_time_a_text_is_written_in_fewer_passes() -> None:
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"longest": 0}, "suffix: longest is 0, allowed is 1 … 65536"),
-        ({"length": 0}, "suffix: length is 0, allowed is at least 1"),
-        ({"factor": 0.5}, "suffix: factor is 0.5, allowed is a number of at least 1"),
+        ({"longest": 0}, "suffix: longest is 0, allowed is a whole number in 1 … 65536"),
+        ({"length": 0}, "suffix: length is 0, allowed is a whole number of at least 1"),
+        ({"factor": 0.5}, "suffix: factor is 0.5, allowed is a finite number of at least 1"),
         ({"least": 1.5}, r"suffix: least is 1.5, allowed is a number in \[0, 1\]"),
-        ({"memory": 3}, "suffix: memory is 3, allowed is 24"),
-        ({"places": 0}, "suffix: places is 0, allowed is at least 1"),
+        ({"memory": 3}, "suffix: memory is 3, allowed is a whole number in 24 … 2147483647"),
+        ({"places": 0}, "suffix: places is 0, allowed is a whole number of at least 1"),
     ],
     ids=str,
 )

@@ -274,7 +274,7 @@ def test_the_command_takes_and_tells_the_methods_numbers(command: Callable[..., 
 
 MISTAKES = {
     "warm-up": (["--warmup", 1.5], "warmup is 1.5, allowed is a whole number of steps, or a share of all below 1"),
-    "betas": (["--betas", 0.9, 1.5], "betas is 0.9 1.5, allowed are two numbers in [0, 1)"),
+    "betas": (["--betas", 0.9, 1.5], "betas is (0.9, 1.5), allowed is two numbers in [0, 1)"),
     "one beta": (["--betas", 0.9], "--betas"),
     "decay": (["--weight-decay", -1], "weight_decay is -1.0, allowed is a finite number of at least 0"),
     "schedule": (["--schedule", "step"], "'step' is not one of 'constant', 'cosine', 'linear'"),

@@ -45,5 +45,5 @@ def test_a_long_path_is_followed_to_its_end() -> None:
 
 
 def test_a_trie_of_no_nodes_is_refused() -> None:
-    with pytest.raises(UserError, match="trie: nodes is 0, allowed is at least 1"):
+    with pytest.raises(UserError, match="trie: nodes is 0, allowed is a whole number of at least 1"):
         Trie(0)

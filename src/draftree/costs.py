@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from draftree.boundary.arguments import real, whole
 from draftree.boundary.files import Entries, read_object, write_text
+from draftree.boundary.knobs import Part, knob, real, whole
 from draftree.errors import UserError, shown
 from draftree.stats import Work
 from draftree.tree import Floats
@@ -33,7 +33,7 @@ Curve = tuple[Floats, Floats]
 
 
 @dataclass(frozen=True)
-class Costs:
+class Costs(Part):
     """Seconds by how many tokens a row is fed, linear between the measured widths and beyond them.
 
     Attributes:
@@ -49,20 +49,16 @@ class Costs:
 
     draft: Mapping[int, float]
     target: Mapping[int, float]
-    commit: float = 0.0
-    context: int = 0
-    rows: int = 1
+    commit: float = knob(0.0, least=0)
+    context: int = knob(0, least=0)
+    rows: int = knob(1, least=1)
 
     def __post_init__(self) -> None:
         for name, curve in (("draft", self.draft), ("target", self.target)):
             fine = isinstance(curve, Mapping) and all(whole(w, 1, WIDEST) and real(s) and s > 0 for w, s in curve.items())
             if not fine or not curve:
                 raise UserError(f"costs: '{name}' is {shown(curve)}, allowed are widths from 1 on with seconds above 0")
-        if not real(self.commit) or self.commit < 0:
-            raise UserError(f"costs: 'commit' is {shown(self.commit)}, allowed is a number of at least 0")
-        for name, value, least in (("context", self.context, 0), ("rows", self.rows, 1)):
-            if not whole(value, least):
-                raise UserError(f"costs: '{name}' is {shown(value)}, allowed is a whole number of at least {least}")
+        super().__post_init__()
 
     @cached_property
     def ratio(self) -> float:

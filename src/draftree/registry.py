@@ -13,7 +13,6 @@ import keyword
 import pkgutil
 import re
 import types
-import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -23,7 +22,8 @@ from typing import Any
 
 from draftree import acceptors, drafters, policies
 from draftree.acceptors.base import Acceptor
-from draftree.boundary.files import Entries, allowed, checked, understood
+from draftree.boundary.files import Entries, understood
+from draftree.boundary.knobs import parsed
 from draftree.drafters._fused import Fused
 from draftree.drafters.base import Method, Stage, TrainableMethod
 from draftree.drafters.lookup.datastore import Stored
@@ -112,18 +112,7 @@ def build(kind: str, spec: str) -> Any:
             raise UserError(f"'{spec}' holds a '{method_of(Path(spec))}', which is not opened from a folder")
         return method(datastore=spec) if issubclass(method, Stored) else method(checkpoint=spec)
     cls = part(kind, name)
-    hints = typing.get_type_hints(cls)
-    known = {f.name: hints[f.name] for f in fields(cls) if f.repr}
-    values: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
-        key, equals, text = item.partition("=")
-        if not equals:
-            raise UserError(
-                f"'{item}' in spec '{spec}' is not key=value; keys of {kind} '{name}': {', '.join(known) or 'none'}"
-            )
-        if key not in known:
-            raise UnknownName(f"key of {kind} '{name}'", key, known)
-        values[key] = parse(text, known[key], f"{name}:{key}")
+    values = parsed(filter(None, rest.split(",")), cls, f"{kind} '{name}'")
     return cls(**values, named=frozenset(values)) if issubclass(cls, TrainableMethod) else cls(**values)
 
 
@@ -169,42 +158,10 @@ def method_of(folder: Path) -> str:
     return found[0]
 
 
-def parse(text: str, hint: Any, where: str) -> Any:
-    """A knob's value from its text, by the field's type.
-
-    Raises:
-        UserError: the text is not of that type.
-    """
-    options = typing.get_args(hint)
-    if typing.get_origin(hint) is typing.Literal:
-        if text not in options:
-            raise UserError(f"{where} is '{text}', allowed are {', '.join(map(str, options))}")
-        return text
-    if type(None) in options:
-        if text.lower() == "none":
-            return None
-        return parse(text, next(o for o in options if o is not type(None)), where)
-    if words := [word for option in options for word in typing.get_args(option)]:  # a number, or a word that stands for one
-        if text in words:
-            return text
-        try:
-            return parse(text, options[0], where)
-        except UserError as error:
-            raise UserError(f"{error} or {', '.join(words)}") from None
-    if hint is bool:
-        if text.lower() not in ("true", "false"):
-            raise UserError(f"{where} is '{text}', allowed are true and false")
-        return text.lower() == "true"
-    try:
-        return checked(hint(text), hint, where)
-    except (ValueError, UserError):
-        raise UserError(f"{where} is '{text}', allowed is {allowed(hint)}") from None
-
-
 def knobs(kind: str, name: str) -> dict[str, Any]:
     """A part's knobs and their defaults."""
     cls = part(kind, name)
-    return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.repr}
+    return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.compare}
 
 
 def stages(name: str) -> tuple[Stage, ...]:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from draftree.boundary.arguments import FLAG, Rule, optional, row_of_ids, several, whole
-from draftree.boundary.arguments import check as check_rules
+from draftree.boundary.arguments import row_of_ids
+from draftree.boundary.knobs import Knobs, Rule, knob, optional, several
 from draftree.errors import UserError, shown
 from draftree.models.target import Target
 from draftree.sampling.settings import GREEDY, Sampling
@@ -23,23 +23,10 @@ Ending = Literal["length", "eos", "stop", "context"]
 Criterion = Callable[[Tensor, Any], Any]
 """criterion(ids [1, n], scores) → whether a text ends here, a bool or a tensor [1]; transformers' StoppingCriteria are such."""
 CALLABLES: Rule = "a tuple of what can be called", lambda v: several(v, callable)
-RULES: dict[str, Rule] = {
-    "max_new_tokens": ("a whole number of at least 1", lambda v: whole(v, 1)),
-    "number": ("a whole number in 0 … 2⁶³ − 1", lambda v: whole(v, 0, 2**63 - 1)),
-    "processors": CALLABLES,
-    "guides": CALLABLES,
-    "stateless": CALLABLES,
-    "forced": ("none, or what can be called", optional(callable)),
-    "criteria": CALLABLES,
-    "logprobs": ("none or a whole number of at least 0", optional(whole)),
-    "keep_scores": FLAG,
-    "sampling": ("a Sampling", lambda v: isinstance(v, Sampling)),
-}
-"""What a request's values may be, beside its ids, in words and as a test."""
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Knobs):
     """One text to be continued; ids may come in any row: a list, an array, a tensor.
 
     Attributes:
@@ -64,16 +51,16 @@ class Request:
     """
 
     prompt: Sequence[int]
-    max_new_tokens: int = 128
+    max_new_tokens: int = knob(128, least=1)
     eos: frozenset[int] = frozenset()
-    number: int = 0
-    processors: tuple[LogitsProcessor, ...] = ()
-    guides: tuple[LogitsProcessor, ...] = ()
-    stateless: tuple[LogitsProcessor, ...] = ()
-    forced: Callable[[Sequence[int]], int | None] | None = None
-    criteria: tuple[Criterion, ...] = ()
+    number: int = knob(0, least=0, most=2**63 - 1)
+    processors: tuple[LogitsProcessor, ...] = knob((), rule=CALLABLES)
+    guides: tuple[LogitsProcessor, ...] = knob((), rule=CALLABLES)
+    stateless: tuple[LogitsProcessor, ...] = knob((), rule=CALLABLES)
+    forced: Callable[[Sequence[int]], int | None] | None = knob(None, rule=("none, or what can be called", optional(callable)))
+    criteria: tuple[Criterion, ...] = knob((), rule=CALLABLES)
     before: Sequence[int] = ()
-    logprobs: int | None = None
+    logprobs: int | None = knob(None, least=0)
     keep_scores: bool = False
     sampling: Sampling = GREEDY
 
@@ -83,7 +70,7 @@ class Request:
             if (ids := row_of_ids([*value] if name == "eos" and isinstance(value, Set) else value)) is None:
                 raise UserError(f"{name} is {shown(value)}, allowed are token ids in one row")
             object.__setattr__(self, name, kind(ids))
-        check_rules(self, RULES)
+        super().__post_init__()
 
 
 def under(requests: Sequence[Request], sampling: Sampling | None) -> list[Request]:

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.boundary.knobs import Part
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Ints, Tree, Verdict
 
 
-class Acceptor(ABC):
+class Acceptor(Part, ABC):
     """A rule that walks a verified tree from each root.
 
     Attributes:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from draftree.acceptors.base import Acceptor
-from draftree.errors import UserError
+from draftree.boundary.knobs import knob
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Tree, Verdict
@@ -39,13 +39,8 @@ class Typical(Acceptor):
     looks_ahead: ClassVar[bool] = True
     lossy: ClassVar[bool] = True
 
-    epsilon: float = 0.09
-    delta: float = 0.3
-
-    def __post_init__(self) -> None:
-        if not 0 < self.epsilon <= 1 or self.delta <= 0:
-            told = f"epsilon={self.epsilon}, delta={self.delta}"
-            raise UserError(f"typical: got {told}; allowed are epsilon in (0, 1] and delta above 0")
+    epsilon: float = knob(0.09, above=0, most=1)
+    delta: float = knob(0.3, above=0)
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         paths, bonus = [], []

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from draftree.boundary.arguments import row_of_ids, several, unicode
+from draftree.boundary.arguments import row_of_ids
 from draftree.boundary.files import understood
+from draftree.boundary.knobs import several, unicode
 from draftree.data.rows import Messages
 from draftree.errors import UserError, shown
 

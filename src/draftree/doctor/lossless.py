@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from draftree.acceptors.base import Acceptor
+from draftree.boundary.knobs import Knobs, knob
 from draftree.costs import Costs, CostTable
 from draftree.data.prompts import encode
 from draftree.doctor.fit import APART, HALF, Finding, Said
@@ -64,7 +65,7 @@ Tell = Callable[[int, str, int], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Knobs):
     """How much is tried.
 
     Attributes:
@@ -78,16 +79,11 @@ class Plan:
         UserError: there would be nothing to try.
     """
 
-    max_new_tokens: int = TOKENS
-    seeds: int = 2
-    trials: int = 2000
-    roots: int = 2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 1), ("seeds", 1), ("trials", 100), ("roots", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}, allowed is a whole number of at least {least}")
+    max_new_tokens: int = knob(TOKENS, least=1)
+    seeds: int = knob(2, least=1)
+    trials: int = knob(2000, least=100)
+    roots: int = knob(2, least=1)
+    seed: int = knob(0, least=0)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, every, put
 from draftree.drafters.lookup.adaptation import Adapted, Increments, successors
 from draftree.drafters.lookup.datastore import Documents, Stored
@@ -51,25 +52,14 @@ class ADED(Stored):
         session: whether what one text added is kept for the next ones; else each begins with the datastore alone.
     """
 
-    n: int | None = None
-    top: int = TOP
+    n: int | None = knob(None, least=2, most=4)
+    top: int = knob(TOP, least=1)
     adapt: bool = True
-    window: int = 16
-    increment: float = 0.04
-    cap: float = 3.0
+    window: int = knob(16, least=1)
+    increment: float = knob(0.04, above=0)
+    cap: float = knob(3.0, above=0)
     prompt: bool = True
     session: bool = True
-
-    def __post_init__(self) -> None:
-        for name, ok, allowed in (
-            ("n", self.n in (None, 2, 3, 4), "2, 3, 4 and none"),
-            ("top", self.top >= 1, "at least 1"),
-            ("window", self.window >= 1, "at least 1"),
-            ("increment", 0 < self.increment < math.inf, "a number above 0"),
-            ("cap", 0 < self.cap < math.inf, "a number above 0"),
-        ):
-            if not ok:
-                raise UserError(f"aded: {name} is {getattr(self, name)}, allowed is {allowed}")
 
     def open(self, target: Target) -> "ADEDDrafter":
         if (folder := self.store(target)) is None:

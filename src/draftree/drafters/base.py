@@ -6,7 +6,6 @@ and returned, never stored on the drafter, so one drafter serves many sequences.
 Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size, V vocabulary, B batch.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.boundary.files import understood
+from draftree.boundary.knobs import Knobs, Part, knob, real, several
 from draftree.errors import UserError, shown
 from draftree.formats.checkpoint import ABOUT, FILES, Checkpoint, note, shipped
 from draftree.models.target import Needs, Probes, Taps, Target
@@ -117,7 +117,7 @@ def put(old: Sequence[T], rows: Ints, new: Sequence[T]) -> tuple[T, ...]:
     return tuple(found)
 
 
-class Method(ABC):
+class Method(Part, ABC):
     """A method's knobs: configuration, command-line spec and repr at once. Implementations are frozen dataclasses."""
 
     @abstractmethod
@@ -240,8 +240,16 @@ class Trainable(Drafter[State]):
         return config, tensors
 
 
+def _warms_up(value: Any) -> bool:
+    return real(value) and value >= 0 and (value <= 1 or value % 1 == 0)
+
+
+def _betas(value: Any) -> bool:
+    return several(value, lambda beta: real(beta) and 0 <= beta < 1) and len(value) == 2
+
+
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Knobs):
     """The numbers by which weights are learnt; the optimiser is AdamW.
 
     Attributes:
@@ -261,36 +269,17 @@ class Recipe:
         UserError: one of them is not a number that can be used.
     """
 
-    epochs: float = 1.0
-    batch_size: int = 8
-    lr: float = 1e-4
+    epochs: float = knob(1.0, above=0)
+    batch_size: int = knob(8, least=1)
+    lr: float = knob(1e-4, above=0)
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    floor: float = 0.05
-    warmup: float = 0
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.01
-    clip: float = 1.0
+    floor: float = knob(0.05, least=0, most=1)
+    warmup: float = knob(0, rule=("a whole number of steps, or a share of all below 1", _warms_up))
+    betas: tuple[float, float] = knob((0.9, 0.999), rule=("two numbers in [0, 1)", _betas))
+    weight_decay: float = knob(0.01, least=0)
+    clip: float = knob(1.0, above=0)
     clip_by: Literal["norm", "value"] = "norm"
-    max_tokens: int = 512
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "lr", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"{name} is {getattr(self, name)}, allowed is a finite number above 0")
-        for name, low in {"batch_size": 1, "max_tokens": 2}.items():
-            if getattr(self, name) < low:
-                raise UserError(f"{name} is {getattr(self, name)}, allowed is a whole number of at least {low}")
-        if not 0 <= self.warmup < math.inf or (self.warmup > 1 and self.warmup % 1):
-            raise UserError(f"warmup is {self.warmup}, allowed is a whole number of steps, or a share of all below 1")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"betas is {' '.join(map(str, self.betas))}, allowed are two numbers in [0, 1)")
-        if not 0 <= self.weight_decay < math.inf:
-            raise UserError(f"weight_decay is {self.weight_decay}, allowed is a finite number of at least 0")
-        if not 0 <= self.floor <= 1:
-            raise UserError(f"floor is {self.floor}, allowed is a number in [0, 1]")
-        for name, known in {"schedule": ("constant", "cosine", "linear"), "clip_by": ("norm", "value")}.items():
-            if getattr(self, name) not in known:
-                raise UserError(f"{name} is '{getattr(self, name)}', allowed are {', '.join(known)}")
+    max_tokens: int = knob(512, least=2)
 
 
 @final
@@ -355,10 +344,10 @@ class TrainableMethod(Method):
             UserError: the checkpoint is missing, does not fit the target, or fixes a knob to another value.
         """
         drafter, defaults = self.restored(target), {f.name: f.default for f in fields(self)}
-        for knob, fixed in drafter.knobs.fixed.items():
-            asked = getattr(self, knob)
-            if asked != fixed and (asked != defaults[knob] or knob in self.named):
-                told = f"{type(self).__name__.lower()}: {knob} is {shown(asked)}, allowed is {shown(fixed)}"
+        for key, fixed in drafter.knobs.fixed.items():
+            asked = getattr(self, key)
+            if asked != fixed and (asked != defaults[key] or key in self.named):
+                told = f"{type(self).__name__.lower()}: {key} is {shown(asked)}, allowed is {shown(fixed)}"
                 raise UserError(f"{told}: '{drafter.knobs.checkpoint}' fixes it")
         return drafter
 

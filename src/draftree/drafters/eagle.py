@@ -17,11 +17,11 @@ from torch.nn.functional import smooth_l1_loss
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, run, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
-from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING
@@ -51,18 +51,11 @@ class EAGLE(TrainableMethod):
     )  # fmt: skip
     formats = ("speculators", "eagle")
 
-    feature_weight: float = 1.0
-    token_weight: float = 0.1
-    noise: float = 0.1
-    steps: int = 1
+    feature_weight: float = knob(1.0, least=0)
+    token_weight: float = knob(0.1, least=0)
+    noise: float = knob(0.1, least=0)
+    steps: int = knob(1, least=1)
     bias: bool = True
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or min(self.feature_weight, self.token_weight, self.noise) < 0:
-            raise UserError(
-                f"eagle: got steps={self.steps}, feature_weight={self.feature_weight}, token_weight={self.token_weight}, "
-                f"noise={self.noise}; allowed are at least 1, and 0 or more"
-            )
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
@@ -57,16 +58,9 @@ class EAGLE3(TrainableMethod):
     low: int = 2
     middle: int | None = None
     high: int | None = None
-    draft_vocab: int = 0
-    steps: int = 7
-    decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.draft_vocab < 0 or not 0 < self.decay <= 1:
-            raise UserError(
-                f"eagle3: got steps={self.steps}, draft_vocab={self.draft_vocab}, decay={self.decay}; allowed are at least 1, "
-                "0 or more, and (0, 1]"
-            )
+    draft_vocab: int = knob(0, least=0)
+    steps: int = knob(7, least=1)
+    decay: float = knob(0.8, above=0, most=1)
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.drafters.neural.language_model import SPARE, Decoding, copied, load_model, propose, rewind, save_model
 from draftree.drafters.neural.losses import before, draft_loss
@@ -56,13 +57,14 @@ class EDD(TrainableMethod):
 
     hidden_layer: int | Literal["auto"] = -4
     loss: Literal["kl", "ce"] = "kl"
-    min_block: int = 5
+    min_block: int = knob(5, least=1)
     max_block: int = 10
     phase: int | Literal["random"] = "random"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_block <= self.max_block:
-            raise UserError(f"edd: got min_block={self.min_block}, max_block={self.max_block}; allowed is 1 ≤ min ≤ max")
+        super().__post_init__()
+        if self.min_block > self.max_block:
+            raise UserError(f"edd: min_block is {self.min_block}, allowed is at most max_block, {self.max_block}")
         if self.phase != "random" and not 0 <= self.phase < self.min_block:
             raise UserError(f"edd: phase is {self.phase}, allowed are random and 0 … {self.min_block - 1} (min_block − 1)")
 

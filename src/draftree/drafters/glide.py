@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from draftree.boundary.files import Entries
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod, every, put
 from draftree.drafters.neural.glimpse import Glimpse, GlimpseModel, View
 from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, keep_path, lay_out, no_candidates, rewind
@@ -75,21 +76,14 @@ class GLIDE(TrainableMethod):
 
     stages: ClassVar[tuple[Stage, ...]] = (PRETRAINING, replace(PRETRAINING, name="tuning", data="chats"))
 
-    layers: int = 1
-    hidden: int = 0
-    block: int = 5
+    layers: int = knob(1, least=1)
+    hidden: int = knob(0, least=0)
+    block: int = knob(5, least=1)
     loss: Literal["ce", "kl"] = "ce"
     cross: bool = True
     kv_layer: int | Literal["auto"] = -1
     variant: Literal["paper", "official"] = "paper"
     init: Literal["target", "scratch"] = "target"
-
-    def __post_init__(self) -> None:
-        if self.layers < 1 or self.hidden < 0 or self.block < 1:
-            raise UserError(
-                f"glide: got layers={self.layers}, hidden={self.hidden}, block={self.block}; "
-                "allowed are layers ≥ 1, hidden ≥ 0, block ≥ 1"
-            )
 
     def read(self, stored: Checkpoint, target: Target) -> "GLIDEDrafter":
         knobs, stored = self._of(stored), stored.loaded()

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod, every
 from draftree.drafters.neural.heads import ResBlock, by_depth, lm_head, newest, offered, teacher
 from draftree.drafters.neural.language_model import SPARE
@@ -64,14 +65,10 @@ class Hydra(TrainableMethod):
     )  # fmt: skip
     files = (FILE, "hydra_lm_head.pt")
 
-    heads: int = 4
-    layers: int = 4
+    heads: int = knob(4, least=1)
+    layers: int = knob(4, least=1)
     arch: Arch = "prefix-mlp"
     loss: Literal["kl", "ce"] = "kl"
-
-    def __post_init__(self) -> None:
-        if min(self.heads, self.layers) < 1:
-            raise UserError(f"hydra: got heads={self.heads}, layers={self.layers}; allowed is at least 1")
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:

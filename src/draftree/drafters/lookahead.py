@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every
 from draftree.drafters.lookup.texts import ragged
 from draftree.errors import UserError
@@ -58,18 +59,16 @@ class Lookahead(Method):
         chain: whether drafts go on behind the N − 1 tokens of a guess with the guesses for its last token.
     """
 
-    ngram: int = 5
-    window: int = 15
-    guesses: int = 15
+    ngram: int = knob(5, least=3)
+    window: int = knob(15, least=1)
+    guesses: int = knob(15, least=1)
     seed_prompt: bool = True
     chain: bool = False
 
     def __post_init__(self) -> None:
-        if self.ngram < 3 or self.window < 1 or self.guesses < 1 or (self.ngram - 1) * self.window > MOST:
-            raise UserError(
-                f"lookahead: got ngram={self.ngram}, window={self.window}, guesses={self.guesses}; "
-                f"allowed are at least 3, at least 1, and at least 1, with (ngram - 1) * window of at most {MOST}"
-            )
+        super().__post_init__()
+        if (probes := (self.ngram - 1) * self.window) > MOST:
+            raise UserError(f"lookahead: (ngram - 1) * window is {probes}, allowed is at most {MOST}")
 
     def open(self, target: Target) -> "LookaheadDrafter":
         return LookaheadDrafter(self)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
 from draftree.drafters.neural.heads import ResBlock, by_depth, lm_head, newest, offered, teacher
 from draftree.drafters.neural.losses import before, kl
-from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.medusa import FILE, FILES, MERGED, PREFIX, VLLM, counted, left_to_the_target, loaded, renamed, to_vllm
 from draftree.models.target import LAST, Needs, Taps, Target
@@ -50,16 +50,10 @@ class Medusa(TrainableMethod):
     files = (*FILES, *MERGED)
     formats = ("vllm-medusa",)
 
-    heads: int = 5
-    layers: int = 1
-    decay: float = 0.8
-    distil: float = 0.0
-
-    def __post_init__(self) -> None:
-        if min(self.heads, self.layers) < 1:
-            raise UserError(f"medusa: got heads={self.heads}, layers={self.layers}; allowed is at least 1")
-        if not (0 < self.decay <= 1 and 0 <= self.distil <= 1):
-            raise UserError(f"medusa: got decay={self.decay}, distil={self.distil}; allowed are (0, 1] and [0, 1]")
+    heads: int = knob(5, least=1)
+    layers: int = knob(1, least=1)
+    decay: float = knob(0.8, above=0, most=1)
+    distil: float = knob(0.0, least=0, most=1)
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:

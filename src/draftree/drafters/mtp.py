@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
@@ -47,11 +48,7 @@ class MTP(TrainableMethod):
     )  # fmt: skip
 
     loss: Literal["kl", "ce"] = "kl"
-    steps: int = 1
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UserError(f"mtp: steps is {self.steps}, allowed is a whole number of at least 1")
+    steps: int = knob(1, least=1)
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:

@@ -6,9 +6,9 @@ from typing import Literal, final
 
 import numpy as np
 
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method
 from draftree.drafters.lookup.texts import Texts, cut, extended, ragged
-from draftree.errors import UserError
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
@@ -34,19 +34,10 @@ class PLD(Method):
             number. q is the confidence, times the share of the continuations that go on with the token.
     """
 
-    ngram: int = 3
-    length: int = 10
+    ngram: int = knob(3, least=1)
+    length: int = knob(10, least=1)
     match: Literal["latest", "earliest", "all"] = "latest"
-    confidence: float = 0.8
-
-    def __post_init__(self) -> None:
-        if self.ngram < 1 or self.length < 1 or not 0 < self.confidence <= 1:
-            raise UserError(
-                f"pld: got ngram={self.ngram}, length={self.length}, confidence={self.confidence}; "
-                "allowed are at least 1, at least 1, and a number in (0, 1]"
-            )
-        if self.match not in ("latest", "earliest", "all"):
-            raise UserError(f"pld: match is '{self.match}', allowed are latest, earliest, all")
+    confidence: float = knob(0.8, above=0, most=1)
 
     def open(self, target: Target) -> "PLDDrafter":
         return PLDDrafter(self)

@@ -8,6 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from draftree.boundary.files import understood
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter
 from draftree.drafters.lookup.datastore import Documents, Stored, fits_vocabulary
 from draftree.drafters.lookup.suffix_array import (
@@ -52,16 +53,15 @@ class REST(Stored):
     """
 
     longest: int = 16
-    shortest: int = 2
-    continuation: int = 10
-    nodes: int = 64
-    matches: int = 5000
+    shortest: int = knob(2, least=1)
+    continuation: int = knob(10, least=1)
+    nodes: int = knob(64, least=1)
+    matches: int = knob(5000, least=1)
 
     def __post_init__(self) -> None:
-        least = {"shortest": 1, "longest": self.shortest, "continuation": 1, "nodes": 1, "matches": 1}
-        for name, allowed in least.items():
-            if (got := getattr(self, name)) < allowed:
-                raise UserError(f"rest: {name} is {got}, allowed is at least {allowed}")
+        super().__post_init__()
+        if self.longest < self.shortest:
+            raise UserError(f"rest: longest is {self.longest}, allowed is at least shortest, {self.shortest}")
 
     @classmethod
     def build(

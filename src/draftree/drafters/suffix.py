@@ -6,10 +6,10 @@ from typing import final
 
 import numpy as np
 
+from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every
 from draftree.drafters.lookup.suffix_tree import Limits, Outputs, Shorts, children, draft
 from draftree.drafters.lookup.texts import Texts, cut, extended
-from draftree.errors import UserError
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import MAX_NODES, Candidates, Floats, Ints, Tree, Verdict
@@ -34,25 +34,13 @@ class Suffix(Method):
         places: occurrences of a pattern that are counted at most: those whose match goes on longest.
     """
 
-    longest: int = 32
-    length: int = 64
-    factor: float = 4.0
-    least: float = 0.1
+    longest: int = knob(32, least=1, most=2**16)
+    length: int = knob(64, least=1)
+    factor: float = knob(4.0, least=1)
+    least: float = knob(0.1, least=0, most=1)
     session: bool = True
-    memory: int = 1_000_000
-    places: int = 256
-
-    def __post_init__(self) -> None:
-        for name, allowed, ok in (
-            ("longest", "1 … 65536", 1 <= self.longest <= 2**16),
-            ("length", "at least 1", self.length >= 1),
-            ("factor", "a number of at least 1", 1 <= self.factor < np.inf),
-            ("least", "a number in [0, 1]", 0 <= self.least <= 1),
-            ("memory", "24 … 2147483647", 24 <= self.memory < 2**31),
-            ("places", "at least 1", self.places >= 1),
-        ):
-            if not ok:
-                raise UserError(f"suffix: {name} is {getattr(self, name)}, allowed is {allowed}")
+    memory: int = knob(1_000_000, least=24, most=2**31 - 1)
+    places: int = knob(256, least=1)
 
     def open(self, target: Target) -> "SuffixDrafter":
         return SuffixDrafter(self)

@@ -6,11 +6,13 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes added.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from draftree.boundary.knobs import Part
 from draftree.costs import Costs
 from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
@@ -19,7 +21,7 @@ Expand = Callable[[Tree, Ints, int], Candidates]
 """expand(tree, frontier [F], K) → K candidates after each frontier node."""
 
 
-class Policy(ABC):
+class Policy(Part, ABC):
     """A way to grow a tree; implementations are frozen dataclasses of their knobs."""
 
     @property
@@ -38,8 +40,9 @@ class Policy(ABC):
 
     @property
     def deepest(self) -> int | None:
-        """The deepest layer that its knobs allow; None where only the drafter and the room end a tree."""
-        return None
+        """The deepest layer that its knobs allow, the one declared `deepest`; None where only drafter and room end a tree."""
+        knobs: tuple[Field[Any], ...] = fields(self) if is_dataclass(self) else ()
+        return next((getattr(self, f.name) for f in knobs if f.metadata.get("deepest")), None)
 
     @abstractmethod
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
@@ -99,6 +102,24 @@ class Layered(Policy):
             tree, frontier = self.grow(tree, frontier, expand(tree, frontier, self.candidates), costs)
         grown = self.finish(tree, costs)
         return fit(grown, room.nodes, None if self.prunes_on_draws else -np.arange(len(grown), dtype=np.float64))
+
+
+class OneByOne(Layered):
+    """A policy that drafts a chain, of each layer's likeliest token, and may end it early."""
+
+    length: int
+
+    @property
+    def candidates(self) -> int:
+        return 1
+
+    @abstractmethod
+    def goes_on(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Bools | None:
+        """[F, 1] where the chain does not end before its next token; everywhere by None."""
+
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
+        grown = append(tree, frontier, candidates, self.goes_on(tree, frontier, candidates))
+        return grown, added(tree, grown, self.length)
 
 
 def _with_room(tree: Tree, frontier: Ints, room: Room) -> Ints:

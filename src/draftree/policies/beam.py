@@ -12,8 +12,8 @@ from typing import final
 
 import numpy as np
 
+from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.errors import UserError
 from draftree.policies.base import Layered, added, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
@@ -29,17 +29,9 @@ class Beam(Layered):
         survivors: whether only paths to the row's last layer are verified.
     """
 
-    width: int = 4
-    depth: int = 5
+    width: int = knob(4, least=1)
+    depth: int = knob(5, least=1, deepest=True)
     survivors: bool = False
-
-    def __post_init__(self) -> None:
-        if self.width < 1 or self.depth < 1:
-            raise UserError(f"beam: got width={self.width}, depth={self.depth}; allowed are at least 1")
-
-    @property
-    def deepest(self) -> int:
-        return self.depth
 
     @property
     def candidates(self) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from draftree.boundary.files import Entries, filled, read_object, understood
+from draftree.boundary.knobs import knob
 from draftree.costs import Costs
 from draftree.demo import demo_folder
 from draftree.errors import UnknownName, UserError
@@ -157,31 +158,22 @@ class C2T(Layered):
             0): P, H, both (P+H), or none. Candidates are chosen by the conditioned q, whatever the classifier reads.
     """
 
-    beta: float = 0.5
-    width: int = 15
-    layer_top: int | None = 15
-    depth: int = 10
+    beta: float = knob(0.5, least=0, most=1)
+    width: int = knob(15, least=1)
+    layer_top: int | None = knob(15, least=1)
+    depth: int = knob(10, least=1, deepest=True)
     classifier: str = ""
     chain: bool = False
     raw: Literal["none", "P", "H", "P+H"] = "none"
 
     def __post_init__(self) -> None:
-        least = {"width": self.width, "depth": self.depth, "layer_top": 1 if self.layer_top is None else self.layer_top}
-        if min(least.values()) < 1:
-            got = ", ".join(f"{name}={value}" for name, value in least.items())
-            raise UserError(f"c2t: got {got}; allowed are at least 1, and none for layer_top")
-        if not 0 <= self.beta <= 1:
-            raise UserError(f"c2t: beta is {self.beta}, allowed is a number in [0, 1]")
+        super().__post_init__()
         _ = self.net  # a folder that is wrong is told at once
 
     @cached_property
     def net(self) -> Classifier:
         """The classifier."""
         return Classifier.load(Path(self.classifier) if self.classifier else demo_folder("c2t"))
-
-    @property
-    def deepest(self) -> int:
-        return self.depth
 
     @property
     def candidates(self) -> int:

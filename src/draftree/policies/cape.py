@@ -11,6 +11,7 @@ from typing import final
 
 import numpy as np
 
+from draftree.boundary.knobs import knob
 from draftree.costs import Costs
 from draftree.errors import UserError
 from draftree.policies.base import Layered, append, fit, ranked
@@ -42,17 +43,15 @@ class CAPE(Layered):
     (`match` above temperature 0), confidence is that of q given the noise, of which the paper's edges were not chosen.
     """
 
-    length: int = 5
-    max_nodes: int = 32
+    length: int = knob(5, least=1, deepest=True)
+    max_nodes: int = knob(32, least=1)
     bins: str = "paper"
-    sets: int | None = None
+    sets: int | None = knob(None, least=0)
 
     def __post_init__(self) -> None:
-        if self.length < 1 or self.max_nodes < 1:
-            raise UserError(f"cape: got length={self.length}, max_nodes={self.max_nodes}; allowed are at least 1")
-        if self.sets is not None and (self.sets < 0 or self.bins != "paper"):
-            allowed = "allowed is a size of at least 0, or bins, not both"
-            raise UserError(f"cape: got sets={self.sets}, bins={self.bins}; {allowed}")
+        super().__post_init__()
+        if self.sets is not None and self.bins != "paper":
+            raise UserError(f"cape: sets is {self.sets} and bins is '{self.bins}', allowed is one of them")
         _ = self._bins  # a mistake is told at once
 
     @cached_property
@@ -61,10 +60,6 @@ class CAPE(Layered):
         if self.bins == "official":
             return np.zeros(0), OFFICIAL
         return _parsed(PAPER if self.bins == "paper" else self.bins)
-
-    @property
-    def deepest(self) -> int:
-        return self.length
 
     @property
     def candidates(self) -> int:

@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 from typing import final
 
-from draftree.costs import Costs
-from draftree.errors import UserError
-from draftree.policies.base import Layered, added, append
+from draftree.boundary.knobs import knob
+from draftree.policies.base import OneByOne
 from draftree.tree import Candidates, Ints, Tree
 
 
 @final
 @dataclass(frozen=True)
-class Chain(Layered):
+class Chain(OneByOne):
     """A fixed number of tokens in a row.
 
     Its shape does not depend on what was drawn: no token is worth more than the one before it, so that where there is no
@@ -21,24 +20,11 @@ class Chain(Layered):
         length: how many.
     """
 
-    length: int = 5
-
-    def __post_init__(self) -> None:
-        if self.length < 1:
-            raise UserError(f"chain: length is {self.length}, allowed is at least 1")
+    length: int = knob(5, least=1, deepest=True)
 
     @property
     def prunes_on_draws(self) -> bool:
         return False
 
-    @property
-    def deepest(self) -> int:
-        return self.length
-
-    @property
-    def candidates(self) -> int:
-        return 1
-
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        grown = append(tree, frontier, candidates)
-        return grown, added(tree, grown, self.length)
+    def goes_on(self, tree: Tree, frontier: Ints, candidates: Candidates) -> None:
+        return None

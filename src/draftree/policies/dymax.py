@@ -7,15 +7,14 @@ token below the threshold is not verified: it was drafted, and is dropped.
 from dataclasses import dataclass
 from typing import final
 
-from draftree.costs import Costs
-from draftree.errors import UserError
-from draftree.policies.base import Layered, added, append, log
-from draftree.tree import Candidates, Ints, Tree
+from draftree.boundary.knobs import knob
+from draftree.policies.base import OneByOne, log
+from draftree.tree import Bools, Candidates, Ints, Tree
 
 
 @final
 @dataclass(frozen=True)
-class DyMax(Layered):
+class DyMax(OneByOne):
     """The likeliest tokens in a row, while each is likely enough after the one before it.
 
     Attributes:
@@ -23,23 +22,8 @@ class DyMax(Layered):
         length: tokens at most (10 in the paper).
     """
 
-    threshold: float = 0.3
-    length: int = 10
+    threshold: float = knob(0.3, least=0, most=1)
+    length: int = knob(10, least=1, deepest=True)
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise UserError(f"dymax: threshold is {self.threshold}, allowed is a number in [0, 1]")
-        if self.length < 1:
-            raise UserError(f"dymax: length is {self.length}, allowed is at least 1")
-
-    @property
-    def deepest(self) -> int:
-        return self.length
-
-    @property
-    def candidates(self) -> int:
-        return 1
-
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        grown = append(tree, frontier, candidates, candidates.log_q >= log(self.threshold))
-        return grown, added(tree, grown, self.length)
+    def goes_on(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Bools:
+        return candidates.log_q >= log(self.threshold)

@@ -9,8 +9,8 @@ from typing import Any, Literal, final
 
 import numpy as np
 
+from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.errors import UserError
 from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Room, Tree
 
@@ -39,24 +39,12 @@ class EAGLE2(Policy):
             "W/o both" is without it, with `expand_by` and `rank_by` confidence.
     """
 
-    nodes: int = 60
-    depth: int = 6
-    width: int = 10
+    nodes: int = knob(60, least=1)
+    depth: int = knob(6, least=1, deepest=True)
+    width: int = knob(10, least=1)
     expand_by: Literal["value", "confidence"] = "value"
     rerank: bool = True
     rank_by: Literal["value", "confidence"] = "value"
-
-    def __post_init__(self) -> None:
-        for name, by in (("expand_by", self.expand_by), ("rank_by", self.rank_by)):
-            if by not in ("value", "confidence"):
-                raise UserError(f"eagle2: {name} is '{by}', allowed are value, confidence")
-        if min(self.nodes, self.depth, self.width) < 1:
-            got = f"nodes={self.nodes}, depth={self.depth}, width={self.width}"
-            raise UserError(f"eagle2: got {got}; allowed are at least 1")
-
-    @property
-    def deepest(self) -> int:
-        return self.depth
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         chosen = np.arange(tree.roots)

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.errors import UserError
 from draftree.kernels.compiled import compiled
 from draftree.policies.base import Expand, Policy, append, best, fit, path_log_q, ranked
 from draftree.tree import Candidates, Floats, Ints, Room, Tree
@@ -204,35 +204,16 @@ class MCTS(Policy):
         nodes: drafted nodes of a row at most.
     """
 
-    iterations: int = 150
-    c1: float = 32.0
-    c2: float = 8.0
-    length: int = 4
-    continuations: int = 24
-    width: int = 12
+    iterations: int = knob(150, least=1)
+    c1: float = knob(32.0, least=0)
+    c2: float = knob(8.0, above=0)
+    length: int = knob(4, least=2, deepest=True)
+    continuations: int = knob(24, least=1)
+    width: int = knob(12, least=1)
     reward: Literal["paper", "official", "likelihood"] = "paper"
     unvisited: Literal["zero", "first"] = "zero"
     search: Literal["mcts", "greedy"] = "mcts"
-    nodes: int = 64
-
-    def __post_init__(self) -> None:
-        choices: dict[str, tuple[str, ...]] = {
-            "reward": ("paper", "official", "likelihood"),
-            "unvisited": ("zero", "first"),
-            "search": ("mcts", "greedy"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"mcts: {name} is '{getattr(self, name)}', allowed are {', '.join(allowed)}")
-        if min(self.iterations, self.continuations, self.width, self.nodes) < 1 or self.length < 2:
-            got = ", ".join(f"{n}={getattr(self, n)}" for n in ("iterations", "continuations", "width", "nodes", "length"))
-            raise UserError(f"mcts: got {got}; allowed are at least 1, and at least 2 for length")
-        if not (0 <= self.c1 < np.inf and 0 < self.c2 < np.inf):
-            raise UserError(f"mcts: got c1={self.c1}, c2={self.c2}; allowed are a number of at least 0 and one above 0")
-
-    @property
-    def deepest(self) -> int:
-        return self.length
+    nodes: int = knob(64, least=1)
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         tree, frontier, candidates = self._asked(expand, tree, room)

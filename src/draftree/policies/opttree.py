@@ -10,8 +10,8 @@ from typing import Any, final
 
 import numpy as np
 
+from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.errors import UserError
 from draftree.policies.base import Expand, Policy, append, best, fit, path_log_q, top
 from draftree.tree import Floats, Room, Tree
 
@@ -32,23 +32,13 @@ class OPTTree(Policy):
         max_depth: deepest layer (10 in the official code).
     """
 
-    nodes: int = 50
-    threshold: float | None = None
-    max_depth: int = 10
-
-    def __post_init__(self) -> None:
-        if self.nodes < 1 or self.max_depth < 1:
-            raise UserError(f"opttree: got nodes={self.nodes}, max_depth={self.max_depth}; allowed are at least 1")
-        if self.threshold is not None and not self.threshold >= 0:
-            raise UserError(f"opttree: threshold is {self.threshold}, allowed is none or a number of at least 0")
+    nodes: int = knob(50, least=1)
+    threshold: float | None = knob(None, least=0)
+    max_depth: int = knob(10, least=1, deepest=True)
 
     @property
     def reads_costs(self) -> bool:
         return self.threshold is None
-
-    @property
-    def deepest(self) -> int:
-        return self.max_depth
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         nodes = min(self.nodes, room.nodes)

@@ -10,8 +10,8 @@ from typing import final
 
 import numpy as np
 
+from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.errors import UserError
 from draftree.policies.base import Layered, append, log, path_log_q
 from draftree.tree import Candidates, Ints, Tree
 
@@ -37,29 +37,16 @@ class PCT(Layered):
     which is an ablation of its own (`leaf_threshold=0`).
     """
 
-    width: int = 5
-    max_depth: int = 10
-    leaf_threshold: float = 0.01
-    ratio: float | None = None
+    width: int = knob(5, least=1)
+    max_depth: int = knob(10, least=0, deepest=True)
+    leaf_threshold: float = knob(0.01, least=0, most=1)
+    ratio: float | None = knob(None, least=0)
     gain: bool = True
-    own: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.width < 1 or self.max_depth < 0:
-            raise UserError(f"pct: got width={self.width}, max_depth={self.max_depth}; allowed are at least 1 and 0")
-        for name, threshold in (("leaf_threshold", self.leaf_threshold), ("own", self.own)):
-            if not 0 <= threshold <= 1:
-                raise UserError(f"pct: {name} is {threshold}, allowed is a number in [0, 1]")
-        if self.ratio is not None and not self.ratio >= 0:
-            raise UserError(f"pct: ratio is {self.ratio}, allowed is a number of at least 0")
+    own: float = knob(0.0, least=0, most=1)
 
     @property
     def reads_costs(self) -> bool:
         return self.ratio is None
-
-    @property
-    def deepest(self) -> int:
-        return self.max_depth
 
     @property
     def candidates(self) -> int:

@@ -42,6 +42,7 @@ class Static(Policy):
     paths: str = "eagle1/mc_sim_7b_63"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _ = self.children  # a mistake in a file is told at once
 
     @property

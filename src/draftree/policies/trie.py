@@ -5,8 +5,8 @@ from typing import Any, final
 
 import numpy as np
 
+from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.errors import UserError
 from draftree.policies.base import Expand, Policy, append, best, fit, path_log_q, top
 from draftree.tree import Room, Tree
 
@@ -23,11 +23,7 @@ class Trie(Policy):
         nodes: drafted nodes of a row at most (64 in REST).
     """
 
-    nodes: int = 64
-
-    def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise UserError(f"trie: nodes is {self.nodes}, allowed is at least 1")
+    nodes: int = knob(64, least=1)
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         nodes = min(self.nodes, room.nodes)

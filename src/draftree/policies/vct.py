@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
+from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.errors import UserError
 from draftree.policies.base import Layered, added, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
@@ -22,23 +22,13 @@ class VCT(Layered):
             where 3 + 9 + … + 243 = 363 nodes are verified.
     """
 
-    width: int = 3
-    depth: int = 5
-    layer_top: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.width < 1 or self.depth < 1:
-            raise UserError(f"vct: got width={self.width}, depth={self.depth}; allowed are at least 1")
-        if self.layer_top is not None and self.layer_top < 1:
-            raise UserError(f"vct: layer_top is {self.layer_top}, allowed is none or at least 1")
+    width: int = knob(3, least=1)
+    depth: int = knob(5, least=1, deepest=True)
+    layer_top: int | None = knob(None, least=1)
 
     @property
     def prunes_on_draws(self) -> bool:
         return self.layer_top is not None
-
-    @property
-    def deepest(self) -> int:
-        return self.depth
 
     @property
     def candidates(self) -> int:

@@ -14,9 +14,9 @@ from typing import Any, final
 
 import numpy as np
 
+from draftree.boundary.knobs import knob
 from draftree.calibration import Logistic
 from draftree.costs import Costs
-from draftree.errors import UserError
 from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
@@ -89,23 +89,13 @@ class Yield(Policy):
         probe: where drafting does not pay, the share of time that may be spent on finding out whether it does again.
     """
 
-    width: int = 8
-    depth: int = 12
-    probe: float = 0.01
-
-    def __post_init__(self) -> None:
-        if self.width < 1 or self.depth < 1:
-            raise UserError(f"yield: got width={self.width}, depth={self.depth}; allowed are at least 1")
-        if not 0 <= self.probe <= 1:
-            raise UserError(f"yield: probe is {self.probe}, allowed is a number in [0, 1]")
+    width: int = knob(8, least=1)
+    depth: int = knob(12, least=1, deepest=True)
+    probe: float = knob(0.01, least=0, most=1)
 
     @property
     def reads_costs(self) -> bool:
         return True
-
-    @property
-    def deepest(self) -> int:
-        return self.depth
 
     def start(self) -> Memory:
         return Memory()

@@ -22,17 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from draftree.boundary.arguments import FLAG, Rule, check, unicode
 from draftree.boundary.files import understood
+from draftree.boundary.knobs import Knobs, unicode
 from draftree.errors import UnknownName, UserError, shown
 from draftree.tree import Bools
 
 REMEMBERED = 512
 """Texts whose mask one request keeps: the nodes of a large tree; V / 8 bytes each."""
-TEXT: Rule = "a text", unicode
 NO_TOKEN = "no token of the vocabulary writes what would have to come"
-
-RULES: dict[str, Rule] = {"kind": TEXT, "given": TEXT, "source": TEXT, "canonical": FLAG}
 Spaces = Literal["line", "none", "any"]
 SEPARATORS: dict[Spaces, dict[str, Any]] = {
     "line": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
@@ -43,7 +40,7 @@ SEPARATORS: dict[Spaces, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Grammar:
+class Grammar(Knobs):
     """A grammar that the response as a whole has to match.
 
     Made by one of the constructors below; each takes `canonical`. Where the grammar leaves one way to go on for several
@@ -67,7 +64,7 @@ class Grammar:
     canonical: bool = True
 
     def __post_init__(self) -> None:
-        check(self, RULES)
+        super().__post_init__()
         with understood(f"{self.named} cannot be used"):
             wrong, messages = LLMatcher.validate_grammar_with_warnings(self.source)
         if wrong:

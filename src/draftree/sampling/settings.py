@@ -1,7 +1,7 @@
 """How tokens are chosen: temperature, truncation, penalties."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Self
 
@@ -14,22 +14,12 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from draftree.boundary.arguments import COUNT, Rule, check, optional, real, several, whole
-
-SHARE: Rule = "a number in (0, 1]", lambda v: real(v) and 0 < v <= 1
-RULES: dict[str, Rule] = {
-    "temperature": ("a finite number of at least 0", lambda v: real(v) and v >= 0),
-    "top_k": COUNT,
-    "top_p": SHARE,
-    "min_p": ("a number in [0, 1]", lambda v: real(v) and 0 <= v <= 1),
-    "typical_p": SHARE,
-    "seed": ("a whole number in 0 … 2⁶⁴ − 1", lambda v: whole(v, 0, 2**64 - 1)),
-}
-"""What a setting may be, in words and as a test."""
+from draftree.boundary.knobs import knob, optional, several
+from draftree.sampling.choice import Choice
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Choice):
     """How the target's logits become p, and the seed of the draws.
 
     Attributes:
@@ -45,19 +35,14 @@ class Sampling:
         UserError: a value is out of its range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    seed: int = 0
-    warpers: tuple[LogitsProcessor, ...] | None = None
+    warpers: tuple[LogitsProcessor, ...] | None = knob(
+        None, rule=("none, or logits processors", optional(lambda value: several(value, callable)))
+    )
 
     def __post_init__(self) -> None:
-        check(self, RULES | {"warpers": ("none, or logits processors", optional(lambda v: several(v, callable)))})
-        for name in RULES:  # transformers' processors take Python's own numbers alone
-            kind = int if name in ("top_k", "seed") else float
-            object.__setattr__(self, name, kind(getattr(self, name)))
+        super().__post_init__()
+        for f in fields(Choice):  # transformers' processors take Python's own numbers alone
+            object.__setattr__(self, f.name, (int if f.type is int else float)(getattr(self, f.name)))
 
     @property
     def greedy(self) -> bool:

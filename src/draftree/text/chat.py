@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from draftree.boundary.arguments import unicode
+from draftree.boundary.knobs import unicode
 from draftree.data.prompts import is_chat
 from draftree.data.rows import Messages
 from draftree.errors import UserError, shown

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from math import inf
 from typing import Any, Self
 
 from transformers import (
@@ -18,70 +17,22 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from draftree.boundary.arguments import COUNT, FLAG, Rule, check, optional, real, several, text, unicode, whole
+from draftree.boundary.knobs import knob, optional
 from draftree.errors import UnknownName, UserError
 from draftree.models.target import Target
 from draftree.request import Criterion, Request
+from draftree.sampling.choice import Choice
 from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
 from draftree.sampling.processors import ForcedBeginning, FrequencyPenalty, PresencePenalty
-from draftree.sampling.settings import RULES as SETTINGS
 from draftree.sampling.settings import Sampling
-from draftree.text.stops import UNKNOWN, Stops, StopTexts
+from draftree.text.parameters import Parameters
+from draftree.text.stops import Stops, StopTexts
 
 Forced = Callable[[Sequence[int]], int | None]
 
 
-def _named(value: Any) -> bool:
-    return text(value) or whole(value)
-
-
-def _stop(value: Any) -> bool:
-    return text(value) and UNKNOWN not in value  # a character that is incomplete would look like it
-
-
-def _stops(value: Any) -> bool:
-    return several(value, _stop) or _stop(value) or (isinstance(value, str) and not value)
-
-
-def _bias(value: Any) -> bool:
-    return real(value) or (isinstance(value, float) and value == -inf)
-
-
-def _biases(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_named(k) and _bias(v) for k, v in value.items())
-
-
-def _schema(value: Any) -> bool:
-    return unicode(value) or isinstance(value, Mapping)
-
-
-NUMBER: Rule = "a finite number", real
-
-RULES: dict[str, Rule] = {
-    "max_new_tokens": ("a whole number of at least 1", lambda v: whole(v, 1)),
-    **SETTINGS,
-    "repetition_penalty": ("a finite number above 0", lambda v: real(v) and v > 0),
-    "frequency_penalty": NUMBER,
-    "presence_penalty": NUMBER,
-    "no_repeat_ngram_size": COUNT,
-    "logit_bias": ("ids or texts of one token, each with a finite number or -inf", optional(_biases)),
-    "suppress": ("ids of at least 0", lambda v: several(v, whole)),
-    "bad_words": ("texts of at least one character", lambda v: unicode(v) or several(v, text)),
-    "min_new_tokens": COUNT,
-    "stop": ("texts of at least one character, U+FFFD none of them", _stops),
-    "json_schema": ("JSON text, or the object it stands for", optional(_schema)),
-    "regex": ("a pattern of at least one character", optional(text)),
-    "grammar": ("a Grammar (Grammar.lark, Grammar.regex, …)", optional(lambda v: isinstance(v, Grammar))),
-    "beginning": ("a text, or ids of at least 0", lambda v: unicode(v) or several(v, whole)),
-    "max_time": ("seconds above 0", optional(lambda v: real(v) and v > 0)),
-    "logprobs": ("none or a whole number of at least 0", optional(whole)),
-    "ignore_eos": FLAG,
-}
-"""What an option may be, in words and as a test."""
-
-
 @dataclass(frozen=True)
-class Options:
+class Options(Parameters):
     """What is asked of a completion; what is not named is as plain greedy decoding has it.
 
     Attributes:
@@ -116,32 +67,12 @@ class Options:
         UserError: a value is out of its range, or values exclude each other.
     """
 
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    seed: int = 0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
-    logit_bias: Mapping[int | str, float] | None = None
-    suppress: Sequence[int] = ()
-    bad_words: str | Sequence[str] = ()
-    min_new_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    json_schema: str | Mapping[str, Any] | None = None
-    regex: str | None = None
-    grammar: Grammar | None = None
-    beginning: str | Sequence[int] = ""
-    max_time: float | None = None
-    logprobs: int | None = None
-    ignore_eos: bool = False
+    grammar: Grammar | None = knob(
+        None, rule=("a Grammar (Grammar.lark, Grammar.regex, …)", optional(lambda value: isinstance(value, Grammar)))
+    )
 
     def __post_init__(self) -> None:
-        check(self, RULES)
+        super().__post_init__()
         if self.min_new_tokens > self.max_new_tokens:
             raise UserError(
                 f"min_new_tokens is {self.min_new_tokens}, allowed is at most max_new_tokens, {self.max_new_tokens}"
@@ -168,7 +99,7 @@ class Options:
     @property
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
-        return Sampling(float(self.temperature), self.top_k, self.top_p, self.min_p, self.typical_p, self.seed)
+        return Sampling(**{f.name: getattr(self, f.name) for f in fields(Choice)})
 
     @property
     def _constraints(self) -> list[str]:

@@ -7,8 +7,7 @@ from typing import Any, Self, final
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-UNKNOWN = "\ufffd"
-"""The text of a character's first bytes until its last one is there."""
+from draftree.text.parameters import UNKNOWN
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.files import append, read_object, write_text
+from draftree.boundary.knobs import check, knob
 from draftree.data.prompts import Content, encode
 from draftree.data.rows import Messages, Row, completes, messages, rows
 from draftree.drafters.pld import PLD
@@ -40,14 +41,12 @@ class Regeneration:
         max_tokens: what is behind so many tokens of a chat is not learnt, and not written; texts are cut into such windows.
     """
 
-    tokens: int = 256
-    batch: int = 32
-    max_tokens: int = 512
+    tokens: int = knob(256, least=1)
+    batch: int = knob(32, least=1)
+    max_tokens: int = knob(512, least=2)
 
     def __post_init__(self) -> None:
-        for name, least in (("tokens", 1), ("batch", 1), ("max_tokens", 2)):
-            if getattr(self, name) < least:
-                raise UserError(f"regenerate {name} is {getattr(self, name)}, allowed is a whole number of at least {least}")
+        check(self, "regenerate ")
 
 
 def regenerate(

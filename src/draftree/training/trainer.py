@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from draftree.boundary.files import append, filled
 from draftree.boundary.interruption import Interrupted, postponed
+from draftree.boundary.knobs import knob
 from draftree.data.samples import Sample, digest
 from draftree.drafters.base import Batch, Recipe, Trainable
 from draftree.errors import UserError
@@ -54,24 +55,14 @@ class Plan(Recipe):
     """
 
     stage: str = ""
-    accumulate: int | None = None
-    held_out: float = 0.02
-    evaluate_every: int = 250
-    save_every: int = 250
+    accumulate: int | None = knob(None, least=1)
+    held_out: float = knob(0.02, least=0, below=1)
+    evaluate_every: int = knob(250, least=1)
+    save_every: int = knob(250, least=1)
     bf16: bool = False
     cache_features: bool = False
     features: str = ""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("accumulate", "evaluate_every", "save_every"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"{name} is {value}, allowed is a whole number of at least 1")
-        if not 0 <= self.held_out < 1:
-            raise UserError(f"held_out is {self.held_out}, allowed is a number in [0, 1)")
-        if not 0 <= self.seed < 2**64:
-            raise UserError(f"seed is {self.seed}, allowed is a whole number in 0 … 2⁶⁴ − 1")
+    seed: int = knob(0, least=0, most=2**64 - 1)
 
     @property
     def parts(self) -> int:

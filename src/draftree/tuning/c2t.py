@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import math
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -22,18 +21,18 @@ import torch
 from torch import nn
 
 from draftree.boundary.files import read_object, understood, whole, write_text
+from draftree.boundary.knobs import check, knob, parsed
 from draftree.costs import Costs
 from draftree.data.prompts import encode
 from draftree.data.rows import rows
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine
-from draftree.errors import UnknownName, UserError
+from draftree.errors import UserError
 from draftree.evaluation.suites import content
 from draftree.models.target import Target
 from draftree.policies.base import Expand, Policy, fit
 from draftree.policies.c2t import LEAST, Classifier, check_features, scaled
 from draftree.policies.eagle2 import EAGLE2
-from draftree.registry import parse
 from draftree.request import Emitted, Request
 from draftree.tree import ENTROPY_TOP, Bools, Candidates, Floats, Ints, Room, Tree
 
@@ -77,27 +76,20 @@ class Knobs:
 
     features: str = "P+H+d"
     log_joint: bool = False
-    hidden: int = 48
-    entropy_top: int = ENTROPY_TOP
-    depth: int = 11
-    width: int = 10
-    tokens: int = 128
-    trees: int = 8880
-    positives: int = 31080
-    negatives: float = 3.0
-    steps: int = 5 * STEPS
-    share: float = 1.0
+    hidden: int = knob(48, least=1)
+    entropy_top: int = knob(ENTROPY_TOP, least=1)
+    depth: int = knob(11, least=1)
+    width: int = knob(10, least=1)
+    tokens: int = knob(128, least=2)
+    trees: int = knob(8880, least=0)
+    positives: int = knob(31080, least=0)
+    negatives: float = knob(3.0, above=0)
+    steps: int = knob(5 * STEPS, least=1)
+    share: float = knob(1.0, above=0, most=1)
 
     def __post_init__(self) -> None:
+        check(self, "c2t: ")
         check_features(self.features)
-        least = {"hidden": 1, "entropy_top": 1, "depth": 1, "width": 1, "tokens": 2, "trees": 0, "positives": 0, "steps": 1}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise UserError(f"c2t: {name} is {getattr(self, name)}, allowed is a whole number of at least {low}")
-        if not 0 < self.negatives < math.inf:
-            raise UserError(f"c2t: negatives is {self.negatives}, allowed is a number above 0")
-        if not 0 < self.share <= 1:
-            raise UserError(f"c2t: share is {self.share}, allowed is a number in (0, 1]")
 
     @classmethod
     def read(cls, items: Sequence[str], start: Classifier | None) -> Self:
@@ -106,14 +98,7 @@ class Knobs:
         Raises:
             UserError: a key or value is not allowed, or is another than that classifier's.
         """
-        hints, given = typing.get_type_hints(cls), dict[str, Any]()
-        for item in items:
-            key, equals, text = item.partition("=")
-            if key not in hints:
-                raise UnknownName("key of c2t's training", key, hints)
-            if not equals:
-                raise UserError(f"'{item}' is not key=value; keys are {', '.join(hints)}")
-            given[key] = parse(text, hints[key], f"c2t: {key}")
+        given = parsed(items, cls, "c2t's training")
         if start is None:
             return cls(**given)
         own: dict[str, Any] = {"features": start.features, "log_joint": start.log_joint, "hidden": len(start.hidden_bias),
@@ -137,22 +122,14 @@ class Plan:
         seed: of the first weights, the split and the order.
     """
 
-    epochs: int = 10
-    batch_size: int = 1024
-    lr: float = 1e-3
-    held_out: float = 0.05
-    seed: int = 0
+    epochs: int = knob(10, least=1)
+    batch_size: int = knob(1024, least=1)
+    lr: float = knob(1e-3, above=0)
+    held_out: float = knob(0.05, above=0, below=1)  # c2t picks by what is held out
+    seed: int = knob(0, least=0, most=2**64 - 1)
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}, allowed is a whole number of at least 1")
-        if not 0 < self.lr < math.inf:
-            raise UserError(f"lr is {self.lr}, allowed is a number above 0")
-        if not 0 < self.held_out < 1:
-            raise UserError(f"held_out is {self.held_out}, allowed is a number between 0 and 1: c2t picks by what is held out")
-        if not 0 <= self.seed < 2**64:
-            raise UserError(f"seed is {self.seed}, allowed is a whole number in 0 … 2⁶⁴ − 1")
+        check(self)
 
 
 # Trees and labels.

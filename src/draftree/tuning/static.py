@@ -15,25 +15,25 @@ import heapq
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
 
+from draftree.boundary.knobs import check, knob, parsed
 from draftree.costs import Costs
 from draftree.data import rows
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
-from draftree.errors import NotANumber, UnknownName, UserError
+from draftree.errors import NotANumber, UserError
 from draftree.evaluation import driven
 from draftree.evaluation.driven import Proposed, Text, chained
 from draftree.models.target import Target
 from draftree.policies.chain import Chain
-from draftree.registry import parse
 from draftree.request import Request
 from draftree.stats import Work
 from draftree.tree import MAX_NODES, Bools, Floats, Ints, Tree, Verdict
@@ -73,20 +73,18 @@ class Settings:
 
     search: Literal["greedy", "sequoia"] = "sequoia"
     nodes: int | None = None
-    depth: int = 8
-    width: int = 10
-    tokens: int = 64
-    prompts: int = 200
+    depth: int = knob(8, least=1)
+    width: int = knob(10, least=1)
+    tokens: int = knob(64, least=2)
+    prompts: int = knob(200, least=1)
     answers: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("depth", 1), ("width", 1), ("tokens", 2), ("prompts", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"static: {name} is {getattr(self, name)}, allowed is a whole number of at least {least}")
+        check(self, f"{NAME}: ")
         full = min(MAX_NODES, sum(self.width**d for d in range(1, self.depth + 1)))  # no step verifies more
         if self.nodes is not None and not 1 <= self.nodes <= full:
-            told = f"allowed are auto and 1 … {full}, with depth {self.depth} and width {self.width}"
-            raise UserError(f"static: nodes is {self.nodes}, {told}")
+            told = f"auto or 1 … {full}, with depth {self.depth} and width {self.width}"
+            raise UserError(f"{NAME}: nodes is {self.nodes}, allowed is {told}")
 
     @classmethod
     def parsed(cls, items: Sequence[str]) -> Self:
@@ -95,17 +93,7 @@ class Settings:
         Raises:
             UserError: a key or a value is not one that is known.
         """
-        hints, values = typing.get_type_hints(cls), dict[str, Any]()
-        for item in items:
-            key, equals, text = item.partition("=")
-            if not equals:
-                raise UserError(f"'{item}' is not key=value; keys of '{NAME}': {', '.join(f.name for f in fields(cls))}")
-            if key not in hints:
-                raise UnknownName(f"key of '{NAME}'", key, hints)
-            if (key, text) == ("nodes", "auto"):
-                text = "none"
-            values[key] = parse(text, hints[key], f"{NAME}:{key}")
-        return cls(**values)
+        return cls(**parsed(["nodes=none" if item == "nodes=auto" else item for item in items], cls, f"'{NAME}'"))
 
 
 # Acceptance by rank and depth.

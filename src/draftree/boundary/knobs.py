@@ -1,0 +1,194 @@
+"""Dataclass fields that carry their range: instances are checked as they are made, and read from key=value texts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from math import inf, isfinite
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from draftree.boundary.files import LARGEST
+from draftree.errors import UnknownName, UserError, shown
+
+Rule = tuple[str, Callable[[Any], bool]]
+"""The values that are allowed, in words and as a test."""
+
+
+def whole(value: Any, least: float = 0, most: float = inf) -> bool:
+    """Whether it is a whole number in a range; true and false are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
+
+
+def real(value: Any) -> bool:
+    """Whether it is a finite number; true and false are none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    with suppress(OverflowError):  # a whole number beyond all floats
+        return isfinite(value)
+    return False
+
+
+def unicode(value: Any) -> bool:
+    """Whether it is a text that can be encoded: half a surrogate pair cannot."""
+    with suppress(UnicodeEncodeError):
+        return isinstance(value, str) and bool(value.encode() or True)
+    return False
+
+
+def text(value: Any) -> bool:
+    """Whether it is a text of at least one character."""
+    return unicode(value) and bool(value)
+
+
+def several(values: Any, fine: Callable[[Any], bool]) -> bool:
+    """Whether it is a list of what is fine; a text, or bytes, is no list."""
+    return isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray) and all(map(fine, values))
+
+
+def optional(fine: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """The test that lets None pass, too."""
+    return lambda value: value is None or fine(value)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The bounds of a number: `least` and `most` may be reached, `above` and `below` may not."""
+
+    least: float = -inf
+    most: float = inf
+    above: float = -inf
+    below: float = inf
+
+    def holds(self, number: Any) -> bool:
+        """Whether a number is in it."""
+        return bool(self.least <= number <= self.most and self.above < number < self.below)
+
+    def told(self, number: str) -> str:
+        """The numbers in it, in words."""
+        low, high = max(self.least, self.above), min(self.most, self.below)
+        if high < inf and number == WHOLE:
+            return f"{number} in {low} … {high}"
+        if high < inf:
+            return f"a number in {'(' if self.above == low else '['}{low}, {high}{')' if self.below == high else ']'}"
+        return number if low == -inf else f"{number} {'above' if self.above == low else 'of at least'} {low}"
+
+
+WHOLE = "a whole number"
+
+
+def knob(
+    default: Any = MISSING,
+    *,
+    least: float = -inf,
+    most: float = inf,
+    above: float = -inf,
+    below: float = inf,
+    rule: Rule | None = None,
+    **more: Any,
+) -> Any:
+    """A field of a dataclass, with the range of its number.
+
+    Args:
+        default: its value where none is given.
+        least, most: bounds that a number may reach.
+        above, below: bounds that it may not reach.
+        rule: the values allowed where type and bounds do not say it.
+        more: whatever else is to be known of the field, by name: it is the field's metadata.
+    """
+    return field(default=default, metadata={"range": Range(least, most, above, below), "rule": rule, **more})
+
+
+def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
+    """The values that a type and a range allow; None for types that are not checked."""
+    options = get_args(hint)
+    if get_origin(hint) is Literal:
+        return " or ".join(options), lambda value: isinstance(value, str) and value in options
+    if get_origin(hint) in (Union, UnionType):
+        several = [rule_of(option, bounds) for option in sorted(options, key=lambda option: option is not NoneType)]
+        rules = [rule for rule in several if rule]
+        if len(rules) < len(options):
+            return None
+        return " or ".join(words for words, _ in rules), lambda value: any(fine(value) for _, fine in rules)
+    rules_of_types: dict[Any, Rule] = {
+        NoneType: ("none", lambda value: value is None),
+        bool: ("true or false", lambda value: isinstance(value, bool)),
+        int: (bounds.told(WHOLE), lambda value: whole(value, -inf) and bounds.holds(value)),
+        float: (bounds.told("a finite number"), lambda value: real(value) and bounds.holds(value)),
+        str: ("a text", lambda value: unicode(value)),
+    }
+    return rules_of_types.get(hint)
+
+
+@cache
+def _rules(of: type) -> tuple[tuple[str, Rule], ...]:
+    hints, data = get_type_hints(of), {f.name: f.metadata for f in fields(of) if f.init}
+    rules = {name: more.get("rule") or rule_of(hints[name], more.get("range", Range())) for name, more in data.items()}
+    return tuple((name, rule) for name, rule in rules.items() if rule)
+
+
+def check(of: Any, place: str = "") -> None:
+    """Refuses an instance of a dataclass with a value that its field does not allow.
+
+    Args:
+        of: the instance.
+        place: what the message begins with.
+
+    Raises:
+        UserError: it says what was got and what is allowed.
+    """
+    kind: type = type(of)
+    for name, (words, fine) in _rules(kind):
+        if not fine(value := getattr(of, name)):
+            raise UserError(f"{place}{name} is {shown(value)}, allowed is {words}")
+
+
+class Knobs:
+    """Base of dataclasses that check their values."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class Part:
+    """Base of dataclasses that check their values and name themselves in the message."""
+
+    def __post_init__(self) -> None:
+        check(self, f"{type(self).__name__.lower()}: ")
+
+
+def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
+    """The values that key=value texts set, each by its field's type; the dataclass itself refuses those it does not allow.
+
+    Args:
+        items: the texts.
+        of: the dataclass.
+        what: it is of, for the message.
+
+    Raises:
+        UserError: a text is not key=value, or there is no such key.
+    """
+    hints, values = get_type_hints(of), dict[str, Any]()
+    known = [f.name for f in fields(of) if f.compare]  # what is not compared is no knob
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise UserError(f"'{item}' is not key=value; keys of {what}: {', '.join(known) or 'none'}")
+        if key not in known:
+            raise UnknownName(f"key of {what}", key, known)
+        values[key] = read(value, hints[key])
+    return values
+
+
+def read(given: str, hint: Any) -> Any:
+    """The value of a type that a text stands for; the text itself where it stands for none."""
+    kinds = get_args(hint) or (hint,)
+    if NoneType in kinds and given.lower() == "none":
+        return None
+    if bool in kinds and given.lower() in ("true", "false"):
+        return given.lower() == "true"
+    for kind in (kind for kind in (int, float) if kind in kinds):
+        with suppress(ValueError):
+            return number if abs(number := kind(given)) <= LARGEST or kind is float else given
+    return given

@@ -1,0 +1,84 @@
+"""The fields of `Options` with their ranges and help texts; free of torch, so that the command line has them at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from draftree.boundary.knobs import Knobs, Rule, knob, optional, real, several, text, unicode, whole
+from draftree.sampling.choice import Choice
+
+SHAPE, END = "What the answer must be", "Where it ends"
+penalty, shape, end = (partial(knob, panel=panel) for panel in ("Penalties and bans", SHAPE, END))
+"""Fields by the part of a command's help that explains them."""
+UNKNOWN = "\ufffd"
+"""What the first bytes of a character decode to until its last one is there."""
+
+
+def _stop(value: Any) -> bool:
+    return text(value) and UNKNOWN not in value  # a character that is incomplete would look like it
+
+
+def _stops(value: Any) -> bool:
+    return (isinstance(value, str) and not value) or _stop(value) or several(value, _stop)
+
+
+def _bias(value: Any) -> bool:
+    return real(value) or (isinstance(value, float) and value == -inf)
+
+
+def _biases(value: Any) -> bool:
+    return isinstance(value, Mapping) and all((text(k) or whole(k)) and _bias(v) for k, v in value.items())
+
+
+BIASES: Rule = "ids or texts of one token, each with a finite number or -inf", optional(_biases)
+IDS: Rule = "ids of at least 0", lambda value: several(value, whole)
+TEXTS: Rule = "texts of at least one character", lambda value: unicode(value) or several(value, text)
+STOPS: Rule = "texts of at least one character, U+FFFD none of them", _stops
+SCHEMA: Rule = "JSON text, or the object it stands for", optional(lambda value: unicode(value) or isinstance(value, Mapping))
+PATTERN: Rule = "a pattern of at least one character", optional(text)
+BEGINNING: Rule = "a text, or ids of at least 0", lambda value: unicode(value) or several(value, whole)
+BIAS_HELP = "Added to a token's logit; TOKEN is an id, or a text of one token (JSON where quoted). Repeat it."
+LOGPROBS_HELP = "With --json: each token's log-probability and the N likeliest's, by raw logits."
+
+
+@dataclass(frozen=True)
+class Length(Knobs):
+    """How long a text may be; a class of its own because it comes before all other fields."""
+
+    max_new_tokens: int = end(128, least=1, help="How many tokens may be written.")
+
+
+@dataclass(frozen=True)
+class Parameters(Choice, Length):
+    """What may be asked of a text, explained at `Options`: a field here is an option there and of `draftree generate`."""
+
+    repetition_penalty: float = penalty(1.0, above=0, help="Above 1, makes what stands in prompt or answer less likely.")
+    frequency_penalty: float = penalty(0.0, help="Taken from a token's logit each time it stands in the answer.")
+    presence_penalty: float = penalty(0.0, help="Taken from the logit of what stands in the answer.")
+    no_repeat_ngram_size: int = penalty(0, least=0, metavar="N", help="No N tokens in a row come twice; 0 allows it.")
+    logit_bias: Mapping[int | str, float] | None = penalty(
+        None, rule=BIASES, kind=list[str], metavar="TOKEN=BIAS", help=BIAS_HELP
+    )
+    suppress: Sequence[int] = penalty(
+        (), rule=IDS, kind=list[int], metavar="ID", help="A token that is never written; repeat it."
+    )
+    bad_words: str | Sequence[str] = penalty(
+        (), rule=TEXTS, kind=list[str], flag="--bad-word", metavar="TEXT", help="Never written; repeat it for several."
+    )
+    json_schema: str | Mapping[str, Any] | None = shape(
+        None, rule=SCHEMA, kind=str | None, metavar="FILE|JSON", help="JSON that this schema allows."
+    )
+    regex: str | None = shape(None, rule=PATTERN, metavar="PATTERN", help="What all of it must match.")
+    # It is a `Grammar`, which needs torch.
+    grammar: Any = knob(None, kind=Path | None, metavar="FILE", help="A Lark grammar that derives all of it.", panel=SHAPE)
+    beginning: str | Sequence[int] = shape("", rule=BEGINNING, kind=str, metavar="TEXT", help="What it begins with.")
+    min_new_tokens: int = end(0, least=0, help="How many are written before one may end it.")
+    stop: str | Sequence[str] = end(
+        (), rule=STOPS, kind=list[str], metavar="TEXT", help="Ends it, and is no part of it; repeat it."
+    )
+    max_time: float | None = end(None, above=0, metavar="SECONDS", help="After which nothing more is written.")
+    ignore_eos: bool = end(False, help="EOS ends nothing.")
+    logprobs: int | None = knob(None, least=0, metavar="N", help=LOGPROBS_HELP)
