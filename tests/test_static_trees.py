@@ -20,7 +20,7 @@ from draftree.costs import Costs
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import Drafter
 from draftree.errors import NotANumber, UserError
-from draftree.evaluation.driven import Text
+from draftree.evaluation.driven import Text, answered, spread
 from draftree.models.target import Needs, Target
 from draftree.policies.static import Static
 from draftree.registry import part
@@ -36,7 +36,6 @@ from draftree.tuning.static import (
     Paths,
     Plan,
     Settings,
-    answered,
     drive,
     expected,
     fastest,
@@ -44,7 +43,6 @@ from draftree.tuning.static import (
     searched,
     seconds,
     settled,
-    spread,
     written,
 )
 from folders import target_folder

@@ -66,9 +66,8 @@ def examine_drafter(
         texts = driven.answers(model) if data is None else driven.read(model, data)
     with terminal.busy("measuring what a step costs") as say:
         known = (fixed or measured(model, opened, tell=say)).at(context=0, rows=1)
-    with terminal.progress("doctor", fit.STAGES) as tell:
-        done = iter(range(fit.STAGES + 1))
-        report = fit.examine(model, opened, texts, known, lambda what: tell(next(done), what))
+    with terminal.progress("doctor", None) as tell:
+        report = fit.examine(model, opened, texts, known, tell)
     if as_json:
         emit(report.as_json())
     else:

@@ -142,16 +142,16 @@ CLOCK = Clock()
 
 
 @contextmanager
-def busy(what: str) -> Iterator[Callable[[str], None]]:
+def busy(what: str) -> Iterator[Tell]:
     """Says what is being waited for; it can be told what else. Without a terminal it says so where that takes long."""
     console, clock, doing = errors(), CLOCK, [what]
     if console.is_terminal:
         with console.status(escape(what)) as status:
-            yield lambda other: status.update(escape(other))
+            yield lambda done, remark="", of=None: status.update(escape(remark))
         return
     start = clock.now()
     with clock.beating(lambda: remark(f"{doing[-1]} … ({duration(clock.now() - start)} so far)")):
-        yield doing.append
+        yield lambda done, remark="", of=None: doing.append(remark)
 
 
 def duration(seconds: float) -> str:

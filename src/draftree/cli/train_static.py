@@ -12,6 +12,7 @@ from draftree.cli import inputs, terminal
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.evaluation import report
+from draftree.evaluation.driven import answered
 from draftree.models.target import Target
 from draftree.registry import build
 from draftree.timing import measured
@@ -21,7 +22,6 @@ from draftree.tuning.static import (
     NAME,
     Driven,
     Settings,
-    answered,
     drive,
     prompts_of,
     texts_of,

@@ -6,7 +6,7 @@ the fault.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs
 from draftree.doctor.faults import UNTRAINED, VOCABULARY, Map, alternatives, best, frequencies, rotaries, theta, vocabulary_map
 from draftree.doctor.forwards import apart
@@ -29,7 +30,6 @@ from draftree.models.target import Needs, Target
 from draftree.tree import Ints, Tree, Verdict
 
 Said = Literal["ok", "warn", "bad"]
-Tell = Callable[[str], None]
 BLOCKS = ((1, 0), (5, 0), (4, 3))
 """Lengths and phases of the blocks for which training forward and decoding are compared."""
 COMPARED = 24
@@ -37,7 +37,7 @@ COMPARED = 24
 BINS = 10
 """Of confidence, for the calibration error."""
 STAGES = 5
-"""How often `examine` tells what it does next, at most."""
+"""Of an examination; those that do not apply are passed over."""
 NARROW = 24
 """Tokens of each text that the target reads one by one, for its numerical noise."""
 APART = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -143,7 +143,7 @@ def _finite(said: Any) -> Any:
 
 
 def examine(
-    target: Target, drafter: Drafter[Any], texts: Sequence[Text], costs: Costs | None = None, tell: Tell = lambda _: None
+    target: Target, drafter: Drafter[Any], texts: Sequence[Text], costs: Costs | None = None, tell: Tell = silent
 ) -> Report:
     """Measures a drafter on texts, and looks for what may be wrong with it.
 
@@ -152,7 +152,7 @@ def examine(
         drafter: opened for that target.
         texts: see `answers` and `read`.
         costs: of the pairing, for the speed-up; without them none is predicted.
-        tell: is told what is done next.
+        tell: told what is done next.
     """
     chart = vocabulary_map(drafter.model) if isinstance(drafter, Trainable) else None
     findings = [_vocabulary(target, chart), _dtype(target, drafter), *_trained_for(target, drafter)]
@@ -162,9 +162,9 @@ def examine(
         with _usable(chart):
             more, depths, likely = _driven(target, drafter, texts, costs, chart, tell)
         findings, suspects = findings + more, suspects + likely
-    tell("measuring the target's numerical noise")
+    tell(3, "measuring the target's numerical noise", STAGES)
     findings.append(_noise(target, texts))
-    tell("measuring how much the target's layers attend")
+    tell(4, "measuring how much the target's layers attend", STAGES)
     layers, attention = _attention(target, drafter.needs, texts)
     findings.append(attention)
     count = sum(len(t.tokens) - t.start for t in texts)
@@ -180,17 +180,17 @@ def _driven(
     target: Target, drafter: Drafter[Any], texts: Sequence[Text], costs: Costs | None, chart: Map | None, tell: Tell
 ) -> tuple[list[Finding], tuple[Depth, ...], list[Suspect]]:
     """What driving the drafter shows."""
-    tell("driving the drafter along the texts")
+    tell(0, "driving the drafter along the texts", STAGES)
     places = drive(target, drafter, texts)
     depths = tuple(_at_depth(places, d) for d in range(1, DEPTHS + 1))
     findings, suspects = [*_figures(places, depths), *_predicted(places, costs)], list[Suspect]()
     if isinstance(drafter, Trainable):
-        tell("comparing the training forward with decoding")
+        tell(1, "comparing the training forward with decoding", STAGES)
         findings.append(finding := _forwards(target, drafter, texts))
         suspects += [Suspect(FORWARDS, finding.text)] if finding.verdict == "bad" else []
     tried = alternatives(target, drafter, texts, chart)
     if tried:
-        tell(f"driving it again with one thing changed, {len(tried)} times")
+        tell(2, f"driving it again with one thing changed, {len(tried)} times", STAGES)
     suspects += [Suspect(b.cause, b.evidence) for b in best(drafter, texts, places, tried)]
     lost = chart is not None and not bool(chart.d2t.any())
     if lost and _knows_nothing(drafter, places, depths[0]):

@@ -11,7 +11,7 @@ Shapes: n tokens of a text, V vocabulary.
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from draftree.acceptors.base import Acceptor
+from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs, CostTable
 from draftree.data.prompts import encode
 from draftree.doctor.fit import APART, HALF, Finding, Said
@@ -42,7 +43,7 @@ from draftree.drafters.base import Drafter
 from draftree.engine import UNIT, Engine
 from draftree.errors import UserError
 from draftree.evaluation import suites
-from draftree.evaluation.driven import TEXTS, TOKENS, read
+from draftree.evaluation.driven import TEXTS, TOKENS, read, spread
 from draftree.models.target import Target
 from draftree.policies.base import Policy
 from draftree.registry import build, check_exact, names, part
@@ -58,9 +59,6 @@ ROWS = 40
 """Trials that are made in one batch."""
 CHAINS, TREES = "chain", "vct:width=2,depth=2"
 """Policies for rules that the given ones would make inexact."""
-
-Tell = Callable[[int, str, int], None]
-"""tell(done, what is done next, of how many)."""
 
 
 @dataclass(frozen=True)
@@ -329,8 +327,7 @@ def prompts(target: Target, data: Path | None = None, count: int = TEXTS, tokens
         shortest = min(map(len, found)) + tokens
         told = f"with {tokens} new tokens the shortest has {shortest}, allowed is the target's context of {context}"
         raise UserError(f"all {len(found)} prompts are too long: {told}")
-    count = min(count, len(fit))
-    return [fit[i * len(fit) // count] for i in range(count)]
+    return spread(fit, count)
 
 
 def examine(
@@ -340,7 +337,7 @@ def examine(
     chosen: Sequence[Case],
     plan: Plan = Plan(),
     costs: Costs | CostTable = UNIT,
-    tell: Tell = lambda done, what, of: None,
+    tell: Tell = silent,
 ) -> Report:
     """Compares what is written with what the target writes by itself.
 

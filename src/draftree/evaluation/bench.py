@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs, CostTable
 from draftree.engine import Engine
 from draftree.evaluation.cells import Cell, Quality, Written
@@ -81,12 +82,12 @@ class Bench:
         for cell in self.cells:
             self.write(cell, short(self.requests[0]))
 
-    def price(self, tell: Callable[[str], None] = lambda _: None) -> dict[str, Costs | CostTable]:
+    def price(self, tell: Tell = silent) -> dict[str, Costs | CostTable]:
         """By drafter, the costs that were given, or else this machine's; all its policies read them from now on."""
         for (drafter, _), engine in self.engines.items():
 
-            def named(what: str, drafter: str = drafter) -> None:
-                tell(f"{drafter}: {what}")
+            def named(done: int, remark: str = "", of: int | None = None, drafter: str = drafter) -> None:
+                tell(done, f"{drafter}: {remark}", of)
 
             if engine.costs is None:
                 engine.costs = measured(self.target, engine.drafter, tell=named)

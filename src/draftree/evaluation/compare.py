@@ -1,11 +1,12 @@
 """Compares one run with speculation to one without, on one prompt."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from draftree.boundary.progress import Tell, silent
 from draftree.engine import UNIT, Engine
 from draftree.evaluation.cells import Written
 from draftree.models.target import Needs, Target
@@ -65,9 +66,7 @@ class Comparison:
         return {"stats": self.stats.as_json(), "baseline": baseline, "speedup": self.speedup}
 
 
-def warm(
-    engine: Engine, request: Request, sampling: Sampling, baseline: bool, tell: Callable[[str], None] = lambda _: None
-) -> None:
+def warm(engine: Engine, request: Request, sampling: Sampling, baseline: bool, tell: Tell = silent) -> None:
     """Runs for a moment what is timed later, after measuring the costs that the policy asks for; tells what it measures."""
     if engine.policy.reads_costs and engine.costs is None:
         replace(engine, costs=UNIT).write([short(request)], sampling, reuse=False)  # mistakes are told before measuring

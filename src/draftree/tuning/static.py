@@ -17,29 +17,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import numpy as np
-import torch
 
 from draftree.costs import Costs
 from draftree.data import rows
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
-from draftree.drafters.pld import PLD
-from draftree.engine import Engine
-from draftree.errors import NotANumber, UnknownName, UserError
+from draftree.errors import UnknownName, UserError
 from draftree.evaluation import driven
-from draftree.evaluation.driven import Proposed, Text, chained
+from draftree.evaluation.driven import Block, Text, replay, spread
 from draftree.models.target import Target
-from draftree.policies.chain import Chain
 from draftree.registry import parse
-from draftree.request import Request
 from draftree.rows import MAX_NODES
 from draftree.stats import Work
-from draftree.tree import Bools, Floats, Ints, Tree, Verdict
+from draftree.tree import Bools, Floats, Ints
 
-T = TypeVar("T")
 Ranks = tuple[int, ...]
 Paths = tuple[Ranks, ...]
 """A tree: the ranks along the path to each of its nodes, every path's beginning among them."""
@@ -176,7 +170,6 @@ class Driven:
         return Acceptance(np.array(roots, np.int64), self.width), tokens / len(roots)
 
 
-@torch.inference_mode()
 def drive(target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: int, width: int) -> Driven:
     """Looks up the target's greedy choices along texts among a drafter's candidates.
 
@@ -196,37 +189,23 @@ def drive(target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: i
     Raises:
         NotANumber: the target's logits are not finite.
     """
-    cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts) + depth)
-    prompts = [t.tokens[: t.start] for t in texts]
-    verified = target.prefill(cache, prompts, drafter.needs)
-    state = drafter.start(prompts, np.array([t.tokens[t.start] for t in texts]), verified.taps)
-    last, at = np.array([len(t.tokens) - 1 for t in texts]), np.array([t.start for t in texts])
     found: list[list[Ints]] = [[] for _ in texts]
-    while (live := np.flatnonzero(at < last)).size:
-        chains = [texts[r].tokens[at[r] : min(at[r] + depth, last[r]) + 1] for r in live.tolist()]  # and what comes after
-        tree, asked, state = chained(drafter, state, live, [chain[:-1] for chain in chains], width)
-        verified = target.verify(cache, tree, drafter.needs, drafter.probes(state))
-        for r, line in zip(live.tolist(), _compared(tree, asked, verified.logits, live, chains, depth), strict=True):
-            found[r].append(line)
-        verdict = Verdict((live[:0],) * len(live), np.array([chain[1] for chain in chains]))
-        target.commit(cache, tree, verdict)
-        state = drafter.commit(state, tree, verdict, verified.taps.take(np.arange(len(live))))
-        at[live] += 1
+    for block in replay(target, drafter, texts, width, depth, step=1):
+        for row, line in zip(block.tree.row[: block.tree.roots].tolist(), _compared(block, depth), strict=True):
+            found[row].append(line)
     return Driven([np.stack(lines) for lines in found], width)
 
 
-def _compared(tree: Tree, asked: Proposed, logits: torch.Tensor, live: Ints, chains: Sequence[Ints], depths: int) -> Ints:
+def _compared(block: Block, depths: int) -> Ints:
     """[live rows, D] the ranks of the target's choices."""
-    if not bool(torch.isfinite(logits.max(-1).values).all()):
-        raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
-    chosen, found = logits.argmax(-1).cpu().numpy(), np.full((len(live), depths), UNKNOWN)
-    follows = np.ones(len(live), np.bool_)
-    for depth, (nodes, candidates) in enumerate(asked):
-        chain, choice = np.searchsorted(live, tree.row[nodes]), chosen[nodes]
+    live, chosen = block.tree.row[: block.tree.roots], block.logits.argmax(-1).cpu().numpy()
+    found, follows = np.full((len(live), depths), UNKNOWN), np.ones(len(live), np.bool_)
+    for depth, (nodes, candidates) in enumerate(block.asked):
+        chain, choice = np.searchsorted(live, block.tree.row[nodes]), chosen[nodes]
         hit = (candidates.tokens == choice[:, None]) & np.isfinite(candidates.log_q)
         rank = np.where(hit.any(axis=1), hit.argmax(axis=1), MISSED)
         found[chain, depth] = np.where(follows[chain], rank, UNKNOWN)
-        follows[chain] &= choice == np.array([chains[i][depth + 1] for i in chain])
+        follows[chain] &= choice == block.following(nodes)
     return found
 
 
@@ -426,13 +405,6 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int) -> list[Text]:
-    """The target's greedy answers of at least 2 tokens to prompts of token ids."""
-    engine = Engine(target, PLD().open(target), Chain())  # only its plain decoding is used
-    answers = engine.plain([Request(list(p), tokens, target.eos) for p in prompts]).tokens
-    return [Text(np.array([*p, *a], np.int64), len(p)) for p, a in zip(prompts, answers, strict=True) if len(a) > 1]
-
-
 def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> list[list[int]]:
     """Some of the data's prompts that leave room for an answer, spread evenly.
 
@@ -464,9 +436,3 @@ def _prompt(row: rows.Row, where: str, target: Target) -> list[int]:
 def texts_of(files: Sequence[Path], target: Target, settings: Settings) -> list[Text]:
     found = [text for path in files for text in driven.read(target, path, settings.prompts, settings.tokens)]
     return sorted(spread(found, settings.prompts), key=lambda text: len(text.tokens))
-
-
-def spread(items: Sequence[T], count: int) -> list[T]:
-    """At most so many of them, evenly spread."""
-    n = min(count, len(items))
-    return [items[i * len(items) // n] for i in range(n)]
