@@ -78,13 +78,14 @@ def examine_output(given: Mapping[str, Any]) -> None:
     """The doctor command with --lossless, by its options."""
     from draftree.cli import inputs, terminal
     from draftree.doctor import lossless
+    from draftree.doctor.cases import cases
     from draftree.engine import UNIT
     from draftree.models.target import Target
     from draftree.registry import build
     from draftree.timing import measured
 
     plan = lossless.Plan(given["max_new_tokens"], trials=given["trials"])
-    chosen = lossless.cases(given["policy"], given["acceptor"], given["temperature"])
+    chosen = cases(given["policy"], given["acceptor"], given["temperature"])
     fixed, drafter = inputs.fixed_costs(given["costs"]), inputs.drafter(given["drafter"], given["target"])
     method = build("drafter", drafter)
     inputs.quiet()

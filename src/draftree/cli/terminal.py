@@ -27,8 +27,9 @@ from draftree.request import Emitted, Origin
 from draftree.text.stops import Pieces, Stops
 
 if TYPE_CHECKING:  # the trainer needs an optional package
-    from draftree.doctor.fit import Finding, Report
-    from draftree.doctor.lossless import Report as Examined
+    from draftree.doctor.findings import Finding
+    from draftree.doctor.fit import Report
+    from draftree.doctor.verdicts import Report as Examined
     from draftree.models.attention import Attending
     from draftree.training.trainer import Progress
 

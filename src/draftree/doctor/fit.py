@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,18 +18,16 @@ import torch
 from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs
 from draftree.doctor.faults import UNTRAINED, VOCABULARY, Map, alternatives, best, frequencies, rotaries, theta, vocabulary_map
+from draftree.doctor.findings import APART, HALF, Finding, Said
 from draftree.doctor.forwards import apart
+from draftree.doctor.noise import narrow_and_wide
 from draftree.drafters.base import Drafter, Trainable
-from draftree.drafters.glide import GLIDE
-from draftree.drafters.lm import LMDrafter
 from draftree.errors import UserError
-from draftree.evaluation.driven import DEPTHS, Places, Recording, Text, drive
+from draftree.evaluation.driven import DEPTHS, Places, Text, drive
 from draftree.formats.checkpoint import about, fingerprint
 from draftree.models.attention import DEAD, Attending, attending
 from draftree.models.target import Needs, Target
-from draftree.tree import Ints, Tree, Verdict
 
-Said = Literal["ok", "warn", "bad"]
 BLOCKS = ((1, 0), (5, 0), (4, 3))
 """Lengths and phases of the blocks for which training forward and decoding are compared."""
 COMPARED = 24
@@ -38,11 +36,6 @@ BINS = 10
 """Of confidence, for the calibration error."""
 STAGES = 5
 """Of an examination; those that do not apply are passed over."""
-NARROW = 24
-"""Tokens of each text that the target reads one by one, for its numerical noise."""
-APART = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Largest difference of a probability between training forward and decoding that is noise; `HALF` in half precision."""
-HALF = 0.1
 AGREEMENT, OVERLAP, COVERAGE = (0.5, 0.2), (0.4, 0.15), (0.9, 0.7)
 """From the first on a figure is ok, below the second it is bad."""
 CALIBRATION = (0.15, 0.3)
@@ -51,16 +44,6 @@ FORWARDS = "mask or position off by one between training and decoding"
 NUMBERS = "weights are not finite numbers"
 STRANGER = "not trained, or trained for another target"
 TOKENIZER = "another tokenizer"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One figure: its name, value and verdict, and what it means in words."""
-
-    name: str
-    value: float | str | None
-    verdict: Said
-    text: str
 
 
 @dataclass(frozen=True)
@@ -249,15 +232,14 @@ def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
 
 def _tokenizer(target: Target, drafter: Drafter[Any]) -> Iterator[Suspect]:
     """Whether a language model's ids mean what the target's mean."""
-    if isinstance(drafter, LMDrafter):
-        try:
-            ours, theirs = drafter.small.tokenizer.get_vocab(), target.tokenizer.get_vocab()
-        except UserError:  # one of them has none, so nothing can be said
-            return
-        if odd := [token for token, number in theirs.items() if ours.get(token) != number]:
-            yield Suspect(
-                TOKENIZER, f"{len(odd)} of the target's {len(theirs)} tokens have another id in its tokenizer, or none"
-            )
+    if drafter.language_model is None:
+        return
+    try:
+        ours, theirs = (model.tokenizer.get_vocab() for model in (drafter.language_model, target))
+    except UserError:  # one of them has none, so nothing can be said
+        return
+    if odd := [token for token, number in theirs.items() if ours.get(token) != number]:
+        yield Suspect(TOKENIZER, f"{len(odd)} of the target's {len(theirs)} tokens have another id in its tokenizer, or none")
 
 
 def _at_depth(places: Places, depth: int) -> Depth:
@@ -337,16 +319,15 @@ def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) ->
         f"draft probabilities of training forward and decoding differ by at most {largest:.1g} (in blocks of {worst[0]}, "
         f"phase {worst[1]}); noise is below {allowed:.0e}"
     )
-    if isinstance(drafter.knobs, GLIDE) and drafter.knobs.variant == "official":
-        return Finding(
-            "training = decoding", largest, "warn", f"{text}; GLIDE's official code decodes otherwise than it trains"
-        )
+    if why := drafter.decodes_otherwise:
+        return Finding("training = decoding", largest, "warn", f"{text}; {why}")
     return Finding("training = decoding", largest, "ok" if largest <= allowed else "bad", text)
 
 
 def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
     """Whether a drafter with weights never says what the target says; what looks up text may find nothing."""
-    return isinstance(drafter, (Trainable, LMDrafter)) and bool(places.drafted.any()) and first.agreement < UNTRAINED
+    weights = isinstance(drafter, Trainable) or drafter.language_model is not None
+    return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED
 
 
 def _merged(suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:
@@ -391,26 +372,3 @@ def _noise(target: Target, texts: Sequence[Text]) -> Finding:
     if below:
         text += f" ({flipped} may have turned): there, greedy output may part from plain decoding's"
     return Finding("margin / noise", smallest / noise if noise else None, "warn" if below else "ok", text)
-
-
-@torch.inference_mode()
-def narrow_and_wide(target: Target, texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
-    """[M] how the margin of the two best logits differs between a narrow and a wide pass, and [M] the narrow one's margin."""
-    record = Recording.of(target, texts)
-    cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
-    target.prefill(cache, [t.tokens[: t.start] for t in texts], Needs())
-    changes, margins = [], []
-    for i in range(NARROW):
-        live = np.array([r for r, t in enumerate(texts) if t.start + i < len(t.tokens)], np.int64)
-        if not live.size:
-            break
-        positions = np.array([texts[r].start + i for r in live])
-        tree = Tree.planted(live, np.array([texts[r].tokens[p] for r, p in zip(live, positions, strict=True)]))
-        top = target.verify(cache, tree, Needs()).logits.double().topk(2)
-        wide = record.after(live, positions).double().gather(-1, top.indices)
-        margin = top.values[:, 0] - top.values[:, 1]
-        margins.append(margin.cpu().numpy())
-        changes.append((margin - (wide[:, 0] - wide[:, 1])).abs().cpu().numpy())
-        nothing: tuple[Ints, ...] = (np.zeros(0, np.int64),) * len(live)
-        target.commit(cache, tree, Verdict(nothing, tree.tokens))
-    return np.concatenate(changes), np.concatenate(margins)

@@ -44,6 +44,11 @@ class Drafter(ABC, Generic[State]):
         """Whether nodes can be expanded together with nodes above them, in one pass; layer by layer by default."""
         return False
 
+    @property
+    def language_model(self) -> Target | None:
+        """The language model that drafts, where it was made for itself and reads text by a tokenizer of its own."""
+        return None
+
     @abstractmethod
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None) -> State:
         """The state after the prompts.
@@ -166,6 +171,11 @@ class Trainable(Drafter[State]):
     def described(self) -> str:
         size = sum(p.numel() for p in self.model.parameters())
         return f"{replace(self.knobs, checkpoint='')}, {size} parameters"  # where its folder lies does not matter
+
+    @property
+    def decodes_otherwise(self) -> str:
+        """Why it may draft otherwise in decoding than the training forward, in words; by default it may not."""
+        return ""
 
     def study(self, counts: Ints) -> None:
         """Takes what it has to know of the data before training: how often each token is learnt, [V]. Nothing by default."""

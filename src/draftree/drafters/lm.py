@@ -56,6 +56,10 @@ class LMDrafter(Drafter[Decoding]):
     def described(self) -> str:
         return f"lm {self.small.name}"
 
+    @property
+    def language_model(self) -> Target:
+        return self.small
+
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None) -> Decoding:
         return read(self.small, prompts, state)
 
