@@ -27,24 +27,9 @@ from draftree.registry import part
 from draftree.sampling.drawing import Drawing
 from draftree.testing.fakes import Always, Never, Scripted, Sometimes, tiny_target
 from draftree.tree import Candidates, Floats, Tree
-from draftree.tuning.static import (
-    MISSED,
-    UNKNOWN,
-    Acceptance,
-    Driven,
-    Forests,
-    Paths,
-    Plan,
-    Settings,
-    drive,
-    expected,
-    fastest,
-    greedy,
-    searched,
-    seconds,
-    settled,
-    written,
-)
+from draftree.tuning import base
+from draftree.tuning._shapes import Forests, Paths, Plan, expected, fastest, greedy, searched, seconds
+from draftree.tuning.static import MISSED, UNKNOWN, Acceptance, Driven, Settings, drive, settled, written
 from folders import target_folder
 
 TABLE = np.array([[0.6, 0.3], [0.5, 0.2]])
@@ -441,7 +426,7 @@ def test_a_drafter_must_be_named_and_no_file_is_overwritten(
     at = asked.index("--drafter")
     status, _, err = told(capfd, asked[:at] + asked[at + 2 :])
     assert (status, err.count("\n")) == (2, 1)
-    assert "with --drafter" in err
+    assert "needs --drafter" in err
     (tmp_path / "tree.json").write_text("[[0]]")
     status, _, err = told(capfd, [*asked, "--target", "none"])
     assert (status, err.count("\n")) == (2, 1)
@@ -450,8 +435,9 @@ def test_a_drafter_must_be_named_and_no_file_is_overwritten(
 
 
 def test_knobs_may_stand_in_the_spec() -> None:
-    assert Settings.parsed(["nodes=auto", "search=greedy", "answers=false"]) == Settings("greedy", answers=False)
-    assert Settings.parsed(["nodes=7"]).nodes == 7
+    parsed = lambda items: Settings(**base.knobs(Settings, "static", items))
+    assert parsed(["nodes=auto", "search=greedy", "answers=false"]) == Settings("greedy", answers=False)
+    assert parsed(["nodes=7"]).nodes == 7
 
 
 def test_prompts_are_spread() -> None:

@@ -359,3 +359,13 @@ def writable(path: Path, folder: bool = False) -> None:
     existing = next(p for p in (home, *home.absolute().parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"'{path}' cannot be written: '{existing}' is not a folder with the right to write")
+
+
+def bytes_text(size: int) -> str:
+    """A size on disk with its unit, in powers of 1,000."""
+    amount = float(size)
+    for unit in ("bytes", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:,.1f} GB"

@@ -257,6 +257,18 @@ class Recipe:
                 raise UserError(f"{name} is '{getattr(self, name)}', allowed are {', '.join(known)}")
 
 
+def plan_text(plan: Mapping[str, Any]) -> str:
+    """Numbers of a training run, by the names of the options that set them."""
+    return ", ".join(f"{k} {number_text(v)}" for k, v in plan.items() if v not in ("", None))
+
+
+def number_text(value: Any) -> str:
+    """A number, or several, as an option takes them."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(number_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Stage(Recipe):
