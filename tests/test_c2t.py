@@ -24,6 +24,7 @@ from draftree.sampling.drawing import Drawing, drawn
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
 from draftree.testing.fakes import Always, Never, tiny_target
+from draftree.training.job import Fitted
 from draftree.tree import Candidates, Draw, Ints, Tree
 from draftree.tuning import _trees, c2t
 from draftree.tuning._trees import Collected, Knobs, Nodes, Recorder
@@ -562,7 +563,7 @@ def test_a_classifier_is_trained_and_used(draftree, folder: str, data: Path, tmp
 
 
 def test_an_interrupted_run_goes_on(folder: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(out: str, *more: str) -> c2t.Trained:
+    def run(out: str, *more: str) -> Fitted:
         knobs = Knobs.read([*(k for k in SMALL if "=" in k), *more], None)
         return Training(f"lm:model={folder}", knobs).fit(folder, [data], tmp_path / out)
 
@@ -593,9 +594,9 @@ def test_kept_trees_serve_another_classifier(folder: str, data: Path, tmp_path: 
     few = lambda out, least: replace(first, knobs=replace(first.knobs, features="P", trees=4, positives=least)).fit(
         folder, [data], tmp_path / out
     )
-    second, third = few("b", 0), few("c", trained.accepted)
-    assert (second.trees, trained.trees > 4) == (4, True)
-    assert third.trees == trained.trees, "too few are accepted, so that more trees are taken"
+    second, third = few("b", 0), few("c", trained.figures["accepted"])
+    assert (second.figures["trees"], trained.figures["trees"] > 4) == (4, True)
+    assert third.figures["trees"] == trained.figures["trees"], "too few are accepted, so that more trees are taken"
     assert Classifier.load(tmp_path / "b").features == "P"
 
 

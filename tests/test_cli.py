@@ -26,7 +26,7 @@ from draftree.drafters.base import Recipe
 from draftree.request import Emitted
 from draftree.text.options import Options
 from draftree.text.stops import Stops, decode
-from draftree.training.run import End
+from draftree.training.run import summed
 from draftree.training.trainer import Plan, Progress
 from draftree.tree import Tree
 from folders import byte_tokenizer, target_folder
@@ -419,7 +419,7 @@ def test_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "errors", lambda: shown)
     shown.print(terminal.table("prompts [b]", [{"drafter": "runs/a[b]"}]))
     terminal.remark("features in runs/c[b]")
-    show(End("edd", Progress(1, 1, 0.5)), Path("runs/d[b]"))
+    show(summed("edd", Progress(1, 1, 0.5)), Path("runs/d[b]"))
     said = shown.file.getvalue()
     assert all(name in said for name in ("prompts [b]", "runs/a[b]", "runs/c[b]", "runs/d[b]"))
 

@@ -435,7 +435,7 @@ def test_a_drafter_must_be_named_and_no_file_is_overwritten(
 
 
 def test_knobs_may_stand_in_the_spec() -> None:
-    parsed = lambda items: Settings(**base.knobs(Settings, "static", items))
+    parsed = lambda items: Settings(**base.parsed(Settings, "static", items))
     assert parsed(["nodes=auto", "search=greedy", "answers=false"]) == Settings("greedy", answers=False)
     assert parsed(["nodes=7"]).nodes == 7
 

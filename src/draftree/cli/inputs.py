@@ -19,11 +19,22 @@ from draftree.sampling.grammar import Grammar
 from draftree.text.options import Options
 
 
+class Remarks(logging.Handler):
+    """Shows what the library logs as remarks."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        terminal.remark(record.getMessage())
+
+
 def quiet() -> None:
-    """Keeps what transformers would say off the standard streams; what matters of it is checked and told as an error."""
+    """Keeps what transformers would say off the standard streams, as what matters is told as an error; our remarks stay."""
     for library in ("transformers", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.ERROR)
     disable_progress_bar()
+    ours = logging.getLogger("draftree")
+    ours.setLevel(logging.INFO)
+    if not ours.handlers:
+        ours.addHandler(Remarks())
 
 
 def prompt_text(prompt: str) -> str:

@@ -84,19 +84,19 @@ def train(
     if "LOCAL_RANK" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once; DDP remarks on what is meant to be so
     with one_voice():
-        kind, _, rest = name.partition(":")
+        kind = name.partition(":")[0]
         sort = job(kind)
         asked = {option: value for option, value in ctx.params.items() if given(ctx, option) and option not in COMMON}
         check(kind, sort, asked)
         from draftree.cli import inputs, terminal
 
-        chosen = sort.of(kind, [*filter(None, rest.split(",")), *knobs], asked)
+        chosen = sort.of(name, knobs, asked)
         inputs.quiet()
         again = f"the same command goes on from what is kept in '{out}'" if sort.resumes else NOTHING_KEPT
         with interruptible(again), terminal.progress(f"train {name}", None) as tell:
-            end = chosen.fit(target, data, out, device, dtype, tell, terminal.remark)
+            end = chosen.fit(target, data, out, tell, device=device, dtype=dtype)
     if speaks() and as_json:
-        emit(end.as_json() | {"out": str(out)})
+        emit({**end.figures, "out": str(out)})
     elif speaks():
         show(end, out)
 
@@ -161,7 +161,7 @@ def show(end: "Fitted", out: Path) -> None:
     """What a run came to: its tables, and the rest in lines."""
     from draftree.cli import terminal
 
-    for title, rows in end.tables:
+    for title, rows in end.tables.items():
         terminal.output().print(terminal.table(title, rows))
-    for line in end.lines(out):
+    for line in (f"{out}: {end.lines[0]}", *end.lines[1:]):
         terminal.output().print(line, soft_wrap=True, markup=False)

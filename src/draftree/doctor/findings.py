@@ -1,7 +1,8 @@
 """A figure with its verdict, and what counts as noise."""
 
-from dataclasses import dataclass
-from typing import Literal
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 
@@ -19,3 +20,9 @@ class Finding:
     value: float | str | None
     verdict: Said
     text: str
+
+
+def finite(report: Any) -> dict[str, Any]:
+    """A dataclass as JSON has it; a figure that is no finite number is null."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(report)), parse_constant=lambda _: None)
+    return found

@@ -8,7 +8,7 @@ the fault.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs
 from draftree.doctor.faults import UNTRAINED, VOCABULARY, Map, alternatives, best, frequencies, rotaries, theta, vocabulary_map
-from draftree.doctor.findings import APART, HALF, Finding, Said
+from draftree.doctor.findings import APART, HALF, Finding, Said, finite
 from draftree.doctor.forwards import apart
 from draftree.doctor.noise import narrow_and_wide
 from draftree.drafters.base import Drafter, Trainable
@@ -113,16 +113,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """All of it; a figure that is no finite number is null."""
-        found: dict[str, Any] = _finite(asdict(self))
-        return found | {"healthy": self.healthy}
-
-
-def _finite(said: Any) -> Any:
-    if isinstance(said, dict):
-        return {k: _finite(v) for k, v in said.items()}
-    if isinstance(said, (list, tuple)):
-        return [_finite(v) for v in said]
-    return None if isinstance(said, float) and not math.isfinite(said) else said
+        return finite(self) | {"healthy": self.healthy}
 
 
 def examine(

@@ -1,14 +1,13 @@
 """What an examination of the output found, and the verdicts on it."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from draftree.doctor.cases import Case
-from draftree.doctor.findings import APART, HALF, Finding, Said
+from draftree.doctor.findings import APART, HALF, Finding, Said, finite
 from draftree.doctor.noise import Noise
 
 
@@ -142,8 +141,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """All of it; a figure that is no finite number is null."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)), parse_constant=lambda _: None)
-        return found | {"lossless": self.lossless, "summary": self.summary}
+        return finite(self) | {"lossless": self.lossless, "summary": self.summary}
 
     def __getitem__(self, name: str) -> Finding:
         return next(f for f in self.findings if f.name == name)

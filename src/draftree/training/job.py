@@ -1,33 +1,26 @@
-"""The contract of what is trained or tuned: made from options, fitted to a target and data, with a result to be shown."""
+"""The contract of what is trained or tuned: made from options, fitted to a target and data."""
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from draftree.boundary.progress import Tell, silent
 from draftree.models.target import Target
 
-Remark = Callable[[str], None]
-Tables = Sequence[tuple[str, list[dict[str, str]]]]
-"""Titles and rows."""
+LOG = logging.getLogger("draftree")
+"""Is told what is worth a line while a job runs."""
 
 
-class Fitted(ABC):
-    """What a run came to."""
+@dataclass(frozen=True)
+class Fitted:
+    """What a run came to: its figures, in words, and as tables: rows by title."""
 
-    @property
-    def tables(self) -> Tables:
-        """Its figures as tables; none by default."""
-        return ()
-
-    @abstractmethod
-    def lines(self, out: Path) -> list[str]:
-        """What it came to in a few lines of text, for the file or folder it was written to."""
-
-    @abstractmethod
-    def as_json(self) -> dict[str, Any]:
-        """All its figures."""
+    figures: Mapping[str, Any]
+    lines: Sequence[str]
+    tables: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
 
 
 class Job(ABC):
@@ -43,12 +36,12 @@ class Job(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, name: str, items: Sequence[str], options: Mapping[str, Any]) -> Self:
+    def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
         """The job that options ask for; what is not among them is as its paper has it.
 
         Args:
-            name: of what is trained or tuned.
-            items: its knobs, as key=value.
+            spec: of what is trained or tuned, its knobs among it.
+            knobs: further ones, as key=value.
             options: some of `options`, and their values.
 
         Raises:
@@ -56,28 +49,22 @@ class Job(ABC):
         """
 
     @abstractmethod
-    def fit(
-        self,
-        target: str | Target,
-        data: Sequence[Path],
-        out: Path,
-        device: str | None = None,
-        dtype: str | None = None,
-        tell: Tell = silent,
-        remark: Remark = lambda _: None,
-    ) -> Fitted:
+    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **place: str | None) -> Fitted:
         """Learns from data and writes the result.
 
         Args:
             target: the frozen model, or its name.
             data: files, or folders of them.
             out: the file or folder that is written.
-            device: to load the target to.
-            dtype: of the target's weights.
             tell: told how far it is.
-            remark: told what is worth a line.
+            place: the `device` and `dtype` that a target is loaded to by its name.
 
         Raises:
             UserError: something that was asked for does not exist, does not fit or is too little.
             KeyboardInterrupt: the run was interrupted.
         """
+
+
+def items(spec: str, knobs: Sequence[str]) -> list[str]:
+    """All knobs as key=value, those of the spec first."""
+    return [*filter(None, spec.partition(":")[2].split(",")), *knobs]

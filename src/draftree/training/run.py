@@ -18,7 +18,7 @@ from draftree.models.target import Target
 from draftree.registry import build
 from draftree.training import state, trainer
 from draftree.training.features import Shards
-from draftree.training.job import Fitted, Job, Remark
+from draftree.training.job import LOG, Fitted, Job, items
 from draftree.training.processes import Processes
 from draftree.training.regenerate import Regeneration, regenerate
 
@@ -60,11 +60,8 @@ class Told:
             self._measured = progress
         shown = [f"loss {progress.loss:.3f}"]
         if (found := self._measured) is not None:
-            figures = {
-                "held-out loss": found.held_out_loss,
-                "overlap": found.overlap,
-                "acceptance length": found.acceptance_length,
-            }
+            figures = {"held-out loss": found.held_out_loss, "overlap": found.overlap}
+            figures["acceptance length"] = found.acceptance_length
             shown += [f"{name} {figure:.3f}" for name, figure in figures.items()]
             shown.append("by depth " + " ".join(f"{rate:.2f}" for rate in (found.acceptance_by_depth or ())[:SHOWN_DEPTHS]))
         return ", ".join(shown)
@@ -73,19 +70,10 @@ class Told:
 SHOWN_DEPTHS = 5
 
 
-@dataclass(frozen=True)
-class End(Fitted):
-    """What a run came to: its last step, and the spec of the drafter."""
-
-    drafter: str
-    progress: trainer.Progress
-
-    def lines(self, out: Path) -> list[str]:
-        return [f"{out}: {Told()(self.progress)} after {self.progress.steps} steps"]
-
-    def as_json(self) -> dict[str, Any]:
-        figures = {k: None if v != v else v for k, v in asdict(self.progress).items()}  # no NaN in JSON
-        return {"drafter": self.drafter} | figures
+def summed(spec: str, end: trainer.Progress) -> Fitted:
+    """What a run of a drafter came to."""
+    figures = {k: None if v != v else v for k, v in asdict(end).items()}  # no NaN in JSON
+    return Fitted({"drafter": spec} | figures, [f"{Told()(end)} after {end.steps} steps"])
 
 
 @dataclass(frozen=True)
@@ -98,7 +86,7 @@ class Training(Job):
         init_from: the folder whose weights it begins with.
         answers: how the target answers the data's prompts first; it does not by default.
         track: the name of a tracker.
-        name: the spec of the method.
+        spec: of the method.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
@@ -110,17 +98,18 @@ class Training(Job):
     init_from: Path | None = None
     answers: Regeneration | None = None
     track: str = ""
-    name: str = ""
+    spec: str = ""
 
     @classmethod
-    def of(cls, name: str, items: Sequence[str], options: Mapping[str, Any]) -> Self:
-        if any(item.partition("=")[0] == "checkpoint" for item in items):
+    def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
+        name, given = spec.partition(":")[0], items(spec, knobs)
+        if any(item.partition("=")[0] == "checkpoint" for item in given):
             raise UserError(f"'{name}' was given a checkpoint, but training starts from the target's own weights")
-        spec = f"{name}:{','.join(items)}"
         numbers = {f.name: options[f.name] for f in fields(trainer.Plan) if f.name in options}
         how = {key: options[f"regenerate_{key}"] for key in ("tokens", "batch") if f"regenerate_{key}" in options}
         answers = Regeneration(**how) if options.get("regenerate") else None
-        return cls(build("drafter", spec), numbers, options.get("init_from"), answers, options.get("track", ""), name)
+        method = build("drafter", f"{name}:{','.join(given)}")
+        return cls(method, numbers, options.get("init_from"), answers, options.get("track", ""), spec)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -128,25 +117,17 @@ class Training(Job):
         regenerated = None if self.answers is None else self.answers.tokens
         return {"init_from": None if self.init_from is None else str(self.init_from), "regenerated_tokens": regenerated}
 
-    def fit(
-        self,
-        target: str | Target,
-        data: Sequence[Path],
-        out: Path,
-        device: str | None = None,
-        dtype: str | None = None,
-        tell: Tell = silent,
-        remark: Remark = lambda _: None,
-    ) -> End:
+    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **place: str | None) -> Fitted:
         plan = planned(self.method.stages, self.numbers, out, self.init_from is not None)
         writable(out, folder=True)
         trainer.check_tracker(self.track)
-        processes = Processes.joined(device)
+        processes = Processes.joined(place.get("device"))
         with processes.alone(out):
             with processes.agreed():
                 tell(0, "loading")
                 self.check(out, plan, processes)
-                model = target_of(target, dtype, processes.device(device) if isinstance(target, str) else device)
+                device = processes.device(place.get("device")) if isinstance(target, str) else place.get("device")
+                model = target_of(target, place.get("dtype"), device)
                 plan = fitted(plan, out, model.decoder.context)
                 torch.manual_seed(plan.seed)  # of the weights it begins with
                 drafter = self._begun(model)
@@ -157,17 +138,17 @@ class Training(Job):
                 drafter.study(np.bincount(learnt, minlength=model.decoder.vocab))
             settled = drafter.settle([s.tokens for s in samples])
             for knob, number in settled.items():
-                remark(f"{knob} is {number}, measured on what is learnt from")
+                LOG.info("%s is %s, measured on what is learnt from", knob, number)
             with processes.agreed():
                 trainer.split(samples, plan)  # refuses too few of them before the target reads them
             plan = plan.parted(samples, processes.world)
             if plan.cache_features:
-                _cache(trainer.cached(model, drafter, samples, plan, out), len(samples), processes, tell, remark)
-            remark(f"training by {plan_text(asdict(plan))}")
+                _cache(trainer.cached(model, drafter, samples, plan, out), len(samples), processes, tell)
+            LOG.info("training by %s", plan_text(asdict(plan)))
             told = Told()
             listen = lambda p: tell(p.step, told(p), p.steps)
             end = trainer.train(model, drafter, samples, plan, out, listen, {**self.about, **settled}, self.track)
-        return End(self.name, end)
+        return summed(self.spec, end)
 
     def check(self, out: Path, plan: trainer.Plan, processes: Processes, known: Mapping[str, str] = {}) -> None:
         """Refuses, before the target answers or is read, what the trainer would refuse after it.
@@ -210,8 +191,8 @@ def fitted(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
     return plan if plan.max_tokens == begun.get("max_tokens") else replace(plan, max_tokens=min(plan.max_tokens, context))
 
 
-def _cache(shards: Shards, texts: int, processes: Processes, tell: Tell, remark: Remark) -> None:
+def _cache(shards: Shards, texts: int, processes: Processes, tell: Tell) -> None:
     """Caches features before the training, where it can be seen how far this is."""
     if size := shards.size:
-        remark(f"features of {texts:,} texts take {bytes_text(size)} in {shards.folder.parent}")
+        LOG.info("features of %s texts take %s in %s", f"{texts:,}", bytes_text(size), shards.folder.parent)
     trainer.fill(shards, processes, lambda done, of: tell(done, "caching features", of))

@@ -90,7 +90,7 @@ class Knobs:
         Raises:
             UserError: a key or value is not allowed, or is another than that classifier's.
         """
-        given = base.knobs(cls, "c2t", items)
+        given = base.parsed(cls, "c2t", items)
         if start is None:
             return cls(**given)
         own: dict[str, Any] = {"features": start.features, "log_joint": start.log_joint, "hidden": len(start.hidden_bias),

@@ -18,7 +18,7 @@ from draftree.engine import target_of
 from draftree.errors import UnknownName, UserError
 from draftree.models.target import Target
 from draftree.registry import build, parse
-from draftree.training.job import Fitted, Job, Remark
+from draftree.training.job import Fitted, Job
 
 
 class Tuning(Job):
@@ -31,16 +31,7 @@ class Tuning(Job):
     drafter: str
 
     @final
-    def fit(
-        self,
-        target: str | Target,
-        data: Sequence[Path],
-        out: Path,
-        device: str | None = None,
-        dtype: str | None = None,
-        tell: Tell = silent,
-        remark: Remark = lambda _: None,
-    ) -> Fitted:
+    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **place: str | None) -> Fitted:
         if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
             raise UserError(f"a policy's training was started in {world} processes, allowed is 1")
         method = build("drafter", self.drafter)
@@ -48,8 +39,8 @@ class Tuning(Job):
         with locked(out, inside(out) if self.resumes else None):
             self.check(out)
             tell(0, "loading")
-            model = target_of(target, dtype, device)
-            return self.fitted(model, method.open(model), data, out, tell, remark)
+            model = target_of(target, place.get("dtype"), place.get("device"))
+            return self.fitted(model, method.open(model), data, out, tell)
 
     @abstractmethod
     def check(self, out: Path) -> None:
@@ -60,9 +51,7 @@ class Tuning(Job):
         """
 
     @abstractmethod
-    def fitted(
-        self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell, remark: Remark
-    ) -> Fitted:
+    def fitted(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
         """Learns and writes, while no other process may write to `out`."""
 
 
@@ -82,7 +71,7 @@ def part(name: str) -> type[Tuning]:
     return own[0]
 
 
-def knobs(cls: type, name: str, items: Sequence[str]) -> dict[str, Any]:
+def parsed(cls: type, name: str, items: Sequence[str]) -> dict[str, Any]:
     """The values that key=value items give to fields of a dataclass.
 
     Raises:

@@ -27,7 +27,7 @@ from draftree.errors import UserError
 from draftree.evaluation.provenance import command
 from draftree.models.target import Target
 from draftree.policies.c2t import CONFIG, Classifier, scaled
-from draftree.training.job import Fitted, Remark
+from draftree.training.job import LOG, Fitted, items
 from draftree.tree import Bools, Floats
 from draftree.tuning._trees import STEPS, Collected, Knobs, Nodes, about, collect, prompts
 from draftree.tuning.base import Tuning
@@ -259,7 +259,7 @@ def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
 
 
 @dataclass(frozen=True)
-class Trained(Fitted):
+class Trained:
     """What a run came to.
 
     Attributes:
@@ -295,15 +295,14 @@ class Trained(Fitted):
             return f"not trained to the end: after {end} held-out AUC may still rise"
         return f"trained to the end: {end}, after which held-out AUC {'still rose' if rises(self.rounds) else 'rose no more'}"
 
-    def lines(self, out: Path) -> list[str]:
+    @property
+    def fitted(self) -> Fitted:
+        """The same in figures and words."""
         line = (
-            f"{out}: step {self.step:,} of {self.rounds[-1].step:,}, {self.kept.told}; {self.entries:,} entries of "
+            f"step {self.step:,} of {self.rounds[-1].step:,}, {self.kept.told}; {self.entries:,} entries of "
             f"{self.trees:,} trees ({self.accepted:,} of {self.nodes:,} nodes accepted)"
         )
-        return [line, self.ending]
-
-    def as_json(self) -> dict[str, Any]:
-        return {"policy": "c2t"} | asdict(self)
+        return Fitted({"policy": "c2t"} | asdict(self), [line, self.ending])
 
 
 def summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]) -> Trained:
@@ -356,22 +355,20 @@ class Training(Tuning):
     trees: Path | None = None
 
     @classmethod
-    def of(cls, name: str, items: Sequence[str], options: Mapping[str, Any]) -> Self:
+    def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
         start = Classifier.load(options["init_from"]) if options.get("init_from") else None
         trees = Path(options["features"]) if options.get("features") else None
-        return cls(options["drafter"], Knobs.read(items, start), Plan.of(options, start is not None), start, trees)
+        return cls(options["drafter"], Knobs.read(items(spec, knobs), start), Plan.of(options, start is not None), start, trees)
 
     def check(self, out: Path) -> None:
         if (out / CONFIG).is_file() and not (out / TREES).is_dir():  # they are removed last
             raise UserError(f"'{out}' holds a finished classifier: name another folder to train into")
 
-    def fitted(
-        self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell, remark: Remark
-    ) -> Trained:
+    def fitted(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
         knobs, plan = self.knobs, self.plan
         requests, too_long = prompts(target, data, knobs)
         if too_long:
-            remark(f"prompts left out, too long for the target's context: {too_long}")
+            LOG.info("prompts left out, too long for the target's context: %d", too_long)
         kept = Collected(self.trees or out / TREES, about(target, drafter, self.drafter, requests, knobs))
         kept.begin()
         with locked(kept.folder, inside(kept.folder)):
@@ -389,4 +386,4 @@ class Training(Tuning):
             (folder / PLAN).write_text(json.dumps(note, indent=1) + "\n")
         if self.trees is None:
             shutil.rmtree(kept.folder)
-        return end
+        return end.fitted

@@ -30,10 +30,10 @@ from draftree.evaluation.report import save
 from draftree.models.target import Target
 from draftree.rows import MAX_NODES
 from draftree.timing import measured
-from draftree.training.job import Fitted, Remark, Tables
+from draftree.training.job import Fitted, items
 from draftree.tree import Bools, Floats, Ints
 from draftree.tuning._shapes import Paths, Plan, fastest, nothing, searched
-from draftree.tuning.base import Tuning, knobs
+from draftree.tuning.base import Tuning, parsed
 
 ROUNDS = 6
 """Trees that are tried at most until a tree is the best one for the roots that it leads to."""
@@ -269,35 +269,22 @@ def texts_of(files: Sequence[Path], target: Target, settings: Settings) -> list[
     return sorted(spread(found, settings.prompts), key=lambda text: len(text.tokens))
 
 
-@dataclass(frozen=True)
-class Found(Fitted):
-    """A tree, and what it was made from, as it is written."""
-
-    said: dict[str, Any]
-
-    @property
-    def tables(self) -> Tables:
-        rates = [
-            {"depth": str(d), "places": str(n), **{f"rank {r}": f"{a:.3f}" for r, a in enumerate(rates[:SHOWN])}}
-            for d, (n, rates) in enumerate(zip(self.said["places"], self.said["acceptance"], strict=True), 1)
-        ]
-        sizes = [
-            {"nodes": str(s["nodes"]), "expected τ": f"{s['tau']:.2f}", "predicted speed-up": f"{s['speedup']:.2f}"}
-            for s in self.said["sizes"]
-        ]
-        title = f"acceptance of {self.said['drafter']} by rank and depth"
-        return [(title, rates), ("trees with the largest expected τ, by size", sizes)]
-
-    def lines(self, out: Path) -> list[str]:
-        said = self.said
-        told = (
-            f"{out}: expected τ {said['tau']:.2f} (decoding along the data {said['decoded_tau']:.2f}), "
-            f"{said['nodes']} nodes, depth {said['depth']}, predicted speed-up {said['speedup']:.2f}"
-        )
-        return [told + ("" if said["speedup"] > 1 else ": plain decoding is faster")]
-
-    def as_json(self) -> dict[str, Any]:
-        return self.said
+def shown(said: dict[str, Any]) -> Fitted:
+    """What was found, as it is written and as it is told."""
+    rates = [
+        {"depth": str(d), "places": str(n), **{f"rank {r}": f"{a:.3f}" for r, a in enumerate(rates[:SHOWN])}}
+        for d, (n, rates) in enumerate(zip(said["places"], said["acceptance"], strict=True), 1)
+    ]
+    sizes = [
+        {"nodes": str(s["nodes"]), "expected τ": f"{s['tau']:.2f}", "predicted speed-up": f"{s['speedup']:.2f}"}
+        for s in said["sizes"]
+    ]
+    told = (
+        f"expected τ {said['tau']:.2f} (decoding along the data {said['decoded_tau']:.2f}), "
+        f"{said['nodes']} nodes, depth {said['depth']}, predicted speed-up {said['speedup']:.2f}"
+    )
+    tables = {f"acceptance of {said['drafter']} by rank and depth": rates, "trees with the largest expected τ, by size": sizes}
+    return Fitted(said, [told + ("" if said["speedup"] > 1 else ": plain decoding is faster")], tables)
 
 
 @dataclass(frozen=True)
@@ -318,18 +305,16 @@ class Search(Tuning):
     costs: CostTable | None = None
 
     @classmethod
-    def of(cls, name: str, items: Sequence[str], options: Mapping[str, Any]) -> Self:
+    def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
         costs = options.get("costs")
-        settings = Settings(**knobs(Settings, name, items))
+        settings = Settings(**parsed(Settings, "static", items(spec, knobs)))
         return cls(options["drafter"], settings, None if costs is None else CostTable.load(costs))
 
     def check(self, out: Path) -> None:
         if out.exists():
             raise UserError(f"'{out}' exists, allowed is a new file")
 
-    def fitted(
-        self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell, remark: Remark
-    ) -> Found:
+    def fitted(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
         texts = self._texts(target, data, tell)
         ranks = list[Ints]()
         for i in range(0, len(texts), BATCH):
@@ -340,9 +325,9 @@ class Search(Tuning):
         costs = (self.costs or measured(target, drafter)).at(context, 1)
         tell(len(texts), "searching", len(texts))
         about = {"target": target.name, "drafter": self.drafter, "data": list(map(str, data))}
-        found = Found(written(self.settings, Driven(ranks, self.settings.width), costs) | about)
-        save(found.said, out)
-        return found
+        said = written(self.settings, Driven(ranks, self.settings.width), costs) | about
+        save(said, out)
+        return shown(said)
 
     def _texts(self, target: Target, data: Sequence[Path], tell: Tell) -> list[Text]:
         """What the drafter is driven along, as the settings say: the target's answers, or texts as they are."""
