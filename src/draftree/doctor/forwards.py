@@ -24,23 +24,16 @@ def batch_of(target: Target, drafter: Drafter[Any], tokens: Ints, seed: int = 0)
     return Teacher(target, drafter.needs, samples, seed).batch(range(len(samples)), 0)
 
 
-def edges(count: int, block: int, phase: int) -> list[int]:
-    """Where blocks of a length and phase begin behind a text's first token, and its end.
-
-    The first block that is decoded needs a prompt before it, so it is the first that does not begin the text.
-    """
-    return [*sorted({int(s) for s in block_starts(count, block, phase)} - {0}), count]
-
-
 @torch.inference_mode()
 def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, phase: int) -> Tensor:
     """[B, T', V] draft log-probabilities along texts [B, T]: each block's first token is a root, the others are drafted.
 
-    T' counts from the first root on. Every draft is accepted, so each block is one step.
+    T' counts from the first root on. Every draft is accepted, so each block is one step. The first block that is decoded
+    needs a prompt before it, so it is the first that does not begin the text.
     """
-    first, second, *_ = edges(tokens.shape[1], block, phase)
+    first = int(min(s for s in block_starts(tokens.shape[1], block, phase) if s > 0))
     texts = [Text(np.append(row, 0), first) for row in tokens]  # what stands behind the last token is not asked for
-    blocks = replay(target, drafter, texts, 1, block, second - first)
+    blocks = replay(target, drafter, texts, 1, block)
     found: list[Tensor] = []
     for candidates in (candidates for step in blocks for _, candidates in step.asked):
         assert candidates.log_probs is not None

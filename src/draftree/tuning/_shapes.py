@@ -4,7 +4,6 @@ Shapes: D depths, K ranks, N nodes at most.
 """
 
 import heapq
-import typing
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import Self
 import numpy as np
 
 from draftree.costs import Costs
-from draftree.errors import UserError
 from draftree.stats import Work
 from draftree.tree import Floats, Ints
 
@@ -154,16 +152,14 @@ def seconds(paths: Paths, costs: Costs) -> float:
 def fastest(search: str, table: Floats, costs: Costs, most: int = MOST) -> Plan:
     """The tree with the most expected tokens per second, of all depths and sizes; of equal ones the shallowest and smallest.
 
-    Raises:
-        UserError: nothing was ever accepted.
+    Args:
+        search: see `searched`.
+        table: [D, K] a, not all of it 0.
+        costs: of a step.
+        most: N.
     """
     plans = []
     for depth in range(1, len(table) + 1):
         tree = searched(search, table[:depth], most)
         plans += [Plan.of(paths, table, costs) for n in range(1, most + 1) if (paths := tree(n))]
-    return max(plans, key=lambda plan: plan.speedup, default=None) or nothing()
-
-
-def nothing() -> typing.NoReturn:
-    """Refuses a drafter of which nothing was ever accepted."""
-    raise UserError("static: none of the drafter's candidates was the target's token: it does not fit this target or data")
+    return max(plans, key=lambda plan: plan.speedup)

@@ -32,7 +32,7 @@ from draftree.rows import MAX_NODES
 from draftree.timing import measured
 from draftree.training.job import Fitted, items
 from draftree.tree import Bools, Floats, Ints
-from draftree.tuning._shapes import Paths, Plan, fastest, nothing, searched
+from draftree.tuning._shapes import Paths, Plan, fastest, searched
 from draftree.tuning.base import Tuning, parsed
 
 ROUNDS = 6
@@ -223,7 +223,7 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
     else:
         choose = lambda table: Plan.of(searched(search, table, nodes)(nodes), table, costs)
     if not driven.everywhere.table.any():
-        nothing()
+        raise UserError("static: none of the drafter's candidates was the target's token: it does not fit this target or data")
     plan, seen, tau = settled(driven, choose, costs)
     grow = searched(search, seen.table, max(SIZES))
     sizes = [Plan.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)]  # each at its own roots
