@@ -171,7 +171,8 @@ class Training(Job):
     def _begun(self, target: Target) -> Trainable[Any]:
         if self.init_from is None:
             return self.method.fresh(target)
-        changed = {f.name for f in fields(self.method) if getattr(self.method, f.name) != f.default} | self.method.given
+        knobs = [f for f in fields(self.method) if f.compare]
+        changed = {f.name for f in knobs if getattr(self.method, f.name) != f.default} | self.method.given
         return state.begun(self.method, changed - {"checkpoint"}, self.init_from, target)
 
     def _samples(
