@@ -75,11 +75,8 @@ def train(
 
     `accelerate launch -m draftree train …` runs it on several processes.
 
-    `draftree train c2t --drafter …` trains a policy's classifier, where what is not given is C2T's: 10 epochs, batches of
-    1024, Adam at 1e-3 (1e-4 and a tenth of the prompts with --init-from), 0.05 of the texts held out. Ten epochs may be
-    few steps, so it makes 20,000 at least (`--set steps=`), unless held-out AUC has stopped rising before.
-
-    `draftree train static --drafter … --out FILE` finds the best tree of fixed shape, which `static:paths=FILE` reads.
+    `draftree train POLICY --drafter …` fits a policy that can be tuned to a drafter; there, too, what is not given is as the
+    paper has it, and `--set` sets its knobs.
     """
     if "LOCAL_RANK" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once; DDP remarks on what is meant to be so
