@@ -22,7 +22,6 @@ from equal_tau import Share
 from rich.console import Console
 
 from draftree.boundary.files import read_object
-from draftree.cli import train_c2t
 from draftree.cli.terminal import table
 from draftree.errors import UserError
 from draftree.evaluation import report
@@ -31,10 +30,11 @@ from draftree.models.target import Target
 from draftree.policies.c2t import FEATURES
 from draftree.registry import build
 from draftree.tree import ENTROPY_TOP
-from draftree.tuning import c2t
-from draftree.tuning.c2t import PLAN, Collected, Knobs
+from draftree.tuning import _trees
+from draftree.tuning._trees import Collected, Knobs
+from draftree.tuning.c2t import PLAN
 
-USUAL = {"log_joint": "true", "steps": c2t.STEPS}
+USUAL = {"log_joint": "true", "steps": _trees.STEPS}
 """Nets are compared that read log P: they decode like those that read P, and take a fifth of the steps."""
 HIDDEN = (2, 6, 12, 24, 36)
 ENTROPY_TOPS = (100, 500, ENTROPY_TOP, 10_000)
@@ -77,10 +77,10 @@ def grow(args: argparse.Namespace) -> None:
     """Grows the trees once, with the entropies of every M."""
     target, knobs = Target.load("demo"), Knobs(trees=args.trees)
     drafter = build("drafter", args.drafter).open(target)
-    requests, _ = c2t.prompts(target, args.data, knobs)
+    requests, _ = _trees.prompts(target, args.data, knobs)
     kept = []
     for top in ENTROPY_TOPS:
-        said = train_c2t.about(target, drafter, args.drafter, requests, replace(knobs, entropy_top=top))
+        said = _trees.about(target, drafter, args.drafter, requests, replace(knobs, entropy_top=top))
         kept.append(Collected(args.work / f"trees-{top}", said))
         kept[-1].begin()
     trees = positives = 0
@@ -88,7 +88,7 @@ def grow(args: argparse.Namespace) -> None:
         if knobs.trees and trees >= knobs.trees and positives >= knobs.positives:
             break
         if any(k[number] is None for k in kept):
-            for k, nodes in zip(kept, c2t.grown(target, drafter, request, knobs, ENTROPY_TOPS), strict=True):
+            for k, nodes in zip(kept, _trees.grown(target, drafter, request, knobs, ENTROPY_TOPS), strict=True):
                 k[number] = nodes
         found = kept[0][number]
         assert found is not None

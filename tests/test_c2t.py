@@ -15,8 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree import registry
-from draftree.cli import train_c2t
-from draftree.cli.train_c2t import Asked
 from draftree.demo import demo_folder
 from draftree.engine import Engine, Generation
 from draftree.errors import UserError
@@ -26,9 +24,11 @@ from draftree.sampling.drawing import Drawing, drawn
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
 from draftree.testing.fakes import Always, Never, tiny_target
+from draftree.training.job import Fitted
 from draftree.tree import Candidates, Draw, Ints, Tree
-from draftree.tuning import c2t
-from draftree.tuning.c2t import Collected, Knobs, Nodes, Plan, Recorder, Round
+from draftree.tuning import _trees, c2t
+from draftree.tuning._trees import Collected, Knobs, Nodes, Recorder
+from draftree.tuning.c2t import Plan, Round, Training
 from folders import target_folder
 from rules import Path as Tokens
 from rules import Rule, following, levels
@@ -350,11 +350,11 @@ def test_only_what_the_target_went_on_to_write_is_accepted() -> None:
     for parents, tokens in (([0, 0], [7, 8]), ([1, 1, 2], [1, 2, 2]), ([4], [5]), ([6], [6])):
         nothing = np.zeros(len(tokens))
         tree = tree.append(np.array(parents), np.array(tokens), nothing, nothing, Candidates(tree.tokens[:0], nothing))
-    written = c2t.labels(tree, [7, 2, 5])
+    written = _trees.labels(tree, [7, 2, 5])
     # 7 is right and 8 its wrong sibling; (7, 1) and (8, 2) are wrong, the latter although its token is; the text ends at 5.
     assert written.tolist() == [True, True, False, False, True, False, True, False]
-    assert c2t.labels(tree, [8, 1]).tolist() == [True, False, True] + [False] * 5
-    assert c2t.labels(tree, []).tolist() == [True] + [False] * 7
+    assert _trees.labels(tree, [8, 1]).tolist() == [True, False, True] + [False] * 5
+    assert _trees.labels(tree, []).tolist() == [True] + [False] * 7
 
 
 def text_of(target: Any, tokens: int) -> tuple[Request, list[int]]:
@@ -366,7 +366,7 @@ def text_of(target: Any, tokens: int) -> tuple[Request, list[int]]:
 def test_complete_trees_are_recorded_before_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
     request, plan = text_of(target, 12)
-    monkeypatch.setattr(c2t, "VERIFIED", 2)  # of the three right nodes two are verified
+    monkeypatch.setattr(_trees, "VERIFIED", 2)  # of the three right nodes two are verified
     recorder = Recorder(Knobs(depth=3, width=2, entropy_top=5))
     done = Engine(target, Always([plan], 61), recorder).write([request], on_tokens=recorder.tell)
     assert recorder.written == done.tokens[0] == plan[3:]
@@ -563,8 +563,11 @@ def test_a_classifier_is_trained_and_used(draftree, folder: str, data: Path, tmp
 
 
 def test_an_interrupted_run_goes_on(folder: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = lambda out: Asked([data], tmp_path / out, folder, f"lm:model={folder}", [k for k in SMALL if "=" in k])
-    whole, calls, write = train_c2t.run(asked("whole")), list[int](), Engine.write
+    def run(out: str, *more: str) -> Fitted:
+        knobs = Knobs.read([*(k for k in SMALL if "=" in k), *more], None)
+        return Training(f"lm:model={folder}", knobs).fit(folder, [data], tmp_path / out)
+
+    whole, calls, write = run("whole"), list[int](), Engine.write
 
     def counted(self: Engine, *args: Any, **kwargs: Any) -> Generation:
         if len(calls) == 2:
@@ -574,36 +577,33 @@ def test_an_interrupted_run_goes_on(folder: str, data: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(Engine, "write", counted)
     with pytest.raises(KeyboardInterrupt):
-        train_c2t.run(asked("again"))
+        run("again")
     assert len(list((tmp_path / "again" / "trees").glob("*.npz"))) == 2
     with pytest.raises(UserError, match="holds trees with depth=4: go on with the same"):
-        train_c2t.run(replace(asked("again"), knobs=["depth=3", *asked("again").knobs[1:]]))
+        run("again", "depth=3")
     calls[:] = [1, 1, 1]  # three more texts, and none of the first two again
-    assert train_c2t.run(asked("again")) == whole
+    assert run("again") == whole
     assert len(calls) == 6
     assert Classifier.load(tmp_path / "again").output_bias == Classifier.load(tmp_path / "whole").output_bias
 
 
 def test_kept_trees_serve_another_classifier(folder: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Asked(
-        [data], tmp_path / "a", folder, f"lm:model={folder}", ["depth=4", "width=2", "tokens=12", "steps=1"],
-        trees=str(tmp_path / "kept"),
-    )  # fmt: skip
-    trained = train_c2t.run(first)
+    first = Training(f"lm:model={folder}", Knobs(depth=4, width=2, tokens=12, steps=1), trees=tmp_path / "kept")
+    trained = first.fit(folder, [data], tmp_path / "a")
     monkeypatch.setattr(Engine, "write", None)
-    few = lambda out, least: train_c2t.run(
-        replace(first, out=tmp_path / out, knobs=[*first.knobs, "features=P", "trees=4", f"positives={least}"])
+    few = lambda out, least: replace(first, knobs=replace(first.knobs, features="P", trees=4, positives=least)).fit(
+        folder, [data], tmp_path / out
     )
-    second, third = few("b", 0), few("c", trained.accepted)
-    assert (second.trees, trained.trees > 4) == (4, True)
-    assert third.trees == trained.trees, "too few are accepted, so that more trees are taken"
+    second, third = few("b", 0), few("c", trained.figures["accepted"])
+    assert (second.figures["trees"], trained.figures["trees"] > 4) == (4, True)
+    assert third.figures["trees"] == trained.figures["trees"], "too few are accepted, so that more trees are taken"
     assert Classifier.load(tmp_path / "b").features == "P"
 
 
-def test_what_is_not_given_is_the_papers(tmp_path: Path) -> None:
-    assert Asked([], tmp_path).plan() == Plan(10, 1024, 1e-3, 0.05, 0)
-    assert Asked([], tmp_path, init_from=tmp_path).plan() == Plan(lr=1e-4)
-    assert Asked([], tmp_path, init_from=tmp_path, lr=0.5, epochs=3.0, batch_size=7).plan() == Plan(3, 7, 0.5)
+def test_what_is_not_given_is_the_papers() -> None:
+    assert Plan.of({}) == Plan(10, 1024, 1e-3, 0.05, 0)
+    assert Plan.of({}, tuned=True) == Plan(lr=1e-4)
+    assert Plan.of({"lr": 0.5, "epochs": 3.0, "batch_size": 7}, tuned=True) == Plan(3, 7, 0.5)
     start = Classifier(np.ones((6, 1)), np.zeros(6), np.ones(6), np.zeros(()), "P", 77, False)
     assert Knobs.read([], None) == Knobs(share=1.0)
     assert Knobs.read(["tokens=9"], start) == Knobs("P", False, 6, 77, tokens=9, share=0.1)
@@ -612,7 +612,7 @@ def test_what_is_not_given_is_the_papers(tmp_path: Path) -> None:
 MISTAKES = {
     "no drafter": ([], {"--drafter": None}, "needs --drafter"),
     "no such drafter": ([], {"--drafter": "eagel"}, "did you mean 'eagle'"),
-    "an option of drafters": (["--bf16"], {}, "--bf16 is of drafters"),
+    "an option of drafters": (["--bf16"], {}, "train c2t was given --bf16, allowed are --batch-size"),
     "half an epoch": (["--epochs", "1.5"], {}, "epochs is 1.5, allowed for c2t is a whole number"),
     "no batch": (["--batch-size", "0"], {}, "batch_size is 0"),
     "no rate": (["--lr", "0"], {}, "lr is 0.0"),

@@ -18,8 +18,7 @@ from rich.text import Text
 from draftree import Request, Sampling, load
 from draftree.cli import inputs, terminal
 from draftree.cli.terminal import Stream
-from draftree.cli.train import train_drafter
-from draftree.cli.train_drafter import show
+from draftree.cli.train import show, train
 from draftree.costs import Costs, CostTable
 from draftree.data.prompts import encode, question
 from draftree.demo import demo_folder
@@ -27,6 +26,7 @@ from draftree.drafters.base import Recipe
 from draftree.request import Emitted
 from draftree.text.options import Options
 from draftree.text.stops import Stops, decode
+from draftree.training.run import summed
 from draftree.training.trainer import Plan, Progress
 from draftree.tree import Tree
 from folders import byte_tokenizer, target_folder
@@ -366,7 +366,9 @@ def test_a_training_that_cannot_be_is_refused_before_the_target_is_read(
 
 def test_training_without_its_extra_says_what_to_install(draftree, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    monkeypatch.delitem(sys.modules, "draftree.training.trainer", raising=False)
+    for name in ("run", "trainer"):
+        monkeypatch.delitem(sys.modules, f"draftree.training.{name}", raising=False)
+        monkeypatch.delattr(f"draftree.training.{name}", raising=False)
     status, _, err = draftree("train", "edd", "--data", "x", "--out", "o")
     assert status == 2
     assert "pip install 'draftree[train]'" in err
@@ -374,7 +376,7 @@ def test_training_without_its_extra_says_what_to_install(draftree, monkeypatch) 
 
 def test_training_options_leave_the_method_its_numbers() -> None:
     """What a method's paper has a number for is not set by an option's default; for the rest that is the plan's."""
-    options, theirs = inspect.signature(train_drafter).parameters, {f.name for f in fields(Recipe)} | {"stage"}
+    options, theirs = inspect.signature(train).parameters, {f.name for f in fields(Recipe)} | {"stage"}
     assert {options[name].default for name in theirs} == {None}
     rest = {k: v for k, v in vars(Plan()).items() if k not in theirs}
     assert {name: options[name].default for name in rest} == rest
@@ -417,7 +419,7 @@ def test_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "errors", lambda: shown)
     shown.print(terminal.table("prompts [b]", [{"drafter": "runs/a[b]"}]))
     terminal.remark("features in runs/c[b]")
-    show(Progress(1, 1, 0.5), Path("runs/d[b]"))
+    show(summed("edd", Progress(1, 1, 0.5)), Path("runs/d[b]"))
     said = shown.file.getvalue()
     assert all(name in said for name in ("prompts [b]", "runs/a[b]", "runs/c[b]", "runs/d[b]"))
 

@@ -200,7 +200,8 @@ def test_one_file_is_for_all_drafters_or_there_is_one_for_each(tmp_path: Path) -
 
 def test_what_is_measured_is_kept_and_refreshed_on_demand(target: Target, home: Path) -> None:
     drafter, said = PLD().open(target), list[str]()
-    first = timing.measured(target, drafter, tell=said.append)
+    tell = lambda done, remark="", of=None: said.append(remark)
+    first = timing.measured(target, drafter, tell=tell)
     assert {(e.context, e.rows) for e in first.entries} == {(36, 1)}, "the target's context is 40"
     assert list(first.entries[0].target) == [*timing.FED]
     assert list(first.entries[0].draft) == [*timing.DRAFTED]
@@ -208,7 +209,7 @@ def test_what_is_measured_is_kept_and_refreshed_on_demand(target: Target, home: 
     assert first.about["dtype"] == "float64"
     assert [s.split()[0] for s in said] == ["reading", "timing"]
     assert CostTable.load(timing.store(timing.identity(target, drafter))) == first
-    assert timing.measured(target, drafter, tell=said.append) == first
+    assert timing.measured(target, drafter, tell=tell) == first
     assert len(said) == 2, "it was read from disk"
     more = timing.measured(target, drafter, rows=3)
     assert [e.rows for e in more.entries] == [1, 4]

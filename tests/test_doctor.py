@@ -16,7 +16,7 @@ from draftree import Costs
 from draftree.cli.app import main
 from draftree.costs import CostTable
 from draftree.demo import demo_folder
-from draftree.doctor import faults, fit
+from draftree.doctor import faults, fit, noise
 from draftree.doctor.fit import FORWARDS, NUMBERS, STRANGER, TOKENIZER, Report, examine
 from draftree.drafters import edd, medusa
 from draftree.drafters.eagle3 import EAGLE3Drafter
@@ -51,7 +51,7 @@ def texts(demo: Target) -> list[Text]:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's own checks are made on few tokens; they have tests of their own."""
     monkeypatch.setattr(fit, "COMPARED", 11)
-    monkeypatch.setattr(fit, "NARROW", 2)
+    monkeypatch.setattr(noise, "NARROW", 2)
 
 
 def causes(report: Report) -> list[str]:
@@ -252,10 +252,10 @@ def test_the_calibration_error_is_the_gap_in_each_bin() -> None:
 
 def test_a_margin_below_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tokens with the same row in the LM head are as good as each other, whatever the width of a pass."""
-    monkeypatch.setattr(fit, "NARROW", 8)
+    monkeypatch.setattr(noise, "NARROW", 8)
     target = tiny_target()
     text = [Text(np.arange(3, 15), 4)]
-    changes, margins = fit.narrow_and_wide(target, text)
+    changes, margins = noise.narrow_and_wide(target, text)
     assert len(margins) == 8
     assert margins.min() > changes.max()
     assert fit._noise(target, text).verdict == "ok"

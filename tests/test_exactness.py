@@ -32,7 +32,7 @@ from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.costs import Costs
-from draftree.doctor.statistics import detectable, goodness
+from draftree.doctor.statistics import detectable
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
@@ -54,6 +54,7 @@ from draftree.sampling.noise import Chance
 from draftree.sampling.settings import Sampling
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
 from draftree.tree import Candidates, Draw, Floats, Ints, Tree, Verdict
+from frequencies import goodness
 from mistakes import Asking, RawBonus, Rounds, TwoDraws
 
 COSTS = Costs({1: 0.1}, {1: 1.0})

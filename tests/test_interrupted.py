@@ -40,7 +40,7 @@ from draftree.training.features import Shards
 from draftree.training.processes import Processes
 from draftree.training.state import LOG, STATE
 from draftree.training.trainer import Plan, train
-from draftree.tuning.c2t import Collected
+from draftree.tuning._trees import Collected
 from folders import target_folder
 
 SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL]

@@ -15,8 +15,10 @@ from torch import Tensor
 from draftree.acceptors.base import Acceptor, proposal, ratio, residual, walk
 from draftree.acceptors.match import Match
 from draftree.data.prompts import encode, question
-from draftree.doctor.lossless import LEVEL, Case, Plan, Report, cases, examine, prompts
+from draftree.doctor.cases import Case, cases
+from draftree.doctor.lossless import LEVEL, Plan, examine, prompts
 from draftree.doctor.noise import Heard, Noise, behind, distances, noise, shifts
+from draftree.doctor.verdicts import Report
 from draftree.drafters.lm import LMDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError

@@ -22,7 +22,7 @@ from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.costs import Costs
-from draftree.doctor.statistics import ChiSquare, detectable, goodness
+from draftree.doctor.statistics import ChiSquare, detectable
 from draftree.drafters.edd import EDD
 from draftree.models.target import Target
 from draftree.policies.base import Policy, append
@@ -33,6 +33,7 @@ from draftree.sampling.drawing import Drawing, drawn
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
 from draftree.tree import Candidates, Draw, Ints, Room, Tree
+from frequencies import goodness
 from mistakes import Asking, RawBonus, Rounds, TwoDraws
 
 QUESTION = "Tom has 3 apples and buys 5 more. How many apples does he have?"

@@ -16,37 +16,20 @@ from hypothesis.extra.numpy import arrays
 
 from draftree import Request, load
 from draftree.cli.app import main
-from draftree.costs import Costs
+from draftree.costs import Costs, CostTable
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import Drafter
 from draftree.errors import NotANumber, UserError
-from draftree.evaluation.driven import Text
+from draftree.evaluation.driven import Text, answered, spread
 from draftree.models.target import Needs, Target
 from draftree.policies.static import Static
 from draftree.registry import part
 from draftree.sampling.drawing import Drawing
 from draftree.testing.fakes import Always, Never, Scripted, Sometimes, tiny_target
 from draftree.tree import Candidates, Floats, Tree
-from draftree.tuning.static import (
-    MISSED,
-    UNKNOWN,
-    Acceptance,
-    Driven,
-    Forests,
-    Paths,
-    Plan,
-    Settings,
-    answered,
-    drive,
-    expected,
-    fastest,
-    greedy,
-    searched,
-    seconds,
-    settled,
-    spread,
-    written,
-)
+from draftree.tuning import base
+from draftree.tuning._shapes import Forests, Paths, Plan, expected, fastest, greedy, searched, seconds
+from draftree.tuning.static import MISSED, UNKNOWN, Acceptance, Driven, Search, Settings, drive, settled, written
 from folders import target_folder
 
 TABLE = np.array([[0.6, 0.3], [0.5, 0.2]])
@@ -443,7 +426,7 @@ def test_a_drafter_must_be_named_and_no_file_is_overwritten(
     at = asked.index("--drafter")
     status, _, err = told(capfd, asked[:at] + asked[at + 2 :])
     assert (status, err.count("\n")) == (2, 1)
-    assert "with --drafter" in err
+    assert "needs --drafter" in err
     (tmp_path / "tree.json").write_text("[[0]]")
     status, _, err = told(capfd, [*asked, "--target", "none"])
     assert (status, err.count("\n")) == (2, 1)
@@ -452,8 +435,28 @@ def test_a_drafter_must_be_named_and_no_file_is_overwritten(
 
 
 def test_knobs_may_stand_in_the_spec() -> None:
-    assert Settings.parsed(["nodes=auto", "search=greedy", "answers=false"]) == Settings("greedy", answers=False)
-    assert Settings.parsed(["nodes=7"]).nodes == 7
+    parsed = lambda items: Settings(**base.parsed(Settings, "static", items))
+    assert parsed(["nodes=auto", "search=greedy", "answers=false"]) == Settings("greedy", answers=False)
+    assert parsed(["nodes=7"]).nodes == 7
+
+
+def test_a_tree_is_found_from_python(asked: list[str], folder: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    search = Search(
+        f"lm:model={folder}", Settings(depth=2, width=2, tokens=8, nodes=2), CostTable.load(tmp_path / "costs.json")
+    )
+    tell = lambda done, remark="", of=None: told.append(remark)
+    found = search.fit(Target.load(folder), [tmp_path / "chats.jsonl"], tmp_path / "found.json", tell)
+    assert (found.figures["nodes"], found.figures["paths"]) == (2, json.loads((tmp_path / "found.json").read_text())["paths"])
+    assert list(dict.fromkeys(told)) == [
+        "loading", "answering", "driving the drafter along", "measuring what a step costs", "searching",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="exists, allowed is a new file"):
+        search.fit("none", [], tmp_path / "found.json")
+
+
+def test_what_can_be_tuned_is_found_by_name() -> None:
+    assert [base.part(name).options >= {"drafter"} for name in base.names()] == [True, True]
 
 
 def test_prompts_are_spread() -> None:

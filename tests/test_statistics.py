@@ -1,11 +1,14 @@
 """χ² tests: known values, pooling, and that the level and the power are what they are said to be."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
 
-from draftree.doctor.statistics import critical, detectable, goodness, pooled, power, survival, two_sample
+from draftree.doctor.statistics import critical, detectable, pooled, power, survival, two_sample
+from draftree.errors import UserError
+from frequencies import goodness
 
 
 @pytest.mark.parametrize(
@@ -67,3 +70,9 @@ def test_power_without_an_error_is_the_level() -> None:
     assert power(0.0, 12, 1e-3) == pytest.approx(1e-3)
     assert power(1e-9, 12, 1e-3) == pytest.approx(1e-3)
     assert power(4 * 50_000 * detectable(50_000, 30) ** 2, 30, 1e-3) == pytest.approx(0.99)
+
+
+def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    with pytest.raises(UserError, match=r"needs the package 'scipy': pip install 'draftree\[doctor\]'"):
+        two_sample([30, 70], [50, 50])

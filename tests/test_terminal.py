@@ -87,7 +87,7 @@ def test_what_is_short_is_silent(clock: Fake, capsys: pytest.CaptureFixture[str]
 def test_what_is_waited_for_is_told(clock: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     with terminal.busy("loading") as say:
         clock.forward(3)
-        say("timing [1] of 2")
+        say(0, "timing [1] of 2")
         clock.forward(130)
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["draftree: loading … (2 s so far)", "draftree: timing [1] of 2 … (32 s so far)"]

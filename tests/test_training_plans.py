@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.cli import app, console, terminal
-from draftree.cli.train_drafter import Asked, planned
+from draftree.cli import app, console
 from draftree.data.samples import Sample
 from draftree.demo import demo_folder
-from draftree.drafters.base import Recipe, Stage
+from draftree.drafters.base import Recipe, Stage, number_text
 from draftree.drafters.edd import EDD
 from draftree.errors import UserError
 from draftree.registry import names, part, stages
 from draftree.testing.fakes import tiny_target
 from draftree.training import state, trainer
-from draftree.training.regenerate import Regeneration
+from draftree.training.run import fitted, planned
 from draftree.training.trainer import Plan, Progress, scale, train
 from folders import target_folder
 
@@ -157,11 +156,8 @@ def test_a_batch_that_is_cut_by_itself_learns_the_same(tmp_path: Path, monkeypat
 
 
 def test_lengths_are_cut_to_the_targets_context(tmp_path: Path) -> None:
-    asked = Asked("edd", [], [], tmp_path, Plan(max_tokens=2048), None, Regeneration(), "")
-    cut = asked.fitted(64)
-    assert cut.answers is not None
-    assert (cut.plan.max_tokens, cut.answers.max_tokens) == (64, 64)
-    assert asked.fitted(4096).plan.max_tokens == 2048
+    assert fitted(Plan(max_tokens=2048), tmp_path, 64).max_tokens == 64
+    assert fitted(Plan(max_tokens=2048), tmp_path, 4096).max_tokens == 2048
 
 
 # What a run keeps
@@ -219,8 +215,7 @@ def test_a_run_goes_on_with_its_stage_and_numbers(tmp_path: Path) -> None:
 
 def test_a_run_longer_than_the_context_keeps_its_length(tmp_path: Path) -> None:
     interrupted(tmp_path, Plan(max_tokens=100))
-    asked = Asked("edd", [], [], tmp_path, Plan(max_tokens=100), None, None, "")
-    assert asked.fitted(64).plan.max_tokens == 100
+    assert fitted(Plan(max_tokens=100), tmp_path, 64).max_tokens == 100
 
 
 @pytest.mark.parametrize("held", ["[1]", "{", '{"lr": "much"}', '{"betas": 3}'])
@@ -319,12 +314,12 @@ def shipped_beside_papers() -> str:
     lines = [["drafter", "stage", *COLUMNS], ["---"] * (2 + len(COLUMNS))]
     for name in TRAINED:
         for stage in stages(name):
-            cells = [terminal.number_text(getattr(stage, k)) + " *" * (k in stage.ours) for k in COLUMNS.values()]
+            cells = [number_text(getattr(stage, k)) + " *" * (k in stage.ours) for k in COLUMNS.values()]
             if stage.schedule == "constant":
                 cells[list(COLUMNS).index("down to")] = ""
             lines.append([f"`{name}`", stage.name, *cells])
     shipped = [{**state.SINCE, **json.loads((demo_folder(n) / state.PLAN).read_text())} for n in TRAINED]
-    cells = [{terminal.number_text(said[k]) for said in shipped} for k in COLUMNS.values()]
+    cells = [{number_text(said[k]) for said in shipped} for k in COLUMNS.values()]
     lines.append(["all, as shipped", "", *(" or ".join(sorted(cell)) for cell in cells)])
     sources = [f"- `{name}`: {stage.source}; loss: {stage.loss}." for name in TRAINED for stage in stages(name)[:1]]
     return "\n".join(["| " + " | ".join(line) + " |" for line in lines]) + "\n\n" + "\n".join(sources)

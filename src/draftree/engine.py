@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
+from draftree import loop
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
@@ -24,7 +25,7 @@ from draftree.data.rows import Messages
 from draftree.drafters.base import Drafter, Method
 from draftree.errors import DraftreeWarning, UserError, shown
 from draftree.hf.generate import Hook, check_types
-from draftree.loop import Parts, State, decode, plain
+from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
 from draftree.models.target import Target, known_as, warn_of_training
 from draftree.policies.base import Policy
@@ -232,19 +233,11 @@ class Engine:
         on_tokens: Callable[[list[Emitted]], None] | None = None,
     ) -> Generation:
         """Writes one token a pass: the baseline, and what `generate` must equal."""
-        check_listener(on_tokens)
-        check(requests, self.target)
-        self.rest()
-        requests, rows = under(requests, sampling), Rows(self._cache(requests))
-        run(plain(self.target, usual(requests), rows, requests), rows, on_tokens, self._lock)
-        return Generation(rows.written, rows.stats)
+        return plain(self.target, requests, on_tokens, sampling, self._lock)
 
     def rest(self) -> bool:
         """Puts the target into evaluation mode; whether it was not, which is told: its weights may have changed."""
-        model = self.target.decoder.model
-        if training := warn_of_training(model):
-            model.train(False)
-        return training
+        return rest(self.target)
 
     def keeps_text(self, sampling: Sampling = GREEDY) -> bool:
         """Whether texts are the very ones that plain decoding writes, and not only of the same distribution."""
@@ -296,8 +289,7 @@ class Engine:
         return self._measured
 
     def _cache(self, requests: Sequence[Request]) -> SlotCache:
-        longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
-        return self.target.new_cache(len(requests), min(longest, self.target.decoder.context) + 64)
+        return cache_of(self.target, requests)
 
     def _stats(self, acceptor: Acceptor, requests: Sequence[Request]) -> Stats:
         draw = Draw.POINT if all(request.sampling.greedy for request in requests) else acceptor.draw
@@ -310,6 +302,46 @@ class Engine:
         shared = np.array([common(t, r.prompt) for t, r in zip(held.texts, requests, strict=True)], np.int64)
         held.cache.truncate(shared)
         return held.cache, self.drafter.truncate(held.drafter_state, shared)
+
+
+def plain(
+    target: Target,
+    requests: Sequence[Request],
+    on_tokens: Callable[[list[Emitted]], None] | None = None,
+    sampling: Sampling | None = None,
+    lock: AbstractContextManager[Any] = nullcontext(),
+) -> Generation:
+    """Writes one token a pass with a target alone, as no drafter is needed for it.
+
+    Args:
+        target: the model that writes.
+        requests: one for each row.
+        on_tokens: told the new tokens of every step; its own time is not counted.
+        sampling: of all requests, instead of their own.
+        lock: held during each step.
+
+    Raises:
+        UserError: a request cannot be served.
+    """
+    check_listener(on_tokens)
+    check(requests, target)
+    rest(target)
+    requests, rows = under(requests, sampling), Rows(cache_of(target, requests))
+    run(loop.plain(target, usual(requests), rows, requests), rows, on_tokens, lock)
+    return Generation(rows.written, rows.stats)
+
+
+def rest(target: Target) -> bool:
+    """Puts a target into evaluation mode; whether it was not, which is told: its weights may have changed."""
+    if training := warn_of_training(target.decoder.model):
+        target.decoder.model.train(False)
+    return training
+
+
+def cache_of(target: Target, requests: Sequence[Request]) -> SlotCache:
+    """A cache with room for requests, as far as the target's context reaches."""
+    longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
+    return target.new_cache(len(requests), min(longest, target.decoder.context) + 64)
 
 
 def usual(requests: Sequence[Request]) -> Acceptor:

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs, CostTable, bracket
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
@@ -38,8 +39,6 @@ ROUNDS, LONGEST, SLOW = (3, 25), 4.0, 0.25
 """How often each work is timed, at least and at most; for how many seconds all of them together, if the least allows it; and
 from how many seconds on the first time counts, as a warm-up matters little then."""
 
-Tell = Callable[[str], None]
-
 
 def monotone(seconds: Sequence[float]) -> list[float]:
     """The nearest nondecreasing figures: neighbours that fall share their mean (pool adjacent violators)."""
@@ -53,7 +52,7 @@ def monotone(seconds: Sequence[float]) -> list[float]:
 
 
 def interleaved(works: Sequence[Callable[[], Any]], device: torch.device, longest: float) -> list[float]:
-    """Wall seconds of each work, run in turns and in changing order, so that a machine's moods meet all alike.
+    """Wall seconds of each work, run round-robin in random order, so that drift of the machine's speed meets all alike.
 
     The lower quartile of the rounds: other programs on the machine only ever make a work slower.
 
@@ -117,9 +116,7 @@ def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def measured(
-    target: Target, drafter: Drafter[Any], rows: int = 1, refresh: bool = False, tell: Tell = lambda _: None
-) -> CostTable:
+def measured(target: Target, drafter: Drafter[Any], rows: int = 1, refresh: bool = False, tell: Tell = silent) -> CostTable:
     """The costs of a pairing on this machine: read from disk, or timed once and kept.
 
     Args:
@@ -127,7 +124,7 @@ def measured(
         drafter: the pairing.
         rows: of the batch, see `bracket`.
         refresh: measure again what is on disk for so many rows.
-        tell: what is being measured.
+        tell: told what is being measured.
     """
     about = identity(target, drafter)
     path, rows = store(about), bracket(rows)
@@ -163,16 +160,16 @@ def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
     return passes, steps
 
 
-def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = lambda _: None) -> tuple[Costs, ...]:
+def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = silent) -> tuple[Costs, ...]:
     """Times target passes, draft steps and commits behind rows of several lengths, all of them in turns."""
     device, many = target.decoder.device, f"{rows} row{'s' * (rows > 1)}"
     passes, steps = widths(rows, device.type)
     settings = []
     for context in contexts(target):
-        tell(f"reading {many} of {context} tokens")
+        tell(0, f"reading {many} of {context} tokens")
         settings.append(_Setting.read(target, drafter, rows, context, max(passes)))
     behind = " and ".join(str(s.context) for s in settings)
-    tell(f"timing draft steps and passes over 1 to {max(passes)} tokens, behind {many} of {behind} tokens")
+    tell(0, f"timing draft steps and passes over 1 to {max(passes)} tokens, behind {many} of {behind} tokens")
     works = [w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, steps))]
     seconds = iter(interleaved(works, device, LONGEST))
     commits = interleaved([s.commit() for s in settings], device, 0.2)  # last: it moves the caches on

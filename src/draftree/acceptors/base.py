@@ -26,6 +26,7 @@ class Acceptor(Part, ABC):
         sampling: whether it serves sampling.
         looks_ahead: whether it asks for p after nodes that it then does not accept, so that a processor that keeps count of its
             calls would count wrong.
+        chains: whether it looks only at the first of siblings, so that all others are drafted in vain.
         lossy: whether it may change the output at all; such a rule is never a default.
     """
 
@@ -35,6 +36,7 @@ class Acceptor(Part, ABC):
     greedy: ClassVar[bool] = True
     sampling: ClassVar[bool] = True
     looks_ahead: ClassVar[bool] = False
+    chains: ClassVar[bool] = False
     lossy: ClassVar[bool] = False
 
     @property

@@ -28,6 +28,7 @@ class Block(Acceptor):
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
     survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
+    chains: ClassVar[bool] = True
     looks_ahead: ClassVar[bool] = True
 
     @property

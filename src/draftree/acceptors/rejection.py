@@ -26,6 +26,7 @@ class Rejection(Acceptor):
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
     survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
+    chains: ClassVar[bool] = True
 
     @property
     def draw(self) -> Draw:

@@ -355,3 +355,13 @@ def writable(path: Path, folder: bool = False) -> None:
     home = existing(path if folder else path.parent)
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise UserError(f"'{path}' cannot be written: '{home}' is not a folder with the right to write")
+
+
+def bytes_text(size: int) -> str:
+    """A size on disk with its unit, in powers of 1,000."""
+    amount = float(size)
+    for unit in ("bytes", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:,.1f} GB"

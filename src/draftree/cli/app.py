@@ -42,7 +42,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench.bench,
     "costs": costs.show_costs,
     "doctor": doctor.examine_drafter,
-    "train": train.train_drafter,
+    "train": train.train,
     "export": export.export_drafter,
 }
 for name, command in COMMANDS.items():

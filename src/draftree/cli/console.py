@@ -1,14 +1,18 @@
 """The standard streams and how a program ends; imports nothing heavy."""
 
 import json
+import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
+from io import StringIO
 from typing import Any, NoReturn
 
 import typer
 
-from draftree.errors import cut
+from draftree.boundary.interruption import Interrupted
+from draftree.errors import DraftreeError, cut
 
 
 def given(ctx: typer.Context, option: str) -> bool:
@@ -45,3 +49,31 @@ def fail(message: str, status: int) -> NoReturn:
     """Ends the program with one line."""
     tell(message)
     sys.exit(status)
+
+
+GRACE = 2.0
+"""Seconds in which the main process has told what went wrong, and has ended."""
+
+
+def speaks() -> bool:
+    """Whether this is the process that speaks, of those that a launcher may have started together."""
+    together = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
+    return not together or os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def one_voice() -> Iterator[None]:
+    """Among several processes, only the main one says what went wrong; the others end as it does, after it.
+
+    Raises:
+        SystemExit: this process is not the main one, and the run has failed or was interrupted.
+    """
+    if speaks():
+        yield
+        return
+    try:
+        with redirect_stderr(StringIO()):  # progress, remarks and hints are the main one's to tell
+            yield
+    except (DraftreeError, Interrupted) as error:
+        time.sleep(GRACE)  # a launcher stops all processes when it sees one end
+        sys.exit(error.status if isinstance(error, Interrupted) else 2)

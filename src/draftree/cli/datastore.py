@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from draftree.boundary.files import bytes_text
 from draftree.cli.console import NOTHING_KEPT, emit, interruptible
 from draftree.cli.options import ALL, AsJson, TargetName
 from draftree.errors import UserError
@@ -73,10 +74,8 @@ def print_note(folder: Path, said: Mapping[str, Any]) -> None:
 
 
 def _shown(key: str, value: Any) -> str:
-    from draftree.cli import terminal
-
     if key.endswith("bytes"):
-        return terminal.bytes_text(value)
+        return bytes_text(value)
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, dict):
@@ -91,6 +90,6 @@ def print_built(out: Path, said: Mapping[str, Any]) -> None:
     left_out = f", {said['undecodable']} files left out that are not UTF-8 text" if said["undecodable"] else ""
     terminal.output().print(
         f"{out}: datastore for '{said['drafter']}', {said['documents']:,} documents, {said['tokens']:,} tokens, "
-        f"{terminal.bytes_text(said['text_bytes'])} of text in {terminal.bytes_text(said['bytes'])}{left_out}",
+        f"{bytes_text(said['text_bytes'])} of text in {bytes_text(said['bytes'])}{left_out}",
         soft_wrap=True, markup=False, highlight=False,
     )  # fmt: skip

@@ -66,9 +66,8 @@ def examine_drafter(
         texts = driven.answers(model) if data is None else driven.read(model, data)
     with terminal.busy("measuring what a step costs") as say:
         known = (fixed or measured(model, opened, tell=say)).at(context=0, rows=1)
-    with terminal.progress("doctor", fit.STAGES) as tell:
-        done = iter(range(fit.STAGES + 1))
-        report = fit.examine(model, opened, texts, known, lambda what: tell(next(done), what))
+    with terminal.progress("doctor", None) as tell:
+        report = fit.examine(model, opened, texts, known, tell)
     if as_json:
         emit(report.as_json())
     else:
@@ -79,13 +78,14 @@ def examine_output(given: Mapping[str, Any]) -> None:
     """The doctor command with --lossless, by its options."""
     from draftree.cli import inputs, terminal
     from draftree.doctor import lossless
+    from draftree.doctor.cases import cases
     from draftree.engine import UNIT
     from draftree.models.target import Target
     from draftree.registry import build
     from draftree.timing import measured
 
     plan = lossless.Plan(given["max_new_tokens"], trials=given["trials"])
-    chosen = lossless.cases(given["policy"], given["acceptor"], given["temperature"])
+    chosen = cases(given["policy"], given["acceptor"], given["temperature"])
     fixed, drafter = inputs.fixed_costs(given["costs"]), inputs.drafter(given["drafter"], given["target"])
     method = build("drafter", drafter)
     inputs.quiet()

@@ -12,20 +12,29 @@ from transformers.utils.logging import disable_progress_bar
 
 from draftree.cli import terminal
 from draftree.costs import CostTable
-from draftree.drafters.base import TrainableMethod
 from draftree.engine import usual_drafter
-from draftree.errors import UnknownName, UserError
-from draftree.registry import build, names, part
+from draftree.errors import UserError
 from draftree.request import Emitted
 from draftree.sampling.grammar import Grammar
 from draftree.text.options import Options
 
 
+class Remarks(logging.Handler):
+    """Shows what the library logs as remarks."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        terminal.remark(record.getMessage())
+
+
 def quiet() -> None:
-    """Keeps what transformers would say off the standard streams; what matters of it is checked and told as an error."""
+    """Keeps what transformers would say off the standard streams, as what matters is told as an error; our remarks stay."""
     for library in ("transformers", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.ERROR)
     disable_progress_bar()
+    ours = logging.getLogger("draftree")
+    ours.setLevel(logging.INFO)
+    if not ours.handlers:
+        ours.addHandler(Remarks())
 
 
 def prompt_text(prompt: str) -> str:
@@ -145,20 +154,3 @@ def drafter(spec: str | None, target: str) -> str:
     if spec is None and told:
         terminal.remark(told)
     return usual if spec is None else spec
-
-
-def trainable(spec: str, knobs: Sequence[str]) -> TrainableMethod:
-    """The method to train, its knobs from the spec and from further key=value items.
-
-    Raises:
-        UserError: there is no such method or knob, or it has nothing to train.
-    """
-    name, _, given = spec.partition(":")
-    known = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
-    if name not in known:
-        raise UnknownName("drafter or policy that can be trained", name, [*known, "c2t", "static"])
-    items = [*filter(None, given.split(",")), *knobs]
-    if any(item.partition("=")[0] == "checkpoint" for item in items):
-        raise UserError(f"'{name}' was given a checkpoint, but training starts from the target's own weights")
-    method: TrainableMethod = build("drafter", f"{name}:{','.join(items)}")
-    return method

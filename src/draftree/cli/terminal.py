@@ -21,16 +21,16 @@ from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.progress import Tell
 from draftree.costs import Costs, CostTable
-from draftree.drafters.base import Recipe, Stage
+from draftree.drafters.base import Recipe, Stage, plan_text
 from draftree.evaluation.compare import Comparison
 from draftree.request import Emitted, Origin
 from draftree.text.stops import Pieces, Stops
 
-if TYPE_CHECKING:  # the trainer needs an optional package
-    from draftree.doctor.fit import Finding, Report
-    from draftree.doctor.lossless import Report as Examined
+if TYPE_CHECKING:
+    from draftree.doctor.findings import Finding
+    from draftree.doctor.fit import Report
+    from draftree.doctor.verdicts import Report as Examined
     from draftree.models.attention import Attending
-    from draftree.training.trainer import Progress
 
 
 STYLES: dict[Origin, str] = {"drafted": "green", "bonus": "default", "prefill": "default"}
@@ -142,16 +142,16 @@ CLOCK = Clock()
 
 
 @contextmanager
-def busy(what: str) -> Iterator[Callable[[str], None]]:
+def busy(what: str) -> Iterator[Tell]:
     """Says what is being waited for; it can be told what else. Without a terminal it says so where that takes long."""
     console, clock, doing = errors(), CLOCK, [what]
     if console.is_terminal:
         with console.status(escape(what)) as status:
-            yield lambda other: status.update(escape(other))
+            yield lambda done, remark="", of=None: status.update(escape(remark))
         return
     start = clock.now()
     with clock.beating(lambda: remark(f"{doing[-1]} … ({duration(clock.now() - start)} so far)")):
-        yield doing.append
+        yield lambda done, remark="", of=None: doing.append(remark)
 
 
 def duration(seconds: float) -> str:
@@ -359,65 +359,9 @@ def knobs_text(knobs: Mapping[str, Any]) -> str:
     return ",".join(f"{k}={v if v != '' else chr(39) * 2}" for k, v in knobs.items())
 
 
-def plan_text(plan: Mapping[str, Any]) -> str:
-    """Numbers of a training run, by the names of the options that set them."""
-    return ", ".join(f"{k} {number_text(v)}" for k, v in plan.items() if v not in ("", None))
-
-
-def number_text(value: Any) -> str:
-    """A number, or several, as an option takes them."""
-    if isinstance(value, tuple | list):
-        return " ".join(map(number_text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def stage_row(drafter: str, stage: Stage) -> dict[str, str]:
     """How a drafter is trained by default, as a row of a table."""
     numbers = plan_text({f.name: getattr(stage, f.name) for f in fields(Recipe)})
     by_us = f"; ours: {', '.join(stage.ours)}" if stage.ours else ""
     told = {"loss": f"{stage.loss}, on {stage.data}", "source": stage.source + by_us}
     return {"name": drafter, "stage": stage.name, "numbers": numbers, **told}
-
-
-class TrainingText:
-    """Where a training run stands, in a line; held-out figures are shown until there are newer ones."""
-
-    def __init__(self) -> None:
-        self._measured: Progress | None = None
-
-    def __call__(self, progress: "Progress") -> str:
-        if progress.held_out_loss is not None:
-            self._measured = progress
-        shown = [f"loss {progress.loss:.3f}"]
-        if (found := self._measured) is not None:
-            figures = {
-                "held-out loss": found.held_out_loss,
-                "overlap": found.overlap,
-                "acceptance length": found.acceptance_length,
-            }
-            shown += [f"{name} {figure:.3f}" for name, figure in figures.items()]
-            shown.append("by depth " + " ".join(f"{rate:.2f}" for rate in (found.acceptance_by_depth or ())[:SHOWN_DEPTHS]))
-        return ", ".join(shown)
-
-
-SHOWN_DEPTHS = 5
-
-
-def training_text(progress: "Progress") -> str:
-    """Where a training run stands."""
-    return TrainingText()(progress)
-
-
-def features_text(texts: int, size: int, home: Path) -> str:
-    """What is told before features are cached."""
-    return f"features of {texts:,} texts take {bytes_text(size)} in {home}"
-
-
-def bytes_text(size: int) -> str:
-    """A size on disk with its unit, in powers of 1,000."""
-    amount = float(size)
-    for unit in ("bytes", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:,.1f} GB"

@@ -2,21 +2,22 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from draftree.boundary.files import inside, locked
-from draftree.cli.console import NOTHING_KEPT, emit, given, interruptible
+from draftree.cli.console import NOTHING_KEPT, emit, given, interruptible, one_voice, speaks
 from draftree.cli.options import ALL, THEIRS, AsJson, CostsFile, Device, DType, Seed, TargetName
-from draftree.errors import UserError
+from draftree.errors import UnknownName, UserError
+
+if TYPE_CHECKING:
+    from draftree.training.job import Fitted, Job
 
 
-def train_drafter(
+def train(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="The method, or a spec of it with its knobs; or a policy: c2t, static.")],
+    name: Annotated[str, typer.Argument(help="The method, or a spec of it with its knobs; or a policy that can be tuned.")],
     data: Annotated[list[Path], typer.Option(help="JSONL, JSON, parquet, text, or a folder of them; repeat it for several.")],
     out: Annotated[Path, typer.Option(help="The folder of the checkpoint; of a tree, the file.")],
     target: TargetName = "demo",
@@ -74,72 +75,90 @@ def train_drafter(
 
     `accelerate launch -m draftree train …` runs it on several processes.
 
-    `draftree train c2t --drafter …` trains a policy's classifier, where what is not given is C2T's: 10 epochs, batches of
-    1024, Adam at 1e-3 (1e-4 and a tenth of the prompts with --init-from), 0.05 of the texts held out. Ten epochs may be
-    few steps, so it makes 20,000 at least (`--set steps=`), unless held-out AUC has stopped rising before.
-
-    `draftree train static --drafter … --out FILE` finds the best tree of fixed shape, which `static:paths=FILE` reads.
+    `draftree train POLICY --drafter …` fits a policy that can be tuned to a drafter; there, too, what is not given is as the
+    paper has it, and `--set` sets its knobs.
     """
-    if name.partition(":")[0] == "static":
-        return find_static_tree({option: value for option, value in ctx.params.items() if given(ctx, option)})
-    if name.partition(":")[0] == "c2t":
-        return train_classifier({option: value for option, value in ctx.params.items() if given(ctx, option)})
-    for option, value, where in (("--drafter", drafter, "c2t, static"), ("--costs", costs, "static")):
-        if value is not None:
-            raise UserError(f"{option} is '{value}', allowed where a policy is trained ({where}), and '{name}' is a drafter")
     if "LOCAL_RANK" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once; DDP remarks on what is meant to be so
+    with one_voice():
+        kind = name.partition(":")[0]
+        sort = job(kind)
+        asked = {option: value for option, value in ctx.params.items() if given(ctx, option) and option not in COMMON}
+        check(kind, sort, asked)
+        from draftree.cli import inputs, terminal
+
+        chosen = sort.of(name, knobs, asked)
+        inputs.quiet()
+        again = f"the same command goes on from what is kept in '{out}'" if sort.resumes else NOTHING_KEPT
+        with interruptible(again), terminal.progress(f"train {name}", None) as tell:
+            end = chosen.fit(target, data, out, tell, device=device, dtype=dtype)
+    if speaks() and as_json:
+        emit({**end.figures, "out": str(out)})
+    elif speaks():
+        show(end, out)
+
+
+COMMON = frozenset({"name", "data", "out", "target", "knobs", "device", "dtype", "as_json"})
+"""Options of every training."""
+
+
+def job(name: str) -> "type[Job]":
+    """What trains the drafter, or tunes the policy, of a name.
+
+    Raises:
+        UserError: there is nothing of that name to train, or a package is not installed.
+    """
+    from draftree.drafters.base import TrainableMethod
+    from draftree.registry import names, part
+    from draftree.tuning import base as tunings
+
+    if name in tunings.names():
+        return tunings.part(name)
+    drafters = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
+    if name not in drafters:
+        raise UnknownName("drafter or policy that can be trained", name, [*drafters, *tunings.names()])
     try:
-        from draftree.training.trainer import Plan
+        from draftree.training.run import Training
     except ModuleNotFoundError as error:
         raise UserError(f"training needs the package '{error.name}': pip install 'draftree[train]'") from error
-
-    from draftree.cli import inputs, train_drafter
-
-    with train_drafter.one_voice():
-        known = {f.name for f in fields(Plan)}
-        said = {option: value for option, value in ctx.params.items() if option in known and given(ctx, option)}
-        plan = train_drafter.planned(inputs.trainable(name, knobs).stages, said, out, init_from is not None)
-        answers = train_drafter.Regeneration(regenerate_tokens, regenerate_batch) if regenerate else None
-        asked = train_drafter.Asked(name, knobs, data, out, plan, init_from, answers, track)
-        inputs.quiet()
-        with interruptible(f"the same command goes on from what is kept in '{out}'"):
-            end = train_drafter.run(asked, target, device, dtype)
-    if end is not None and as_json:
-        said = {k: None if v != v else v for k, v in asdict(end).items()}  # no NaN in JSON
-        emit({"drafter": name, "out": str(out)} | said)
-    elif end is not None:
-        train_drafter.show(end, out)
+    return Training
 
 
-def find_static_tree(given: Mapping[str, Any]) -> None:
-    """The train command for a static tree, by the options that were given."""
-    from draftree.boundary import files
-    from draftree.cli import inputs, train_static
+def check(name: str, sort: "type[Job]", asked: Mapping[str, Any]) -> None:
+    """Refuses options that a training does not take, and a policy's without a drafter.
 
-    inputs.quiet()
-    asked = train_static.Asked.of(given)
-    files.writable(asked.out)
-    with interruptible(NOTHING_KEPT), locked(asked.out):
-        found = train_static.run(asked)
-    if given.get("as_json"):
-        emit(found | {"out": str(asked.out)})
-    else:
-        train_static.show(found, asked.out)
+    Args:
+        name: of what is trained.
+        sort: of training.
+        asked: the options that were given, and their values.
+
+    Raises:
+        UserError: it says which, and what is allowed.
+    """
+    from draftree.tuning import base as tunings
+
+    strange = [option for option in asked if option not in sort.options]
+    if strange and name not in tunings.names():
+        where = ", ".join(n for n in tunings.names() if strange[0] in tunings.part(n).options)
+        told = f"allowed where a policy is trained ({where}), and '{name}' is a drafter"
+        raise UserError(f"{flag(strange[0])} is '{asked[strange[0]]}', {told}")
+    if strange:
+        allowed = ", ".join(sorted(map(flag, (COMMON | sort.options) - {"name", "as_json"})))
+        raise UserError(f"train {name} was given {', '.join(map(flag, strange))}, allowed are {allowed}")
+    if "drafter" in sort.options and not asked.get("drafter"):
+        raise UserError(f"train {name} needs --drafter: the drafter that the policy grows its trees with")
 
 
-def train_classifier(given: Mapping[str, Any]) -> None:
-    """The train command for C2T, by the options that were given."""
-    from draftree.boundary import files
-    from draftree.cli import inputs, train_c2t
+def flag(option: str) -> str:
+    """An option as it stands on the command line."""
+    return "--set" if option == "knobs" else f"--{option.replace('_', '-')}"
 
-    inputs.quiet()
-    asked = train_c2t.Asked.of(given)
-    files.writable(asked.out, folder=True)
-    again = f"the same command goes on from what is kept in '{asked.out}'"
-    with interruptible(again), locked(asked.out, inside(asked.out)):
-        end = train_c2t.run(asked)
-    if given.get("as_json"):
-        emit({"policy": "c2t", "out": str(asked.out)} | asdict(end))
-    else:
-        train_c2t.show(end, asked.out)
+
+def show(end: "Fitted", out: Path) -> None:
+    """What a run came to: its tables, and the rest in lines."""
+    from draftree.cli import terminal
+
+    for title, rows in end.tables.items():
+        terminal.output().print(terminal.table(title, rows))
+    for line in (f"{out}: {end.lines[0]}", *end.lines[1:]):
+        terminal.output().print(line, soft_wrap=True, markup=False)

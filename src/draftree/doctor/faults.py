@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafters.base import Drafter, Trainable
-from draftree.drafters.neural.llama import Rotary
 from draftree.evaluation.driven import Places, Recording, Source, Text, drive
 from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Probes, Target, Verified
@@ -174,20 +173,7 @@ class Lifted:
         self.target.commit(cache, tree, verdict)
 
     def _lifted(self, verified: Verified) -> Verified:
-        return replace(verified, taps=replace(verified.taps, cache=_OtherLayers(verified.taps.cache, self.by)))
-
-
-class _OtherLayers(SlotCache):
-    """A view of a cache, a layer higher or lower; the ends are the layers themselves."""
-
-    def __init__(self, cache: SlotCache, by: int) -> None:
-        vars(self).update(vars(cache))
-        self._by = by
-
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        count = len(self.shapes)
-        other = min(max(index % count + self._by, 0), count - 1)
-        return super().layer(other if self.shapes[other] == self.shapes[index] else index)
+        return replace(verified, taps=replace(verified.taps, cache=verified.taps.cache.lifted(self.by)))
 
 
 def rotaries(model: nn.Module, *holders: object) -> dict[str, nn.Module]:
@@ -207,9 +193,7 @@ def _beside(holder: object, where: str) -> Iterator[tuple[str, nn.Module]]:
     for key, value in vars(holder).items():
         for held in value if isinstance(value, list) else [value]:
             name = f"{where}.{key}".strip(".")
-            if isinstance(held, Rotary):
-                yield from ((name, m) for m in vars(held).values() if isinstance(m, nn.Module))
-            elif isinstance(held, nn.Module):
+            if isinstance(held, nn.Module):
                 yield from ((f"{name}.{n}", m) for n, m in held.named_modules())
 
 

@@ -6,30 +6,28 @@ the fault.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
+from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs
 from draftree.doctor.faults import UNTRAINED, VOCABULARY, Map, alternatives, best, frequencies, rotaries, theta, vocabulary_map
+from draftree.doctor.findings import APART, HALF, Finding, Said, finite
 from draftree.doctor.forwards import apart
+from draftree.doctor.noise import narrow_and_wide
 from draftree.drafters.base import Drafter, Trainable
-from draftree.drafters.glide import GLIDE
-from draftree.drafters.lm import LMDrafter
 from draftree.errors import UserError
-from draftree.evaluation.driven import DEPTHS, Places, Recording, Text, drive
+from draftree.evaluation.driven import DEPTHS, Places, Text, drive
 from draftree.formats.checkpoint import about, fingerprint
 from draftree.models.attention import DEAD, Attending, attending
 from draftree.models.target import Needs, Target
-from draftree.tree import Ints, Tree, Verdict
 
-Said = Literal["ok", "warn", "bad"]
-Tell = Callable[[str], None]
 BLOCKS = ((1, 0), (5, 0), (4, 3))
 """Lengths and phases of the blocks for which training forward and decoding are compared."""
 COMPARED = 24
@@ -37,12 +35,7 @@ COMPARED = 24
 BINS = 10
 """Of confidence, for the calibration error."""
 STAGES = 5
-"""How often `examine` tells what it does next, at most."""
-NARROW = 24
-"""Tokens of each text that the target reads one by one, for its numerical noise."""
-APART = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Largest difference of a probability between training forward and decoding that is noise; `HALF` in half precision."""
-HALF = 0.1
+"""Of an examination; those that do not apply are passed over."""
 AGREEMENT, OVERLAP, COVERAGE = (0.5, 0.2), (0.4, 0.15), (0.9, 0.7)
 """From the first on a figure is ok, below the second it is bad."""
 CALIBRATION = (0.15, 0.3)
@@ -51,16 +44,6 @@ FORWARDS = "mask or position off by one between training and decoding"
 NUMBERS = "weights are not finite numbers"
 STRANGER = "not trained, or trained for another target"
 TOKENIZER = "another tokenizer"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One figure: its name, value and verdict, and what it means in words."""
-
-    name: str
-    value: float | str | None
-    verdict: Said
-    text: str
 
 
 @dataclass(frozen=True)
@@ -130,20 +113,11 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """All of it; a figure that is no finite number is null."""
-        found: dict[str, Any] = _finite(asdict(self))
-        return found | {"healthy": self.healthy}
-
-
-def _finite(said: Any) -> Any:
-    if isinstance(said, dict):
-        return {k: _finite(v) for k, v in said.items()}
-    if isinstance(said, (list, tuple)):
-        return [_finite(v) for v in said]
-    return None if isinstance(said, float) and not math.isfinite(said) else said
+        return finite(self) | {"healthy": self.healthy}
 
 
 def examine(
-    target: Target, drafter: Drafter[Any], texts: Sequence[Text], costs: Costs | None = None, tell: Tell = lambda _: None
+    target: Target, drafter: Drafter[Any], texts: Sequence[Text], costs: Costs | None = None, tell: Tell = silent
 ) -> Report:
     """Measures a drafter on texts, and looks for what may be wrong with it.
 
@@ -152,7 +126,7 @@ def examine(
         drafter: opened for that target.
         texts: see `answers` and `read`.
         costs: of the pairing, for the speed-up; without them none is predicted.
-        tell: is told what is done next.
+        tell: told what is done next.
     """
     chart = vocabulary_map(drafter.model) if isinstance(drafter, Trainable) else None
     findings = [_vocabulary(target, chart), _dtype(target, drafter), *_trained_for(target, drafter)]
@@ -162,9 +136,9 @@ def examine(
         with _usable(chart):
             more, depths, likely = _driven(target, drafter, texts, costs, chart, tell)
         findings, suspects = findings + more, suspects + likely
-    tell("measuring the target's numerical noise")
+    tell(3, "measuring the target's numerical noise", STAGES)
     findings.append(_noise(target, texts))
-    tell("measuring how much the target's layers attend")
+    tell(4, "measuring how much the target's layers attend", STAGES)
     layers, attention = _attention(target, drafter.needs, texts)
     findings.append(attention)
     count = sum(len(t.tokens) - t.start for t in texts)
@@ -180,17 +154,17 @@ def _driven(
     target: Target, drafter: Drafter[Any], texts: Sequence[Text], costs: Costs | None, chart: Map | None, tell: Tell
 ) -> tuple[list[Finding], tuple[Depth, ...], list[Suspect]]:
     """What driving the drafter shows."""
-    tell("driving the drafter along the texts")
+    tell(0, "driving the drafter along the texts", STAGES)
     places = drive(target, drafter, texts)
     depths = tuple(_at_depth(places, d) for d in range(1, DEPTHS + 1))
     findings, suspects = [*_figures(places, depths), *_predicted(places, costs)], list[Suspect]()
     if isinstance(drafter, Trainable):
-        tell("comparing the training forward with decoding")
+        tell(1, "comparing the training forward with decoding", STAGES)
         findings.append(finding := _forwards(target, drafter, texts))
         suspects += [Suspect(FORWARDS, finding.text)] if finding.verdict == "bad" else []
     tried = alternatives(target, drafter, texts, chart)
     if tried:
-        tell(f"driving it again with one thing changed, {len(tried)} times")
+        tell(2, f"driving it again with one thing changed, {len(tried)} times", STAGES)
     suspects += [Suspect(b.cause, b.evidence) for b in best(drafter, texts, places, tried)]
     lost = chart is not None and not bool(chart.d2t.any())
     if lost and _knows_nothing(drafter, places, depths[0]):
@@ -249,15 +223,14 @@ def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
 
 def _tokenizer(target: Target, drafter: Drafter[Any]) -> Iterator[Suspect]:
     """Whether a language model's ids mean what the target's mean."""
-    if isinstance(drafter, LMDrafter):
-        try:
-            ours, theirs = drafter.small.tokenizer.get_vocab(), target.tokenizer.get_vocab()
-        except UserError:  # one of them has none, so nothing can be said
-            return
-        if odd := [token for token, number in theirs.items() if ours.get(token) != number]:
-            yield Suspect(
-                TOKENIZER, f"{len(odd)} of the target's {len(theirs)} tokens have another id in its tokenizer, or none"
-            )
+    if drafter.language_model is None:
+        return
+    try:
+        ours, theirs = (model.tokenizer.get_vocab() for model in (drafter.language_model, target))
+    except UserError:  # one of them has none, so nothing can be said
+        return
+    if odd := [token for token, number in theirs.items() if ours.get(token) != number]:
+        yield Suspect(TOKENIZER, f"{len(odd)} of the target's {len(theirs)} tokens have another id in its tokenizer, or none")
 
 
 def _at_depth(places: Places, depth: int) -> Depth:
@@ -337,16 +310,15 @@ def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) ->
         f"draft probabilities of training forward and decoding differ by at most {largest:.1g} (in blocks of {worst[0]}, "
         f"phase {worst[1]}); noise is below {allowed:.0e}"
     )
-    if isinstance(drafter.knobs, GLIDE) and drafter.knobs.variant == "official":
-        return Finding(
-            "training = decoding", largest, "warn", f"{text}; GLIDE's official code decodes otherwise than it trains"
-        )
+    if why := drafter.decodes_otherwise:
+        return Finding("training = decoding", largest, "warn", f"{text}; {why}")
     return Finding("training = decoding", largest, "ok" if largest <= allowed else "bad", text)
 
 
 def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
     """Whether a drafter with weights never says what the target says; what looks up text may find nothing."""
-    return isinstance(drafter, (Trainable, LMDrafter)) and bool(places.drafted.any()) and first.agreement < UNTRAINED
+    weights = isinstance(drafter, Trainable) or drafter.language_model is not None
+    return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED
 
 
 def _merged(suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:
@@ -391,26 +363,3 @@ def _noise(target: Target, texts: Sequence[Text]) -> Finding:
     if below:
         text += f" ({flipped} may have turned): there, greedy output may part from plain decoding's"
     return Finding("margin / noise", smallest / noise if noise else None, "warn" if below else "ok", text)
-
-
-@torch.inference_mode()
-def narrow_and_wide(target: Target, texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
-    """[M] how the margin of the two best logits differs between a narrow and a wide pass, and [M] the narrow one's margin."""
-    record = Recording.of(target, texts)
-    cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
-    target.prefill(cache, [t.tokens[: t.start] for t in texts], Needs())
-    changes, margins = [], []
-    for i in range(NARROW):
-        live = np.array([r for r, t in enumerate(texts) if t.start + i < len(t.tokens)], np.int64)
-        if not live.size:
-            break
-        positions = np.array([texts[r].start + i for r in live])
-        tree = Tree.planted(live, np.array([texts[r].tokens[p] for r, p in zip(live, positions, strict=True)]))
-        top = target.verify(cache, tree, Needs()).logits.double().topk(2)
-        wide = record.after(live, positions).double().gather(-1, top.indices)
-        margin = top.values[:, 0] - top.values[:, 1]
-        margins.append(margin.cpu().numpy())
-        changes.append((margin - (wide[:, 0] - wide[:, 1])).abs().cpu().numpy())
-        nothing: tuple[Ints, ...] = (np.zeros(0, np.int64),) * len(live)
-        target.commit(cache, tree, Verdict(nothing, tree.tokens))
-    return np.concatenate(changes), np.concatenate(margins)

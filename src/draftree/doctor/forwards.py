@@ -3,7 +3,6 @@
 Shapes: B texts, T tokens, V vocabulary.
 """
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,10 @@ from torch import Tensor
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch, Drafter, Trainable
 from draftree.drafters.neural.masks import block_starts
+from draftree.evaluation.driven import Text, replay
 from draftree.models.target import Target
-from draftree.sampling.drawing import Drawing
 from draftree.training.teacher import Teacher
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import Ints
 
 
 def batch_of(target: Target, drafter: Drafter[Any], tokens: Ints, seed: int = 0) -> Batch:
@@ -25,47 +24,21 @@ def batch_of(target: Target, drafter: Drafter[Any], tokens: Ints, seed: int = 0)
     return Teacher(target, drafter.needs, samples, seed).batch(range(len(samples)), 0)
 
 
-def edges(count: int, block: int, phase: int) -> list[int]:
-    """Where blocks of a length and phase begin behind a text's first token, and its end.
-
-    The first block that is decoded needs a prompt before it, so it is the first that does not begin the text.
-    """
-    return [*sorted({int(s) for s in block_starts(count, block, phase)} - {0}), count]
-
-
 @torch.inference_mode()
 def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, phase: int) -> Tensor:
     """[B, T', V] draft log-probabilities along texts [B, T]: each block's first token is a root, the others are drafted.
 
-    T' counts from the first root on. Every draft is accepted, so each block is one step.
+    T' counts from the first root on. Every draft is accepted, so each block is one step. The first block that is decoded
+    needs a prompt before it, so it is the first that does not begin the text.
     """
-    rows, count = tokens.shape
-    cuts = edges(count, block, phase)
-    cache = target.new_cache(rows, count + block)
-    verified = target.prefill(cache, [row[: cuts[0]] for row in tokens], drafter.needs)
-    state = drafter.start([row[: cuts[0]] for row in tokens], tokens[:, cuts[0]], verified.taps)
+    first = int(min(s for s in block_starts(tokens.shape[1], block, phase) if s > 0))
+    texts = [Text(np.append(row, 0), first) for row in tokens]  # what stands behind the last token is not asked for
+    blocks = replay(target, drafter, texts, 1, block)
     found: list[Tensor] = []
-    for start, end in pairwise(cuts):
-        tree, frontier = Tree.planted(np.arange(rows), tokens[:, start]), np.arange(rows)
-        for position in range(start, end):
-            candidates, state = drafter.expand(state, tree, frontier, 1, Drawing())
-            assert candidates.log_probs is not None
-            found.append(candidates.log_probs)
-            if position + 1 < end:
-                tree = _followed(tree, frontier, tokens[:, position + 1])
-                frontier = np.arange(len(tree) - rows, len(tree))
-        verified = target.verify(cache, tree, drafter.needs)
-        bonus = tokens[:, end] if end < count else np.zeros(rows, np.int64)
-        verdict = Verdict(tuple(tree.of_row(row)[1:] for row in range(rows)), bonus)
-        target.commit(cache, tree, verdict)
-        kept = np.concatenate([verdict.kept(row) for row in range(rows)])
-        state = drafter.commit(state, tree, verdict, verified.taps.take(kept))
+    for candidates in (candidates for step in blocks for _, candidates in step.asked):
+        assert candidates.log_probs is not None
+        found.append(candidates.log_probs)
     return torch.stack(found, dim=1)
-
-
-def _followed(tree: Tree, frontier: Ints, tokens: Ints) -> Tree:
-    nothing = np.zeros(len(frontier))
-    return tree.append(frontier, tokens, nothing, nothing, Candidates(tokens[:, None], nothing[:, None]))
 
 
 def both(target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int) -> tuple[Tensor, Tensor]:

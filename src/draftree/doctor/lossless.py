@@ -8,22 +8,21 @@ the stock model and no mask of ours, so that a fault in a verification cannot ex
 Shapes: n tokens of a text, V vocabulary.
 """
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from draftree.acceptors.base import Acceptor
 from draftree.boundary.knobs import Knobs, knob
+from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs, CostTable
 from draftree.data.prompts import encode
-from draftree.doctor.fit import APART, HALF, Finding, Said
+from draftree.doctor import verdicts
+from draftree.doctor.cases import Case
 from draftree.doctor.noise import (
     LOOK,
     Heard,
@@ -38,15 +37,14 @@ from draftree.doctor.noise import (
     shifts,
     speculated,
 )
-from draftree.doctor.statistics import detectable, two_sample
+from draftree.doctor.statistics import critical, detectable, two_sample
+from draftree.doctor.verdicts import Compared, Frequencies, Parted, Report
 from draftree.drafters.base import Drafter
 from draftree.engine import UNIT, Engine
 from draftree.errors import UserError
 from draftree.evaluation import suites
-from draftree.evaluation.driven import TEXTS, TOKENS, read
+from draftree.evaluation.driven import TEXTS, TOKENS, read, spread
 from draftree.models.target import Target
-from draftree.policies.base import Policy
-from draftree.registry import build, check_exact, names, part
 from draftree.request import Request
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
@@ -57,11 +55,8 @@ SURE = 0.99
 """How surely an error is found that is as large as is told."""
 ROWS = 40
 """Trials that are made in one batch."""
-CHAINS, TREES = "chain", "vct:width=2,depth=2"
-"""Policies for rules that the given ones would make inexact."""
-
-Tell = Callable[[int, str, int], None]
-"""tell(done, what is done next, of how many)."""
+Drawn = list[tuple[int, ...]]
+"""The first tokens of each trial behind a root."""
 
 
 @dataclass(frozen=True)
@@ -86,223 +81,6 @@ class Plan(Knobs):
     seed: int = knob(0, least=0)
 
 
-@dataclass(frozen=True)
-class Case:
-    """What is examined: a rule with a policy at a temperature.
-
-    Attributes:
-        acceptor: its spec.
-        policy: its spec.
-        temperature: 0 for greedy decoding.
-        rule: the acceptor.
-        grown: the policy.
-        instead: why the policy is not one of those that were asked for.
-    """
-
-    acceptor: str
-    policy: str
-    temperature: float
-    rule: Acceptor = field(repr=False)
-    grown: Policy = field(repr=False)
-    instead: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.acceptor}, {self.policy}, T = {self.temperature:g}"
-
-    @property
-    def keeps_text(self) -> bool:
-        """Whether its texts must be plain decoding's; else their distribution must be."""
-        return self.rule.keeps_text or self.temperature == 0
-
-
-@dataclass(frozen=True)
-class Parted:
-    """Where a text leaves plain decoding's.
-
-    Attributes:
-        text: the number of its prompt.
-        seed: of the run.
-        token: the first that differs, counted from 0.
-        plain: what plain decoding chose there; None where it had ended.
-        ours: what came instead.
-        margin: by how much plain decoding preferred its own, in logits: ∞ where it could never have chosen ours.
-    """
-
-    text: int
-    seed: int
-    token: int
-    plain: int | None
-    ours: int | None
-    margin: float
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One case beside plain decoding.
-
-    Attributes:
-        case: its name.
-        texts: how many were compared.
-        tokens: how many tokens plain decoding wrote.
-        parted: the texts that differ.
-        shift: how much a verification's logits differ from plain decoding's behind the same text, at most; see `shifts`.
-    """
-
-    case: str
-    texts: int
-    tokens: int
-    parted: tuple[Parted, ...]
-    shift: float
-
-
-@dataclass(frozen=True)
-class Frequencies:
-    """One test of whether tokens come as often as plain sampling has them come.
-
-    Attributes:
-        case: its name.
-        look: how many tokens behind a root were counted together.
-        trials: in each of the two samples, behind all roots.
-        statistic: χ².
-        dof: its degrees of freedom.
-        p_value: how probable so large a one is where nothing is wrong.
-        distance: total variation between the two samples.
-        chance: what it is expected to be where nothing is wrong.
-        detectable: the total variation that would have been found, with probability `SURE`, whatever its shape; None where
-            the tokens are too certain to tell anything.
-        exact: whether the rule promises to pass.
-    """
-
-    case: str
-    look: int
-    trials: int
-    statistic: float
-    dof: int
-    p_value: float
-    distance: float
-    chance: float
-    detectable: float | None
-    exact: bool
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was found.
-
-    Attributes:
-        target: its name.
-        drafter: what it is.
-        texts: how many prompts there were.
-        noise: between passes of different width.
-        allowed: the largest difference of logits that it explains.
-        level: below it a p-value is too small, so that all tests together fail by chance with probability `LEVEL`.
-        findings: a verdict on each case, after those on plain decoding and its noise.
-        compared: all comparisons.
-        frequencies: all tests.
-        lossy: the cases that promise nothing.
-    """
-
-    target: str
-    drafter: str
-    texts: int
-    noise: Noise
-    allowed: float
-    level: float
-    findings: tuple[Finding, ...]
-    compared: tuple[Compared, ...]
-    frequencies: tuple[Frequencies, ...]
-    lossy: tuple[str, ...]
-
-    @property
-    def lossless(self) -> bool:
-        """Whether something was examined that promises it, and nothing was found that the noise does not explain."""
-        return self.promised and all(f.verdict != "bad" for f in self.findings)
-
-    @property
-    def promised(self) -> bool:
-        """Whether any rule that was examined promises plain decoding's texts, or their distribution."""
-        return bool(self.compared) or any(f.exact for f in self.frequencies)
-
-    @property
-    def parted(self) -> tuple[tuple[str, Parted], ...]:
-        """Every text that differs, with its case."""
-        return tuple((c.case, p) for c in self.compared for p in c.parted)
-
-    @property
-    def summary(self) -> str:
-        """All of it in a line."""
-        said = [f"{name} is lossy by design" for name in self.lossy]
-        if not self.lossless:
-            nobody = [] if self.promised else ["nothing that was asked for promises it"]
-            wrong = [*(f.name for f in self.findings if f.verdict == "bad"), *nobody]
-            return "; ".join([f"NOT lossless: {'; '.join(wrong)}", *said])
-        texts, parted = sum(c.texts for c in self.compared), len(self.parted)
-        told = [f"{texts - parted} of {texts} texts the same as plain decoding's"] if texts else []
-        told += [f"{parted} parted where the margin is within the numerical noise"] if parted else []
-        tests = sum(f.exact for f in self.frequencies)
-        told += [f"{tests} of {tests} frequency tests passed"] if tests else []
-        return "; ".join([f"lossless: {', '.join(told)}", *said])
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it; a figure that is no finite number is null."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)), parse_constant=lambda _: None)
-        return found | {"lossless": self.lossless, "summary": self.summary}
-
-    def __getitem__(self, name: str) -> Finding:
-        return next(f for f in self.findings if f.name == name)
-
-
-def cases(policies: Sequence[str], acceptors: Sequence[str], temperatures: Sequence[float]) -> list[Case]:
-    """Every rule with every policy at every temperature that go together.
-
-    A rule that none of the policies leaves exact gets one of its own.
-
-    Args:
-        policies: specs.
-        acceptors: specs; where there are none, all that are exact.
-        temperatures: 0 for greedy decoding.
-
-    Raises:
-        UserError: something does not exist, or serves none of the temperatures.
-    """
-    grown = {p: build("policy", p) for p in policies}
-    rules: dict[str, Acceptor] = {a: build("acceptor", a) for a in acceptors or _exact()}
-    found: list[Case] = []
-    for temperature in dict.fromkeys(temperatures):
-        greedy = Sampling(temperature).greedy
-        for name, rule in rules.items():
-            serves = rule.greedy if greedy else rule.sampling
-            if serves and (acceptors or not greedy or name == "greedy"):  # at 0 match is greedy by another name
-                found += _with_policies(name, rule, temperature, grown)
-    for name in acceptors:
-        if all(c.acceptor != name for c in found):
-            given = ", ".join(f"{t:g}" for t in temperatures)
-            allowed = "0" if rules[name].greedy else "above 0"
-            raise UserError(f"acceptor '{name}' serves none of the temperatures {given}; allowed: {allowed}")
-    return found
-
-
-def _exact() -> list[str]:
-    rules: dict[str, type[Acceptor]] = {name: part("acceptor", name) for name in names("acceptor")}
-    return [name for name, rule in rules.items() if not rule.lossy]
-
-
-def _with_policies(name: str, rule: Acceptor, temperature: float, grown: dict[str, Policy]) -> list[Case]:
-    found, reasons = [], []
-    for spec, policy in grown.items():
-        try:
-            check_exact(policy, rule)
-            found.append(Case(name, spec, temperature, rule, policy))
-        except UserError:
-            reasons.append(spec)
-    if not found:
-        spec = CHAINS if name in ("rejection", "block") else TREES
-        instead = f"with {' or '.join(reasons)}, which prune{'s' * (len(reasons) == 1)} on what was drawn, it is refused"
-        found.append(Case(name, spec, temperature, rule, build("policy", spec), instead))
-    return found
-
-
 def prompts(target: Target, data: Path | None = None, count: int = TEXTS, tokens: int = TOKENS) -> list[list[int]]:
     """What is to be continued: what stands before the responses of a file, or shipped prompts.
 
@@ -325,8 +103,7 @@ def prompts(target: Target, data: Path | None = None, count: int = TEXTS, tokens
         shortest = min(map(len, found)) + tokens
         told = f"with {tokens} new tokens the shortest has {shortest}, allowed is the target's context of {context}"
         raise UserError(f"all {len(found)} prompts are too long: {told}")
-    count = min(count, len(fit))
-    return [fit[i * len(fit) // count] for i in range(count)]
+    return spread(fit, count)
 
 
 def examine(
@@ -336,7 +113,7 @@ def examine(
     chosen: Sequence[Case],
     plan: Plan = Plan(),
     costs: Costs | CostTable = UNIT,
-    tell: Tell = lambda done, what, of: None,
+    tell: Tell = silent,
 ) -> Report:
     """Compares what is written with what the target writes by itself.
 
@@ -353,6 +130,8 @@ def examine(
         UserError: a prompt cannot be served.
     """
     work = _Work(target, [Engine(target, drafter, c.grown, c.rule, costs) for c in chosen], list(chosen), plan, tell)
+    if work.drawn:
+        critical(1, LEVEL)  # a package that is missing is told before the texts are written
     work.total = work.size(len(prompts))
     for number, prompt in enumerate(prompts):
         work.compare(number, list(prompt))
@@ -440,19 +219,15 @@ class _Work:
         for temperature in dict.fromkeys(c.temperature for c, _ in self.drawn):
             # Each has its own seed: with the same one, both samples would follow the same noise.
             first, second = (Sampling(temperature, seed=self.plan.seed + i) for i in (0, 1))
-            base = [
-                (i, *drawn)
-                for i, root in enumerate(roots)
-                for drawn in plainly(self.target, root, first, self.batches(i, len(roots), "plain sampling"))
+            plain = [
+                plainly(self.target, root, first, self.batches(i, len(roots), "plain sampling")) for i, root in enumerate(roots)
             ]
             for case, engine in self.drawn:
                 if case.temperature == temperature:
                     ours = [
-                        (i, *drawn)
-                        for i, root in enumerate(roots)
-                        for drawn in speculated(engine, root, second, self.batches(i, len(roots), case.name))
+                        speculated(engine, root, second, self.batches(i, len(roots), case.name)) for i, root in enumerate(roots)
                     ]
-                    self.tests += [self.tested(case, base, ours, look) for look in (1, LOOK)]
+                    self.tests += [self.tested(case, plain, ours, look) for look in (1, LOOK)]
 
     def numbers(self, root: int, roots: int) -> list[range]:
         """The numbers of the trials behind one of the roots, batch by batch."""
@@ -466,15 +241,16 @@ class _Work:
             self.advance(f"{what}: {numbers[0]:,} of {self.plan.trials:,} trials")
             yield numbers
 
-    def tested(self, case: Case, base: Sequence[tuple[int, ...]], ours: Sequence[tuple[int, ...]], look: int) -> Frequencies:
-        """Two samples side by side; the first part of an outcome is its root's number."""
-        counted = [Counter(s[: 1 + look] for s in sample) for sample in (ours, base)]
+    def tested(self, case: Case, plain: Sequence[Drawn], ours: Sequence[Drawn], look: int) -> Frequencies:
+        """Two samples side by side, each of what was drawn behind every root."""
+        counted = [Counter((i, *s[:look]) for i, drawn in enumerate(sample) for s in drawn) for sample in (ours, plain)]
         outcomes = sorted(counted[0] | counted[1])
         a, b = (np.array([c[o] for o in outcomes], np.float64) for c in counted)
         found = two_sample(a, b)
-        n = len(ours) * len(base) // (len(ours) + len(base))
+        trials, others = (sum(counts.values()) for counts in counted)
+        n = trials * others // (trials + others)
         least = detectable(n, found.dof, self.level, SURE) if found.dof else None
-        return Frequencies(case.name, look, len(ours), *found, *distances(a, b), least, not case.rule.lossy)
+        return Frequencies(case.name, look, trials, *found, *distances(a, b), least, not case.rule.lossy)
 
     @property
     def level(self) -> float:
@@ -485,74 +261,13 @@ class _Work:
         dtype = self.target.decoder.dtype
         allowed = self.noise.allowed(dtype)
         compared = tuple(self.compared.values())
-        findings = [_stock(dtype, self.noise), _width(self.noise, allowed), *(_texts(c, allowed) for c in compared)]
+        findings = [verdicts.plain(dtype, self.noise), verdicts.noisy(self.noise, allowed)]
+        findings += [verdicts.texts(c, allowed) for c in compared]
         for case, _ in self.drawn:
             tests = [t for t in self.tests if t.case == case.name]
-            findings.append(_lossy(case, tests) if case.rule.lossy else _frequencies(case, tests, self.level, self.noise))
+            findings.append(verdicts.frequencies(case, tests, self.level, self.noise))
         lossy = tuple(c.name for c, _ in self.drawn if c.rule.lossy)
         return Report(
             self.target.name, drafter, texts, self.noise, allowed, self.level, tuple(findings), compared, tuple(self.tests),
             lossy,
         )  # fmt: skip
-
-
-def _stock(dtype: torch.dtype, found: Noise) -> Finding:
-    """Plain decoding beside the stock model."""
-    limit = APART.get(dtype, HALF)
-    text = f"its probabilities and those of one pass of the stock model over the text differ by at most {found.p:.1g}"
-    verdict: Said = "ok" if found.p <= limit else "bad" if dtype in APART else "warn"
-    return Finding("plain decoding", found.p, verdict, text if verdict == "ok" else f"{text}; noise is below {limit:.0e}")
-
-
-def _width(found: Noise, allowed: float) -> Finding:
-    text = f"passes of different width move logits by up to {found.logits:.1g}; differences up to {allowed:.1g} count as that"
-    return Finding("noise", found.logits, "ok", text)
-
-
-def _texts(found: Compared, allowed: float) -> Finding:
-    """A verdict on texts."""
-    same = f"{found.texts - len(found.parted)}/{found.texts}"
-    wrong = [p for p in found.parted if not p.margin <= allowed]
-    if wrong:
-        told = f"{len(wrong)} texts part from plain decoding's where no noise explains it"
-        return Finding(found.case, same, "bad", told)
-    if not found.shift <= allowed:
-        told = f"the logits of a verification differ from plain decoding's by {found.shift:.2g}, which no noise explains"
-        return Finding(found.case, same, "bad", told)
-    told = f"{found.tokens} tokens; the logits of a verification differ from plain decoding's by up to {found.shift:.1g}"
-    if not found.parted:
-        return Finding(found.case, same, "ok", told)
-    largest = max(p.margin for p in found.parted)
-    told += f"; texts part only where two tokens are within that, {largest:.1g} apart at most"
-    return Finding(found.case, same, "warn", told)
-
-
-def _frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: Noise) -> Finding:
-    """A verdict on a rule that promises its distribution."""
-    worst = min(tests, key=lambda t: t.p_value)
-    told = f"smallest p-value of {len(tests)} tests, {tests[0].trials:,} trials each"
-    rejected = [t for t in tests if t.p_value < level]
-    if any(t.distance - t.chance > found.tv for t in rejected):
-        far = max(rejected, key=lambda t: t.distance - t.chance)
-        told += f"; below {level:.1g}: the next {_tokens(far.look)} {'comes' if far.look == 1 else 'come'} otherwise than in "
-        told += f"plain sampling, {far.distance:.2f} apart where chance makes {far.chance:.2f}"
-        return Finding(case.name, worst.p_value, "bad", told)
-    if rejected:
-        return Finding(case.name, worst.p_value, "warn", f"{told}; below {level:.1g}, but no further apart than noise makes")
-    reach = tests[0].detectable
-    if reach is None:
-        return Finding(case.name, worst.p_value, "warn", f"{told}; the next token is too certain for anything to be found")
-    told += f"; an error of {reach:.2f} (total variation) in the next token would be found"
-    return Finding(case.name, worst.p_value, "ok", f"{told}; {case.instead}" if case.instead else told)
-
-
-def _lossy(case: Case, tests: Sequence[Frequencies]) -> Finding:
-    """What is told of a rule that promises nothing."""
-    far = max(tests, key=lambda t: t.distance - t.chance)
-    verb = "is" if far.look == 1 else "are"
-    told = f"lossy by design: the next {_tokens(far.look)} {verb} {far.distance:.2f} (total variation) from plain sampling's"
-    return Finding(case.name, far.distance, "warn", f"{told}; chance makes {far.chance:.2f}")
-
-
-def _tokens(look: int) -> str:
-    return "token" if look == 1 else f"{look} tokens"

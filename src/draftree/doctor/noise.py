@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from draftree.engine import Engine, run, usual
+from draftree.evaluation.driven import Recording, Text
 from draftree.loop import plain
 from draftree.models.cache import SlotCache
-from draftree.models.target import Target
+from draftree.models.target import Needs, Target
 from draftree.request import Emitted, Request, Scores
 from draftree.rows import Rows
 from draftree.sampling.noise import Chance, Keyed
 from draftree.sampling.settings import Sampling
-from draftree.tree import Floats
+from draftree.tree import Floats, Ints, Tree, Verdict
 
 FACTOR = 4
 """How many times the measured noise a difference may be and still be noise."""
@@ -32,6 +33,10 @@ ROOM = 8
 """How much deeper than those trees may be, as they are in the middle of a text."""
 OPEN = 1.5
 """Entropy in nats of a good root's next token: neither certain nor different every time."""
+
+
+NARROW = 24
+"""Tokens of each text that the target reads one by one, for its numerical noise."""
 
 
 @dataclass(frozen=True)
@@ -215,3 +220,26 @@ def distances(a: Floats, b: Floats) -> tuple[float, float]:
     p = (a + b) / (n + m)
     spread = np.sqrt(p * (1 - p) * (1 / n + 1 / m))
     return float(np.abs(a / n - b / m).sum() / 2), float(spread.sum() * math.sqrt(2 / math.pi) / 2)
+
+
+@torch.inference_mode()
+def narrow_and_wide(target: Target, texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
+    """[M] how the margin of the two best logits differs between a narrow and a wide pass, and [M] the narrow one's margin."""
+    record = Recording.of(target, texts)
+    cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
+    target.prefill(cache, [t.tokens[: t.start] for t in texts], Needs())
+    changes, margins = [], []
+    for i in range(NARROW):
+        live = np.array([r for r, t in enumerate(texts) if t.start + i < len(t.tokens)], np.int64)
+        if not live.size:
+            break
+        positions = np.array([texts[r].start + i for r in live])
+        tree = Tree.planted(live, np.array([texts[r].tokens[p] for r, p in zip(live, positions, strict=True)]))
+        top = target.verify(cache, tree, Needs()).logits.double().topk(2)
+        wide = record.after(live, positions).double().gather(-1, top.indices)
+        margin = top.values[:, 0] - top.values[:, 1]
+        margins.append(margin.cpu().numpy())
+        changes.append((margin - (wide[:, 0] - wide[:, 1])).abs().cpu().numpy())
+        nothing: tuple[Ints, ...] = (np.zeros(0, np.int64),) * len(live)
+        target.commit(cache, tree, Verdict(nothing, tree.tokens))
+    return np.concatenate(changes), np.concatenate(margins)

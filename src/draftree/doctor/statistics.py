@@ -4,19 +4,16 @@ Shapes: V outcomes (tokens), B bins.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 
+from draftree.errors import UserError
 from draftree.tree import Floats, Ints
 
 LEAST = 10.0
 """What a bin must have to expect: with fewer the statistic is not distributed as χ² is. Rarer outcomes are put together."""
-TERMS = 12.0
-"""How many standard deviations of its Poisson weights a non-central χ² is summed over."""
 
 
 class ChiSquare(NamedTuple):
@@ -31,24 +28,6 @@ class ChiSquare(NamedTuple):
     statistic: float
     dof: int
     p_value: float
-
-
-def goodness(counts: ArrayLike, p: ArrayLike, least: float = LEAST) -> ChiSquare:
-    """Whether outcomes were drawn from p.
-
-    Args:
-        counts: [V] how often each came.
-        p: [V] its probability.
-        least: outcomes that are expected less often share a bin with others.
-    """
-    found, expected = np.asarray(counts, np.float64), np.asarray(p, np.float64)
-    expected = expected * (found.sum() / expected.sum())
-    if (found[expected == 0] > 0).any():
-        return ChiSquare(math.inf, max(int((expected > 0).sum()) - 1, 0), 0.0)
-    bins = pooled(expected, least)
-    found, expected = _summed(found, bins), _summed(expected, bins)
-    statistic = float(((found - expected) ** 2 / np.where(expected > 0, expected, 1)).sum())
-    return _tested(statistic, len(expected) - 1)
 
 
 def two_sample(counts_a: ArrayLike, counts_b: ArrayLike, least: float = LEAST) -> ChiSquare:
@@ -66,7 +45,7 @@ def two_sample(counts_a: ArrayLike, counts_b: ArrayLike, least: float = LEAST) -
     a, both = _summed(a, bins), _summed(a + b, bins)
     variance = both * share * (1 - share)
     statistic = float(((a - both * share) ** 2 / np.where(variance > 0, variance, 1)).sum())
-    return _tested(statistic, len(both) - 1)
+    return ChiSquare(statistic, len(both) - 1, survival(statistic, len(both) - 1))
 
 
 def pooled(expected: Floats, least: float = LEAST) -> Ints:
@@ -87,26 +66,25 @@ def _summed(values: Floats, bins: Ints) -> Floats:
 
 
 def survival(statistic: float, dof: int) -> float:
-    """How probable it is that χ² is larger than a statistic."""
-    return _upper([dof / 2], statistic / 2)[0] if dof > 0 else 1.0
+    """How probable it is that χ² is larger than a statistic.
+
+    Raises:
+        UserError: scipy is not installed.
+    """
+    return float(_scipy().stats.chi2.sf(statistic, dof)) if dof > 0 else 1.0
 
 
 def critical(dof: int, level: float) -> float:
     """The statistic that χ² exceeds with a probability."""
-    return _root(lambda x: survival(x, dof) - level)
+    return float(_scipy().stats.chi2.isf(level, dof))
 
 
 def power(noncentrality: float, dof: int, level: float) -> float:
     """How probably a test rejects at a level where the frequencies are wrong by Σ (n p′ − n p)² / (n p) = `noncentrality`.
 
-    The statistic is then non-central χ²: a mixture of central ones by Poisson weights.
+    The statistic is then non-central χ².
     """
-    half = noncentrality / 2
-    width = TERMS * (math.sqrt(half) + 1)
-    terms = np.arange(max(0, math.floor(half - width)), math.ceil(half + width) + 1)
-    factorial = torch.lgamma(torch.from_numpy(terms + 1.0)).numpy()
-    weight = np.exp(terms * math.log(half) - half - factorial) if half else terms == 0
-    return float(weight @ np.array(_upper((dof / 2 + terms).tolist(), critical(dof, level) / 2)))
+    return float(_scipy().stats.ncx2.sf(critical(dof, level), dof, noncentrality))
 
 
 def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> float:
@@ -114,26 +92,22 @@ def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> flo
 
     By Cauchy and Schwarz an error of total variation t, measured between bins, has a non-centrality of at least 4 n t².
     """
-    return math.sqrt(_root(lambda x: sure - power(x, dof, level)) / (4 * n))
+    enough = 2 * (critical(dof, level) + dof) + 20 / (
+        1 - sure
+    )  # Chebyshev's inequality: from here on the power is above `sure`
+    noncentrality = _scipy().optimize.brentq(lambda x: power(x, dof, level) - sure, 0.0, enough, xtol=1e-12)
+    return math.sqrt(noncentrality / (4 * n))
 
 
-def _tested(statistic: float, dof: int) -> ChiSquare:
-    return ChiSquare(statistic, dof, survival(statistic, dof))
+def _scipy() -> Any:
+    """The package, with the parts used here.
 
-
-def _upper(shapes: Sequence[float], x: float) -> list[float]:
-    """The regularised upper incomplete gamma function Q(shape, x) of each shape."""
-    a = torch.tensor(shapes, dtype=torch.float64)
-    found: list[float] = torch.special.gammaincc(a, torch.full_like(a, x)).tolist()
-    return found
-
-
-def _root(falling: Callable[[float], float]) -> float:
-    """Where a falling function of a number above 0 is 0, by bisection."""
-    low, high = 0.0, 1.0
-    while falling(high) > 0:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
-    return high
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import scipy.optimize
+        import scipy.stats
+    except ModuleNotFoundError as error:
+        raise UserError("the test of frequencies needs the package 'scipy': pip install 'draftree[doctor]'") from error
+    return scipy

@@ -53,6 +53,11 @@ class Drafter(ABC, Generic[State]):
         """What it is, in a line: tells apart drafters that cost or learn differently."""
         return repr(self.knobs) if self.knobs else type(self).__name__
 
+    @property
+    def language_model(self) -> Target | None:
+        """The language model that drafts, where it was made for itself and reads text by a tokenizer of its own."""
+        return None
+
     @abstractmethod
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None, rows: Ints | None = None
@@ -192,6 +197,11 @@ class Trainable(Drafter[State]):
         size = sum(p.numel() for p in self.model.parameters())
         return f"{replace(self.knobs, checkpoint='')}, {size} parameters"  # where its folder lies does not matter
 
+    @property
+    def decodes_otherwise(self) -> str:
+        """Why it may draft otherwise in decoding than the training forward, in words; by default it may not."""
+        return ""
+
     def study(self, counts: Ints) -> None:
         """Takes what it has to know of the data before training: how often each token is learnt, [V]. Nothing by default."""
 
@@ -280,6 +290,18 @@ class Recipe(Knobs):
     clip: float = knob(1.0, above=0)
     clip_by: Literal["norm", "value"] = "norm"
     max_tokens: int = knob(512, least=2)
+
+
+def plan_text(plan: Mapping[str, Any]) -> str:
+    """Numbers of a training run, by the names of the options that set them."""
+    return ", ".join(f"{k} {number_text(v)}" for k, v in plan.items() if v not in ("", None))
+
+
+def number_text(value: Any) -> str:
+    """A number, or several, as an option takes them."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(number_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @final

@@ -190,6 +190,10 @@ class GLIDEDrafter(Trainable[Glimpsing]):
             raise UserError("glide: kv_layer is 'auto', allowed is a number outside of training, which settles it")
         return Needs(kv=self._layers)
 
+    @property
+    def decodes_otherwise(self) -> str:
+        return "GLIDE's official code decodes otherwise than it trains" if self.knobs.variant == "official" else ""
+
     def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
         if not self._layers or self.knobs.kv_layer != AUTO:
             return {}

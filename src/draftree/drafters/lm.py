@@ -58,6 +58,10 @@ class LMDrafter(Drafter[Decoding]):
     def described(self) -> str:
         return f"lm {self.small.name}"
 
+    @property
+    def language_model(self) -> Target:
+        return self.small
+
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
     ) -> Decoding:

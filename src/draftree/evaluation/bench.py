@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs, CostTable
 from draftree.engine import Engine
 from draftree.evaluation.cells import Cell, PromptResult, Quality
@@ -120,15 +121,13 @@ class Bench:
         return done
 
 
-def priced(
-    engines: Mapping[tuple[str, str], Engine], tell: Callable[[str], None] = lambda _: None
-) -> dict[tuple[str, str], Engine]:
+def priced(engines: Mapping[tuple[str, str], Engine], tell: Tell = silent) -> dict[tuple[str, str], Engine]:
     """The same engines with the costs that were given for their drafter, or else this machine's."""
     known = {drafter: engine.costs for (drafter, _), engine in engines.items()}
     for (drafter, _), engine in engines.items():
 
-        def named(what: str, drafter: str = drafter) -> None:
-            tell(f"{drafter}: {what}")
+        def named(done: int, remark: str = "", of: int | None = None, drafter: str = drafter) -> None:
+            tell(done, f"{drafter}: {remark}", of)
 
         known[drafter] = known[drafter] or measured(engine.target, engine.drafter, tell=named)
     return {pair: replace(engine, costs=known[pair[0]]) for pair, engine in engines.items()}

@@ -1,11 +1,12 @@
 """Compares one run with speculation to one without, on one prompt."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from draftree.boundary.progress import Tell, silent
 from draftree.engine import UNIT, Engine
 from draftree.evaluation.cells import PromptResult
 from draftree.models.target import Needs, Target
@@ -65,9 +66,7 @@ class Comparison:
         return {"stats": self.stats.as_json(), "baseline": baseline, "speedup": self.speedup}
 
 
-def warm(
-    engine: Engine, request: Request, sampling: Sampling, baseline: bool, tell: Callable[[str], None] = lambda _: None
-) -> Engine:
+def warm(engine: Engine, request: Request, sampling: Sampling, baseline: bool, tell: Tell = silent) -> Engine:
     """Runs for a moment what is timed later; returns the engine with the costs that its policy asks for.
 
     What drafter and caches keep of the warm-up is dropped: what is timed shall not find its own beginning.

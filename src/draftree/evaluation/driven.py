@@ -3,29 +3,28 @@
 Shapes: R texts, M places, N nodes, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.acceptors.greedy import Greedy
 from draftree.data import samples
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
+from draftree.engine import plain
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation import suites
-from draftree.loop import plain
 from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Probes, Taps, Target, Verified
 from draftree.request import Request
-from draftree.rows import Rows
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
 
+T = TypeVar("T")
 DEPTHS = 5
 """How deep drafts are looked at, and how many tokens one step of the drive commits."""
 LAST = -1
@@ -166,47 +165,73 @@ class Recording:
         return Taps(hidden, rows, positions, tokens, cache)
 
 
+@dataclass(frozen=True)
+class Block:
+    """One step of a replay: a chain below each live text's root, and what was proposed and said behind its nodes.
+
+    Attributes:
+        tree: the chains, with as many roots as texts are live.
+        asked: the nodes of each depth, and the candidates proposed after them.
+        logits: [N, V] the target's after each node.
+        tokens: of each live text the chain, and the token behind it.
+        roots: [R] the position of each text's root.
+    """
+
+    tree: Tree
+    asked: list[tuple[Ints, Candidates]]
+    logits: Tensor
+    tokens: list[Ints]
+    roots: Ints
+
+    def following(self, nodes: Ints) -> Ints:
+        """[F] the texts' tokens behind some nodes."""
+        chains = np.searchsorted(self.tree.row[: self.tree.roots], self.tree.row[nodes])
+        return np.array([self.tokens[i][d + 1] for i, d in zip(chains, self.tree.depth[nodes], strict=True)], np.int64)
+
+
 @torch.inference_mode()
-def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text], phase: int = 0) -> Places:
-    """Decodes along texts in blocks of `DEPTHS` tokens: the first is a root, the others are taken for accepted drafts.
+def replay(
+    target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int, length: int, first: int = 0, step: int = 0
+) -> Iterator[Block]:
+    """Decodes along texts: prefill, start, then for each block expand, verify and commit, as if the text were accepted.
 
     Args:
         target: verifies every block, as in decoding.
-        drafter: is asked for one candidate after every token.
+        drafter: is asked for candidates after every token.
         texts: all in one batch.
-        phase: how many tokens the first block lacks.
+        k: how many candidates.
+        length: tokens of a block; the first is its root, the others are taken for drafts.
+        first: tokens of the first block, if not so many.
+        step: tokens that are committed of each block; all by default.
 
     Raises:
         NotANumber: the target's logits are not finite.
     """
-    rows = len(texts)
-    cache = target.new_cache(rows, max(len(t.tokens) for t in texts) + DEPTHS)
+    cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts) + length)
     prompts = [t.tokens[: t.start] for t in texts]
     verified = target.prefill(cache, prompts, drafter.needs)
     state = drafter.start(prompts, np.array([t.tokens[t.start] for t in texts]), verified.taps)
-    at, found = np.array([t.start for t in texts]), []
-    length = DEPTHS - phase
-    while (live := np.array([r for r in range(rows) if at[r] + 1 < len(texts[r].tokens)], np.int64)).size:
-        ends = [min(int(at[r]) + length, len(texts[r].tokens) - 1) for r in live]
-        blocks = [texts[r].tokens[at[r] : end] for r, end in zip(live, ends, strict=True)]
-        tree, asked, state = chained(drafter, state, live, blocks, 1)
+    last, at, size = np.array([len(t.tokens) - 1 for t in texts]), np.array([t.start for t in texts]), first or length
+    while (live := np.flatnonzero(at < last)).size:
+        tokens = [texts[r].tokens[at[r] : min(at[r] + size, last[r]) + 1] for r in live.tolist()]
+        tree, asked, state = _chained(drafter, state, live, [t[:-1] for t in tokens], k)
         verified = target.verify(cache, tree, drafter.needs, drafter.probes(state))
-        nexts = [texts[r].tokens[at[r] + 1 : end + 1] for r, end in zip(live, ends, strict=True)]
-        found += [_compared(tree, nodes, c, verified, live, at, nexts) for nodes, c in asked]
-        bonus = np.array([n[-1] for n in nexts])
-        verdict = Verdict(tuple(tree.of_row(int(r))[1:] for r in live), bonus)
+        if not bool(torch.isfinite(verified.logits.max(-1).values).all()):
+            raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
+        yield Block(tree, asked, verified.logits, tokens, at.copy())
+        kept = np.array([min(len(t) - 1, step or size) for t in tokens])
+        paths = tuple(tree.of_row(r)[1:n] for r, n in zip(live.tolist(), kept, strict=True))
+        verdict = Verdict(paths, np.array([t[n] for t, n in zip(tokens, kept, strict=True)]))
         target.commit(cache, tree, verdict)
-        kept = np.concatenate([verdict.kept(root) for root in range(len(live))])
-        state = drafter.commit(state, tree, verdict, verified.taps.take(kept))
-        at[live], length = ends, DEPTHS
-    return Places.joined(found)
+        taps = verified.taps.take(np.concatenate([verdict.kept(root) for root in range(len(live))]))
+        state = drafter.commit(state, tree, verdict, taps)
+        at[live] += kept
+        size = length
 
 
-Proposed = list[tuple[Ints, Candidates]]
-"""Nodes of one depth, and what was proposed after them."""
-
-
-def chained(drafter: Drafter[Any], state: Any, live: Ints, blocks: Sequence[Ints], k: int) -> tuple[Tree, Proposed, Any]:
+def _chained(
+    drafter: Drafter[Any], state: Any, live: Ints, blocks: Sequence[Ints], k: int
+) -> tuple[Tree, list[tuple[Ints, Candidates]], Any]:
     """The chains of some blocks, one for each live row, and the k candidates proposed after the nodes of each depth."""
     tree = Tree.planted(live, np.array([b[0] for b in blocks]))
     frontier, asked = np.arange(len(live)), []
@@ -223,22 +248,32 @@ def chained(drafter: Drafter[Any], state: Any, live: Ints, blocks: Sequence[Ints
     return tree, asked, state
 
 
-def _compared(
-    tree: Tree, nodes: Ints, candidates: Candidates, verified: Verified, live: Ints, at: Ints, nexts: Sequence[Ints]
-) -> Places:
+def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text], phase: int = 0) -> Places:
+    """Decodes along texts in blocks of `DEPTHS` tokens, with one candidate asked for after every token.
+
+    Args:
+        target: verifies every block, as in decoding.
+        drafter: drafts.
+        texts: all in one batch.
+        phase: how many tokens the first block lacks.
+
+    Raises:
+        NotANumber: the target's logits are not finite.
+    """
+    blocks = replay(target, drafter, texts, 1, DEPTHS, DEPTHS - phase)
+    return Places.joined([_compared(block, nodes, found) for block in blocks for nodes, found in block.asked])
+
+
+def _compared(block: Block, nodes: Ints, candidates: Candidates) -> Places:
     """The places after the nodes of one depth."""
-    logits = verified.logits[torch.from_numpy(nodes).to(verified.logits.device)].float()
-    if not bool(torch.isfinite(logits.max(-1).values).all()):
-        raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
+    tree, logits = block.tree, block.logits[torch.from_numpy(nodes).to(block.logits.device)].float()
     p, choice = torch.softmax(logits, dim=-1), logits.argmax(-1)
     drafted, draft = np.isfinite(candidates.log_q[:, 0]), candidates.tokens[:, 0]
     overlap, surprise, covered = _beside(p, choice, candidates)
-    depth = tree.depth[nodes]
-    following = np.array([nexts[i][d] for i, d in zip(np.searchsorted(live, tree.row[nodes]), depth, strict=True)])
-    chosen = choice.cpu().numpy()
+    chosen, rows = choice.cpu().numpy(), tree.row[nodes]
     return Places(
-        tree.row[nodes], at[tree.row[nodes]], depth + 1, drafted, drafted & (draft == chosen), np.where(drafted, overlap, 0.0),
-        np.exp(np.where(drafted, candidates.log_q[:, 0], -np.inf)), surprise, covered, chosen == following,
+        rows, block.roots[rows], tree.depth[nodes] + 1, drafted, drafted & (draft == chosen), np.where(drafted, overlap, 0.0),
+        np.exp(np.where(drafted, candidates.log_q[:, 0], -np.inf)), surprise, covered, chosen == block.following(nodes),
     )  # fmt: skip
 
 
@@ -259,10 +294,10 @@ TEXTS, TOKENS, PROMPT = 12, 48, 16
 
 
 def answers(target: Target, suite: str = "demo", count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
-    """What the target itself answers, greedily, to prompts spread over a suite: text as it will be drafted.
+    """The target's own greedy answers to prompts spread over a suite: text as it will be drafted.
 
     Raises:
-        UserError: no prompt fits the target's context, or it answers nothing.
+        UserError: no prompt fits the target's context, or every answer is shorter than 2 tokens.
     """
     encoded = [encode(target.tokenizer, p.content) for p in suites.load(suite).prompts]
     fit = [e for e in encoded if len(e) + tokens <= target.decoder.context]
@@ -270,25 +305,21 @@ def answers(target: Target, suite: str = "demo", count: int = TEXTS, tokens: int
         raise UserError(
             f"no prompt of suite '{suite}' fits the target's context of {target.decoder.context} with {tokens} new tokens"
         )
-    chosen = [fit[i * len(fit) // min(count, len(fit))] for i in range(min(count, len(fit)))]
-    return answered(target, chosen, tokens)
+    if texts := answered(target, spread(fit, count), tokens):
+        return texts
+    raise UserError("the target answers every prompt with fewer than 2 tokens; name text to measure on with --data FILE")
 
 
 def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOKENS) -> list[Text]:
-    """What the target answers to prompts of token ids.
+    """The target's greedy answers of at least 2 tokens to prompts of token ids, written in one batch."""
+    written = plain(target, [Request(list(p), tokens, target.eos) for p in prompts]).tokens
+    return [Text(np.array([*p, *w], np.int64), len(p)) for p, w in zip(prompts, written, strict=True) if len(w) > 1]
 
-    Raises:
-        UserError: every answer is shorter than 2 tokens.
-    """
-    requests = [Request(list(p), tokens, target.eos) for p in prompts]
-    written = Rows(target.new_cache(len(requests), max(map(len, prompts)) + tokens))
-    for _ in plain(target, Greedy(), written, requests):
-        pass
-    pairs = zip(prompts, written.written, strict=True)
-    texts = [Text(np.array([*p, *w], np.int64), len(p)) for p, w in pairs if len(w) > 1]
-    if not texts:
-        raise UserError("the target answers every prompt with fewer than 2 tokens; name text to measure on with --data FILE")
-    return texts
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """At most so many of them, evenly spread."""
+    n = min(count, len(items))
+    return [items[i * len(items) // n] for i in range(n)]
 
 
 def read(target: Target, path: Path, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
@@ -306,4 +337,4 @@ def read(target: Target, path: Path, count: int = TEXTS, tokens: int = TOKENS) -
             found.append(text)
     if not found:
         raise UserError(f"'{path}' holds no text of at least 4 tokens, or response of at least 2")
-    return [found[i * len(found) // min(count, len(found))] for i in range(min(count, len(found)))]
+    return spread(found, count)

@@ -21,7 +21,7 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
     """Commit, versions, hardware, command, seed and date of this run, and its target."""
     decoder = target.decoder
     return {
-        "command": shlex.join(["draftree", *sys.argv[1:]]),
+        "command": command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "versions": {
@@ -45,6 +45,11 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
             "context": decoder.context,
         },
     }
+
+
+def command() -> str:
+    """The command line of this run."""
+    return shlex.join(["draftree", *sys.argv[1:]])
 
 
 def commit() -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ Shapes: R rows, H key-value heads, S slots, L layers. Slots [0, length) of a row
 scratch of the step in hand and is hidden from every later step by the mask.
 """
 
+import copy
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,14 @@ class SlotCache:
         group, place = self._place[index]
         keys, values = self._groups[group]
         return keys[place], values[place]
+
+    def lifted(self, by: int) -> "SlotCache":
+        """The same slots with every layer's keys and values those of the layer so much deeper, if one of its shape is there."""
+        view, top = copy.copy(self), len(self.shapes) - 1
+        others = [min(max(layer + by, 0), top) for layer in range(top + 1)]
+        same = [self.shapes[other] == shape for other, shape in zip(others, self.shapes, strict=True)]
+        view._place = [self._place[o if s else i] for i, (o, s) in enumerate(zip(others, same, strict=True))]
+        return view
 
     def writer(self, starts: Ints, n: int) -> "Writer":
         """What a forward pass of n tokens a row is given as its cache; row r is written from slot `starts[r]` on."""

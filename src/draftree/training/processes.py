@@ -4,11 +4,8 @@ All of them run the same command. The main one speaks and writes; what fails in 
 """
 
 import os
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr
-from io import StringIO
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,11 +16,7 @@ from accelerate.utils import GradientAccumulationPlugin, LoggerType, gather_obje
 from torch import Tensor
 
 from draftree.boundary.files import inside, locked
-from draftree.boundary.interruption import Interrupted
 from draftree.errors import DraftreeError, UserError
-
-GRACE = 2.0
-"""Seconds in which the main process has told what went wrong, and has ended."""
 
 
 class Processes:
@@ -135,29 +128,6 @@ class Processes:
 def _cpu_only() -> bool:
     """True where a launcher was told to use no GPU."""
     return os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
-
-
-def launched() -> bool:
-    """True where a launcher started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
-
-
-@contextmanager
-def one_voice() -> Iterator[None]:
-    """Errors are told by the main process only; the others exit silently, with its status, after it.
-
-    Raises:
-        SystemExit: this process is not the main one, and the run has failed or was interrupted.
-    """
-    if not launched() or os.environ.get("RANK", "0") == "0":
-        yield
-        return
-    try:
-        with redirect_stderr(StringIO()):  # progress, remarks and hints are the main one's to tell
-            yield
-    except (DraftreeError, Interrupted) as error:
-        time.sleep(GRACE)  # a launcher stops all processes when it sees one end
-        sys.exit(error.status if isinstance(error, Interrupted) else 2)
 
 
 def accelerator_of(device: torch.device, out: Path, track: str) -> Accelerator:

@@ -20,11 +20,9 @@ from draftree.boundary.files import append, read_object, write_text
 from draftree.boundary.knobs import check, knob
 from draftree.data.prompts import Content, encode
 from draftree.data.rows import Messages, Row, completes, messages, rows
-from draftree.drafters.pld import PLD
-from draftree.engine import Engine
+from draftree.engine import plain
 from draftree.errors import UserError
 from draftree.models.target import Target
-from draftree.policies.chain import Chain
 from draftree.request import Request
 from draftree.training.processes import Processes
 
@@ -123,7 +121,6 @@ def _write(
     processes: Processes,
     listen: Callable[[int, int], None],
 ) -> None:
-    engine = Engine(target, PLD().open(target), Chain())  # only its plain decoding is used
     # Rows of one batch should end at about the same time. Which these are does not depend on what is done, as the last bits
     # of a row's logits depend on the rows beside it.
     order = sorted(range(len(asked)), key=lambda i: len(json.dumps(asked[i])))
@@ -132,30 +129,30 @@ def _write(
     written, total = 0, sum(map(len, batches))
     parts.mkdir(parents=True, exist_ok=True)
     for batch in batches:
-        answers = zip(batch, _answers(engine, [asked[i] for i in batch], how), strict=True)
+        answers = zip(batch, _answers(target, [asked[i] for i in batch], how), strict=True)
         lines = [json.dumps({"number": i, "row": row}) + "\n" for i, row in answers]
         append(parts / f"{processes.rank}.jsonl", "\n" + "".join(lines))  # behind a line that was broken off
         written += len(batch)
         listen(written, total)
 
 
-def _answers(engine: Engine, asked: Sequence[Content], how: Regeneration) -> list[Row]:
+def _answers(target: Target, asked: Sequence[Content], how: Regeneration) -> list[Row]:
     """The rows of some prompts; an empty one where the target was asked nothing it could answer."""
     texts = {i: prompt for i, prompt in enumerate(asked) if isinstance(prompt, str)}
     chats = {i: prompt for i, prompt in enumerate(asked) if not isinstance(prompt, str)}
     found: dict[int, Row] = {}
-    for i, answer in _plain(engine, {i: _ids(engine, text) for i, text in texts.items()}, how).items():
+    for i, answer in _plain(target, {i: _ids(target, text) for i, text in texts.items()}, how).items():
         found[i] = {"prompt": texts[i], "completion": answer}
-    for i, chat in _chats(engine, chats, how).items():
+    for i, chat in _chats(target, chats, how).items():
         found[i] = {"messages": chat}
     return [found.get(i, {}) for i in range(len(asked))]
 
 
-def _ids(engine: Engine, text: str) -> list[int]:
-    return list(engine.tokenizer(text, add_special_tokens=False)["input_ids"])
+def _ids(target: Target, text: str) -> list[int]:
+    return list(target.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _chats(engine: Engine, chats: dict[int, Messages], how: Regeneration) -> dict[int, Messages]:
+def _chats(target: Target, chats: dict[int, Messages], how: Regeneration) -> dict[int, Messages]:
     """Every response written anew, the first ones of all chats before the second ones; a chat ends where it is too long."""
     said: dict[int, Messages] = {i: [] for i in chats}
     rest = {i: list(chat) for i, chat in chats.items()}
@@ -163,7 +160,7 @@ def _chats(engine: Engine, chats: dict[int, Messages], how: Regeneration) -> dic
         for i in rest:
             while rest[i][0]["role"] != "assistant":
                 said[i].append(rest[i].pop(0))
-        answers = _plain(engine, {i: encode(engine.tokenizer, said[i]) for i in rest}, how)
+        answers = _plain(target, {i: encode(target.tokenizer, said[i]) for i in rest}, how)
         for i, answer in answers.items():
             said[i].append({"role": "assistant", "content": answer})
         rest = {i: rest[i][1:] for i in answers if rest[i][1:]}
@@ -171,15 +168,15 @@ def _chats(engine: Engine, chats: dict[int, Messages], how: Regeneration) -> dic
     return {i: said[i][:n] for i, n in answered.items() if n}
 
 
-def _plain(engine: Engine, asked: dict[int, list[int]], how: Regeneration) -> dict[int, str]:
+def _plain(target: Target, asked: dict[int, list[int]], how: Regeneration) -> dict[int, str]:
     """The target's answers to the prompts of which something can be learnt."""
-    longest = min(how.max_tokens, engine.target.decoder.context)
+    longest = min(how.max_tokens, target.decoder.context)
     fit = {i: ids for i, ids in asked.items() if 0 < len(ids) < longest}
     if not fit:
         return {}
-    requests = [Request(ids, min(how.tokens, longest - len(ids)), engine.eos) for ids in fit.values()]
-    answers = [[t for t in ids if t not in engine.eos] for ids in engine.plain(requests).tokens]
-    return {i: str(engine.tokenizer.decode(ids)) for i, ids in zip(fit, answers, strict=True)}
+    requests = [Request(ids, min(how.tokens, longest - len(ids)), target.eos) for ids in fit.values()]
+    answers = [[t for t in ids if t not in target.eos] for ids in plain(target, requests).tokens]
+    return {i: str(target.tokenizer.decode(ids)) for i, ids in zip(fit, answers, strict=True)}
 
 
 def _done(parts: Path) -> dict[int, Row]:

@@ -11,40 +11,30 @@ passes over easy tokens many at a time and stops behind the hard ones, so that h
 Shapes: M roots, D depths, K ranks, R texts, N nodes at most.
 """
 
-import heapq
-import typing
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-import torch
 
 from draftree.boundary.knobs import check, knob, parsed
-from draftree.costs import Costs
+from draftree.boundary.progress import Tell
+from draftree.costs import Costs, CostTable
 from draftree.data import rows
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
-from draftree.drafters.pld import PLD
-from draftree.engine import Engine
-from draftree.errors import NotANumber, UserError
+from draftree.errors import UserError
 from draftree.evaluation import driven
-from draftree.evaluation.driven import Proposed, Text, chained
+from draftree.evaluation.driven import Block, Text, answered, replay, spread
+from draftree.evaluation.report import save
 from draftree.models.target import Target
-from draftree.policies.chain import Chain
-from draftree.request import Request
-from draftree.stats import Work
-from draftree.tree import MAX_NODES, Bools, Floats, Ints, Tree, Verdict
+from draftree.timing import measured
+from draftree.training.job import Fitted, items
+from draftree.tree import MAX_NODES, Bools, Floats, Ints
+from draftree.tuning._shapes import Paths, Plan, fastest, searched
+from draftree.tuning.base import Tuning
 
-T = TypeVar("T")
-Ranks = tuple[int, ...]
-Paths = tuple[Ranks, ...]
-"""A tree: the ranks along the path to each of its nodes, every path's beginning among them."""
-NAME = "static"
-MOST = 128
-"""Nodes that are tried at most where the number is chosen."""
 ROUNDS = 6
 """Trees that are tried at most until a tree is the best one for the roots that it leads to."""
 BATCH = 16
@@ -53,6 +43,8 @@ WINDOW = 512
 """Tokens of a plain text, of which the first quarter is the prompt."""
 MISSED, UNKNOWN = -1, -2
 """In place of a rank: the target's token was not among the candidates; what it is cannot be told from the text."""
+SHOWN = 6
+"""Ranks of which a table shows the acceptance."""
 SIZES = (8, 16, 32, 63, 128)
 """Nodes for which the best tree's expected acceptance is told beside that of the chosen tree."""
 
@@ -63,7 +55,7 @@ class Settings:
 
     Attributes:
         search: how the tree is found; both are optimal under the product model.
-        nodes: of the tree, its root not counted; the number that the cost model predicts to be fastest by default.
+        nodes: of the tree, its root not counted; `auto` for the number that the cost model predicts to be fastest.
         depth: of the tree, at most.
         width: how many ranks are looked at.
         tokens: longest answer.
@@ -72,7 +64,7 @@ class Settings:
     """
 
     search: Literal["greedy", "sequoia"] = "sequoia"
-    nodes: int | None = None
+    nodes: int | Literal["auto"] = "auto"
     depth: int = knob(8, least=1)
     width: int = knob(10, least=1)
     tokens: int = knob(64, least=2)
@@ -80,20 +72,11 @@ class Settings:
     answers: bool = True
 
     def __post_init__(self) -> None:
-        check(self, f"{NAME}: ")
+        check(self, "static: ")
         full = min(MAX_NODES, sum(self.width**d for d in range(1, self.depth + 1)))  # no step verifies more
-        if self.nodes is not None and not 1 <= self.nodes <= full:
-            told = f"auto or 1 … {full}, with depth {self.depth} and width {self.width}"
-            raise UserError(f"{NAME}: nodes is {self.nodes}, allowed is {told}")
-
-    @classmethod
-    def parsed(cls, items: Sequence[str]) -> Self:
-        """From key=value items.
-
-        Raises:
-            UserError: a key or a value is not one that is known.
-        """
-        return cls(**parsed(["nodes=none" if item == "nodes=auto" else item for item in items], cls, f"'{NAME}'"))
+        if self.nodes != "auto" and not 1 <= self.nodes <= full:
+            told = f"allowed are auto and 1 … {full}, with depth {self.depth} and width {self.width}"
+            raise UserError(f"static: nodes is {self.nodes}, {told}")
 
 
 # Acceptance by rank and depth.
@@ -163,7 +146,6 @@ class Driven:
         return Acceptance(np.array(roots, np.int64), self.width), tokens / len(roots)
 
 
-@torch.inference_mode()
 def drive(target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: int, width: int) -> Driven:
     """Looks up the target's greedy choices along texts among a drafter's candidates.
 
@@ -183,184 +165,27 @@ def drive(target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: i
     Raises:
         NotANumber: the target's logits are not finite.
     """
-    cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts) + depth)
-    prompts = [t.tokens[: t.start] for t in texts]
-    verified = target.prefill(cache, prompts, drafter.needs)
-    state = drafter.start(prompts, np.array([t.tokens[t.start] for t in texts]), verified.taps)
-    last, at = np.array([len(t.tokens) - 1 for t in texts]), np.array([t.start for t in texts])
     found: list[list[Ints]] = [[] for _ in texts]
-    while (live := np.flatnonzero(at < last)).size:
-        chains = [texts[r].tokens[at[r] : min(at[r] + depth, last[r]) + 1] for r in live.tolist()]  # and what comes after
-        tree, asked, state = chained(drafter, state, live, [chain[:-1] for chain in chains], width)
-        verified = target.verify(cache, tree, drafter.needs, drafter.probes(state))
-        for r, line in zip(live.tolist(), _compared(tree, asked, verified.logits, live, chains, depth), strict=True):
-            found[r].append(line)
-        verdict = Verdict((live[:0],) * len(live), np.array([chain[1] for chain in chains]))
-        target.commit(cache, tree, verdict)
-        state = drafter.commit(state, tree, verdict, verified.taps.take(np.arange(len(live))))
-        at[live] += 1
+    for block in replay(target, drafter, texts, width, depth, step=1):
+        for row, line in zip(block.tree.row[: block.tree.roots].tolist(), _compared(block, depth), strict=True):
+            found[row].append(line)
     return Driven([np.stack(lines) for lines in found], width)
 
 
-def _compared(tree: Tree, asked: Proposed, logits: torch.Tensor, live: Ints, chains: Sequence[Ints], depths: int) -> Ints:
+def _compared(block: Block, depths: int) -> Ints:
     """[live rows, D] the ranks of the target's choices."""
-    if not bool(torch.isfinite(logits.max(-1).values).all()):
-        raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
-    chosen, found = logits.argmax(-1).cpu().numpy(), np.full((len(live), depths), UNKNOWN)
-    follows = np.ones(len(live), np.bool_)
-    for depth, (nodes, candidates) in enumerate(asked):
-        chain, choice = np.searchsorted(live, tree.row[nodes]), chosen[nodes]
+    live, chosen = block.tree.row[: block.tree.roots], block.logits.argmax(-1).cpu().numpy()
+    found, follows = np.full((len(live), depths), UNKNOWN), np.ones(len(live), np.bool_)
+    for depth, (nodes, candidates) in enumerate(block.asked):
+        chain, choice = np.searchsorted(live, block.tree.row[nodes]), chosen[nodes]
         hit = (candidates.tokens == choice[:, None]) & np.isfinite(candidates.log_q)
         rank = np.where(hit.any(axis=1), hit.argmax(axis=1), MISSED)
         found[chain, depth] = np.where(follows[chain], rank, UNKNOWN)
-        follows[chain] &= choice == np.array([chains[i][depth + 1] for i in chain])
+        follows[chain] &= choice == block.following(nodes)
     return found
 
 
-# The search.
-
-
-def expected(paths: Paths, table: Floats) -> float:
-    """τ under the product model: 1 + Σ over nodes of Π a[d, r] along their paths."""
-    return 1.0 + sum(float(np.prod([table[d, r] for d, r in enumerate(path)])) for path in paths)
-
-
-def greedy(table: Floats, nodes: int) -> Paths:
-    """Medusa's search (section 2.3.3): again and again the node with the largest product is added.
-
-    Args:
-        table: [D, K] a.
-        nodes: N.
-
-    Returns:
-        At most N paths, in the order they were added, so that the first n are the tree of n nodes. Of equal products the
-        shorter path comes first, then the lower ranks. What is never accepted is left out.
-    """
-    found: list[Ranks] = []
-    heap: list[tuple[float, int, Ranks]] = []
-
-    def offer(path: Ranks, product: float) -> None:
-        if len(path) < len(table):
-            for rank, a in enumerate(table[len(path)].tolist()):
-                if product * a > 0:
-                    heapq.heappush(heap, (-product * a, len(path) + 1, (*path, rank)))
-
-    offer((), 1.0)
-    while heap and len(found) < nodes:
-        product, _, path = heapq.heappop(heap)
-        found.append(path)
-        offer(path, -product)
-    return tuple(found)
-
-
-@dataclass(frozen=True)
-class Forests:
-    """The dynamic programme of Sequoia (section 3.1), with acceptances that depend on depth.
-
-    Let V(δ, n) be the most accepted tokens that at most n nodes below an accepted node of depth δ can be expected to give,
-    and B(δ, k, n) the same where only the ranks below k may be that node's children. The child of rank k − 1 has a subtree
-    of m nodes, itself included, or is left out (m = 0):
-
-        B(δ, 0, n) = 0
-        B(δ, k, n) = max( B(δ, k−1, n),  max_{1 ≤ m ≤ n} a[δ+1, k−1] · (1 + V(δ+1, m−1)) + B(δ, k−1, n−m) )
-        V(δ, n)    = B(δ, K, n) for δ < D,  V(D, n) = 0
-
-    and τ = 1 + V(0, n). Sequoia's state is size, height and branches of a subtree; here the depth of its root takes the
-    place of its height, as a depends on it and D − δ is the height that is left. O(D·K·N²), each (δ, k) at once.
-
-    Attributes:
-        values: [N + 1] V(0, n).
-        sizes: [D, K + 1, N + 1] the m that attains B(δ, k, n), the smallest of several.
-    """
-
-    values: Floats
-    sizes: Ints
-
-    @classmethod
-    def planned(cls, table: Floats, nodes: int) -> Self:
-        """Solves it for a table [D, K] and all sizes up to N."""
-        depths, width = table.shape
-        sizes = np.zeros((depths, width + 1, nodes + 1), np.int64)
-        left = np.arange(nodes + 1)[:, None] - np.arange(1, nodes + 1)  # [n, m − 1]
-        values = np.zeros(nodes + 1)
-        for depth in reversed(range(depths)):
-            below, values = values[:-1], np.zeros(nodes + 1)
-            for k, a in enumerate(table[depth].tolist(), 1):
-                gains = np.where(left >= 0, a * (1 + below) + values[left], -np.inf)
-                best = gains.argmax(axis=1)
-                gain = gains[np.arange(nodes + 1), best]
-                taken = gain > values
-                sizes[depth, k], values = np.where(taken, best + 1, 0), np.where(taken, gain, values)
-        return cls(values, sizes)
-
-    def tree(self, nodes: int) -> Paths:
-        """The best tree of at most so many nodes; what is never accepted is left out."""
-        return tuple(sorted(self._below((), nodes), key=lambda path: (len(path), path)))
-
-    def _below(self, path: Ranks, nodes: int) -> Iterator[Ranks]:
-        if len(path) == len(self.sizes):
-            return
-        for rank in reversed(range(self.sizes.shape[1] - 1)):
-            if size := int(self.sizes[len(path), rank + 1, nodes]):
-                nodes -= size
-                yield (*path, rank)
-                yield from self._below((*path, rank), size - 1)
-
-
-def searched(search: str, table: Floats, most: int) -> Callable[[int], Paths]:
-    """From a number of nodes up to `most` to the best tree."""
-    if search == "sequoia":
-        return Forests.planned(table, most).tree
-    order = greedy(table, most)
-    return lambda nodes: order[:nodes]
-
-
-# The size.
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A tree and what is expected of it.
-
-    Attributes:
-        paths: its nodes.
-        tau: tokens a step under the product model.
-        speedup: predicted over plain decoding, at one row: τ · sₜ(1) / (Σ_layers sₐ(nodes with children) + sₜ(1 + n) + commit).
-    """
-
-    paths: Paths
-    tau: float
-    speedup: float
-
-    @classmethod
-    def of(cls, paths: Paths, table: Floats, costs: Costs) -> Self:
-        """What is expected of some paths."""
-        tau = expected(paths, table)
-        return cls(paths, tau, tau * costs.target_seconds(1) / seconds(paths, costs))
-
-    @property
-    def depth(self) -> int:
-        """Of its deepest node."""
-        return max(map(len, self.paths), default=0)
-
-
-def seconds(paths: Paths, costs: Costs) -> float:
-    """What one step with a tree costs: a draft step for every layer that has children below it, pass and commit."""
-    layers = Counter(map(len, {path[:-1] for path in paths}))
-    return costs.step(Work(tuple(layers[d] for d in sorted(layers)), 1 + len(paths), 1, costs.context))
-
-
-def fastest(search: str, table: Floats, costs: Costs, most: int = MOST) -> Plan:
-    """The tree with the most expected tokens per second, of all depths and sizes; of equal ones the shallowest and smallest.
-
-    Raises:
-        UserError: nothing was ever accepted.
-    """
-    plans = []
-    for depth in range(1, len(table) + 1):
-        tree = searched(search, table[:depth], most)
-        plans += [Plan.of(paths, table, costs) for n in range(1, most + 1) if (paths := tree(n))]
-    return max(plans, key=lambda plan: plan.speedup, default=None) or _nothing()
+# The tree.
 
 
 def settled(driven: Driven, choose: Callable[[Floats], Plan], costs: Costs) -> tuple[Plan, Acceptance, float]:
@@ -384,10 +209,6 @@ def settled(driven: Driven, choose: Callable[[Floats], Plan], costs: Costs) -> t
     return max(tried.values(), key=lambda found: found[2] * found[0].speedup / found[0].tau)
 
 
-def _nothing() -> typing.NoReturn:
-    raise UserError("static: none of the drafter's candidates was the target's token: it does not fit this target or data")
-
-
 def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
     """What goes into the file: the tree, and what it was made from.
 
@@ -395,29 +216,22 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
         UserError: nothing was ever accepted.
     """
     search, nodes = settings.search, settings.nodes
-    if nodes is None:
+    if nodes == "auto":
         choose = lambda table: fastest(search, table, costs)
     else:
         choose = lambda table: Plan.of(searched(search, table, nodes)(nodes), table, costs)
     if not driven.everywhere.table.any():
-        _nothing()
+        raise UserError("static: none of the drafter's candidates was the target's token: it does not fit this target or data")
     plan, seen, tau = settled(driven, choose, costs)
     grow = searched(search, seen.table, max(SIZES))
     sizes = [Plan.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)]  # each at its own roots
     return {
         "paths": [list(path) for path in sorted(plan.paths, key=lambda path: (len(path), path))],
         "tau": plan.tau, "decoded_tau": tau, "nodes": len(plan.paths), "depth": plan.depth,
-        "speedup": plan.speedup, "settings": asdict(settings) | {"nodes": nodes or "auto"},
+        "speedup": plan.speedup, "settings": asdict(settings),
         "sizes": [{"nodes": len(p.paths), "depth": p.depth, "tau": p.tau, "speedup": p.speedup} for p in sizes],
         "places": seen.places.tolist(), "acceptance": np.round(seen.table, 6).tolist(), "costs": asdict(costs),
     }  # fmt: skip
-
-
-def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int) -> list[Text]:
-    """The target's greedy answers of at least 2 tokens to prompts of token ids."""
-    engine = Engine(target, PLD().open(target), Chain())  # only its plain decoding is used
-    answers = engine.plain([Request(list(p), tokens, target.eos) for p in prompts]).tokens
-    return [Text(np.array([*p, *a], np.int64), len(p)) for p, a in zip(prompts, answers, strict=True) if len(a) > 1]
 
 
 def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> list[list[int]]:
@@ -453,7 +267,74 @@ def texts_of(files: Sequence[Path], target: Target, settings: Settings) -> list[
     return sorted(spread(found, settings.prompts), key=lambda text: len(text.tokens))
 
 
-def spread(items: Sequence[T], count: int) -> list[T]:
-    """At most so many of them, evenly spread."""
-    n = min(count, len(items))
-    return [items[i * len(items) // n] for i in range(n)]
+def shown(said: dict[str, Any]) -> Fitted:
+    """What was found, as it is written and as it is told."""
+    rates = [
+        {"depth": str(d), "places": str(n), **{f"rank {r}": f"{a:.3f}" for r, a in enumerate(rates[:SHOWN])}}
+        for d, (n, rates) in enumerate(zip(said["places"], said["acceptance"], strict=True), 1)
+    ]
+    sizes = [
+        {"nodes": str(s["nodes"]), "expected τ": f"{s['tau']:.2f}", "predicted speed-up": f"{s['speedup']:.2f}"}
+        for s in said["sizes"]
+    ]
+    told = (
+        f"expected τ {said['tau']:.2f} (decoding along the data {said['decoded_tau']:.2f}), "
+        f"{said['nodes']} nodes, depth {said['depth']}, predicted speed-up {said['speedup']:.2f}"
+    )
+    tables = {f"acceptance of {said['drafter']} by rank and depth": rates, "trees with the largest expected τ, by size": sizes}
+    return Fitted(said, [told + ("" if said["speedup"] > 1 else ": plain decoding is faster")], tables)
+
+
+@dataclass(frozen=True)
+class Search(Tuning):
+    """Finds the best tree of fixed shape for a drafter, and writes it as `static:paths=FILE` reads it.
+
+    Attributes:
+        drafter: the spec of the one the tree is for.
+        settings: of the search.
+        costs: that trees are compared by; measured by default.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset({"drafter", "costs"})
+    resumes: ClassVar[bool] = False
+
+    drafter: str
+    settings: Settings = field(default_factory=Settings)
+    costs: CostTable | None = None
+
+    @classmethod
+    def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
+        costs = options.get("costs")
+        settings = Settings(**parsed(items(spec, knobs), Settings, "'static'"))
+        return cls(options["drafter"], settings, None if costs is None else CostTable.load(costs))
+
+    def check(self, out: Path) -> None:
+        if out.exists():
+            raise UserError(f"'{out}' exists, allowed is a new file")
+
+    def fitted(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
+        texts = self._texts(target, data, tell)
+        ranks = list[Ints]()
+        for i in range(0, len(texts), BATCH):
+            tell(i, "driving the drafter along", len(texts))
+            ranks += drive(target, drafter, texts[i : i + BATCH], self.settings.depth, self.settings.width).texts
+        tell(len(texts), "measuring what a step costs", len(texts))
+        context = round(float(np.mean([(t.start + len(t.tokens)) / 2 for t in texts])))
+        costs = (self.costs or measured(target, drafter)).at(context, 1)
+        tell(len(texts), "searching", len(texts))
+        about = {"target": target.name, "drafter": self.drafter, "data": list(map(str, data))}
+        said = written(self.settings, Driven(ranks, self.settings.width), costs) | about
+        save(said, out)
+        return shown(said)
+
+    def _texts(self, target: Target, data: Sequence[Path], tell: Tell) -> list[Text]:
+        """What the drafter is driven along, as the settings say: the target's answers, or texts as they are."""
+        if not self.settings.answers:
+            return texts_of(data, target, self.settings)
+        prompts, texts = prompts_of(data, target, self.settings), list[Text]()
+        for i in range(0, len(prompts), BATCH):
+            tell(i, "answering", len(prompts))
+            texts += answered(target, prompts[i : i + BATCH], self.settings.tokens)
+        if not texts:
+            raise UserError("the target answers every prompt with fewer than 2 tokens; answers=false reads the data as it is")
+        return texts

@@ -4,9 +4,10 @@ Shapes: R rows, n tokens a row, S slots, D hidden size.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -81,13 +82,18 @@ def initialise(module: nn.Module, config: LlamaConfig) -> None:
                 nn.init.zeros_(part.bias)
 
 
-class Rotary:
-    """Rotary frequencies; no module of a network, so that they stay in float32 when the network is halved."""
+class Rotary(nn.Module):
+    """Rotary frequencies, which stay in float32 when the network that they belong to is halved."""
 
     def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
         self._embedding: nn.Module = LlamaRotaryEmbedding(config)
 
-    def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        self._embedding.to(fn(torch.zeros(1)).device)  # no other dtype
+        return self
+
+    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, n, width] at positions [R, n], in the dtype and on the device of `like`."""
         self._embedding.to(like.device)  # else transformers copies the frequencies there in every pass
         cos, sin = self._embedding(like, positions)

@@ -1,0 +1,70 @@
+"""The contract of what is trained or tuned: made from options, fitted to a target and data."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from draftree.boundary.progress import Tell, silent
+from draftree.models.target import Target
+
+LOG = logging.getLogger("draftree")
+"""Is told what is worth a line while a job runs."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a run came to: its figures, in words, and as tables: rows by title."""
+
+    figures: Mapping[str, Any]
+    lines: Sequence[str]
+    tables: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
+
+
+class Job(ABC):
+    """A training or tuning. Implementations are frozen dataclasses.
+
+    Attributes:
+        options: the options of `draftree train` that it takes, beside those that say on what: target, data, out.
+        resumes: whether it writes a folder, in which an interrupted run goes on; else a file, whole or not at all.
+    """
+
+    options: ClassVar[frozenset[str]]
+    resumes: ClassVar[bool] = True
+
+    @classmethod
+    @abstractmethod
+    def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
+        """The job that options ask for; what is not among them is as its paper has it.
+
+        Args:
+            spec: of what is trained or tuned, its knobs among it.
+            knobs: further ones, as key=value.
+            options: some of `options`, and their values.
+
+        Raises:
+            UserError: a knob or value is not allowed.
+        """
+
+    @abstractmethod
+    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **place: str | None) -> Fitted:
+        """Learns from data and writes the result.
+
+        Args:
+            target: the frozen model, or its name.
+            data: files, or folders of them.
+            out: the file or folder that is written.
+            tell: told how far it is.
+            place: the `device` and `dtype` that a target is loaded to by its name.
+
+        Raises:
+            UserError: something that was asked for does not exist, does not fit or is too little.
+            KeyboardInterrupt: the run was interrupted.
+        """
+
+
+def items(spec: str, knobs: Sequence[str]) -> list[str]:
+    """All knobs as key=value, those of the spec first."""
+    return [*filter(None, spec.partition(":")[2].split(",")), *knobs]

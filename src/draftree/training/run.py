@@ -1,0 +1,198 @@
+"""The training of a drafter from its data to its checkpoint, in each process of a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from draftree.boundary.files import bytes_text, understood, writable
+from draftree.boundary.progress import Tell, silent
+from draftree.data.samples import Sample, read
+from draftree.drafters.base import Stage, Trainable, TrainableMethod, plan_text
+from draftree.engine import target_of
+from draftree.errors import UnknownName, UserError
+from draftree.models.target import Target
+from draftree.registry import build
+from draftree.training import state, trainer
+from draftree.training.features import Shards
+from draftree.training.job import LOG, Fitted, Job, items
+from draftree.training.processes import Processes, check_tracker
+from draftree.training.regenerate import Regeneration, regenerate
+
+
+def planned(stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later: bool) -> trainer.Plan:
+    """The plan of a run: what was given; for the rest what the interrupted run in `out` began with, or a stage's numbers.
+
+    Args:
+        stages: the method's.
+        given: values of the plan, by their names.
+        out: the folder of the run.
+        later: whether it begins with a checkpoint's weights. Then it is the last stage by default, else the first.
+
+    Raises:
+        UserError: there is no such stage or it goes on from weights that are lacking, or a value is out of range.
+    """
+    begun, names = state.before(out), [stage.name for stage in stages]
+    if begun is None:
+        name = given.get("stage", names[-1 if later else 0])
+        if name not in names:
+            raise UnknownName("stage", name, names)
+        if name != names[0] and not later:
+            raise UserError(f"stage '{name}' goes on from the weights of '{names[0]}', allowed is it with --init-from")
+        begun = {**asdict(stages[names.index(name)]), "stage": name}
+    known = {f.name for f in fields(trainer.Plan)} - state.FREE
+    with understood(f"'{out / state.PLAN}' is not what a run was asked for"):
+        numbers = {k: v for k, v in begun.items() if k in known} | {"betas": tuple(begun["betas"])}
+        trainer.Plan(**numbers)
+    return trainer.Plan(**numbers | dict(given))
+
+
+class Told:
+    """Says where a run stands, in a line; held-out figures are shown until there are newer ones."""
+
+    def __init__(self) -> None:
+        self._measured: trainer.Progress | None = None
+
+    def __call__(self, progress: trainer.Progress) -> str:
+        if progress.held_out_loss is not None:
+            self._measured = progress
+        shown = [f"loss {progress.loss:.3f}"]
+        if (found := self._measured) is not None:
+            figures = {"held-out loss": found.held_out_loss, "overlap": found.overlap}
+            figures["acceptance length"] = found.acceptance_length
+            shown += [f"{name} {figure:.3f}" for name, figure in figures.items()]
+            shown.append("by depth " + " ".join(f"{rate:.2f}" for rate in (found.acceptance_by_depth or ())[:SHOWN_DEPTHS]))
+        return ", ".join(shown)
+
+
+SHOWN_DEPTHS = 5
+
+
+def summed(spec: str, end: trainer.Progress) -> Fitted:
+    """What a run of a drafter came to."""
+    figures = {k: None if v != v else v for k, v in asdict(end).items()}  # no NaN in JSON
+    return Fitted({"drafter": spec} | figures, [f"{Told()(end)} after {end.steps} steps"])
+
+
+@dataclass(frozen=True)
+class Training(Job):
+    """Trains a drafter's weights.
+
+    Attributes:
+        method: its knobs.
+        numbers: of the plan, by name; what is lacking is the interrupted run's, or the method's own.
+        init_from: the folder whose weights it begins with.
+        answers: how the target answers the data's prompts first; it does not by default.
+        track: the name of a tracker.
+        spec: of the method.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"init_from", "regenerate", "regenerate_tokens", "regenerate_batch", "track", *(f.name for f in fields(trainer.Plan))}
+    )
+
+    method: TrainableMethod
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    init_from: Path | None = None
+    answers: Regeneration | None = None
+    track: str = ""
+    spec: str = ""
+
+    @classmethod
+    def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
+        name, given = spec.partition(":")[0], items(spec, knobs)
+        if any(item.partition("=")[0] == "checkpoint" for item in given):
+            raise UserError(f"'{name}' was given a checkpoint, but training starts from the target's own weights")
+        numbers = {f.name: options[f.name] for f in fields(trainer.Plan) if f.name in options}
+        how = {key: options[f"regenerate_{key}"] for key in ("tokens", "batch") if f"regenerate_{key}" in options}
+        answers = Regeneration(**how) if options.get("regenerate") else None
+        method = build("drafter", f"{name}:{','.join(given)}")
+        return cls(method, numbers, options.get("init_from"), answers, options.get("track", ""), spec)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What is written down of it beside the plan."""
+        regenerated = None if self.answers is None else self.answers.tokens
+        return {"init_from": None if self.init_from is None else str(self.init_from), "regenerated_tokens": regenerated}
+
+    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **place: str | None) -> Fitted:
+        plan = planned(self.method.stages, self.numbers, out, self.init_from is not None)
+        writable(out, folder=True)
+        check_tracker(self.track)
+        processes = Processes.on(place.get("device"))
+        with processes.alone(out):
+            with processes.agreed():
+                tell(0, "loading")
+                self.check(out, plan, processes)
+                device = processes.device(place.get("device")) if isinstance(target, str) else place.get("device")
+                model = target_of(target, place.get("dtype"), device)
+                plan = fitted(plan, out, model.decoder.context)
+                torch.manual_seed(plan.seed)  # of the weights it begins with
+                drafter = self._begun(model)
+                self.check(out, plan, processes, {"target": model.name, "drafter": drafter.described})
+            samples = self._samples(model, data, out, plan, processes, tell)
+            if self.init_from is None:
+                learnt = np.concatenate([s.tokens[s.learn] for s in samples])
+                drafter.study(np.bincount(learnt, minlength=model.decoder.vocab))
+            settled = drafter.settle([s.tokens for s in samples])
+            for knob, number in settled.items():
+                LOG.info("%s is %s, measured on what is learnt from", knob, number)
+            with processes.agreed():
+                trainer.split(samples, plan)  # refuses too few of them before the target reads them
+            plan = plan.parted(samples, processes.world)
+            if plan.cache_features:
+                _cache(trainer.cached(model, drafter, samples, plan, out), len(samples), processes, tell)
+            LOG.info("training by %s", plan_text(asdict(plan)))
+            told = Told()
+            listen = lambda p: tell(p.step, told(p), p.steps)
+            end = trainer.train(model, drafter, samples, plan, out, listen, {**self.about, **settled}, self.track)
+        return summed(self.spec, end)
+
+    def check(self, out: Path, plan: trainer.Plan, processes: Processes, known: Mapping[str, str] = {}) -> None:
+        """Refuses, before the target answers or is read, what the trainer would refuse after it.
+
+        Args:
+            out: the folder of the checkpoint.
+            plan: how it is trained.
+            processes: of the run.
+            known: what else the run is, as far as that is known yet.
+
+        Raises:
+            UserError: a step's samples cannot be dealt out evenly, or `out` holds another run or a finished drafter.
+        """
+        plan.together(processes.world)
+        said = {**asdict(plan), **self.about, **known}
+        if not known:
+            del said["max_tokens"]  # may still be cut to the target's context
+        state.check(out, said)
+
+    def _begun(self, target: Target) -> Trainable[Any]:
+        if self.init_from is None:
+            return self.method.fresh(target)
+        return state.begun(self.method, self.method.named, self.init_from, target)
+
+    def _samples(
+        self, target: Target, data: Sequence[Path], out: Path, plan: trainer.Plan, processes: Processes, tell: Tell
+    ) -> list[Sample]:
+        if self.answers is not None:
+            how = replace(self.answers, max_tokens=plan.max_tokens)
+            data = [regenerate(target, data, out, how, processes, lambda done, of: tell(done, "answering", of))]
+        with processes.agreed():
+            tell(0, "reading")
+            return read(data, target.tokenizer, plan.max_tokens)
+
+
+def fitted(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
+    """A plan for a target with so many positions, which no sample is longer than; a run begun before keeps its length."""
+    begun = state.before(out) or {}
+    return plan if plan.max_tokens == begun.get("max_tokens") else replace(plan, max_tokens=min(plan.max_tokens, context))
+
+
+def _cache(shards: Shards, texts: int, processes: Processes, tell: Tell) -> None:
+    """Caches features before the training, where it can be seen how far this is."""
+    if size := shards.size:
+        LOG.info("features of %s texts take %s in %s", f"{texts:,}", bytes_text(size), shards.folder.parent)
+    shards.fill(processes, lambda done, remark="", of=None: tell(done, "caching features", of))

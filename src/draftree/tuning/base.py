@@ -1,0 +1,70 @@
+"""The contract of a tuning: what fits a policy to a drafter, a target and data. Each file of this package is one."""
+
+import importlib
+import os
+import pkgutil
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, final
+
+from draftree import tuning
+from draftree.boundary.files import inside, locked, writable
+from draftree.boundary.progress import Tell, silent
+from draftree.drafters.base import Drafter
+from draftree.engine import target_of
+from draftree.errors import UserError
+from draftree.models.target import Target
+from draftree.registry import build
+from draftree.training.job import Fitted, Job
+
+
+class Tuning(Job):
+    """A job for a drafter.
+
+    Attributes:
+        drafter: the spec or folder of the drafter that the policy will grow trees with.
+    """
+
+    drafter: str
+
+    @final
+    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **place: str | None) -> Fitted:
+        if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+            raise UserError(f"a policy's training was started in {world} processes, allowed is 1")
+        method = build("drafter", self.drafter)
+        writable(out, folder=self.resumes)
+        with locked(out, inside(out) if self.resumes else None):
+            self.check(out)
+            tell(0, "loading")
+            model = target_of(target, place.get("dtype"), place.get("device"))
+            return self.fitted(model, method.open(model), data, out, tell)
+
+    @abstractmethod
+    def check(self, out: Path) -> None:
+        """Refuses, before anything is loaded, what must not be written over.
+
+        Raises:
+            UserError: `out` holds a result.
+        """
+
+    @abstractmethod
+    def fitted(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
+        """Learns and writes, while no other process may write to `out`."""
+
+
+def names() -> tuple[str, ...]:
+    """The policies that can be tuned: one for each file that is not shared or the contract."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(tuning.__path__) if m.name != "base" and m.name[0] != "_"))
+
+
+@cache
+def part(name: str) -> type[Tuning]:
+    """The tuning in the file of that name."""
+    module = importlib.import_module(f"{tuning.__name__}.{name}")
+    own = [
+        c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Tuning) and c.__module__ == module.__name__
+    ]
+    assert len(own) == 1, f"{module.__name__} must hold one tuning"
+    return own[0]

@@ -1,0 +1,26 @@
+"""Pearson's χ² test of goodness of fit, for texts whose law is known."""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from draftree.doctor.statistics import LEAST, ChiSquare, pooled, survival
+
+
+def goodness(counts: ArrayLike, p: ArrayLike, least: float = LEAST) -> ChiSquare:
+    """Whether outcomes were drawn from p.
+
+    Args:
+        counts: [V] how often each came.
+        p: [V] its probability.
+        least: outcomes that are expected less often share a bin with others.
+    """
+    found, expected = np.asarray(counts, np.float64), np.asarray(p, np.float64)
+    expected = expected * (found.sum() / expected.sum())
+    if (found[expected == 0] > 0).any():
+        return ChiSquare(math.inf, max(int((expected > 0).sum()) - 1, 0), 0.0)
+    bins = pooled(expected, least)
+    found, expected = np.bincount(bins, found), np.bincount(bins, expected)
+    statistic = float(((found - expected) ** 2 / np.where(expected > 0, expected, 1)).sum())
+    return ChiSquare(statistic, len(expected) - 1, survival(statistic, len(expected) - 1))
