@@ -15,7 +15,7 @@ from draftree.costs import CostTable
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import usual_drafter
 from draftree.errors import UnknownName, UserError
-from draftree.registry import build, names, part
+from draftree.registry import build, parts
 from draftree.request import Emitted
 from draftree.sampling.grammar import Grammar
 from draftree.text.options import Options
@@ -154,7 +154,7 @@ def trainable(spec: str, knobs: Sequence[str]) -> TrainableMethod:
         UserError: there is no such method or knob, or it has nothing to train.
     """
     name, _, given = spec.partition(":")
-    known = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
+    known = [name for name, method in parts("drafter").items() if issubclass(method, TrainableMethod)]
     if name not in known:
         raise UnknownName("drafter or policy that can be trained", name, [*known, "c2t", "static"])
     items = [*filter(None, given.split(",")), *knobs]

@@ -45,7 +45,7 @@ from draftree.evaluation import suites
 from draftree.evaluation.driven import TEXTS, TOKENS, read
 from draftree.models.target import Target
 from draftree.policies.base import Policy
-from draftree.registry import build, check_exact, names, part
+from draftree.registry import build, check_exact, parts
 from draftree.request import Request
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
@@ -288,7 +288,7 @@ def cases(policies: Sequence[str], acceptors: Sequence[str], temperatures: Seque
 
 
 def _exact() -> list[str]:
-    rules: dict[str, type[Acceptor]] = {name: part("acceptor", name) for name in names("acceptor")}
+    rules: dict[str, type[Acceptor]] = parts("acceptor")
     return [name for name, rule in rules.items() if not rule.lossy]
 
 

@@ -103,8 +103,8 @@ class Method(ABC):
 
     @classmethod
     def kind(cls) -> str:
-        """The method's name, which is its file's."""
-        return cls.__module__.rpartition(".")[2].removesuffix("_")
+        """The method's name."""
+        return cls.__name__.lower()
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
