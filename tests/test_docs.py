@@ -15,7 +15,6 @@ recipes/…`) and of commands inside a sentence it is tested that they and their
 import json
 import re
 import shlex
-import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -32,20 +31,20 @@ from typer.core import TyperGroup
 
 import draftree as public
 from draftree import timing
-from draftree.cli.app import app
+from draftree.cli.app import app, main
 from draftree.demo import demo_folder
 from draftree.testing import __main__ as testing
+from folders import target_folder
 from packages import forget, install
 
 ROOT = Path(__file__).resolve().parents[1]
-OLD = ROOT / "tests" / "old"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARK = r"(?:<!-- only parsed(?P<mark>[^>]*?) ?-->\n)?"
 BLOCK = re.compile(MARK + r"^ *```(?P<kind>[^\n]*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"(?:accelerate launch .* -m|python -m)? ?draftree\b")
 INLINE = re.compile(r"`(draftree [^`]+|python (?:benchmarks|recipes)/[^`]+)`")
-CHATS = '{"prompt": "count from %d", "completion": "%s"}\n'
-PROMPTS = '{"prompt": "Tom has 3 apples. How many?", "completion": "He has 3 apples."}\n'
+PROMPT = '{"prompt": "Tom has 3 apples. How many?", "completion": "He has 3 apples."}\n'
+CHATS = "".join(PROMPT.replace("3", str(n)) for n in range(12))
 
 
 @dataclass
@@ -107,37 +106,41 @@ def parsed(line: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all pages use: a small target with a drafter that was trained for it, and a place where costs are kept."""
+    folder = tmp_path_factory.mktemp("home")
+    target_folder(folder / "target")
+    (folder / "chats.jsonl").write_text(CHATS)
+    words = f"train edd --target {folder}/target --data {folder}/chats.jsonl --out {folder}/edd --epochs 1"
+    with pytest.raises(SystemExit, match="0"):
+        main(words.split())
+    return folder
 
 
 @pytest.fixture(autouse=True)
-def sandbox(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def sandbox(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with small files of the names that the pages use."""
-    monkeypatch.setenv("DRAFTREE_CACHE", str(cache))
+    monkeypatch.setenv("DRAFTREE_CACHE", str(home / "cache"))
     monkeypatch.setattr(timing, "ROUNDS", (1, 2))
     monkeypatch.setattr(timing, "LONGEST", 0.1)
     monkeypatch.chdir(tmp_path)
-    chats = "".join(CHATS % (n, " ".join(str(n + i) for i in range(10))) for n in range(12))
     for name in ("chats.jsonl", "pile.jsonl", "text.jsonl"):
-        Path(name).write_text(chats)
-    Path("prompts.jsonl").write_text(PROMPTS)
+        Path(name).write_text(CHATS)
+    Path("prompts.jsonl").write_text(PROMPT)
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
     Path("schema.json").write_text(json.dumps(schema))
     for name in ("src", "corpus"):
         Path(name).mkdir()
         Path(name, "one.py").write_text("def one():\n    return 1\n" * 20)
-    shutil.copytree(OLD / "target", "tiny")
-    shutil.copytree(OLD / "edd", "tiny-edd")
     yield tmp_path
     forget()
 
 
-def filled(line: str) -> list[str]:
+def filled(line: str, home: Path) -> list[str]:
     """A line's words with folders for FOLDER."""
-    drafter = "tiny-edd" if "--target FOLDER" in line else str(demo_folder("eagle" if " export " in line else "edd"))
-    words = shlex.split(line.replace("--target FOLDER", "--target tiny"))
-    return [drafter if word == "FOLDER" else word for word in words]
+    drafter = home / "edd" if "--target FOLDER" in line else demo_folder("eagle" if " export " in line else "edd")
+    words = shlex.split(line.replace("--target FOLDER", f"--target {home / 'target'}"))
+    return [str(drafter) if word == "FOLDER" else word for word in words]
 
 
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
@@ -157,7 +160,7 @@ def test_the_python_of_a_page_runs(name: str) -> None:
 @SHIPPED
 @pytest.mark.parametrize("name", [n for n, p in zip(NAMES, map(read, PAGES), strict=True) if p.commands])
 def test_the_commands_of_a_page_run(
-    name: str, draftree: Callable[..., tuple[int, str, str]], sandbox: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, draftree: Callable[..., tuple[int, str, str]], sandbox: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = read(ROOT / name)
     if page.points:
@@ -174,7 +177,7 @@ def test_the_commands_of_a_page_run(
             monkeypatch.setattr(sys, "argv", shlex.split(line)[2:])
             assert testing.main() == 0, line
         else:
-            words = filled(line)
+            words = filled(line, home)
             status, _, err = draftree(*words[words.index("draftree") + 1 :])
             assert status == 0, f"{line}: {err}"
 
