@@ -48,8 +48,8 @@ class Heard(Drafter[Any]):
     def needs(self) -> Needs:
         return self.drafter.needs
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Any = None) -> Any:
-        return self.drafter.start(prompts, roots, taps, state)
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Any = None, rows: Ints | None = None) -> Any:
+        return self.drafter.start(prompts, roots, taps, state, rows)
 
     def expand(self, state: Any, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Any]:
         candidates, state = self.drafter.expand(state, tree, frontier, k, drawing)
@@ -60,8 +60,8 @@ class Heard(Drafter[Any]):
     def commit(self, state: Any, tree: Tree, verdict: Verdict, taps: Taps) -> Any:
         return self.drafter.commit(state, tree, verdict, taps)
 
-    def truncate(self, state: Any, lengths: Ints) -> Any:
-        return self.drafter.truncate(state, lengths)
+    def truncate(self, state: Any, lengths: Ints, rows: Ints | None = None) -> Any:
+        return self.drafter.truncate(state, lengths, rows)
 
     def probes(self, state: Any) -> Probes | None:
         return self.drafter.probes(state)

@@ -25,7 +25,7 @@ from draftree.drafters.pld import PLD
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.loop import decode
+from draftree.loop import Parts, decode
 from draftree.models.target import Taps
 from draftree.policies.base import Policy, append
 from draftree.policies.chain import Chain
@@ -34,7 +34,7 @@ from draftree.policies.static import Static
 from draftree.policies.vct import VCT
 from draftree.registry import check_exact
 from draftree.request import Request
-from draftree.rows import Texts
+from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import Drawing, drawn
 from draftree.sampling.noise import Chance, Keyed
@@ -83,7 +83,7 @@ def test_walk_takes_the_first_of_equal_siblings() -> None:
 def test_greedy_takes_the_lower_of_equal_tokens() -> None:
     logits = torch.zeros(7, 10)
     logits[0, [6, 9]] = 1.0
-    verdict = Greedy().accept(bush(), Distributions(logits, (), lambda _: []), Branching())
+    verdict = Greedy().accept(bush(), Distributions(logits), Branching())
     assert [p.tolist() for p in verdict.paths] == [[3], []]
     assert verdict.bonus.tolist() == [0, 0]
 
@@ -101,13 +101,13 @@ def test_match_draws_once_a_node_at_its_own_place() -> None:
 
     logits = torch.zeros(7, 10)
     logits[0, 6] = logits[3, 8] = logits[6, 2] = logits[1, 5] = 1.0
-    verdict = Match().accept(bush(), Distributions(logits, (), lambda _: []), Recording())
+    verdict = Match().accept(bush(), Distributions(logits), Recording())
     assert [p.tolist() for p in verdict.paths] == [[3, 6], [4]]
     assert Recording.places == [(0, 0), (0, 1), (0, 2), (3, 0), (3, 1)]
 
 
 def test_match_with_keyed_noise_is_the_same_for_every_tree() -> None:
-    p = Distributions(torch.zeros(7, 10), (), lambda _: [])
+    p = Distributions(torch.zeros(7, 10))
     keyed = Keyed(3, np.array([0, 1, 2, 3]), np.array([4, 0, 0, 9]))
     bare = Match().accept(Tree.planted(np.array([0, 3]), np.array([1, 2])), p, keyed)
     token = int(bare.bonus[0])
@@ -156,7 +156,7 @@ def drawn_tree(first: list[int], second: list[int], draw: Draw = Draw.WITH_REPLA
 
 
 def everywhere(tree: Tree) -> Distributions:
-    return Distributions(P.log().expand(len(tree), -1), (), lambda _: [])
+    return Distributions(P.log().expand(len(tree), -1))
 
 
 def rests(p: Tensor, q: Tensor) -> list[float]:
@@ -189,7 +189,7 @@ def test_a_draft_that_cannot_come_is_never_kept() -> None:
     p = torch.tensor([0.0, 0.5, 0.5, 0.0], dtype=torch.float64).log().expand(5, -1)
     for rule in (Rejection(), MultiRound(), MultiRound(True), Block()):
         tree, chance = drawn_tree([0], [1]), Answers()
-        assert rule.accept(tree, Distributions(p, (), lambda _: []), chance).paths[1].size == 0
+        assert rule.accept(tree, Distributions(p), chance).paths[1].size == 0
         assert all(x == 0 for x, *_ in chance.asked)
         assert chance.drawn[1][0] == [0, 0.5, 0.5, 0]
 
@@ -209,7 +209,7 @@ def test_multiround_without_replacement_normalises_q_and_with_it_does_not() -> N
     for kind, rule in ((Draw.WITHOUT_REPLACEMENT, MultiRound()), (Draw.WITH_REPLACEMENT, MultiRound(True))):
         found = Candidates(np.array([[0, 1]]), q.log().numpy()[:, :2], q.log(), kind)
         tree, chance = append(Tree.planted(np.array([0]), np.array([0])), np.array([0]), found), Answers()
-        rule.accept(tree, Distributions(p, (), lambda _: []), chance)
+        rule.accept(tree, Distributions(p), chance)
         # After token 0 is lost p is (0, .2, 0, .4) / .6; q is (0, ½, ½, 0) or what it was.
         second = (1 / 3) / (0.5 if kind is Draw.WITHOUT_REPLACEMENT else 0.1)
         assert chance.asked == [(0.25, 0, 0, 0), (round(min(1.0, second), 9), 0, 0, 1)]
@@ -267,10 +267,12 @@ def accepted(acceptor: Acceptor, policy: Policy, p: Tensor, q: Tensor) -> dict[i
     target, costs = table_target(table, 16), Costs({1: 1.0}, {1: 1.0})
 
     def run(chance: Branching) -> int:
-        texts = Texts([Request([0], 4)], Sampling(1.0), target.new_cache(1, 16), branches=chance)
-        steps = decode(target, TableDrafter(q, chance), policy, acceptor, costs, texts)
+        texts = Rows(target.new_cache(1, 16), lambda _: chance)
+        parts = Parts(target, TableDrafter(q, chance), policy, acceptor, costs)
+        steps = decode(parts, texts, [Request([0], 4, sampling=Sampling(1.0))])
         next(steps)
-        return len(next(steps)[0].path)
+        (event,), _ = next(steps)
+        return len(event.path)
 
     return outcomes(run)
 
@@ -320,9 +322,9 @@ def test_coupled_drafts_are_accepted_as_often_as_the_coupling_promises(seed: int
     for drafted, tv in ((q, 0.5 * float((p - q).abs().sum())), (p, 0.0)):
         rows, zero = np.arange(n), np.zeros(n, np.int64)
         keyed = Keyed(seed, rows, zero)
-        drawing = Drawing(Draw.COUPLED, Sampling(1.0), keyed)
+        drawing = Drawing(Draw.COUPLED, [Sampling(1.0)] * n, keyed)
         tree = append(Tree.planted(rows, zero), rows, drawn(drafted.log().expand(n, -1), 1, drawing, rows, zero))
-        verdict = Match().accept(tree, Distributions(p.log().expand(2 * n, -1), (), lambda _: []), keyed)
+        verdict = Match().accept(tree, Distributions(p.log().expand(2 * n, -1)), keyed)
         rate = np.mean([path.size for path in verdict.paths])
         noise = 4 * np.sqrt(0.25 / n)
         assert (1 - tv) / (1 + tv) - (noise if tv else 0) <= rate <= 1 - tv + (noise if tv else 0)
@@ -340,7 +342,7 @@ def typical_tree() -> Tree:
 
 def test_typical_keeps_what_is_above_the_lower_of_its_two_thresholds() -> None:
     """H = ln 4 for p uniform, so δ · exp(−H) = δ / 4: below ε = .26 a quarter is enough for δ = .9, and not for δ = 1.1."""
-    tree, flat = typical_tree(), Distributions(torch.zeros(5, 4), (), lambda _: [])
+    tree, flat = typical_tree(), Distributions(torch.zeros(5, 4))
     kept = Typical(epsilon=0.26, delta=0.9).accept(tree, flat, Answers())
     assert kept.paths[0].size == 2
     assert kept.lossy
@@ -356,7 +358,7 @@ def test_typical_takes_the_longest_path_then_the_likeliest_then_the_first() -> N
         p = chances.clone()
         for node, token, x in changes:
             p[node, token] = x
-        given = Distributions((p / p.sum(-1, keepdim=True)).log(), (), lambda _: [])
+        given = Distributions((p / p.sum(-1, keepdim=True)).log())
         return Typical().accept(typical_tree(), given, Answers()).paths[0].tolist()
 
     assert path() == [2, 4]
@@ -367,7 +369,7 @@ def test_typical_takes_the_longest_path_then_the_likeliest_then_the_first() -> N
 
 def test_typical_draws_its_bonus_from_p() -> None:
     tree, chance = typical_tree(), Answers()
-    Typical().accept(tree, Distributions(P.log().expand(5, -1), (), lambda _: []), chance)
+    Typical().accept(tree, Distributions(P.log().expand(5, -1)), chance)
     assert chance.drawn == [(P.tolist(), 0, 2)]
     assert chance.asked == []
     with pytest.raises(UserError, match="typical: got epsilon=0"):
@@ -422,7 +424,7 @@ def test_pairings_that_are_not_exact_are_refused() -> None:
 )
 def test_a_rule_that_does_not_serve_a_temperature_is_refused(acceptor: Acceptor, temperature: float) -> None:
     with pytest.raises(UserError, match=f"does not serve temperature {temperature:g}; allowed: "):
-        check_exact(Chain(), acceptor, Sampling(temperature))
+        check_exact(Chain(), acceptor, [Request([0], sampling=Sampling(temperature))])
 
 
 # The enumeration itself.
@@ -496,7 +498,13 @@ class Memory:
 class Remembering(Drafter[Memory]):
     """Drafts what the last call wrote at the same place."""
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Memory | None = None) -> Memory:
+    @property
+    def remembers(self) -> bool:
+        return True
+
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Memory | None = None, rows: Ints | None = None
+    ) -> Memory:
         return Memory(np.zeros(0, np.int64) if state is None else state.last, tuple(prompts))
 
     def expand(self, state: Memory, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Memory]:
@@ -508,8 +516,8 @@ class Remembering(Drafter[Memory]):
     def commit(self, state: Memory, tree: Tree, verdict: Verdict, taps: Taps) -> Memory:
         return replace(state, texts=extended(state.texts, tree, verdict))
 
-    def truncate(self, state: Memory, lengths: Ints) -> Memory:
-        return Memory(state.texts[0], cut(state.texts, lengths))
+    def truncate(self, state: Memory, lengths: Ints, rows: Ints | None = None) -> Memory:
+        return Memory(state.texts[0], cut(state.texts, lengths, rows))
 
     def carry(self, state: Memory) -> Memory:
         return Memory(state.texts[0], ())

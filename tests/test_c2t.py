@@ -301,7 +301,7 @@ def test_features_may_be_those_of_q_without_the_targets_noise(using: Callable[..
 
 def test_drafters_say_what_q_was_before_the_noise() -> None:
     logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
-    drawing = Drawing(Draw.COUPLED, Sampling(temperature=0.5, seed=3), Keyed(3, np.array([4]), np.array([9])))
+    drawing = Drawing(Draw.COUPLED, [Sampling(temperature=0.5, seed=3)], Keyed(3, np.array([4]), np.array([9])))
     found = drawn(logits, 4, drawing, np.zeros(3, np.int64), np.arange(3))
     whole = torch.log_softmax(logits.double() / 0.5, dim=-1)
     assert found.raw.log_probs is found.unconditioned

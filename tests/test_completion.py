@@ -299,9 +299,9 @@ class Fed:
         self.reads: list[tuple[int, int]] = []
         prefill = target.prefill
 
-        def counted(cache: Any, prompts: Any, needs: Any) -> Verified:
+        def counted(cache: Any, prompts: Any, needs: Any, rows: Any) -> Verified:
             self.reads.append((len(prompts[0]) - int(cache.lengths[0]), len(prompts[0])))
-            return prefill(cache, prompts, needs)
+            return prefill(cache, prompts, needs, rows)
 
         monkeypatch.setattr(target, "prefill", counted)
 

@@ -17,7 +17,7 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.engine import Engine
 from draftree.errors import NotANumber
-from draftree.loop import decode
+from draftree.loop import Parts, decode
 from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.policies.base import Layered, Policy, append
@@ -25,7 +25,7 @@ from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.registry import names
 from draftree.request import Request
-from draftree.rows import Texts
+from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import Drawing
 from draftree.sampling.noise import Chance
@@ -159,8 +159,8 @@ def test_a_drafter_that_forgets_a_token_fails(suite: Suite) -> None:
         def __init__(self, inner: Drafter) -> None:  # type: ignore[type-arg]
             self.inner = inner
 
-        def start(self, prompts, roots, taps, state=None):  # type: ignore[no-untyped-def]
-            return self.inner.start(prompts, roots, taps, state)
+        def start(self, prompts, roots, taps, state=None, rows=None):  # type: ignore[no-untyped-def]
+            return self.inner.start(prompts, roots, taps, state, rows)
 
         def expand(self, state, tree, frontier, k, drawing):  # type: ignore[no-untyped-def]
             return self.inner.expand(state, tree, frontier, k, drawing)
@@ -169,8 +169,8 @@ def test_a_drafter_that_forgets_a_token_fails(suite: Suite) -> None:
             after = self.inner.commit(state, tree, verdict, taps)
             return self.inner.truncate(after, after.cache.lengths - 1)
 
-        def truncate(self, state, lengths):  # type: ignore[no-untyped-def]
-            return self.inner.truncate(state, lengths)
+        def truncate(self, state, lengths, rows=None):  # type: ignore[no-untyped-def]
+            return self.inner.truncate(state, lengths, rows)
 
     forgetful = Suite()
     forgetful.drafter("vdm", [], Sampling())
@@ -291,14 +291,16 @@ class Window(Drafter[Committed]):
     def __init__(self, inner: Always, vocab: int) -> None:
         self.inner, self.vocab, self.back = inner, vocab, list[tuple[list[int], list[int], torch.Tensor]]()
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Committed | None = None) -> Committed:
-        return self.inner.start(prompts, roots, taps, state)
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Committed | None = None, rows: Ints | None = None
+    ) -> Committed:
+        return self.inner.start(prompts, roots, taps, state, rows)
 
     def expand(self, state: Committed, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Committed]:
         return self.inner.expand(state, tree, frontier, k, drawing)
 
-    def truncate(self, state: Committed, lengths: Ints) -> Committed:
-        return self.inner.truncate(state, lengths)
+    def truncate(self, state: Committed, lengths: Ints, rows: Ints | None = None) -> Committed:
+        return self.inner.truncate(state, lengths, rows)
 
     def probes(self, state: Committed) -> Probes:
         rows = np.repeat(np.arange(len(state)), 2)
@@ -320,8 +322,8 @@ def test_probes_ride_along_and_change_nothing(suite: Suite, rows: int) -> None:
     requests = [Request(suite.prompt(5 + 2 * n), 4 + 3 * n, number=n) for n in range(rows)]
     plans = [[*r.prompt, *suite.reference(r, Sampling())] for r in requests]
     window = Window(Always(plans, 61), 61)
-    texts = Texts(requests, Sampling(), suite.target.new_cache(rows, 8))
-    for _ in decode(suite.target, window, VCT(2, 2), Greedy(), COSTS, texts):
+    texts = Rows(suite.target.new_cache(rows, 8))
+    for _ in decode(Parts(suite.target, window, VCT(2, 2), Greedy(), COSTS), texts, requests):
         pass
     assert texts.written == [suite.wanted(r, Sampling()) for r in requests]
     assert len(window.back) == len(texts.stats.steps)

@@ -35,7 +35,7 @@ from draftree.doctor.statistics import detectable, goodness
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
-from draftree.loop import decode, plain
+from draftree.loop import Parts, decode, plain
 from draftree.models.target import Taps
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
@@ -43,8 +43,8 @@ from draftree.policies.pct import PCT
 from draftree.policies.static import Static
 from draftree.policies.vct import VCT
 from draftree.registry import check_exact
-from draftree.request import Request
-from draftree.rows import Texts
+from draftree.request import Request, under
+from draftree.rows import Rows
 from draftree.sampling import noise
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import Drawing
@@ -261,10 +261,11 @@ def law(
     target, written = table_target(table, 8), list(requests) or [request(asked)]
 
     def run(chance: Branching) -> tuple[int, ...]:
-        texts = Texts(written, asked.sampling, target.new_cache(len(written), 8), branches=chance)
-        for _ in decode(target, drafter(chance), policy, acceptor, COSTS, texts):
+        rows = Rows(target.new_cache(len(written), 8), lambda _: chance)
+        parts = Parts(target, drafter(chance), policy, acceptor, COSTS)
+        for _ in decode(parts, rows, under(written, asked.sampling)):
             pass
-        return tuple(itertools.chain(*texts.written))
+        return tuple(itertools.chain(*rows.written))
 
     return outcomes(run)
 
@@ -349,10 +350,10 @@ def test_plain_decoding_has_the_targets_distribution() -> None:
     target, asked = table_target(TABLE), ASKED["many"]
 
     def run(chance: Branching) -> tuple[int, ...]:
-        texts = Texts([request(asked)], asked.sampling, target.new_cache(1, 8), branches=chance)
-        for _ in plain(target, Match(), texts):
+        rows = Rows(target.new_cache(1, 8), lambda _: chance)
+        for _ in plain(target, Match(), rows, under([request(asked)], asked.sampling)):
             pass
-        return tuple(texts.written[0])
+        return tuple(rows.written[0])
 
     assert outcomes(run) == pytest.approx(wanted(asked), abs=1e-12)
 
@@ -380,7 +381,7 @@ def test_rows_of_unequal_texts_are_independent_and_exact(acceptor: Acceptor) -> 
 class Searching(Drafter[None]):
     """Proposes the two tokens that come next in the order of ids, whatever it is asked for; after token 2 nothing."""
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None) -> None:
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None, rows: Ints | None = None) -> None:
         return None
 
     def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
@@ -391,7 +392,7 @@ class Searching(Drafter[None]):
     def commit(self, state: None, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         return None
 
-    def truncate(self, state: None, lengths: Ints) -> None:
+    def truncate(self, state: None, lengths: Ints, rows: Ints | None = None) -> None:
         return None
 
 
@@ -407,7 +408,7 @@ class Mixed(Drafter[None]):
     def __init__(self, searched: int, q: Tensor, chance: Chance) -> None:
         self._searched, self._search, self._draw = searched, Searching(), TableDrafter(q, chance)
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None) -> None:
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None, rows: Ints | None = None) -> None:
         return None
 
     def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
@@ -417,7 +418,7 @@ class Mixed(Drafter[None]):
     def commit(self, state: None, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         return None
 
-    def truncate(self, state: None, lengths: Ints) -> None:
+    def truncate(self, state: None, lengths: Ints, rows: Ints | None = None) -> None:
         return None
 
 
@@ -628,10 +629,10 @@ def keyed(acceptor: Acceptor, policy: Policy, trials: int = TRIALS) -> list[list
     written, target = [], table_target(EVEN, 8)
     for first in range(0, trials, BATCH):
         requests = [Request((0,), 4, number=i) for i in range(first, first + BATCH)]
-        texts = Texts(requests, Sampling(1.0, seed=5), target.new_cache(BATCH, 8))
-        for _ in decode(target, TableDrafter(SKEWED), policy, acceptor, COSTS, texts):
+        rows, parts = Rows(target.new_cache(BATCH, 8)), Parts(target, TableDrafter(SKEWED), policy, acceptor, COSTS)
+        for _ in decode(parts, rows, under(requests, Sampling(1.0, seed=5))):
             pass
-        written += texts.written
+        written += rows.written
     return written
 
 
@@ -670,12 +671,12 @@ def test_block_verification_needs_fresh_noise_where_a_place_is_drafted_again(
 def test_match_with_coupled_drafts_writes_the_very_text_of_plain_decoding(policy: Policy) -> None:
     asked, target = ASKED["many"], table_target(random_table(3, 4), 8)
     requests = [Request(PROMPT, LENGTH, number=i, processors=asked.processors) for i in range(100)]
-    alone = Texts(requests, replace(asked.sampling, seed=3), target.new_cache(100, 8))
-    for _ in plain(target, Match(), alone):
+    requests = under(requests, replace(asked.sampling, seed=3))
+    alone, rows = Rows(target.new_cache(100, 8)), Rows(target.new_cache(100, 8))
+    for _ in plain(target, Match(), alone, requests):
         pass
-    texts = Texts(requests, replace(asked.sampling, seed=3), target.new_cache(100, 8))
-    for _ in decode(target, TableDrafter(FULL), policy, Match(), COSTS, texts):
+    for _ in decode(Parts(target, TableDrafter(FULL), policy, Match(), COSTS), rows, requests):
         pass
-    assert texts.written == alone.written
-    assert len({tuple(t) for t in texts.written}) > 5
-    assert sum(s.accepted for s in texts.stats.steps) > 30
+    assert rows.written == alone.written
+    assert len({tuple(t) for t in rows.written}) > 5
+    assert sum(s.accepted for s in rows.stats.steps) > 30

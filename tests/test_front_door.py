@@ -293,7 +293,7 @@ CALLS: list[tuple[Callable[[Engine], Any], str]] = [
     (lambda e: e.write([5]), "allowed is a list of Request"),  # type: ignore[list-item]
     (lambda e: e.write([Request([5])], 0.7), "sampling is 0.7, allowed is a Sampling"),  # type: ignore[arg-type]
     (lambda e: e.write([Request([5])], on_tokens=5), "on_tokens is 5, allowed is what can be called, or None"),  # type: ignore[arg-type]
-    (lambda e: e.plain([Request([5])], None), "sampling is None"),  # type: ignore[arg-type]
+    (lambda e: e.plain([Request([5])], "greedy"), "sampling is 'greedy'"),  # type: ignore[arg-type]
     (lambda e: e.chat().say(None), "the text is None, allowed is a text"),  # type: ignore[arg-type]
     (lambda e: e.chat().say("\ud800"), "the text is '.ud800', allowed is a text"),
     (lambda e: e.chat().stream(5), "the text is 5"),  # type: ignore[arg-type]

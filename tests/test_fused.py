@@ -52,7 +52,9 @@ class Given(Drafter[tuple[int, ...]]):
     def described(self) -> str:
         return f"given {self.proposals}"
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Any = None) -> tuple[int, ...]:
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Any = None, rows: Ints | None = None
+    ) -> tuple[int, ...]:
         self.given.append(taps)
         return (*(state or ()), *roots.tolist())
 
@@ -70,7 +72,7 @@ class Given(Drafter[tuple[int, ...]]):
         self.given.append(taps)
         return (*state, *tree.tokens[verdict.kept(0)].tolist())
 
-    def truncate(self, state: Any, lengths: Ints) -> tuple[int, ...]:
+    def truncate(self, state: Any, lengths: Ints, rows: Ints | None = None) -> tuple[int, ...]:
         return tuple(state[: int(lengths[0])])
 
     def carry(self, state: Any) -> tuple[int, ...]:
@@ -246,7 +248,7 @@ def test_the_tree_remembers_who_proposed_a_node() -> None:
 
 
 def test_samples_are_one_parts_own() -> None:
-    drawing = Drawing(Draw.WITHOUT_REPLACEMENT, Sampling(1.0), Keyed(5, np.array([0]), np.array([2])))
+    drawing = Drawing(Draw.WITHOUT_REPLACEMENT, [Sampling(1.0)], Keyed(5, np.array([0]), np.array([2])))
     table = TableDrafter(random_table(9, 2)[0])
     drafter = FusedDrafter([Given({6: 0.5}), table])
     tree, frontier = Tree.planted(np.arange(1), np.array([3])), np.arange(1)

@@ -13,14 +13,13 @@ from torch import Tensor
 from draftree.acceptors.greedy import Greedy
 from draftree.costs import Costs
 from draftree.drafters.neural.pairs import PairDrafter
-from draftree.loop import decode
+from draftree.loop import Parts, decode
 from draftree.models.target import Target
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
-from draftree.rows import Texts
+from draftree.rows import Rows
 from draftree.sampling.drawing import Drawing
-from draftree.sampling.settings import Sampling
 from draftree.tree import Tree, Verdict
 
 GOLDENS = Path(__file__).parents[2] / "shared" / "goldens"
@@ -78,9 +77,10 @@ def test_runs(name: str, setting: int, number: int) -> None:
     target, drafter = opened(name)
     policy = EAGLE2(nodes=said["total_token"] - 1, depth=said["depth"] + 1, width=said["top_k"])
     new = len(run["output"]) - len(run["prompt"])
-    texts = Texts([Request(run["prompt"], new + 64, frozenset())], Sampling(), target.new_cache(1, 256))
+    texts = Rows(target.new_cache(1, 256))
     watched = Watched()
-    steps = decode(target, drafter, policy, watched, Costs({1: 1.0}, {1: 1.0}), texts)
+    parts = Parts(target, drafter, policy, watched, Costs({1: 1.0}, {1: 1.0}))
+    steps = decode(parts, texts, [Request(run["prompt"], new + 64)])
     next(steps)
     for _ in run["accept_lengths"]:
         next(steps)

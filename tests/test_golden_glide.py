@@ -14,15 +14,14 @@ from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.costs import Costs
 from draftree.drafters.glide import GLIDE, GLIDEDrafter, Glimpse
-from draftree.loop import decode
+from draftree.loop import Parts, decode
 from draftree.models.target import Target
 from draftree.policies.cape import CAPE
 from draftree.request import Request
-from draftree.rows import Texts
+from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import Drawing
 from draftree.sampling.noise import Chance
-from draftree.sampling.settings import Sampling
 from draftree.tree import Candidates, Draw, Tree, Verdict
 
 FOLDER = Path(__file__).parents[2] / "shared" / "goldens" / "glide"
@@ -111,9 +110,10 @@ def runs() -> list[Any]:
 def followed(target: Target, drafter: GLIDEDrafter, policy: CAPE, run: dict[str, Any]) -> tuple[Recorded, list[int]]:
     """The trees of a run, and its output; some tokens more are asked for, so that the last steps are not cut short."""
     wanted = len(run["output"]) - len(run["prompt"])
-    texts = Texts([Request(run["prompt"], wanted + 8, eos=frozenset())], Sampling(), target.new_cache(1, 8))
+    texts = Rows(target.new_cache(1, 8))
     recorded = Recorded()
-    for _ in decode(target, drafter, policy, recorded, Costs({1: 1.0}, {1: 1.0}), texts):
+    parts = Parts(target, drafter, policy, recorded, Costs({1: 1.0}, {1: 1.0}))
+    for _ in decode(parts, texts, [Request(run["prompt"], wanted + 8)]):
         pass
     return recorded, texts.written[0][:wanted]
 

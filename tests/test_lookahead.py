@@ -16,16 +16,15 @@ from draftree.costs import Costs
 from draftree.drafters.lookahead import Lookahead, LookaheadDrafter, Lookaheads, Row, advanced, filled, grams, places, sees
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.loop import decode
+from draftree.loop import Parts, decode
 from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Taps, Target
 from draftree.policies.base import Expand, Policy
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
 from draftree.request import Request
-from draftree.rows import Texts
+from draftree.rows import Rows
 from draftree.sampling.drawing import Drawing
-from draftree.sampling.settings import Sampling
 from draftree.testing import random_table, table_target, tiny_target
 from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 
@@ -354,9 +353,9 @@ def test_never_an_invented_token(text: list[int], n: int, cap: int, chain: bool)
 # The whole loop.
 
 
-def written(target: Target, knobs: Lookahead, requests: Sequence[Request], policy: Policy) -> Texts:
-    texts = Texts(requests, Sampling(), target.new_cache(len(requests), 8))
-    for _ in decode(target, LookaheadDrafter(knobs), policy, Greedy(), COSTS, texts):
+def written(target: Target, knobs: Lookahead, requests: Sequence[Request], policy: Policy) -> Rows:
+    texts = Rows(target.new_cache(len(requests), 8))
+    for _ in decode(Parts(target, LookaheadDrafter(knobs), policy, Greedy(), COSTS), texts, requests):
         pass
     plain = Engine(target, LookaheadDrafter(knobs), policy).plain(requests)
     assert texts.written == plain.tokens

@@ -113,7 +113,7 @@ def test_nodes_of_a_depth_and_row_share_one_list(kind: Draw) -> None:
     drafter = drafter_of(t, heads=2)
     state, tree = started(t, drafter, [5, 3])
     tree = attach(tree, [0, 0, 1, 2, 4], [3, 4, 5, 6, 7])  # nodes 2, 3 and 5 below row 0, 4 below row 1, and one node too deep
-    drawing = Drawing(kind, Sampling(1.0), Keyed(0, np.arange(2), np.full(2, 5)))
+    drawing = Drawing(kind, [Sampling(1.0)] * 2, Keyed(0, np.arange(2), np.full(2, 5)))
     found, state = drafter.expand(state, tree, np.array([3, 4, 2, 6, 5, 0]), 3, drawing)
     assert tree.depth[[3, 4, 2, 6, 5, 0]].tolist() == [1, 1, 1, 2, 2, 0]
     assert found.log_probs is not None

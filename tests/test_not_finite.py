@@ -162,7 +162,7 @@ def test_no_draw_is_made_of_what_is_not_finite(wrong: float, kind: Draw) -> None
     else:
         logits[1, 4] = wrong
     steps = (TemperatureLogitsWarper(0.7), EtaLogitsWarper(1e-3), TopHLogitsWarper(0.9))
-    drawing = Drawing(kind, Sampling(1.0, warpers=steps), None if kind is Draw.POINT else noise())
+    drawing = Drawing(kind, [Sampling(1.0, warpers=steps)], None if kind is Draw.POINT else noise())
     found = drawn(logits, 4, drawing, np.zeros(3, np.int64), np.array([0, 1, 1]))
     assert not found.finite
     assert found.log_probs is not None

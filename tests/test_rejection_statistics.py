@@ -82,6 +82,9 @@ class After:
     def __call__(self, node: int) -> Tensor:
         return self.known.p[self.place[node]]
 
+    def greedy(self, node: int) -> bool:
+        return False
+
     def raw(self, node: int) -> Tensor:
         return self.known.raw[self.place[node]]
 
@@ -99,12 +102,12 @@ def known() -> Known:
     state = drafter.start([prompt], root, verified.taps)
     tree, frontier, q = Tree.planted(np.zeros(1, np.int64), root), np.zeros(1, np.int64), []
     for _ in range(DEPTH):
-        found, state = drafter.expand(state, tree, frontier, SAMPLING.top_k, Drawing(sampling=SAMPLING))
+        found, state = drafter.expand(state, tree, frontier, SAMPLING.top_k, Drawing(settings=[SAMPLING]))
         q.append(found.log_probs.double().exp())
         before, tree = len(tree), append(tree, frontier, found)
         frontier = np.arange(before, len(tree))
     logits = target.verify(cache, tree, drafter.needs).logits
-    p = Distributions(logits, SAMPLING.processors, lambda node: [])
+    p = Distributions(logits, lambda node: SAMPLING.processors)
     return compact(tree, torch.stack([p(n) for n in range(len(tree))]), torch.cat(q), logits)
 
 

@@ -76,7 +76,7 @@ def margin(target: Target, request: Request, sampling: Sampling, before: list[in
     """How far apart log p plus noise of the two best tokens after a text are."""
     text = np.array([*request.prompt, *before])
     logits = target.prefill(target.new_cache(1, len(text)), [text], Needs()).logits
-    p = Distributions(logits, sampling.processors, lambda _: text.tolist())(0)
+    p = Distributions(logits, lambda _: sampling.processors, lambda _: text.tolist())(0)
     g = Keyed(sampling.seed, np.array([request.number]), np.array([len(text) - 1])).gumbel(0, 0, len(p))
     second, best = np.sort(torch.log(p).numpy() + g)[-2:]
     return float(best - second)

@@ -81,7 +81,7 @@ def test_p_is_processed_lazily_with_the_nodes_own_text() -> None:
 
     asked: list[list[int]] = []
     texts = {0: [3], 1: [3, 1]}
-    p = Distributions(torch.tensor([[0.0, 0, 0, 9], [5.0, 9, 0, 0]]), (Banning(),), texts.__getitem__)
+    p = Distributions(torch.tensor([[0.0, 0, 0, 9], [5.0, 9, 0, 0]]), lambda _: (Banning(),), texts.__getitem__)
     assert asked == []
     assert p(1).tolist() == pytest.approx([1 / (1 + np.exp(-5)), 0, 1 / (1 + np.exp(5)), 0])
     assert p(1).dtype == torch.float64
@@ -91,9 +91,9 @@ def test_p_is_processed_lazily_with_the_nodes_own_text() -> None:
 
 
 def test_the_lower_token_wins_a_tie() -> None:
-    p = Distributions(torch.tensor([[0.0, 2, 2, 1]]), (), lambda _: [])
+    p = Distributions(torch.tensor([[0.0, 2, 2, 1]]))
     assert p.argmax(0) == 1
-    assert Distributions(torch.zeros(1, 4), (TemperatureLogitsWarper(0.5),), lambda _: [0]).argmax(0) == 0
+    assert Distributions(torch.zeros(1, 4), lambda _: (TemperatureLogitsWarper(0.5),), lambda _: [0]).argmax(0) == 0
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -101,13 +101,13 @@ def test_logits_that_are_no_numbers_are_refused(bad: float) -> None:
     logits = torch.zeros(3, 4)
     logits[1, 2] = bad
     with pytest.raises(NotANumber, match="not finite"):
-        Distributions(logits, (), lambda _: [])
+        Distributions(logits)
 
 
 def test_a_row_without_any_finite_logit_is_refused_and_some_forbidden_tokens_are_not() -> None:
     with pytest.raises(NotANumber):
-        Distributions(torch.full((1, 3), -torch.inf), (), lambda _: [])
-    assert Distributions(torch.tensor([[-torch.inf, 0.0]]), (), lambda _: [])(0).tolist() == [0, 1]
+        Distributions(torch.full((1, 3), -torch.inf))
+    assert Distributions(torch.tensor([[-torch.inf, 0.0]]))(0).tolist() == [0, 1]
 
 
 # Keyed noise.
@@ -203,9 +203,8 @@ def test_point_draws_are_the_likeliest_with_their_log_q() -> None:
 def sampled(kind: Draw, k: int, temperature: float, logits: Tensor, places: int) -> Ints:
     """[places, k] draws, each for a request of its own."""
     noise = Keyed(4, np.arange(places), np.full(places, 7))
-    found = drawn(
-        logits.expand(places, -1), k, Drawing(kind, Sampling(temperature), noise), np.arange(places), np.zeros(places, np.int64)
-    )
+    drawing = Drawing(kind, [Sampling(temperature)] * places, noise)
+    found = drawn(logits.expand(places, -1), k, drawing, np.arange(places), np.zeros(places, np.int64))
     log_q = torch.log_softmax(logits.double() / temperature, -1).numpy()
     assert found.draw is kind
     assert np.allclose(found.log_q, log_q[found.tokens])
@@ -239,7 +238,7 @@ def test_all_tokens_without_replacement_are_a_permutation() -> None:
 
 def test_sampled_draws_are_fresh_in_every_step_and_not_the_targets_own() -> None:
     logits = torch.zeros(1, 50)
-    drawing: Callable[[Keyed], Drawing] = lambda noise: Drawing(Draw.WITHOUT_REPLACEMENT, Sampling(1.0), noise)
+    drawing: Callable[[Keyed], Drawing] = lambda noise: Drawing(Draw.WITHOUT_REPLACEMENT, [Sampling(1.0)], noise)
     one = drawn(logits, 4, drawing(keyed(1, 2, 9)), ZERO, ZERO).tokens
     assert one.tolist() == drawn(logits, 4, drawing(keyed(1, 2, 9)), ZERO, ZERO).tokens.tolist()
     later = "a rule may have looked at drafts it did not accept: the same place is drafted anew with other noise"
@@ -252,6 +251,7 @@ def test_sampled_draws_are_fresh_in_every_step_and_not_the_targets_own() -> None
 
 
 def test_a_temperature_too_small_for_the_dtype_is_told() -> None:
-    p = Distributions(torch.tensor([[3.0, 1.0, -2.0]]), Sampling(temperature=1e-44).processors, lambda _: [0])
+    steps = Sampling(temperature=1e-44).processors
+    p = Distributions(torch.tensor([[3.0, 1.0, -2.0]]), lambda _: steps, lambda _: [0])
     with pytest.raises(NotANumber, match="processor TemperatureLogitsWarper makes the best score inf after 1 tokens"):
         p(0), p.vouch(np.array([0]))

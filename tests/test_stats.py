@@ -12,9 +12,8 @@ from draftree.models.target import Probes, Target
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Request
-from draftree.rows import Texts
+from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.settings import Sampling
 from draftree.stats import Stats, Step, Work, repeated_ngrams, total
 from draftree.testing import Always, Never, tiny_target
 from draftree.tree import Candidates, Tree, Verdict
@@ -165,8 +164,9 @@ def test_rows_count_each_for_itself_and_a_finished_row_no_more(target: Target) -
 
 
 def test_tokens_beyond_the_limit_are_not_emitted_but_count_for_tau(target: Target) -> None:
-    texts = Texts([Request([1, 2], 3)], Sampling(), target.new_cache(1, 8))
-    roots, p = Tree.planted(np.array([0]), np.array([2])), Distributions(torch.zeros(1, 3), (), lambda _: [])
+    texts = Rows(target.new_cache(1, 8))
+    texts.admit([Request([1, 2], 3)])
+    roots, p = Tree.planted(np.array([0]), np.array([2])), Distributions(torch.zeros(1, 3))
     texts.emit(target, roots, p, Verdict((np.zeros(0, np.int64),), np.array([3])), step=False)
     tree = Tree.planted(np.array([0]), np.array([3]))
     for node, token in enumerate((4, 5, 6)):

@@ -198,8 +198,8 @@ def test_an_engine_reuses_a_prefix_and_writes_the_same(name: str, method: EDD | 
     read: list[int] = []
     prefill = Target.prefill
 
-    def counted(self: Target, cache: SlotCache, prompts: list[Ints], needs: Needs) -> Verified:
-        verified = prefill(self, cache, prompts, needs)
+    def counted(self: Target, cache: SlotCache, prompts: list[Ints], needs: Needs, rows: Ints | None = None) -> Verified:
+        verified = prefill(self, cache, prompts, needs, rows)
         if self is t:
             read.append(len(verified.taps.tokens))
         return verified

@@ -212,11 +212,11 @@ def test_what_was_learnt_is_kept_by_how_tokens_are_chosen() -> None:
     request = Request([1, 2], 20)
     for sampling in (Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=1.0, seed=2)):
         engine.write([request], sampling)
-    assert {key[2].temperature for key in engine.learned} == {0.0, 1.0}
+    assert {setting.temperature for key in engine.learned for setting in key[2]} == {0.0, 1.0}
     assert len(engine.learned) == 2, "a seed is no other way to choose"
-    before = engine.learned[Yield(), engine.drafter.described, Sampling(), Greedy()].spent
+    before = engine.learned[Yield(), engine.drafter.described, frozenset([Sampling()]), Greedy()].spent
     engine.write([request])
-    assert engine.learned[Yield(), engine.drafter.described, Sampling(), Greedy()].spent > before
+    assert engine.learned[Yield(), engine.drafter.described, frozenset([Sampling()]), Greedy()].spent > before
 
 
 # When nothing pays.

@@ -1,51 +1,44 @@
-"""One step's drafting, between a policy that asks for candidates and the drafter that is asked.
+"""One step's drafting: between a policy that asks for candidates and the drafter that is asked.
 
 Shapes: F frontier nodes, K candidates, V vocabulary.
 """
 
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from draftree.drafters.base import Drafter
-from draftree.errors import DraftreeWarning
 from draftree.models.target import Probes, Verified
-from draftree.rows import Texts
+from draftree.rows import Rows
 from draftree.sampling.drawing import Drawing, allowed
-from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
+from draftree.tree import Candidates, Ints, Tree, Verdict
 
 
 @dataclass
 class Drafting:
-    """A drafter in the middle of a text: the one place where its state is carried from call to call.
+    """Expands tree nodes through a drafter during one step: carries its state, and skips nodes whose next token is forced.
 
     Attributes:
         drafter: that is driven.
         state: its state.
-        texts: the rows that are drafted for.
+        rows: that are drafted for.
         vocab: V.
-        drawing: how it is to draw in this step.
-        frontiers: how many nodes each of this step's draft steps was fed.
-        passed: nodes of this step after which only one token can come, so that the drafter was not asked.
-        told: whether it was said that the drafter's output is not finite.
+        drawing: how it is to draw.
+        frontiers: how many nodes each draft step was fed.
+        passed: nodes after which only one token can come, so that the drafter was not asked.
     """
 
     drafter: Drafter[Any]
     state: Any
-    texts: Texts
+    rows: Rows
     vocab: int
-    drawing: Drawing = field(default_factory=Drawing)
+    drawing: Drawing
     frontiers: list[int] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
-    told: bool = False
-
-    def begin(self, draw: Draw) -> None:
-        self.drawing, self.frontiers, self.passed = self.texts.drawing(draw), [], []
 
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
-        if (forced := self.texts.forced(tree, frontier)) is not None:
+        if (forced := self.rows.forced(tree, frontier)) is not None:
             self.passed += frontier.tolist()
             return Candidates(forced, np.zeros(forced.shape))
         above = np.array([n for n in self.passed if tree.ancestors[frontier, n].any()], np.int64)
@@ -58,19 +51,16 @@ class Drafting:
 
     def _expand(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         self.frontiers.append(len(frontier))
-        shaped = self.texts.guided(tree, frontier)
+        shaped = self.rows.guided(tree, frontier)
         drawing = self.drawing if shaped is None else replace(self.drawing, shaped=shaped)
         candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, drawing)
-        if not candidates.finite and not self.told:
-            self.told = True
+        if not candidates.finite:
             what = "NaN or ∞ count as nothing found; check its weights and dtype"
-            warnings.warn(
-                f"the drafter's output is not finite: {what} ({self.drafter.described})", DraftreeWarning, stacklevel=1
-            )
+            self.rows.warn(f"the drafter's output is not finite: {what} ({self.drafter.described})")
         # Whoever has a whole q has sent its logits through them; what others found beside it has not been.
         if shaped is None or (candidates.log_probs is not None and candidates.sources is None):
             return candidates
-        return allowed(candidates, shaped, self.vocab, self.texts.cache.device)
+        return allowed(candidates, shaped, self.vocab, self.rows.cache.device)
 
     def commit(self, tree: Tree, verdict: Verdict, verified: Verified) -> None:
         kept = np.concatenate([verdict.kept(root) for root in range(tree.roots)])

@@ -24,21 +24,22 @@ from draftree.data.rows import Messages
 from draftree.drafters.base import Drafter, Method
 from draftree.errors import DraftreeWarning, UserError, shown
 from draftree.hf.generate import Hook, check_types
-from draftree.loop import decode, plain
+from draftree.loop import Parts, State, decode, plain
 from draftree.models.cache import SlotCache
 from draftree.models.target import Target, known_as, warn_of_training
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
-from draftree.request import Emitted, Request, check
-from draftree.rows import Generation, Texts
-from draftree.sampling.processors import named
-from draftree.sampling.settings import Sampling
+from draftree.request import Emitted, Request, check, under
+from draftree.rows import Generation, Rows
+from draftree.sampling.noise import Chance
+from draftree.sampling.settings import GREEDY, Sampling
+from draftree.stats import Stats
 from draftree.text import chat, completion
 from draftree.text.chat import Chat
 from draftree.text.completion import Completion, Token, Writing
 from draftree.text.options import Options
 from draftree.timing import measured
-from draftree.tree import Ints
+from draftree.tree import Draw, Ints
 
 UNIT = Costs({1: 1.0}, {1: 1.0})
 """For policies that do not ask what anything costs."""
@@ -79,7 +80,7 @@ class Engine:
     held: Held | None = field(default=None, init=False, repr=False)
     carried: Any = field(default=None, init=False, repr=False)
     calls: int = field(default=0, init=False, repr=False)
-    learned: dict[tuple[Policy, str, Sampling, Acceptor], Any] = field(default_factory=dict, init=False, repr=False)
+    learned: dict[tuple[Policy, str, frozenset[Sampling], Acceptor], Any] = field(default_factory=dict, init=False, repr=False)
     _measured: CostTable | None = field(default=None, init=False, repr=False)
     _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
 
@@ -100,7 +101,7 @@ class Engine:
     def write(
         self,
         requests: Sequence[Request],
-        sampling: Sampling = Sampling(),
+        sampling: Sampling | None = None,
         on_tokens: Callable[[list[Emitted]], None] | None = None,
         reuse: bool = True,
     ) -> Generation:
@@ -110,7 +111,7 @@ class Engine:
 
         Args:
             requests: one for each row.
-            sampling: how tokens are chosen.
+            sampling: of all requests, instead of their own.
             on_tokens: told the new tokens of every step; its own time is not counted.
             reuse: whether a prefix shared with the last call's texts is taken from the caches. What a drafter carries from
                 text to text it keeps in any case.
@@ -119,9 +120,9 @@ class Engine:
             UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
         """
         check_listener(on_tokens)
-        texts, steps = self.begin(requests, sampling, reuse)
-        run(steps, texts, on_tokens, self._lock)
-        return Generation(texts.written, texts.stats)
+        rows, steps = self.begin(requests, sampling, reuse)
+        run(steps, rows, on_tokens, self._lock)
+        return Generation(rows.written, rows.stats)
 
     @overload
     def complete(self, prompt: Prompt, **options: Any) -> Completion: ...
@@ -177,55 +178,66 @@ class Engine:
         return chat.begun(self, messages, options)
 
     def begin(
-        self, requests: Sequence[Request], sampling: Sampling = Sampling(), reuse: bool = True
-    ) -> tuple[Texts, Iterator[list[Emitted]]]:
-        """The texts to be written, and the steps that write them; `write` in slow motion.
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling | None = None,
+        reuse: bool = True,
+        source: Callable[[Rows], Chance] | None = None,
+    ) -> tuple[Rows, Iterator[list[Emitted]]]:
+        """The rows that will be written, and the steps that write them; `write` in slow motion.
+
+        Args:
+            requests: one for each row.
+            sampling: of all requests, instead of their own.
+            reuse: as for `write`.
+            source: of the rows, what tokens are drawn from instead of the keyed noise.
 
         Raises:
             UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
         """
-        check_call(self.target, requests, sampling, reuse)
-        acceptor = self.acceptor or usual(sampling)
-        check_exact(self.policy, acceptor, sampling)
-        check_calls(acceptor, requests)
+        if not isinstance(reuse, bool):
+            raise UserError(f"reuse is {shown(reuse)}, allowed is true or false")
+        check(requests, self.target)
+        requests = under(requests, sampling)
+        acceptor = self.acceptor or usual(requests)
+        check_exact(self.policy, acceptor, requests)
         with self._lock:
-            costs = self.prices(len(requests))
+            parts = Parts(self.target, self.drafter, self.policy, acceptor, self.prices(len(requests)))
             held, self.held = self.held, None  # first of all: a call that is interrupted leaves no cache half changed
             trained = self.rest()
-            texts = self._texts(requests, sampling, held if reuse and not trained else None)
-            texts.call = 0 if acceptor.keeps_text else self.calls
-            self.calls += type(self.drafter).carry is not Drafter.carry  # one that carries nothing knows of no other call
-        texts.stats.acceptor = type(acceptor).__name__.lower()
-        texts.stats.draw = texts.drawing(acceptor.draw).kind.value
-        texts.stats.deepest = self.policy.deepest
-        return texts, self._steps(texts, acceptor, costs)
+            cache, state = self._beginning(requests, held if reuse and not trained else None)
+            rows = Rows(cache, source, self.calls, self._stats(acceptor, requests))
+            self.calls += self.drafter.remembers  # one that carries nothing knows of no other call
+        return rows, self._steps(parts, rows, requests, state)
 
-    def _steps(self, texts: Texts, acceptor: Acceptor, costs: Costs | CostTable) -> Iterator[list[Emitted]]:
-        lesson = self.policy, self.drafter.described, texts.sampling.knobs, acceptor
-        texts.memory = self.learned.get(lesson)
+    def _steps(self, parts: Parts, rows: Rows, requests: Sequence[Request], drafter: Any) -> Iterator[list[Emitted]]:
+        lesson = self.policy, self.drafter.described, frozenset(r.sampling.knobs for r in requests), parts.acceptor
+        state = State(drafter, self.learned.get(lesson))
         try:
-            yield from decode(self.target, self.drafter, self.policy, acceptor, costs, texts)
+            for events, after in decode(parts, rows, requests, state):
+                state = after
+                yield events
         except GeneratorExit:  # closed between two steps, where caches and texts agree; a later call's are worth more
             if self.held is None:
-                self.held = Held(texts.committed, texts.cache, texts.drafter_state)
+                self.held = Held(rows.committed, rows.cache, state.drafter)
             raise
-        self.learned[lesson] = texts.memory
-        self.held = Held(texts.committed, texts.cache, texts.drafter_state)
-        self.carried = self.drafter.carry(texts.drafter_state)
+        self.learned[lesson] = state.policy
+        self.held = Held(rows.committed, rows.cache, state.drafter)
+        self.carried = self.drafter.carry(state.drafter)
 
     def plain(
         self,
         requests: Sequence[Request],
-        sampling: Sampling = Sampling(),
+        sampling: Sampling | None = None,
         on_tokens: Callable[[list[Emitted]], None] | None = None,
     ) -> Generation:
         """Writes one token a pass: the baseline, and what `generate` must equal."""
         check_listener(on_tokens)
-        check_call(self.target, requests, sampling)
+        check(requests, self.target)
         self.rest()
-        texts = Texts(requests, sampling, self._cache(requests))
-        run(plain(self.target, usual(sampling), texts), texts, on_tokens, self._lock)
-        return Generation(texts.written, texts.stats)
+        requests, rows = under(requests, sampling), Rows(self._cache(requests))
+        run(plain(self.target, usual(requests), rows, requests), rows, on_tokens, self._lock)
+        return Generation(rows.written, rows.stats)
 
     def rest(self) -> bool:
         """Puts the target into evaluation mode; whether it was not, which is told: its weights may have changed."""
@@ -234,14 +246,14 @@ class Engine:
             model.train(False)
         return training
 
-    def keeps_text(self, sampling: Sampling = Sampling()) -> bool:
+    def keeps_text(self, sampling: Sampling = GREEDY) -> bool:
         """Whether texts are the very ones that plain decoding writes, and not only of the same distribution."""
-        acceptor = self.acceptor or usual(sampling)
+        acceptor = self.acceptor or (Greedy() if sampling.greedy else Match())
         return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
 
-    def timed(self, steps: Iterator[list[Emitted]], texts: Texts) -> Generator[list[Emitted], None, None]:
+    def timed(self, steps: Iterator[list[Emitted]], rows: Rows) -> Generator[list[Emitted], None, None]:
         """Steps that were begun, timed, and each of them alone with the models."""
-        return timed(steps, texts, self._lock)
+        return timed(steps, rows, self._lock)
 
     def generate(
         self,
@@ -287,39 +299,22 @@ class Engine:
         longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
         return self.target.new_cache(len(requests), min(longest, self.target.decoder.context) + 64)
 
-    def _texts(self, requests: Sequence[Request], sampling: Sampling, held: Held | None) -> Texts:
+    def _stats(self, acceptor: Acceptor, requests: Sequence[Request]) -> Stats:
+        draw = Draw.POINT if all(request.sampling.greedy for request in requests) else acceptor.draw
+        return Stats(acceptor=type(acceptor).__name__.lower(), draw=draw.value, deepest=self.policy.deepest)
+
+    def _beginning(self, requests: Sequence[Request], held: Held | None) -> tuple[SlotCache, Any]:
+        """The target's cache and the drafter's state that a call begins with, as much of the last one's as can be used."""
         if held is None or len(held.texts) != len(requests) or not self.target.reuses_prefixes:
-            return Texts(requests, sampling, self._cache(requests), self.carried)
+            return self._cache(requests), self.carried
         shared = np.array([common(t, r.prompt) for t, r in zip(held.texts, requests, strict=True)], np.int64)
         held.cache.truncate(shared)
-        return Texts(requests, sampling, held.cache, self.drafter.truncate(held.drafter_state, shared))
+        return held.cache, self.drafter.truncate(held.drafter_state, shared)
 
 
-def usual(sampling: Sampling) -> Acceptor:
+def usual(requests: Sequence[Request]) -> Acceptor:
     """The acceptor where none is named, and that of plain decoding."""
-    return Greedy() if sampling.greedy else Match()
-
-
-def check_calls(acceptor: Acceptor, requests: Sequence[Request]) -> None:
-    """Refuses processors that may keep count of their calls under a rule that asks for p where the text does not go.
-
-    Raises:
-        UserError: a processor is not said to be a function of the text alone.
-    """
-    if acceptor.looks_ahead:
-        for unknown in (p for r in requests for p in r.processors if p not in r.guides and p not in r.stateless):
-            rule, kind = type(acceptor).__name__.lower(), named(unknown)
-            told = f"acceptor '{rule}' asks for p ahead of what it accepts, and processor {kind} may keep count of its calls"
-            raise UserError(f"{told}; allowed: another acceptor (match), or a processor that the request names as stateless")
-
-
-def check_call(target: Target, requests: Sequence[Request], sampling: Any, reuse: Any = True) -> None:
-    """Raises a `UserError` for requests that cannot be served, and for arguments of another type."""
-    check(requests, target)
-    if not isinstance(sampling, Sampling):
-        raise UserError(f"sampling is {shown(sampling)}, allowed is a Sampling")
-    if not isinstance(reuse, bool):
-        raise UserError(f"reuse is {shown(reuse)}, allowed is true or false")
+    return Greedy() if all(request.sampling.greedy for request in requests) else Match()
 
 
 def check_listener(on_tokens: Any) -> None:
@@ -337,25 +332,25 @@ def common(text: Ints, prompt: Sequence[int]) -> int:
 
 def run(
     steps: Iterator[list[Emitted]],
-    texts: Texts,
+    rows: Rows,
     on_tokens: Callable[[list[Emitted]], None] | None = None,
     lock: AbstractContextManager[Any] = nullcontext(),
 ) -> None:
     """Drives a loop to its end and times it; the listener's time is not the loop's."""
-    for events in timed(steps, texts, lock):
+    for events in timed(steps, rows, lock):
         if on_tokens is not None:
             on_tokens(events)
 
 
 def timed(
-    steps: Iterator[list[Emitted]], texts: Texts, lock: AbstractContextManager[Any]
+    steps: Iterator[list[Emitted]], rows: Rows, lock: AbstractContextManager[Any]
 ) -> Generator[list[Emitted], None, None]:
     """A loop's steps, each under a lock; their time, without waiting and without the reader's, is the texts'."""
     while True:
         with lock:
             start = time.perf_counter()
             events = next(steps, None)
-            texts.stats.seconds += time.perf_counter() - start
+            rows.stats.seconds += time.perf_counter() - start
         if events is None:
             return
         yield events

@@ -1,81 +1,129 @@
 """The loop: draft → grow → verify → accept → commit, and the plain baseline it is compared with.
 
-Shapes: R rows, N nodes.
+Rows come and go between two steps: `admit` lets requests in, `step` goes on with those that write, `release` frees one.
+
+Shapes: R rows, B rows that begin, N nodes.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from draftree.acceptors.base import Acceptor
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Drafter
 from draftree.drafting import Drafting
-from draftree.models.target import Needs, Target, Verified
+from draftree.models.target import Needs, Taps, Target
 from draftree.policies.base import Policy
-from draftree.request import Emitted
-from draftree.rows import Texts
-from draftree.sampling.distributions import Distributions
-from draftree.tree import Tree, Verdict
+from draftree.request import Emitted, Request
+from draftree.rows import Rows
+from draftree.tree import Ints, Tree
 
 
-def decode(
-    target: Target, drafter: Drafter[Any], policy: Policy, acceptor: Acceptor, costs: Costs | CostTable, texts: Texts
-) -> Iterator[list[Emitted]]:
-    """Writes what the target would write, several tokens a pass; yields each step's new tokens.
+@dataclass(frozen=True)
+class Parts:
+    """What writes.
 
-    Args:
+    Attributes:
         target: the model whose output is wanted.
         drafter: proposes tokens.
         policy: grows them into trees.
         acceptor: keeps what the target itself would have produced.
         costs: seconds of a draft step and of a target pass on this machine.
-        texts: prompts, limits and caches of all rows; holds the output at the end.
     """
-    roots, p, first, verified = prefill(target, acceptor, drafter.needs, texts)
-    texts.drafter_state = drafter.start(texts.prompts, first.bonus, verified.taps, texts.drafter_state)
-    draft = Drafting(drafter, texts.drafter_state, texts, target.decoder.vocab)
-    texts.memory = policy.start() if texts.memory is None else texts.memory
-    yield texts.emit(target, roots, p, first, step=False)
-    while texts.live.size:
-        start = time.perf_counter()
-        draft.begin(acceptor.draw)
-        roots, prices = Tree.planted(texts.live, texts.last[texts.live]), costs.at(texts.context, texts.live.size)
-        tree = policy.draft(draft, roots, prices, texts.room(target), texts.memory)
-        drafted = time.perf_counter()
-        probes = draft.probes()
-        verified = target.verify(texts.cache, tree, drafter.needs, probes)
-        p = texts.distributions(tree, verified.logits)
-        verdict = acceptor.accept(tree, p, texts.chance)
-        target.commit(texts.cache, tree, verdict)
-        checked = time.perf_counter()
-        draft.commit(tree, verdict, verified)
-        work = texts.work(draft.frontiers, tree, probes)
-        texts.memory = policy.observe(texts.memory, tree, verdict, work, prices)
-        texts.drafter_state = draft.state
-        texts.clock(draft=time.perf_counter() - checked + drafted - start, verify=checked - drafted)
-        yield texts.emit(target, tree, p, verdict, probes)
+
+    target: Target
+    drafter: Drafter[Any]
+    policy: Policy
+    acceptor: Acceptor
+    costs: Costs | CostTable
 
 
-def plain(target: Target, acceptor: Acceptor, texts: Texts) -> Iterator[list[Emitted]]:
+@dataclass(frozen=True)
+class State:
+    """What parts know between two steps: the drafter of each row's text, and the policy of what its trees were worth."""
+
+    drafter: Any = None
+    policy: Any = None
+
+
+def decode(
+    parts: Parts, rows: Rows, requests: Sequence[Request], state: State = State()
+) -> Iterator[tuple[list[Emitted], State]]:
+    """Writes what the target would write, several tokens a pass; yields each step's new tokens and the state after it."""
+    events, state = admit(parts, rows, requests, state)
+    yield events, state
+    while rows.live.size:
+        events, state = step(parts, rows, state)
+        yield events, state
+
+
+def admit(parts: Parts, rows: Rows, requests: Sequence[Request], state: State = State()) -> tuple[list[Emitted], State]:
+    """Reads the prompts of requests into free rows and chooses the token after each; other rows are left as they are.
+
+    Args:
+        parts: what writes.
+        rows: of which as many are free as there are requests.
+        requests: each is written as it would be alone.
+        state: after the last step; at first that of an earlier text, or nothing.
+    """
+    begun, events, taps = prefill(parts.target, parts.acceptor, parts.drafter.needs, rows, requests)
+    drafter = parts.drafter.start(rows.committed, rows.last.copy(), taps, state.drafter, begun)
+    return events, State(drafter, parts.policy.start() if state.policy is None else state.policy)
+
+
+def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
+    """Drafts, verifies and commits a tree for every row that still writes; at least one must."""
+    target, drafter, policy, acceptor = parts.target, parts.drafter, parts.policy, parts.acceptor
+    start = time.perf_counter()
+    draft = Drafting(drafter, state.drafter, rows, target.decoder.vocab, rows.drawing(acceptor.draw))
+    roots, prices = Tree.planted(rows.live, rows.last[rows.live]), parts.costs.at(rows.context, rows.live.size)
+    tree = policy.draft(draft, roots, prices, rows.room(target), state.policy)
+    drafted = time.perf_counter()
+    probes = draft.probes()
+    verified = target.verify(rows.cache, tree, drafter.needs, probes)
+    p = rows.distributions(tree, verified.logits)
+    verdict = acceptor.accept(tree, p, rows.chance)
+    target.commit(rows.cache, tree, verdict)
+    checked = time.perf_counter()
+    draft.commit(tree, verdict, verified)
+    work = rows.work(draft.frontiers, tree, probes)
+    memory = policy.observe(state.policy, tree, verdict, work, prices)
+    rows.clock(draft=time.perf_counter() - checked + drafted - start, verify=checked - drafted)
+    return rows.emit(target, tree, p, verdict, probes), State(draft.state, memory)
+
+
+def release(parts: Parts, rows: Rows, row: int, state: State) -> State:
+    """Frees a row, whether its text has ended or not; `admit` may give it to another request."""
+    rows.leave(row)
+    return State(parts.drafter.truncate(state.drafter, rows.lengths, np.array([row], np.int64)), state.policy)
+
+
+def plain(target: Target, acceptor: Acceptor, rows: Rows, requests: Sequence[Request]) -> Iterator[list[Emitted]]:
     """The baseline: one token a pass, with the same target, cache and choice of tokens."""
-    roots, p, first, _ = prefill(target, acceptor, Needs(), texts)
-    yield texts.emit(target, roots, p, first, step=False)
-    while texts.live.size:
+    _, events, _ = prefill(target, acceptor, Needs(), rows, requests)
+    yield events
+    while rows.live.size:
         start = time.perf_counter()
-        tree = Tree.planted(texts.live, texts.last[texts.live])
-        verified = target.verify(texts.cache, tree, Needs())
-        p = texts.distributions(tree, verified.logits)
-        verdict = acceptor.accept(tree, p, texts.chance)
-        target.commit(texts.cache, tree, verdict)
-        texts.clock(verify=time.perf_counter() - start)
-        texts.work((), tree)
-        yield texts.emit(target, tree, p, verdict)
+        tree = Tree.planted(rows.live, rows.last[rows.live])
+        verified = target.verify(rows.cache, tree, Needs())
+        p = rows.distributions(tree, verified.logits)
+        verdict = acceptor.accept(tree, p, rows.chance)
+        target.commit(rows.cache, tree, verdict)
+        rows.clock(verify=time.perf_counter() - start)
+        rows.work((), tree)
+        yield rows.emit(target, tree, p, verdict)
 
 
-def prefill(target: Target, acceptor: Acceptor, needs: Needs, texts: Texts) -> tuple[Tree, Distributions, Verdict, Verified]:
-    """Reads the prompts and chooses the token after each, as if its last token were a tree without drafts."""
-    roots = Tree.planted(texts.rows, texts.last.copy())
-    verified = target.prefill(texts.cache, texts.prompts, needs)
-    p = texts.distributions(roots, verified.logits)
-    return roots, p, acceptor.accept(roots, p, texts.chance), verified
+def prefill(
+    target: Target, acceptor: Acceptor, needs: Needs, rows: Rows, requests: Sequence[Request]
+) -> tuple[Ints, list[Emitted], Taps]:
+    """Reads prompts and chooses the token after each, as if its last token were a tree without drafts; which rows, and taps."""
+    begun = rows.admit(requests, own_noise=not acceptor.keeps_text)
+    roots = Tree.planted(begun, rows.last[begun].copy())
+    verified = target.prefill(rows.cache, [np.array(r.prompt, np.int64) for r in requests], needs, begun)
+    p = rows.distributions(roots, verified.logits)
+    return begun, rows.emit(target, roots, p, acceptor.accept(roots, p, rows.chance), step=False), verified.taps

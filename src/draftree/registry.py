@@ -19,7 +19,7 @@ import pkgutil
 import re
 import types
 import typing
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -37,20 +37,21 @@ from draftree.drafters.lookup.datastore import Stored
 from draftree.errors import UnknownName, UserError, shown
 from draftree.formats.checkpoint import ABOUT, CONFIG, about, read_config, tensor_names
 from draftree.policies.base import Policy
-from draftree.sampling.settings import Sampling
+from draftree.request import Request
+from draftree.sampling.processors import named
 
 
-def check_exact(policy: Policy, acceptor: Acceptor, sampling: Sampling | None = None) -> None:
+def check_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] = ()) -> None:
     """Refuses a pairing whose output would not have the target's distribution, unless its rule is lossy and says so.
 
     Args:
         policy: grows the trees.
         acceptor: accepts paths of them.
-        sampling: the request's, where it is known.
+        requests: that are to be written, where they are known.
 
     Raises:
-        UserError: the acceptor is not exact for its draws, for the policy's pruning on them (DESIGN, Exactness), or for the
-            temperature.
+        UserError: the acceptor is not exact for its draws, for the policy's pruning on them (DESIGN, Exactness), or for a
+            request's temperature; or it asks for p where the text does not go, of a processor that may count its calls.
     """
     name, rule = type(policy).__name__.lower(), type(acceptor).__name__.lower()
     if acceptor.draw not in acceptor.exact_for and not acceptor.lossy:
@@ -58,9 +59,16 @@ def check_exact(policy: Policy, acceptor: Acceptor, sampling: Sampling | None = 
         raise UserError(f"acceptor '{rule}' is not exact for {acceptor.draw.value} draws; allowed: {allowed}")
     if acceptor.draw.sampled and policy.prunes_on_draws and not acceptor.survives_pruning:
         raise UserError(f"acceptor '{rule}' is not exact where policy '{name}' prunes on what was drawn; allowed: match")
-    if sampling is not None and not (acceptor.greedy if sampling.greedy else acceptor.sampling):
-        other = "greedy, match" if sampling.greedy else "match (the default), or one for sampling"
-        raise UserError(f"acceptor '{rule}' does not serve temperature {sampling.temperature:g}; allowed: {other}")
+    for request in requests:
+        sampling = request.sampling
+        if not (acceptor.greedy if sampling.greedy else acceptor.sampling):
+            other = "greedy, match" if sampling.greedy else "match (the default), or one for sampling"
+            raise UserError(f"acceptor '{rule}' does not serve temperature {sampling.temperature:g}; allowed: {other}")
+        for unknown in (p for p in request.processors if p not in request.guides and p not in request.stateless):
+            if acceptor.looks_ahead:
+                told = f"processor {named(unknown)} may keep count of its calls"
+                also = "another acceptor (match), or a processor that the request names as stateless"
+                raise UserError(f"acceptor '{rule}' asks for p ahead of what it accepts, and {told}; allowed: {also}")
 
 
 PLUS = re.compile(r"(?<![\d.]e)\+|\+(?!\d)", re.IGNORECASE)

@@ -4,7 +4,7 @@ Shapes: V vocabulary.
 """
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from draftree.boundary.arguments import FLAG, Rule, optional, row_of_ids, severa
 from draftree.boundary.arguments import check as check_rules
 from draftree.errors import UserError, shown
 from draftree.models.target import Target
+from draftree.sampling.settings import GREEDY, Sampling
 from draftree.tree import Ints, Tree
 
 Origin = Literal["prefill", "drafted", "bonus"]
@@ -32,6 +33,7 @@ RULES: dict[str, Rule] = {
     "criteria": CALLABLES,
     "logprobs": ("none or a whole number of at least 0", optional(whole)),
     "keep_scores": FLAG,
+    "sampling": ("a Sampling", lambda v: isinstance(v, Sampling)),
 }
 """What a request's values may be, beside its ids, in words and as a test."""
 
@@ -45,6 +47,7 @@ class Request:
         max_new_tokens: how many may come, at least one.
         eos: ids that end the text; they are emitted.
         number: the request's number; with a seed it decides the noise, so equal numbers get equal draws.
+        sampling: how its tokens are chosen; greedily by default.
         processors: its own logits processors, applied before the sampling's, in greedy decoding too.
         guides: those of them that are applied to drafts too, so that no draft is wasted on what they forbid: they must be
             functions of the text alone. Output does not depend on them.
@@ -72,6 +75,7 @@ class Request:
     before: Sequence[int] = ()
     logprobs: int | None = None
     keep_scores: bool = False
+    sampling: Sampling = GREEDY
 
     def __post_init__(self) -> None:
         for name, kind in (("prompt", tuple), ("before", tuple), ("eos", frozenset)):
@@ -80,6 +84,15 @@ class Request:
                 raise UserError(f"{name} is {shown(value)}, allowed are token ids in one row")
             object.__setattr__(self, name, kind(ids))
         check_rules(self, RULES)
+
+
+def under(requests: Sequence[Request], sampling: Sampling | None) -> list[Request]:
+    """The requests with one sampling instead of their own, if one is given.
+
+    Raises:
+        UserError: it is no sampling.
+    """
+    return [*requests] if sampling is None else [replace(request, sampling=sampling) for request in requests]
 
 
 @dataclass(frozen=True)

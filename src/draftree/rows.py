@@ -3,17 +3,18 @@
 Shapes: R rows, N nodes, V vocabulary.
 """
 
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
-from draftree.errors import UserError
+from draftree.errors import DraftreeWarning, UserError
 from draftree.models.cache import SlotCache
 from draftree.models.target import Probes, Target
 from draftree.request import Emitted, Ending, Logprob, Origin, Request, Scores
@@ -28,75 +29,99 @@ MAX_NODES = 512
 """Drafted nodes a row and step at most, whatever the policy."""
 
 
-@dataclass
-class Texts:
-    """All rows of a call, with the target's cache and the drafter's state for them.
+IDLE = Request([0])
+"""Stands in a row that is free."""
+
+
+class Rows:
+    """The rows of a batch, each with the request that is written there; requests come and go between two steps.
+
+    Args:
+        cache: the target's, with a row for each of these; what it holds of a row must be a proper beginning of the prompt that
+            is admitted there.
+        source: of the rows, what the target's tokens are drawn from instead of their keyed noise; a test enumerates it.
+        calls: how many calls of the same seeds went before, see `Keyed`.
+        stats: where figures of all rows together are written.
 
     Attributes:
-        requests: [R].
-        sampling: how tokens are chosen.
-        cache: the target's; what it holds already must be a proper beginning of each prompt.
-        drafter_state: the drafter's for the same beginning, if there is one.
-        memory: what the policy has learnt, if it learns.
-        call: tells apart calls of one seed whose noise must differ, see `Keyed`.
-        branches: what the target's tokens are drawn from instead of the keyed noise; a test enumerates it.
-        committed: each row's tokens in the target's cache, or to be there once the prefill is done.
+        requests: [R] what is written; where nothing is, `IDLE`.
+        committed: [R] tokens in the target's cache.
         last: [R] each row's root, the newest token chosen.
-        written: each row's output.
-        live: the rows that still write.
-        stats: of all rows together.
+        written: [R] output.
+        live: the rows that still write, in order.
     """
 
-    requests: Sequence[Request]
-    sampling: Sampling
-    cache: SlotCache
-    drafter_state: Any = None
-    memory: Any = None
-    call: int = 0
-    branches: Chance | None = None
-    committed: list[Ints] = field(init=False)
-    last: Ints = field(init=False)
-    written: list[list[int]] = field(init=False)
-    live: Ints = field(init=False)
-    stats: Stats = field(init=False, default_factory=Stats)
-
-    def __post_init__(self) -> None:
-        # Until the prefill has spoken, a prompt's last token is its root: the token after it is chosen as any bonus is.
-        self.committed = [np.array(r.prompt[:-1], np.int64) for r in self.requests]
-        self.last = np.array([r.prompt[-1] for r in self.requests], np.int64)
-        self.written = [[] for _ in self.requests]
-        self.live = self.rows
+    def __init__(
+        self,
+        cache: SlotCache,
+        source: Callable[["Rows"], Chance] | None = None,
+        calls: int = 0,
+        stats: Stats | None = None,
+    ) -> None:
+        self.cache, self.stats, self._source, self._admitted = cache, Stats() if stats is None else stats, source, calls
+        self.requests, self._warned = [IDLE] * cache.rows, set[str]()
+        self.committed = [np.zeros(0, np.int64) for _ in range(cache.rows)]
+        self.written: list[list[int]] = [[] for _ in range(cache.rows)]
+        self.last, self.live, self._calls = (np.zeros(n, np.int64) for n in (cache.rows, 0, cache.rows))
 
     @property
-    def rows(self) -> Ints:
-        """[R] all row numbers."""
-        return np.arange(len(self.requests))
+    def free(self) -> Ints:
+        """The rows without a request, in order."""
+        return np.array([row for row, request in enumerate(self.requests) if request is IDLE], np.int64)
+
+    def admit(self, requests: Sequence[Request], own_noise: bool = False) -> Ints:
+        """Gives each request a free row; the next step writes it along with the others.
+
+        Args:
+            requests: no more than rows are free.
+            own_noise: whether draws must differ from those of requests of the same seed and number that were admitted before.
+
+        Returns:
+            The rows, in the order of the requests.
+        """
+        rows = self.free[: len(requests)]
+        for row, request in zip(rows.tolist(), requests, strict=True):
+            self.requests[row], self.written[row] = request, []
+            # Until the prefill has spoken, a prompt's last token is its root: the token after it is chosen as any bonus is.
+            self.committed[row], self.last[row] = np.array(request.prompt[:-1], np.int64), request.prompt[-1]
+        self._calls[rows], self._admitted = own_noise and self._admitted, self._admitted + 1
+        self.live = np.union1d(self.live, rows)
+        return rows
+
+    def leave(self, row: int) -> list[int]:
+        """Frees a row, whether its text has ended or not; returns what was written there."""
+        self.live = self.live[self.live != row]
+        self.requests[row], self.committed[row] = IDLE, np.zeros(0, np.int64)
+        self.cache.truncate(self.lengths)
+        return self.written[row]
 
     @property
-    def prompts(self) -> list[Ints]:
-        """Each row's prompt."""
-        return [np.array(r.prompt, np.int64) for r in self.requests]
+    def lengths(self) -> Ints:
+        """[R] how many tokens are committed."""
+        return np.array([len(c) for c in self.committed], np.int64)
 
     @property
     def context(self) -> int:
         """How many committed tokens the longest row that still writes has."""
-        return max(len(self.committed[row]) for row in self.live)
+        return int(self.lengths[self.live].max())
 
     @property
     def noise(self) -> Keyed:
         """The keyed randomness for the rows' present roots."""
-        numbers = np.array([r.number for r in self.requests], np.int64)
-        return Keyed(self.sampling.seed, numbers, np.array([len(c) for c in self.committed], np.int64), self.call)
+        seeds = [r.sampling.seed for r in self.requests]
+        return Keyed(seeds, np.array([r.number for r in self.requests], np.int64), self.lengths, self._calls)
 
     @property
     def chance(self) -> Chance:
         """What the acceptor draws from."""
-        return self.noise if self.branches is None else self.branches
+        return self.noise if self._source is None else self._source(self)
 
     def drawing(self, kind: Draw) -> Drawing:
-        """How the drafter is to draw in this step; in greedy decoding there is nothing to draw."""
-        noise = None if kind is Draw.POINT or self.sampling.greedy else self.noise
-        return Drawing(Draw.POINT if noise is None else kind, self.sampling, noise)
+        """How the drafter is to draw in this step; where all rows are greedy there is nothing to draw."""
+        if all(request.sampling.greedy for request in self.requests):
+            return Drawing()
+        settings = [request.sampling for request in self.requests]
+        return Drawing(kind, settings, None if kind is Draw.POINT else self.noise)
 
     def shown(self, tree: Tree, node: int) -> list[int]:
         """The ids of a node's text up to and including it, as processors and criteria see them."""
@@ -130,14 +155,14 @@ class Texts:
     def distributions(self, tree: Tree, logits: Tensor) -> Distributions:
         """p after every node of a verified tree."""
 
-        def own(node: int) -> Sequence[LogitsProcessor]:
+        def processors(node: int) -> Sequence[LogitsProcessor]:
             request = self.requests[int(tree.row[node])]
             if request.processors and not request.eos.isdisjoint(tree.tokens[tree.path(node)[1:]].tolist()):
-                return ()  # plain decoding asks nobody what follows an EOS, and what follows it is cut off
-            return request.processors
+                return request.sampling.processors  # plain decoding asks no others what follows an EOS, and that is cut off
+            return (*request.processors, *request.sampling.processors)
 
-        text, greedy = partial(self.shown, tree), self.sampling.greedy
-        return Distributions(logits, self.sampling.processors, text, greedy, own)
+        greedy = lambda node: self.requests[int(tree.row[node])].sampling.greedy
+        return Distributions(logits, processors, partial(self.shown, tree), greedy)
 
     def room(self, target: Target) -> Room:
         """How deep each row's tree may be: no deeper than the tokens it still may write before the bonus."""
@@ -217,6 +242,12 @@ class Texts:
         self.stats.work.append(done)
         return done
 
+    def warn(self, told: str) -> None:
+        """Warns of something, once however many steps meet it."""
+        if told not in self._warned:
+            self._warned.add(told)
+            warnings.warn(told, DraftreeWarning, stacklevel=2)
+
     def clock(self, draft: float = 0.0, verify: float = 0.0) -> None:
         """Adds to the seconds spent drafting and verifying."""
         self.stats.draft_seconds += draft
@@ -257,13 +288,13 @@ class Writer(Protocol):
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
     def begin(
-        self, requests: Sequence[Request], sampling: Sampling = ..., reuse: bool = ...
-    ) -> tuple[Texts, Iterator[list[Emitted]]]: ...
-    def timed(self, steps: Iterator[list[Emitted]], texts: Texts) -> Generator[list[Emitted], None, None]: ...
+        self, requests: Sequence[Request], sampling: Sampling | None = ..., reuse: bool = ...
+    ) -> tuple[Rows, Iterator[list[Emitted]]]: ...
+    def timed(self, steps: Iterator[list[Emitted]], rows: Rows) -> Generator[list[Emitted], None, None]: ...
     def write(
         self,
         requests: Sequence[Request],
-        sampling: Sampling = ...,
+        sampling: Sampling | None = ...,
         on_tokens: Callable[[list[Emitted]], None] | None = ...,
         reuse: bool = ...,
     ) -> Generation: ...

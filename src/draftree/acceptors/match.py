@@ -38,4 +38,9 @@ class Match(Acceptor):
         return Draw.COUPLED if self.coupled else Draw.POINT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        return walk(tree, lambda node: chance.categorical(p(node), int(tree.row[node]), int(tree.depth[node])))
+        def choose(node: int) -> int:
+            if p.greedy(node):
+                return p.argmax(node)
+            return chance.categorical(p(node), int(tree.row[node]), int(tree.depth[node]))
+
+        return walk(tree, choose)

@@ -17,7 +17,7 @@ from draftree.loop import plain
 from draftree.models.cache import SlotCache
 from draftree.models.target import Target
 from draftree.request import Emitted, Request, Scores
-from draftree.rows import Texts
+from draftree.rows import Rows
 from draftree.sampling.noise import Chance, Keyed
 from draftree.sampling.settings import Sampling
 from draftree.tree import Floats
@@ -98,18 +98,18 @@ class Rooted(Chance):
     """The keyed noise, but the token after the prompt is a given one: so that all rows draw behind the same root.
 
     Args:
-        texts: being written.
+        rows: being written.
         root: that token.
     """
 
-    def __init__(self, texts: Texts, root: int) -> None:
-        self._texts, self._root = texts, root
+    def __init__(self, rows: Rows, root: int) -> None:
+        self._rows, self._root = rows, root
 
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
-        return self._texts.noise.categorical(p, row, depth) if self._texts.written[row] else self._root
+        return self._rows.noise.categorical(p, row, depth) if self._rows.written[row] else self._root
 
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
-        return self._texts.noise.bernoulli(p, row, depth, index)
+        return self._rows.noise.bernoulli(p, row, depth, index)
 
 
 def plainly(target: Target, root: Root, sampling: Sampling, batches: Iterable[range]) -> list[tuple[int, ...]]:
@@ -120,9 +120,10 @@ def plainly(target: Target, root: Root, sampling: Sampling, batches: Iterable[ra
         if cache is None or cache.rows != len(numbers) or not target.reuses_prefixes:
             cache = target.new_cache(len(numbers), len(root.before) + LOOK + 1)
         cache.truncate(np.full(cache.rows, len(root.before)))
-        texts = Texts([Request([*root.before, root.token], LOOK, target.eos, n) for n in numbers], sampling, cache)
-        run(plain(target, usual(sampling), texts), texts)
-        found += map(tuple, texts.written)
+        prompt, rows = [*root.before, root.token], Rows(cache)
+        requests = [Request(prompt, LOOK, target.eos, n, sampling=sampling) for n in numbers]
+        run(plain(target, usual(requests), rows, requests), rows)
+        found += map(tuple, rows.written)
     return found
 
 
@@ -130,13 +131,13 @@ def speculated(engine: Engine, root: Root, sampling: Sampling, batches: Iterable
     """The `LOOK` tokens that the loop writes behind a root, for requests of these numbers."""
     found: list[tuple[int, ...]] = []
     enough = len(root.before) + 1 + LOOK
-    engine.held = None
+    engine.forget()
     for numbers in batches:
         wanted = Request(root.before, 1 + LOOK + ROOM, engine.eos, criteria=(lambda ids, _: ids.shape[1] >= enough,))
-        texts, steps = engine.begin([replace(wanted, number=n) for n in numbers], sampling)
-        texts.branches = Rooted(texts, root.token)
-        run(steps, texts)
-        found += (tuple(w[1:]) for w in texts.written)
+        numbered = [replace(wanted, number=n) for n in numbers]
+        rows, steps = engine.begin(numbered, sampling, source=lambda rows: Rooted(rows, root.token))
+        run(steps, rows)
+        found += (tuple(w[1:]) for w in rows.written)
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from draftree.calibration import Logistic
-from draftree.drafters.base import Drafter, Method
+from draftree.drafters.base import Drafter, Method, every, put
 from draftree.errors import UserError
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
@@ -143,12 +143,20 @@ class FusedDrafter(Drafter[Fusing]):
     def described(self) -> str:
         return " + ".join(part.described for part in self.parts)
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Fusing | None = None) -> Fusing:
+    @property
+    def remembers(self) -> bool:
+        return True
+
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Fusing | None = None, rows: Ints | None = None
+    ) -> Fusing:
         before = (None,) * len(self.parts) if state is None else state.parts
         known = (Trust(),) * len(self.parts) if state is None else state.together
-        inner = [part.start(prompts, roots, own(part, taps), s) for part, s in zip(self.parts, before, strict=True)]
-        fresh = tuple(replace(trust, recent=NEUTRAL) for trust in known)
-        return Fusing(tuple(inner), (fresh,) * len(prompts))
+        inner = [part.start(prompts, roots, own(part, taps), s, rows) for part, s in zip(self.parts, before, strict=True)]
+        fresh = (tuple(replace(trust, recent=NEUTRAL) for trust in known),) * len(prompts)
+        if state is None or len(state.trust) != len(prompts):  # what `carry` leaves has one row, which stands for all
+            return Fusing(tuple(inner), fresh)
+        return Fusing(tuple(inner), put(state.trust, every(rows, len(prompts)), fresh))
 
     def expand(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Fusing]:
         """The merged candidates; samples stay one part's own, the first's that can draw them."""
@@ -180,9 +188,9 @@ class FusedDrafter(Drafter[Fusing]):
             )
         return Fusing(tuple(inner), tuple(trust))
 
-    def truncate(self, state: Fusing, lengths: Ints) -> Fusing:
-        inner = [part.truncate(s, lengths) for part, s in zip(self.parts, state.parts, strict=True)]
-        return Fusing(tuple(inner), (state.together,) * len(state.trust))
+    def truncate(self, state: Fusing, lengths: Ints, rows: Ints | None = None) -> Fusing:
+        inner = [part.truncate(s, lengths, rows) for part, s in zip(self.parts, state.parts, strict=True)]
+        return Fusing(tuple(inner), put(state.trust, every(rows, len(lengths)), (state.together,) * len(lengths)))
 
     def carry(self, state: Fusing) -> Fusing:
         inner = [part.carry(s) for part, s in zip(self.parts, state.parts, strict=True)]

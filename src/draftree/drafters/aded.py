@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from draftree.drafters.base import Drafter
+from draftree.drafters.base import Drafter, every, put
 from draftree.drafters.lookup.datastore import Documents, Stored
 from draftree.drafters.lookup.ngram_build import Plan, Run, build, contexts, grams_of, summed
 from draftree.drafters.lookup.ngrams import Array, Grams, Table, stored_at, width_of
@@ -360,13 +360,19 @@ class ADEDDrafter(Drafter[State]):
     def described(self) -> str:
         return f"{replace(self.knobs, datastore='')}, {len(self.grams)} {self.grams.n}-grams"
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None) -> State:
-        memory, shared = Memory.empty(), (0,) * len(prompts)
-        if state is not None and self.knobs.session:
-            memory = state.memory.plus(state.rows, self.grams.n, self._width, self._most)
-            shared = state.shared or shared
-        rows = [self._read(np.append(p, root), n) for p, root, n in zip(prompts, roots, shared, strict=True)]
-        return State(memory, tuple(rows))
+    @property
+    def remembers(self) -> bool:
+        return self.knobs.session
+
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None, rows: Ints | None = None
+    ) -> State:
+        state = state or State(Memory.empty(), ())
+        found, begun = list(state.rows) or [Adapted.empty()] * len(prompts), every(rows, len(prompts))
+        shared = state.shared or (0,) * len(prompts)
+        for r in begun.tolist():
+            found[r] = self._read(np.append(prompts[r], roots[r]), shared[r])
+        return State(state.memory, tuple(found))
 
     def _read(self, text: Ints, shared: int) -> Adapted:
         """A prompt and its root; what was read of it before is in the memory."""
@@ -410,8 +416,17 @@ class ADEDDrafter(Drafter[State]):
             rows[row] = self._stepped(rows[row].plus(new, self.grams.n))
         return replace(state, rows=tuple(rows))
 
-    def truncate(self, state: State, lengths: Ints) -> State:
-        return replace(state, shared=tuple(lengths.tolist()))
+    def truncate(self, state: State, lengths: Ints, rows: Ints | None = None) -> State:
+        cut = every(rows, len(lengths))
+        left = put(state.rows, cut, (Adapted.empty(),) * len(lengths))
+        if not self.knobs.session:
+            return State(state.memory, left)
+        shared = put(state.shared or (0,) * len(lengths), cut, lengths.tolist())
+        return State(self._remembered(state, cut), left, shared)
 
     def carry(self, state: State) -> State | None:
-        return replace(state, shared=()) if self.knobs.session else None
+        return State(self._remembered(state, np.arange(len(state.rows))), ()) if self.knobs.session else None
+
+    def _remembered(self, state: State, rows: Ints) -> Memory:
+        """The increments of earlier texts with those of some rows."""
+        return state.memory.plus([state.rows[row] for row in rows], self.grams.n, self._width, self._most)

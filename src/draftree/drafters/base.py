@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 State = TypeVar("State")
+T = TypeVar("T")
 
 
 class Drafter(ABC, Generic[State]):
@@ -40,19 +42,27 @@ class Drafter(ABC, Generic[State]):
         return type(self).__name__
 
     @property
+    def remembers(self) -> bool:
+        """Whether `carry` leaves later texts something to draft by; nothing by default."""
+        return False
+
+    @property
     def expands_paths(self) -> bool:
         """Whether nodes can be expanded together with nodes above them, in one pass; layer by layer by default."""
         return False
 
     @abstractmethod
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None) -> State:
-        """The state after the prompts.
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None, rows: Ints | None = None
+    ) -> State:
+        """The state once rows begin a text; other rows go on as they are.
 
         Args:
-            prompts: each row's committed token ids.
+            prompts: [R] each row's committed token ids; none in a row that is free.
             roots: [R] each row's root.
             taps: of the prompt tokens the target was fed: all, or those behind a reused prefix.
-            state: of an earlier text, truncated to that prefix, or what `carry` left of it.
+            state: after the last step, where the rows that begin are truncated to that prefix; or what `carry` left of it.
+            rows: [B] those that begin; all by default.
         """
 
     @abstractmethod
@@ -70,8 +80,14 @@ class Drafter(ABC, Generic[State]):
         """
 
     @abstractmethod
-    def truncate(self, state: State, lengths: Ints) -> State:
-        """The state as it was when each row had `lengths[r]` committed tokens, to be gone on from with `start`."""
+    def truncate(self, state: State, lengths: Ints, rows: Ints | None = None) -> State:
+        """The state as it was when rows had `lengths[r]` committed tokens, to be gone on from with `start`.
+
+        Args:
+            state: after the last step.
+            lengths: [R] of each row.
+            rows: [B] those that are cut; all by default. The others are left as they are.
+        """
 
     def carry(self, state: State) -> State | None:
         """What a finished call leaves for later ones with other texts; nothing by default.
@@ -84,6 +100,19 @@ class Drafter(ABC, Generic[State]):
     def probes(self, state: State) -> Probes | None:
         """Rows that should ride along in the next verification; none by default."""
         return None
+
+
+def every(rows: Ints | None, count: int) -> Ints:
+    """The rows that are named, or all R of them."""
+    return np.arange(count) if rows is None else rows
+
+
+def put(old: Sequence[T], rows: Ints, new: Sequence[T]) -> tuple[T, ...]:
+    """[R] a value for each row: new ones [R] in some rows, the old ones in the others."""
+    found = list(old)
+    for row in rows.tolist():
+        found[row] = new[row]
+    return tuple(found)
 
 
 class Method(ABC):

@@ -113,7 +113,9 @@ class EDDDrafter(Trainable[Decoding]):
         self._layer = EDD.living(attending(self._target.decoder, texts))
         return {"hidden_layer": self._layer}
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None) -> Decoding:
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
+    ) -> Decoding:
         state = state or Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
         return self._encode(state, taps)
 
@@ -127,8 +129,8 @@ class EDDDrafter(Trainable[Decoding]):
     def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
         return self._encode(Decoding.empty(state.cache), taps)  # true encodings take the place of what was drafted
 
-    def truncate(self, state: Decoding, lengths: Ints) -> Decoding:
-        return rewind(state, lengths)
+    def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
+        return rewind(state, lengths, rows)
 
     @torch.inference_mode()
     def _encode(self, state: Decoding, taps: Taps) -> Decoding:

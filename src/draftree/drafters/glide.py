@@ -30,7 +30,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from draftree.boundary.files import Entries
-from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
+from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod, every, put
 from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, keep_path, lay_out, no_candidates, rewind
 from draftree.drafters.neural.llama import of_values
 from draftree.drafters.neural.losses import before, draft_loss
@@ -418,21 +418,26 @@ class GLIDEDrafter(Trainable[Glimpsing]):
             cast(Any, layer).cross_attn.look_at(view)
 
     @torch.inference_mode()
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Glimpsing | None = None) -> Glimpsing:
-        longest = max(map(len, prompts))
-        cache = self.decoder.new_cache(len(prompts), longest + SPARE) if state is None else state.own.cache
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Glimpsing | None = None, rows: Ints | None = None
+    ) -> Glimpsing:
+        if state is None:
+            own = Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
+            state = Glimpsing(own, taps.cache, own.pending)
+        cache, nothing, begun = state.own.cache, (NOTHING,) * len(prompts), every(rows, len(prompts))
         known = cache.lengths.tolist()
-        rest = [p[n:] for p, n in zip(prompts, known, strict=True)]
-        limits = [self._reading(len(p))[n:] for p, n in zip(prompts, known, strict=True)]
-        if longest >= self.decoder.context:  # it never gets to draft
-            return _waiting(cache, taps.cache, rest, limits)
+        rest = put(nothing, begun, [p[n:] for p, n in zip(prompts, known, strict=True)])
+        limits = put(nothing, begun, [self._reading(len(p))[n:] for p, n in zip(prompts, known, strict=True)])
+        if max(len(prompts[row]) for row in begun) >= self.decoder.context:  # it never gets to draft
+            pending = put(state.own.pending, begun, rest)
+            return Glimpsing(replace(state.own, pending=pending), taps.cache, put(state.limits, begun, limits))
         for at in range(0, max(map(len, rest)), CHUNK):
             part, seen = [r[at : at + CHUNK] for r in rest], [n[at : at + CHUNK] for n in limits]
             feed = Feed.chains(part, cache.lengths.copy(), self.decoder.device)
             self._read(_waiting(cache, taps.cache, part, seen), feed)
             for r, ids in enumerate(part):
                 cache.keep(r, cache.lengths[r] + np.arange(len(ids)))
-        return Glimpsing(Decoding.empty(cache), taps.cache, (NOTHING,) * cache.rows)
+        return replace(state, target=taps.cache)
 
     def _reading(self, length: int) -> Ints:
         """[T] how many of the target's tokens each token of a prompt sees."""
@@ -478,9 +483,9 @@ class GLIDEDrafter(Trainable[Glimpsing]):
             limits[row] = np.append(limits[row], np.full(new, bound))
         return Glimpsing(own, taps.cache, tuple(limits))
 
-    def truncate(self, state: Glimpsing, lengths: Ints) -> Glimpsing:
-        own = rewind(state.own, lengths)
-        return Glimpsing(own, state.target, (NOTHING,) * own.cache.rows)
+    def truncate(self, state: Glimpsing, lengths: Ints, rows: Ints | None = None) -> Glimpsing:
+        limits = put(state.limits, every(rows, len(lengths)), (NOTHING,) * len(lengths))
+        return Glimpsing(rewind(state.own, lengths, rows), state.target, limits)
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         logits: Tensor = self.model.lm_head(self._states(batch, block, [phase] * len(batch.tokens)))

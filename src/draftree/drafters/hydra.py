@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
+from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod, every
 from draftree.drafters.neural.heads import ResBlock, by_depth, lm_head, newest, offered, teacher
 from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.llama import Rotary, initialise, layer, like, run
@@ -255,9 +255,11 @@ class HydraDrafter(Trainable[Prefixed]):
         return next(self.model.parameters())
 
     @torch.inference_mode()
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Prefixed | None = None) -> Prefixed:
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Prefixed | None = None, rows: Ints | None = None
+    ) -> Prefixed:
         state = self._remember(state or self._empty(len(prompts), max(map(len, prompts)) + SPARE), taps)
-        state = self._read(state, np.arange(len(prompts)))
+        state = self._read(state, every(rows, len(prompts)))
         _keep_read(state)
         return state
 
@@ -329,7 +331,7 @@ class HydraDrafter(Trainable[Prefixed]):
         _keep_read(state)
         return self._remember(state, taps)
 
-    def truncate(self, state: Prefixed, lengths: Ints) -> Prefixed:
+    def truncate(self, state: Prefixed, lengths: Ints, rows: Ints | None = None) -> Prefixed:
         state.cache.truncate(lengths)
         state.hidden.truncate(lengths)  # the next prompt's last token is always read anew, and with it the prefix
         return replace(state, read=state.cache.lengths.copy())

@@ -56,8 +56,10 @@ class LMDrafter(Drafter[Decoding]):
     def described(self) -> str:
         return f"lm {self.small.name}"
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None) -> Decoding:
-        return read(self.small, prompts, state)
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
+    ) -> Decoding:
+        return read(self.small, prompts, state, rows)
 
     @property
     def expands_paths(self) -> bool:
@@ -69,5 +71,5 @@ class LMDrafter(Drafter[Decoding]):
     def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
         return keep_path(state, tree, verdict)
 
-    def truncate(self, state: Decoding, lengths: Ints) -> Decoding:
-        return rewind(state, lengths)
+    def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
+        return rewind(state, lengths, rows)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafters.base import Drafter, Method
+from draftree.drafters.base import Drafter, Method, every
 from draftree.errors import UserError
 from draftree.models.target import Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
@@ -124,13 +124,16 @@ class LookaheadDrafter(Drafter[Lookaheads]):
     def described(self) -> str:
         return repr(self.knobs)
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Lookaheads | None = None) -> Lookaheads:
-        before = [self._empty()] * len(prompts) if state is None else state.rows
-        rows = []
-        for row, prompt, root in zip(before, prompts, roots.tolist(), strict=True):
-            read = self._read(row, [*prompt[len(row.text) :].tolist(), root], len(row.text))
-            rows.append(replace(read, window=first_window(np.append(prompt, root), self.knobs)))
-        return Lookaheads(tuple(rows), np.arange(len(prompts)))
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Lookaheads | None = None, rows: Ints | None = None
+    ) -> Lookaheads:
+        state = state or Lookaheads((self._empty(),) * len(prompts), np.arange(0))
+        found, begun = list(state.rows), every(rows, len(prompts))
+        for r in begun.tolist():
+            row, text = found[r], np.append(prompts[r], roots[r])
+            read = self._read(row, text[len(row.text) :].tolist(), len(row.text))
+            found[r] = replace(read, window=first_window(text, self.knobs))
+        return Lookaheads(tuple(found), np.union1d(state.live, begun))
 
     def expand(self, state: Lookaheads, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Lookaheads]:
         found = self._found(state, tree, frontier)
@@ -240,14 +243,14 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         none = (0,) * (self.knobs.ngram - 1)
         return Row(np.zeros(0, np.int64), {}, (), none, none)
 
-    def truncate(self, state: Lookaheads, lengths: Ints) -> Lookaheads:
+    def truncate(self, state: Lookaheads, lengths: Ints, rows: Ints | None = None) -> Lookaheads:
         """The texts cut, and pools of their own n-grams alone; the window is drawn when the text goes on."""
-        n, cap, rows = self.knobs.ngram, self.knobs.guesses, []
-        for row, length in zip(state.rows, lengths.tolist(), strict=True):
-            text = row.text[:length]
-            met = of_text(text.tolist(), n) if self.knobs.seed_prompt else ()
-            rows.append(replace(self._empty(), text=text, pool=filled({}, met, cap)))
-        return Lookaheads(tuple(rows), state.live)
+        found, cut = list(state.rows), every(rows, len(lengths))
+        for r in cut.tolist():
+            text = found[r].text[: lengths[r]]
+            met = of_text(text.tolist(), self.knobs.ngram) if self.knobs.seed_prompt else ()
+            found[r] = replace(self._empty(), text=text, pool=filled({}, met, self.knobs.guesses))
+        return Lookaheads(tuple(found), np.setdiff1d(state.live, cut))
 
 
 def first_window(text: Ints, knobs: Lookahead) -> Window:

@@ -125,9 +125,12 @@ class MedusaDrafter(Trainable[Heads]):
     def _like(self) -> Tensor:
         return next(self.model.parameters())
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Heads | None = None) -> Heads:
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Heads | None = None, rows: Ints | None = None
+    ) -> Heads:
         hidden = taps.hidden[LAST].to(self._like.dtype)
-        return Heads(newest(taps.rows, hidden, hidden.new_zeros(len(prompts), hidden.shape[1])))
+        before = hidden.new_zeros(len(prompts), hidden.shape[1]) if state is None else state.hidden
+        return Heads(newest(taps.rows, hidden, before))
 
     @torch.inference_mode()
     def expand(self, state: Heads, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Heads]:
@@ -148,7 +151,7 @@ class MedusaDrafter(Trainable[Heads]):
     def commit(self, state: Heads, tree: Tree, verdict: Verdict, taps: Taps) -> Heads:
         return Heads(newest(taps.rows, taps.hidden[LAST].to(self._like.dtype), state.hidden))
 
-    def truncate(self, state: Heads, lengths: Ints) -> Heads:
+    def truncate(self, state: Heads, lengths: Ints, rows: Ints | None = None) -> Heads:
         return Heads(state.hidden)  # the next prompt's last token is always read anew
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:

@@ -66,7 +66,9 @@ class PLDDrafter(Drafter[Texts]):
     def described(self) -> str:
         return repr(self.knobs)
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None) -> Texts:
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None, rows: Ints | None = None
+    ) -> Texts:
         return tuple(prompts)
 
     def expand(self, state: Texts, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Texts]:
@@ -94,8 +96,8 @@ class PLDDrafter(Drafter[Texts]):
     def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
         return extended(state, tree, verdict)
 
-    def truncate(self, state: Texts, lengths: Ints) -> Texts:
-        return cut(state, lengths)
+    def truncate(self, state: Texts, lengths: Ints, rows: Ints | None = None) -> Texts:
+        return cut(state, lengths, rows)
 
 
 def continuations(text: Ints, knobs: PLD) -> Ints:

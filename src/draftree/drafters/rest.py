@@ -133,7 +133,9 @@ class RESTDrafter(Drafter[Retrieval]):
         size = sum(len(corpus.tokens) for corpus in self._corpora)
         return f"{replace(self.knobs, datastore='')}, {size} tokens"  # where its folder lies does not matter
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Retrieval | None = None) -> Retrieval:
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Retrieval | None = None, rows: Ints | None = None
+    ) -> Retrieval:
         return Retrieval(tuple(prompts))
 
     def expand(self, state: Retrieval, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Retrieval]:
@@ -169,8 +171,8 @@ class RESTDrafter(Drafter[Retrieval]):
     def commit(self, state: Retrieval, tree: Tree, verdict: Verdict, taps: Taps) -> Retrieval:
         return Retrieval(extended(state.texts, tree, verdict))
 
-    def truncate(self, state: Retrieval, lengths: Ints) -> Retrieval:
-        return Retrieval(cut(state.texts, lengths))
+    def truncate(self, state: Retrieval, lengths: Ints, rows: Ints | None = None) -> Retrieval:
+        return Retrieval(cut(state.texts, lengths, rows))
 
 
 def together(tries: Sequence[Trie]) -> Trie:

@@ -6,7 +6,7 @@ from typing import final
 
 import numpy as np
 
-from draftree.drafters.base import Drafter, Method
+from draftree.drafters.base import Drafter, Method, every
 from draftree.drafters.lookup.suffix_tree import MOST, Limits, Memory, Shorts, children, draft
 from draftree.drafters.lookup.texts import Texts, cut, extended
 from draftree.errors import UserError
@@ -91,8 +91,17 @@ class SuffixDrafter(Drafter[Written]):
     def described(self) -> str:
         return repr(self.knobs)
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Written | None = None) -> Written:
-        begun = np.array([len(p) for p in prompts], np.int64)
+    @property
+    def remembers(self) -> bool:
+        return self.knobs.session
+
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Written | None = None, rows: Ints | None = None
+    ) -> Written:
+        fresh = state is None or not state.texts  # what `carry` leaves knows no rows
+        lengths, at = np.array([len(p) for p in prompts], np.int64), every(None if fresh else rows, len(prompts))
+        begun = lengths.copy() if state is None or fresh else state.begun.copy()
+        begun[at] = lengths[at]
         return Written(tuple(prompts), begun, Memory.empty() if state is None else state.memory)
 
     def expand(self, state: Written, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Written]:
@@ -116,15 +125,19 @@ class SuffixDrafter(Drafter[Written]):
     def commit(self, state: Written, tree: Tree, verdict: Verdict, taps: Taps) -> Written:
         return replace(state, texts=extended(state.texts, tree, verdict), drafts=())
 
-    def truncate(self, state: Written, lengths: Ints) -> Written:
-        return Written(cut(state.texts, lengths), lengths, self._remembered(state))
+    def truncate(self, state: Written, lengths: Ints, rows: Ints | None = None) -> Written:
+        at, begun = every(rows, len(lengths)), state.begun.copy()
+        begun[at] = lengths[at]
+        return Written(cut(state.texts, lengths, rows), begun, self._remembered(state, at))
 
     def carry(self, state: Written) -> Written | None:
-        return Written((), np.zeros(0, np.int64), self._remembered(state)) if self.knobs.session else None
+        if not self.knobs.session:
+            return None
+        return Written((), np.zeros(0, np.int64), self._remembered(state, np.arange(len(state.texts))))
 
-    def _remembered(self, state: Written) -> Memory:
-        """The memory with what the rows have written since they were started."""
+    def _remembered(self, state: Written, rows: Ints) -> Memory:
+        """The memory with what some rows have written since they were started."""
         if not self.knobs.session:
             return state.memory
-        outputs = [text[begun:] for text, begun in zip(state.texts, state.begun.tolist(), strict=True)]
+        outputs = [state.texts[row][state.begun[row] :] for row in rows]
         return state.memory.remember(outputs, self.knobs.longest, self.knobs.memory)

@@ -67,8 +67,10 @@ class VDMDrafter(Trainable[Decoding]):
         self.knobs, self.model, self._target = knobs, model, target
         self.small = Target(Decoder(model), "vdm")
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None) -> Decoding:
-        return read(self.small, prompts, state)
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
+    ) -> Decoding:
+        return read(self.small, prompts, state, rows)
 
     @property
     def expands_paths(self) -> bool:
@@ -80,8 +82,8 @@ class VDMDrafter(Trainable[Decoding]):
     def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
         return keep_path(state, tree, verdict)
 
-    def truncate(self, state: Decoding, lengths: Ints) -> Decoding:
-        return rewind(state, lengths)
+    def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
+        return rewind(state, lengths, rows)
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         return self.small.decoder.head(self._states(batch))  # every token sees all before it, wherever a block begins

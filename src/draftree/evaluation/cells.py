@@ -98,7 +98,8 @@ def product(pairs: Sequence[Pairing], temperatures: Sequence[float]) -> list[Cel
     """
     for (_, policy, acceptor), temperature in itertools.product(pairs, temperatures):
         if acceptor is not None:
-            check_exact(build("policy", policy), build("acceptor", acceptor), Sampling(temperature=temperature))
+            asked = Request([0], sampling=Sampling(temperature=temperature))
+            check_exact(build("policy", policy), build("acceptor", acceptor), [asked])
     cells = [(None, None, None), *pairs]
     return [Cell(d, p, t, a) for t in dict.fromkeys(temperatures) for d, p, a in cells]
 

@@ -22,9 +22,8 @@ from draftree.loop import plain
 from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Probes, Taps, Target, Verified
 from draftree.request import Request
-from draftree.rows import Texts
+from draftree.rows import Rows
 from draftree.sampling.drawing import Drawing
-from draftree.sampling.settings import Sampling
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
 
 DEPTHS = 5
@@ -282,8 +281,8 @@ def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOK
         UserError: every answer is shorter than 2 tokens.
     """
     requests = [Request(list(p), tokens, target.eos) for p in prompts]
-    written = Texts(requests, Sampling(), target.new_cache(len(requests), max(map(len, prompts)) + tokens))
-    for _ in plain(target, Greedy(), written):
+    written = Rows(target.new_cache(len(requests), max(map(len, prompts)) + tokens))
+    for _ in plain(target, Greedy(), written, requests):
         pass
     pairs = zip(prompts, written.written, strict=True)
     texts = [Text(np.array([*p, *w], np.int64), len(p)) for p, w in pairs if len(w) > 1]

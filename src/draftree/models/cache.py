@@ -103,6 +103,27 @@ class SlotCache:
                 stored[at] = new.transpose(0, 1)
         np.maximum.at(self.lengths, rows, slots + 1)
 
+    def taken(self, rows: Ints) -> "SlotCache":
+        """A copy of some rows' committed tokens."""
+        part = SlotCache(self.shapes, len(rows), self.dtype, self.device)
+        part.lengths = self.lengths[rows]
+        part.reserve(int(part.lengths.max()))
+        part._copy(self, np.arange(len(rows)), rows)
+        return part
+
+    def put(self, rows: Ints, part: "SlotCache") -> None:
+        """Puts a cache of some rows in the place of those rows; the others are left as they are."""
+        self.reserve(int(part.lengths.max()))
+        self._copy(part, rows, np.arange(len(rows)))
+        self.lengths[rows] = part.lengths
+
+    def _copy(self, other: "SlotCache", to: Ints, rows: Ints) -> None:
+        slots = int(other.lengths[rows].max())
+        into, taken = (torch.from_numpy(each).to(self.device) for each in (to, rows))
+        for mine, theirs in zip(self._groups, other._groups, strict=True):
+            for new, old in zip(mine, theirs, strict=True):
+                new[:, into, :, :slots] = old[:, taken, :, :slots]
+
     def truncate(self, lengths: Ints) -> None:
         """Forgets all but the first `lengths[r]` committed tokens of each row."""
         self.lengths = np.minimum(self.lengths, lengths)

@@ -194,17 +194,26 @@ class Target:
         return self.decoder.rope_boundary is None
 
     @torch.inference_mode()
-    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
-        """Feeds what the cache does not hold of each prompt, and commits it.
+    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None) -> Verified:
+        """Feeds what the cache does not hold of some rows' prompts, and commits it.
 
         Args:
             cache: its committed tokens must be a proper beginning of each prompt.
-            prompts: token ids, at least one a row.
+            prompts: [B] token ids, at least one each.
             needs: what to tap.
+            rows: [B] the rows that they are for, in rising order; all by default. The others are left as they are.
 
         Returns:
-            Logits [R, V] after each prompt, and the taps of the tokens fed, row by row.
+            Logits [B, V] after each prompt, and the taps of the tokens fed, row by row.
         """
+        if rows is None or len(rows) == cache.rows:
+            return self._prefilled(cache, prompts, needs)
+        part = cache.taken(rows)
+        read = self._prefilled(part, prompts, needs)
+        cache.put(rows, part)
+        return replace(read, taps=replace(read.taps, rows=rows[read.taps.rows], cache=cache))
+
+    def _prefilled(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
         rest = [p[n:] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
         longest = max(len(r) for r in rest)
         reach = np.array([len(p) for p in prompts], np.int64)

@@ -40,11 +40,6 @@ def stages(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[
         yield scores[0]
 
 
-def nothing_own(node: int) -> Sequence[LogitsProcessor]:
-    """That no request has processors of its own."""
-    return ()
-
-
 @final
 class Distributions:
     """p after every node of a tree, computed where it is asked for and nowhere else, and once.
@@ -56,10 +51,9 @@ class Distributions:
 
     Args:
         logits: [N, V] the target's raw logits.
-        processors: what turns raw logits into the request's, given the node's whole text; the same for all requests.
-        text: the token ids of a node's sequence up to and including it, asked only when there are processors.
-        greedy: whether the temperature is 0, so that p is certain of the likeliest token.
-        own: the processors of a node's own request, which come first.
+        processors: of a node: what turns raw logits into its request's, given its whole text; none by default.
+        text: of a node: the token ids of its sequence up to and including it, asked only where there are processors.
+        greedy: of a node: whether its temperature is 0, so that p is certain of the likeliest token.
 
     Raises:
         NotANumber: the logits hold NaN, or no finite number at some node.
@@ -68,12 +62,11 @@ class Distributions:
     def __init__(
         self,
         logits: Tensor,
-        processors: Sequence[LogitsProcessor],
-        text: Callable[[int], Sequence[int]],
-        greedy: bool = False,
-        own: Callable[[int], Sequence[LogitsProcessor]] = nothing_own,
+        processors: Callable[[int], Sequence[LogitsProcessor]] = lambda node: (),
+        text: Callable[[int], Sequence[int]] = lambda node: (),
+        greedy: Callable[[int], bool] = lambda node: False,
     ) -> None:
-        self._logits, self._processors, self._text, self._greedy, self._own = logits, processors, text, greedy, own
+        self._logits, self._processors, self._text, self.greedy = logits, processors, text, greedy
         best, index = logits.max(dim=-1)  # NaN wins a maximum, so the check costs no pass of its own
         if not bool(torch.isfinite(best).all()):
             raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
@@ -93,7 +86,7 @@ class Distributions:
     def scores(self, node: int) -> tuple[Tensor, Tensor]:
         """[V] the logits that processors were given, with what they may have written into them; and what they made of them."""
         if node not in self._scores:
-            if not (steps := (*self._own(node), *self._processors)):
+            if not (steps := self._processors(node)):
                 return self.raw(node), self.raw(node)
             try:
                 given, *_, made = stages(self.raw(node), steps, self._text(node))
@@ -116,7 +109,7 @@ class Distributions:
 
     def _refuse(self, node: int) -> None:
         """Notes why nothing can be chosen after a node: processors are asked once more, so that the first can be named."""
-        steps, ids = (*self._own(node), *self._processors), self._text(node)
+        steps, ids = self._processors(node), self._text(node)
         who, did = f"one of the processors {', '.join(map(named, steps))}", "leaves no finite score"  # if it counts its calls
         for step, scores in zip(steps, islice(stages(self.raw(node), steps, ids), 1, None), strict=True):
             if not math.isfinite(best := float(scores.max())):
@@ -128,7 +121,7 @@ class Distributions:
 
     def argmax(self, node: int) -> int:
         """The likeliest token after a node; the lower id wins a tie. A processor may force one by a score of ∞."""
-        if not self._processors and not self._own(node):
+        if not self._processors(node):
             return self._argmax[node]
         best, index = self.processed(node).max(dim=-1)
         if bool(best > -torch.inf):
@@ -143,7 +136,7 @@ class Distributions:
         return self._p[node]
 
     def _compute(self, node: int) -> Tensor:
-        if self._greedy:
+        if self.greedy(node):
             certain = torch.zeros(self._logits.shape[-1], dtype=torch.float64)
             certain[self.argmax(node)] = 1
             return certain

@@ -3,8 +3,8 @@
 Shapes: F frontier nodes, K candidates, V vocabulary.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,32 +31,50 @@ class Drawing:
 
     Attributes:
         kind: of draw.
-        sampling: the request's; q goes through the same warpers as p, and in greedy decoding through none.
+        settings: [R] each row's; q goes through the same warpers as p, and in greedy decoding through none. Empty for rows that
+            all are greedy.
         noise: for all but `point` draws.
         shaped: what the requests' own processors make of logits [F, V] after the frontier at hand.
     """
 
     kind: Draw = Draw.POINT
-    sampling: Sampling = field(default_factory=Sampling)
+    settings: Sequence[Sampling] = ()
     noise: Keyed | None = None
     shaped: Callable[[Tensor], Tensor] | None = None
 
-    def log_q(self, logits: Tensor) -> Tensor:
-        """Log q of a drafter's logits [F, V], in float32 or, where they are draws of their own or float64, in float64.
+    def log_q(self, logits: Tensor, rows: Ints) -> Tensor:
+        """Log q of a drafter's logits, in float32 or, where they are draws of their own or float64, in float64.
 
         Where a logit is NaN or ∞, or nothing is allowed, the whole row is NaN.
+
+        Args:
+            logits: [F, V] after each frontier node.
+            rows: [F] each frontier node's sequence.
         """
         logits = logits.double() if self.noise is not None or logits.dtype is torch.float64 else logits.float()
         if self.shaped is not None:
             logits = self.shaped(logits)
-        if self.sampling.processors:
-            there = finite(logits)[:, None]
-            logits = logits.where(there, 0.0)  # some warpers raise at NaN
-            nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text
-            for step in self.sampling.processors:
-                logits = step(nobody, logits)
-            logits = logits.where(there, torch.nan)
+        each = [self.settings[row] for row in rows.tolist()] if self.settings else []
+        for setting in (different := dict.fromkeys(each)):
+            if setting.processors:
+                warped = _warped(logits, setting)
+                mine = torch.tensor([other == setting for other in each], device=logits.device)
+                logits = warped if len(different) == 1 else torch.where(mine[:, None], warped, logits)
         return torch.log_softmax(logits, dim=-1)
+
+    def temperature(self, row: int) -> float:
+        """A row's, 0 for greedy decoding."""
+        return self.settings[row].temperature if self.settings else 0.0
+
+
+def _warped(logits: Tensor, setting: Sampling) -> Tensor:
+    """[F, V] logits after temperature and cuts; NaN in all of a row where one is not finite."""
+    there = finite(logits)[:, None]
+    logits = logits.where(there, 0.0)  # some warpers raise at NaN
+    nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text
+    for step in setting.processors:
+        logits = step(nobody, logits)
+    return logits.where(there, torch.nan)
 
 
 def finite(logits: Tensor) -> Tensor:
@@ -74,7 +92,7 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) ->
         rows: [F] each frontier node's sequence.
         depths: [F] its depth.
     """
-    found = _chosen(drawing.log_q(logits), min(k, logits.shape[-1]), drawing, rows, depths)
+    found = _chosen(drawing.log_q(logits, rows), min(k, logits.shape[-1]), drawing, rows, depths)
     nothing = np.isnan(found.log_q).any(axis=1, keepdims=True)  # seen on the host, where the candidates are in any case
     if not nothing.any():
         return found
@@ -92,7 +110,7 @@ def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Int
     """K candidates of q, drawn as they are to be."""
     before = None
     if drawing.kind is Draw.COUPLED and drawing.noise is not None:
-        before, log_probs = log_probs, coupled(log_probs, drawing.noise, rows, depths, drawing.sampling.temperature)
+        before, log_probs = log_probs, coupled(log_probs, drawing, rows, depths)
     elif drawing.kind.sampled and drawing.noise is not None:
         return _sampled(log_probs, k, drawing.kind, drawing.noise, rows, depths)
     tokens, log_q = top_k(log_probs, k)
@@ -100,16 +118,20 @@ def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Int
     return Candidates(tokens, log_q, log_probs, draw, unconditioned=before)
 
 
-def coupled(log_probs: Tensor, noise: Keyed, rows: Ints, depths: Ints, temperature: float) -> Tensor:
+def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Tensor:
     """[F, V] log q of what the target will choose, given the noise it will choose with.
 
     The target takes argmax(log p + g), and g is known before p is. Where the logits differ by Gumbel errors of scale `SPREAD`,
     log p and log q differ by errors of SPREAD / T, and the target's token is x with probability
-    softmax((log q + g) · T / SPREAD)(x): the surer, the further the first is ahead.
+    softmax((log q + g) · T / SPREAD)(x): the surer, the further the first is ahead. Greedy rows have no noise: q as it is.
     """
-    places = zip(rows.tolist(), depths.tolist(), strict=True)
-    g = np.stack([noise.gumbel(row, depth, log_probs.shape[-1]) for row, depth in places])
-    return torch.log_softmax((log_probs + torch.from_numpy(g).to(log_probs.device)) * (temperature / SPREAD), dim=-1)
+    assert drawing.noise is not None
+    g, scale = np.zeros(log_probs.shape), np.ones((len(rows), 1))
+    for i, (row, depth) in enumerate(zip(rows.tolist(), depths.tolist(), strict=True)):
+        if (temperature := drawing.temperature(row)) > 0:
+            g[i], scale[i] = drawing.noise.gumbel(row, depth, g.shape[1]), temperature / SPREAD
+    noise, scales = (torch.from_numpy(each).to(log_probs.device) for each in (g, scale))
+    return torch.log_softmax((log_probs + noise) * scales, dim=-1)
 
 
 def _sampled(log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints) -> Candidates:

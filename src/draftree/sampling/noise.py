@@ -1,6 +1,7 @@
 """Counter-based random numbers: each draw by the place where it is made, not by the order of draws."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import final
 
@@ -38,25 +39,31 @@ class Keyed(Chance):
     drafts it did not accept (block verification) would be wrong if the same place were drafted with the same noise again.
 
     Args:
-        seed: the run's seed.
+        seeds: each row's seed, or one for all.
         requests: [R] each row's request number.
         positions: [R] the position in its sequence of each row's root.
-        call: which of several calls of one seed this is. Rules by rejection need drafts that do not depend on the noise that
-            judges them, and a drafter that remembers what an earlier call wrote with the same noise does.
+        calls: [R] which of several calls of one seed each row is. Rules by rejection need drafts that do not depend on the
+            noise that judges them, and a drafter that remembers what an earlier call wrote with the same noise does.
     """
 
-    def __init__(self, seed: int, requests: Ints, positions: Ints, call: int = 0) -> None:
-        self._seed, self._requests, self._positions, self._call = seed, requests, positions, call
+    def __init__(self, seeds: int | Sequence[int], requests: Ints, positions: Ints, calls: Ints | None = None) -> None:
+        self._seeds = [seeds] * len(requests) if isinstance(seeds, int) else seeds
+        self._requests, self._positions = requests, positions
+        self._calls = np.zeros(len(requests), np.int64) if calls is None else calls
 
     def uniform(self, row: int, depth: int, kind: int, n: int) -> Floats:
         """[n] numbers in [0, 1) for one place; `kind` tells apart its uses, 0 being the target's own choice of a token."""
         root = int(self._positions[row])
         step = root + 1 if kind else 0
-        return _uniform(self._seed, int(self._requests[row]), step, root + depth + 1, kind + self._call * CALL, n)
+        return _uniform(self._seeds[row], int(self._requests[row]), step, root + depth + 1, kind + self._kinds(row), n)
 
     def gumbel(self, row: int, depth: int, n: int) -> Floats:
         """[n] the noise that the target's token for a place is drawn with."""
-        return _choosing(self._seed, int(self._requests[row]), int(self._positions[row]) + depth + 1, self._call * CALL, n)
+        place = int(self._positions[row]) + depth + 1
+        return _choosing(self._seeds[row], int(self._requests[row]), place, self._kinds(row), n)
+
+    def _kinds(self, row: int) -> int:
+        return int(self._calls[row]) * CALL
 
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         with np.errstate(divide="ignore"):

@@ -88,3 +88,7 @@ class Sampling:
         if self.typical_p < 1:
             steps.append(TypicalLogitsWarper(self.typical_p))
         return tuple(steps)
+
+
+GREEDY = Sampling()
+"""The likeliest token every time."""

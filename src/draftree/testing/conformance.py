@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, final
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -25,12 +26,12 @@ from draftree.costs import Costs
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, Held
 from draftree.errors import UserError
-from draftree.loop import decode, plain
+from draftree.loop import Parts, State, admit, decode, plain, release, step
 from draftree.models.target import Needs, Target
 from draftree.policies.base import Policy, append
 from draftree.registry import KINDS, check_exact, part, parts
-from draftree.request import Request
-from draftree.rows import Texts
+from draftree.request import Request, under
+from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions, processed
 from draftree.sampling.drawing import Drawing
 from draftree.sampling.noise import Chance, Keyed, gumbel
@@ -107,6 +108,10 @@ class Watched(Acceptor):
         self._rule, self._room, self._coverage = rule, room, coverage
 
     @property
+    def keeps_text(self) -> bool:  # type: ignore[override]
+        return self._rule.keeps_text
+
+    @property
     def draw(self) -> Draw:
         return self._rule.draw
 
@@ -158,10 +163,10 @@ class Suite:
         return [(7 + 11 * (i % 5)) % self.target.decoder.vocab for i in range(length)]
 
     def drafter(
-        self, name: str, requests: Sequence[Request], sampling: Sampling, coach: type[Scripted] = Sometimes
+        self, name: str, requests: Sequence[Request], sampling: Sampling | None = None, coach: type[Scripted] = Sometimes
     ) -> Drafter[Any]:
         """A scripted drafter that knows these requests' plain output, or a method's example coached by one."""
-        plans = [[*r.prompt, *self.reference(r, sampling)] for r in requests]
+        plans = [[*r.prompt, *self.reference(r, sampling or r.sampling)] for r in requests]
         if name in SCRIPTED:
             return SCRIPTED[name](plans, self.target.decoder.vocab)
         if name not in self._examples:
@@ -175,9 +180,9 @@ class Suite:
         key = (tuple(request.prompt), request.number, request.processors, sampling)
         if key not in self._references:
             unending = replace(request, max_new_tokens=LONG, eos=frozenset(), criteria=())
-            alone = Texts([unending], sampling, self.target.new_cache(1, 8))
+            alone = Rows(self.target.new_cache(1, 8))
             rule: Acceptor = part("acceptor", "greedy" if sampling.greedy else "match")()
-            for _ in plain(self.target, rule, alone):
+            for _ in plain(self.target, rule, alone, under([unending], sampling)):
                 pass
             self._references[key] = alone.written[0]
         return self._references[key]
@@ -187,10 +192,10 @@ class Suite:
         rule, sampling = part("acceptor", acceptor)(), sampling_for(acceptor)
         requests = [Request(self.prompt(n), m, number=n) for n, m in ((1, 6), (11, 3), (5, 9))]
         requests[2] = replace(requests[2], eos=frozenset({self.reference(requests[2], sampling)[4]}))
-        texts = Texts(requests, sampling, self.target.new_cache(3, 8))
-        for _ in plain(self.target, rule, texts):
+        rows = Rows(self.target.new_cache(3, 8))
+        for _ in plain(self.target, rule, rows, under(requests, sampling)):
             pass
-        for request, got in zip(requests, texts.written, strict=True):
+        for request, got in zip(requests, rows.written, strict=True):
             self.judge(rule, request, sampling, got, f"plain decoding with {acceptor}")
         self.coverage.cases["plain"] += 1
 
@@ -207,7 +212,7 @@ class Suite:
         policy: Policy,
         acceptor: Acceptor,
         requests: Sequence[Request],
-        each_step: Callable[[Texts, Drafter[Any]], None] | None = None,
+        each_step: Callable[[Rows, Drafter[Any], State], None] | None = None,
         coach: type[Scripted] = Sometimes,
     ) -> None:
         """Writes the requests and compares them with the reference.
@@ -218,19 +223,19 @@ class Suite:
         """
         sampling = sampling_for(case.acceptor)
         drafter = self.drafter(case.drafter, requests, sampling, coach)
-        texts = Texts(requests, sampling, self.target.new_cache(len(requests), 8))
-        watched = Watched(acceptor, lambda: texts.room(self.target), self.coverage)
+        rows = Rows(self.target.new_cache(len(requests), 8))
+        parts = Parts(self.target, drafter, policy, Watched(acceptor, lambda: rows.room(self.target), self.coverage), COSTS)
         told: list[list[int]] = [[] for _ in requests]
-        for events in decode(self.target, drafter, policy, watched, COSTS, texts):
+        for events, state in decode(parts, rows, under(requests, sampling)):
             for event in events:
                 assert len(event.origins) == len(event.tokens) > 0
                 told[event.row] += event.tokens
             if each_step is not None:
-                each_step(texts, drafter)
-        assert told == texts.written
-        assert texts.stats.new_tokens == sum(map(len, told))
+                each_step(rows, drafter, state)
+        assert told == rows.written
+        assert rows.stats.new_tokens == sum(map(len, told))
 
-        for request, got, committed in zip(requests, texts.written, texts.committed, strict=True):
+        for request, got, committed in zip(requests, rows.written, rows.committed, strict=True):
             self.judge(acceptor, request, sampling, got, str(case))
             self.coverage.inside += len(committed) > len(request.prompt) + len(got) - 1  # more accepted than written
 
@@ -262,7 +267,8 @@ class Suite:
         text = [*request.prompt, *before]
         verified = self.target.prefill(self.target.new_cache(1, len(text)), [np.array(text)], Needs())
         shown = [*request.before, *text]
-        p = Distributions(verified.logits, sampling.processors, lambda _: shown, sampling.greedy, lambda _: request.processors)
+        steps = (*request.processors, *sampling.processors)
+        p = Distributions(verified.logits, lambda _: steps, lambda _: shown, lambda _: sampling.greedy)
         if sampling.greedy:
             scores = p.processed(0).double().numpy()
         else:
@@ -320,11 +326,9 @@ def _context(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> No
 def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     """After every step the target's cache is that of a fresh prefill, and the drafter's state that of a fresh start."""
 
-    def look(texts: Texts, drafter: Drafter[Any]) -> None:
-        rows = texts.live
-        _as_if_fresh(
-            suite.target, drafter, Held(texts.committed, texts.cache, texts.drafter_state), texts.last, rows, str(case)
-        )
+    def look(rows: Rows, drafter: Drafter[Any], state: State) -> None:
+        held = Held(rows.committed, rows.cache, state.drafter)
+        _as_if_fresh(suite.target, drafter, held, rows.last, rows.live, str(case))
 
     for coach in (Always, Sometimes):
         suite.write(case, policy, acceptor, [Request(suite.prompt(n), 10, number=n) for n in (3, 8)], look, coach)
@@ -341,7 +345,7 @@ def _as_if_fresh(target: Target, drafter: Drafter[Any], held: Held, last: Ints, 
     assert held.cache.lengths.tolist() == fresh.lengths.tolist() == [len(t) for t in held.texts]
     for layer in range(len(fresh.shapes)):
         for ours, theirs in zip(held.cache.layer(layer), fresh.layer(layer), strict=True):
-            for row, n in enumerate(fresh.lengths.tolist()):
+            for row, n in ((r, n) for r, n in enumerate(fresh.lengths.tolist()) if n):
                 far = float((ours[row, :, :n] - theirs[row, :, :n]).abs().max())
                 assert far < NOISE, f"{where}: layer {layer} of the cache is {far:.2e} from a fresh prefill"
     if not live.size or isinstance(drafter, Scripted):  # a script goes by the row's number
@@ -422,6 +426,37 @@ def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
         _as_if_fresh(suite.target, engine.drafter, engine.held, np.array(written[-1:]), np.arange(1), str(case))
 
 
+def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+    """Requests join and leave at random steps, each in whatever row is free; every text is the one it is alone."""
+    sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
+    mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
+    waiting = [
+        Request([*suite.prompt(int(rng.integers(1, 12))), i], int(rng.integers(1, 9)), number=i, sampling=mixed[i % len(mixed)])
+        for i in range(2 * count)
+    ]
+    drafter = suite.drafter(case.drafter, waiting, coach=Always)
+    rows, state, owners = Rows(suite.target.new_cache(count, 8)), State(), dict[int, Request]()
+    parts = Parts(suite.target, drafter, policy, Watched(acceptor, lambda: rows.room(suite.target), suite.coverage), COSTS)
+    while waiting or owners:
+        come = int(rng.integers(not owners, 1 + min(len(rows.free), len(waiting), 3))) if waiting and rows.free.size else 0
+        if come:
+            new, waiting = waiting[:come], waiting[come:]
+            events, state = admit(parts, rows, new, state)
+            owners |= {event.row: request for event, request in zip(events, new, strict=True)}
+        if rows.live.size:
+            _, state = step(parts, rows, state)
+        for row in [row for row in owners if rng.random() < (0.05 if row in rows.live else 0.7)]:
+            request, got, cancelled = owners.pop(row), rows.written[row], row in rows.live
+            state = release(parts, rows, row, state)
+            if not cancelled:
+                suite.judge(acceptor, request, request.sampling, got, str(case))
+            elif acceptor.keeps_text:
+                suite.same(replace(request, max_new_tokens=len(got)), request.sampling, got, str(case))
+        if rows.live.size:
+            held = Held(rows.committed, rows.cache, state.drafter)
+            _as_if_fresh(suite.target, drafter, held, rows.last, rows.live, str(case))
+
+
 Check = Callable[[Suite, Case, Policy, Acceptor], None]
 EVERYWHERE: dict[str, Check] = {"one": _one, "ragged": _ragged}
 """Checks that every pairing goes through."""
@@ -432,6 +467,8 @@ PAIRWISE: dict[str, Check] = {
     "caches": _caches,
     "reuse": _reuse,
     "processed": _processed,
+    "joining": partial(_joining, 3),
+    "joining-8": partial(_joining, 8),
 }
 """Checks covered pairwise: every two of check, drafter, policy and acceptor meet in some case."""
 CHECKS = EVERYWHERE | PAIRWISE

@@ -122,14 +122,14 @@ class TableDrafter(Drafter[None]):
     def __init__(self, q: Tensor, chance: Chance | None = None) -> None:
         self._log_q, self._chance = q.double().log(), chance
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None) -> None:
+    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None, rows: Ints | None = None) -> None:
         return None
 
     def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
         log_q = self._log_q[torch.from_numpy(tree.tokens[frontier])]
         if self._chance is None or not drawing.kind.sampled:
             return drawn(log_q, k, drawing, tree.row[frontier], tree.depth[frontier]), None
-        q = absent(drawing.log_q(log_q))
+        q = absent(drawing.log_q(log_q, tree.row[frontier]))
         return self._branched(self._chance, q, min(k, log_q.shape[1]), drawing.kind, tree, frontier), None
 
     def _branched(self, chance: Chance, log_q: Tensor, k: int, kind: Draw, tree: Tree, frontier: Ints) -> Candidates:
@@ -147,7 +147,7 @@ class TableDrafter(Drafter[None]):
     def commit(self, state: None, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         return None
 
-    def truncate(self, state: None, lengths: Ints) -> None:
+    def truncate(self, state: None, lengths: Ints, rows: Ints | None = None) -> None:
         return None
 
 
@@ -166,7 +166,9 @@ class Scripted(Drafter[Texts]):
     def place(self, row: int, position: int) -> int | None:
         """Which sibling the right token for a position is to be, counted from 0; None leaves it out."""
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None) -> Texts:
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None, rows: Ints | None = None
+    ) -> Texts:
         return tuple(prompts)
 
     def expand(self, state: Texts, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Texts]:
@@ -179,8 +181,9 @@ class Scripted(Drafter[Texts]):
 
     def right(self, row: int, text: Ints) -> int | None:
         """What plain decoding writes after a text; None where the text has left the plan or the plan has ended."""
-        plan, n = self._plans[row], len(text)
-        return int(plan[n]) if n < len(plan) and np.array_equal(plan[:n], text) else None
+        n = len(text)
+        plans = (*self._plans[row : row + 1], *self._plans)  # of rows that come and go none is known by its number
+        return next((int(plan[n]) for plan in plans if n < len(plan) and np.array_equal(plan[:n], text)), None)
 
     def _order(self, row: int, text: Ints) -> Ints:
         """Tokens to propose after a text, the likeliest first."""
@@ -194,8 +197,8 @@ class Scripted(Drafter[Texts]):
     def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
         return extended(state, tree, verdict)
 
-    def truncate(self, state: Texts, lengths: Ints) -> Texts:
-        return cut(state, lengths)
+    def truncate(self, state: Texts, lengths: Ints, rows: Ints | None = None) -> Texts:
+        return cut(state, lengths, rows)
 
 
 @final
@@ -246,11 +249,20 @@ class Coached(Drafter[tuple[Any, Texts]]):
     def expands_paths(self) -> bool:
         return self._drafter.expands_paths
 
+    @property
+    def remembers(self) -> bool:
+        return True
+
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: tuple[Any, Texts] | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: tuple[Any, Texts] | None = None,
+        rows: Ints | None = None,
     ) -> tuple[Any, Texts]:
         inner = None if state is None else state[0]
-        return self._drafter.start(prompts, roots, taps, inner), self._script.start(prompts, roots, taps)
+        return self._drafter.start(prompts, roots, taps, inner, rows), self._script.start(prompts, roots, taps)
 
     def expand(
         self, state: tuple[Any, Texts], tree: Tree, frontier: Ints, k: int, drawing: Drawing
@@ -273,8 +285,8 @@ class Coached(Drafter[tuple[Any, Texts]]):
     def commit(self, state: tuple[Any, Texts], tree: Tree, verdict: Verdict, taps: Taps) -> tuple[Any, Texts]:
         return self._drafter.commit(state[0], tree, verdict, taps), self._script.commit(state[1], tree, verdict, taps)
 
-    def truncate(self, state: tuple[Any, Texts], lengths: Ints) -> tuple[Any, Texts]:
-        return self._drafter.truncate(state[0], lengths), self._script.truncate(state[1], lengths)
+    def truncate(self, state: tuple[Any, Texts], lengths: Ints, rows: Ints | None = None) -> tuple[Any, Texts]:
+        return self._drafter.truncate(state[0], lengths, rows), self._script.truncate(state[1], lengths, rows)
 
     def carry(self, state: tuple[Any, Texts]) -> tuple[Any, Texts]:
         return self._drafter.carry(state[0]), ()

@@ -141,8 +141,8 @@ class Writing:
         ids = [ids_of(tokenizer, prompt)] if batch is None else [ids_of(tokenizer, p) for p in batch]
         requests = [options.request(engine.target, row) for row in ids]  # of one number: one seed has one text
         self._readings = [Reading(tokenizer, options.stops(tokenizer)) for _ in requests]
-        self._texts, steps = engine.begin(requests, options.sampling)
-        self._steps = engine.timed(steps, self._texts)
+        self._rows, steps = engine.begin(requests)
+        self._steps = engine.timed(steps, self._rows)
 
     def step(self) -> list[Token] | None:
         """The next tokens; None when there are no more."""
@@ -165,7 +165,7 @@ class Writing:
     @property
     def result(self) -> Completion | list[Completion]:
         """What was written so far: of a list of prompts a list."""
-        found = [reading.completion(self._texts.stats) for reading in self._readings]
+        found = [reading.completion(self._rows.stats) for reading in self._readings]
         return found if self._batch else found[0]
 
     def close(self) -> None:

@@ -211,6 +211,7 @@ class Options:
             criteria=tuple(self._criteria(target, start)),
             before=before,
             logprobs=self.logprobs,
+            sampling=self.sampling,
         )
 
     def _processors(self, target: Target, start: int, padding: int) -> Iterator[LogitsProcessor]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from draftree.drafters.base import every, put
 from draftree.tree import Floats, Ints, Tree, Verdict
 
 Texts = tuple[Ints, ...]
@@ -21,9 +22,9 @@ def extended(texts: Texts, tree: Tree, verdict: Verdict) -> Texts:
     return tuple(longer)
 
 
-def cut(texts: Texts, lengths: Ints) -> Texts:
-    """The first `lengths[r]` tokens of each text."""
-    return tuple(t[:n] for t, n in zip(texts, lengths.tolist(), strict=True))
+def cut(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
+    """The first `lengths[r]` tokens of the texts of some rows, or of all; the others as they are."""
+    return put(texts, every(rows, len(texts)), [t[:n] for t, n in zip(texts, lengths.tolist(), strict=True)])
 
 
 def ragged(candidates: Sequence[tuple[Ints, Floats]], k: int) -> tuple[Ints, Floats]:

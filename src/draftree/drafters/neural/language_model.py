@@ -16,6 +16,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
 from draftree.boundary.files import filled, understood
+from draftree.drafters.base import every, put
 from draftree.errors import UserError
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, check_sizes, note, read_config
 from draftree.models.cache import SlotCache
@@ -183,20 +184,22 @@ def keep_path(state: Decoding, tree: Tree, verdict: Verdict) -> Decoding:
     return Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
 
 
-def rewind(state: Decoding, lengths: Ints) -> Decoding:
-    """The state with at most `lengths[r]` committed tokens in the cache, nothing pending."""
+def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
+    """The state with at most `lengths[r]` committed tokens of some rows in the cache, nothing pending there."""
     state.cache.truncate(lengths)
-    return Decoding.empty(state.cache)
+    empty = Decoding.empty(state.cache)
+    return replace(empty, pending=put(state.pending, every(rows, len(lengths)), empty.pending))
 
 
-def read(small: Target, prompts: Sequence[Ints], state: Decoding | None) -> Decoding:
-    """The state of a language model that has read the prompts, going on from what an earlier state has cached."""
+def read(small: Target, prompts: Sequence[Ints], state: Decoding | None, rows: Ints | None) -> Decoding:
+    """The state of a language model that has read some rows' prompts, going on from what an earlier state has cached."""
     state = state or Decoding.empty(small.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
-    if max(map(len, prompts)) >= small.decoder.context:  # it never gets to draft: see `propose`
+    begun, mine = every(rows, len(prompts)), [prompts[row] for row in every(rows, len(prompts))]
+    if max(map(len, mine)) >= small.decoder.context:  # it never gets to draft: see `propose`
         rest = tuple(p[n:] for p, n in zip(prompts, state.cache.lengths.tolist(), strict=True))
-        return replace(state, pending=rest)
-    if any(len(p) > n for p, n in zip(prompts, state.cache.lengths.tolist(), strict=True)):
-        small.prefill(state.cache, prompts, Needs())
+        return replace(state, pending=put(state.pending, begun, rest))
+    if any(len(p) > n for p, n in zip(mine, state.cache.lengths[begun].tolist(), strict=True)):
+        small.prefill(state.cache, mine, Needs(), begun)
     return state
 
 

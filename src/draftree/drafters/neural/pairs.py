@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from draftree.drafters.base import Batch, Trainable
-from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, lay_out
+from draftree.drafters.base import Batch, Trainable, every, put
+from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, lay_out, rewind
 from draftree.drafters.neural.llama import Growing
 from draftree.drafters.neural.masks import additive, block_starts
 from draftree.models.cache import LayerShape, SlotCache
@@ -97,15 +97,18 @@ class PairDrafter(Trainable[Pairs]):
         return _bare(Decoding.empty(cache), features)
 
     @torch.inference_mode()
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Pairs | None = None) -> Pairs:
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Pairs | None = None, rows: Ints | None = None
+    ) -> Pairs:
         state = state or self._empty(len(prompts), max(map(len, prompts)) + SPARE)
         self._remember(state, taps)
         cache = state.decoding.cache
-        rest = [p[n + 1 :] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
+        unread = [p[n + 1 :] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
+        rest = put((NOTHING,) * len(prompts), every(rows, len(prompts)), unread)
         self._read(state, rest, np.arange(len(rest)))
         for row, tokens in enumerate(rest):
             cache.keep(row, cache.lengths[row] + np.arange(len(tokens)))
-        return _bare(Decoding.empty(cache), state.features)
+        return _bare(state.decoding, state.features)
 
     def _remember(self, state: Pairs, taps: Taps) -> None:
         """Keeps the true features of newly committed tokens."""
@@ -185,11 +188,10 @@ class PairDrafter(Trainable[Pairs]):
                 pending[row] = np.concatenate((pending[row], tree.tokens[[root]], accepted))
         return _bare(replace(Decoding.empty(cache), pending=tuple(pending)), state.features)
 
-    def truncate(self, state: Pairs, lengths: Ints) -> Pairs:
-        cache = state.decoding.cache
-        cache.truncate(np.maximum(lengths - 1, 0))  # the pair of the last token kept has a token that may change
+    def truncate(self, state: Pairs, lengths: Ints, rows: Ints | None = None) -> Pairs:
         state.features.truncate(lengths)
-        return _bare(Decoding.empty(cache), state.features)
+        # The pair of the last token kept has a token that may change.
+        return _bare(rewind(state.decoding, np.maximum(lengths - 1, 0), rows), state.features)
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         rows, count = batch.tokens.shape
