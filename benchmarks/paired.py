@@ -9,14 +9,51 @@ bootstrap over the prompts both wrote. Below 1 it is faster; it is called slower
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from draftree.cli.terminal import table
 from draftree.errors import UnknownName, UserError
-from draftree.evaluation.report import Paired, paired, read
+from draftree.evaluation.report import ResultRow, bounds, rate, read, samples
+from draftree.tree import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One cell's seconds per token over another's, over the same prompts, and its 95 % interval; below 1 it is faster."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed: int = 0) -> Paired:
+    """Compares two rows of one result by a paired bootstrap over prompts.
+
+    Args:
+        mine: a row.
+        other: of the same prompts.
+        by: `counted_seconds`, or `seconds` on the clock.
+        seed: of the bootstrap.
+
+    Raises:
+        UserError: a row does not say what its prompts took, or they are not as many.
+    """
+    first, second = ((r.get("per_prompt") or {}) for r in (mine, other))
+    if first.get(by) is None or second.get(by) is None:
+        raise UserError(f"the result does not say '{by}' of each prompt, which comparing needs: measure it anew")
+    if len(first[by]) != len(second[by]):
+        raise UserError(f"rows of {len(first[by])} and {len(second[by])} prompts were given, allowed are rows of the same ones")
+    tokens, seconds = (tuple(np.array(r[k], np.float64) for r in (first, second)) for k in ("tokens", by))
+
+    def ratio(chosen: Ints) -> Floats:
+        return rate(tokens[1], seconds[1], chosen) / rate(tokens[0], seconds[0], chosen)
+
+    return Paired(float(ratio(np.arange(len(tokens[0])))), *bounds(ratio(samples(len(tokens[0]), seed))))
 
 
 def compared(result: dict[str, Any], policy: str, by: str) -> Iterator[dict[str, str]]:

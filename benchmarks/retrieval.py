@@ -16,14 +16,15 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from draftree import Engine, Sampling, load
+from draftree import Engine, Request, Sampling, load
 from draftree.cli.terminal import table
 from draftree.evaluation import suites
 from draftree.evaluation.cells import chosen
@@ -33,7 +34,7 @@ from draftree.timing import measured
 KINDS = ("aded", "rest")
 PAIRS = (("pld", "trie"), ("suffix", "trie"), ("lookahead", "trie"), ("aded", "mcts"), ("edd", "pct"))
 HELD = """
-import sys, time
+import dataclasses, sys, time
 from pathlib import Path
 import numpy as np
 from draftree import Request, load
@@ -48,7 +49,7 @@ before = resident()
 begun = time.perf_counter()
 drafter = build("drafter", folder).open(engine.target)
 opened = time.perf_counter() - begun
-engine.drafter = drafter
+engine = dataclasses.replace(engine, drafter=drafter)
 for start in range(0, len(tokens) - 256, max(1, len(tokens) // 40)):
     engine.write([Request(tokens[start : start + 192].tolist(), 32)], reuse=False)
 after = resident()
@@ -107,39 +108,24 @@ def build(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def clocked(call: Callable[..., Any], add: Callable[[float], None]) -> Callable[..., Any]:
-    """The same call, timed."""
-
-    def timed(*args: Any) -> Any:
-        begun = time.perf_counter()
-        found = call(*args)
-        add(time.perf_counter() - begun)
-        return found
-
-    return timed
-
-
-def watched(engine: Engine) -> list[float]:
-    """Seconds of each step from now on: of growing the tree, and of the drafter's commit behind it."""
-    seconds: list[float] = []
-    committed = lambda more: seconds.append(seconds.pop() + more)
-    object.__setattr__(engine.policy, "draft", clocked(engine.policy.draft, seconds.append))
-    object.__setattr__(engine.drafter, "commit", clocked(engine.drafter.commit, committed))
-    return seconds
+def step_seconds(engine: Engine, request: Request) -> list[float]:
+    """Seconds of each step of a text: of growing the tree, and of the drafter's commit behind it."""
+    texts, steps = engine.begin([request], Sampling(), reuse=False)
+    spent = [texts.stats.draft_seconds for _ in steps]  # after the prefill and each step
+    return np.diff(spent).tolist()
 
 
 def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each pair of drafter and policy: seconds of its steps."""
     for drafter, policy in args.pair or PAIRS:
         engine = load("demo", drafter=drafter, policy=policy)
-        engine.costs = measured(engine.target, engine.drafter)
+        costs = measured(engine.target, engine.drafter)
         prompts = suites.load(str(args.suite)).select(args.category)
         requests = chosen(prompts, engine, 128, args.limit)[0]
-        engine.write(requests[:1], Sampling(), reuse=False)
-        engine.carried, seconds = None, watched(engine)
-        for request in requests:
-            engine.write([request], Sampling(), reuse=False)
-        forward = engine.costs.at(128, 1).target_seconds(1)
+        replace(engine, costs=costs).write(requests[:1], Sampling(), reuse=False)
+        engine = replace(engine, costs=costs)
+        seconds = [s for request in requests for s in step_seconds(engine, request)]
+        forward = costs.at(128, 1).target_seconds(1)
         yield {"drafter": drafter, "policy": policy, "steps": len(seconds), "target_seconds": forward,
                "median_seconds": float(np.median(seconds)), "p99_seconds": float(np.quantile(seconds, 0.99))}  # fmt: skip
 

@@ -10,14 +10,19 @@ python benchmarks/tables.py --check    # writes nothing; exit status 1 if a docu
 import argparse
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from draftree.errors import UnknownName, UserError
-from draftree.evaluation.report import read
-from draftree.evaluation.tables import COLUMNS, markdown
+from draftree.evaluation.report import NGRAM, read
+from draftree.evaluation.tables import shown
 
 HERE = Path(__file__).parent
+COLUMNS = ("drafter", "policy", "τ [95 %]", "nodes/step", "depth/step", "speed-up [95 %]", "same output")
+"""Of a table in a document; with one for the temperature where there are several."""
 TABLE = re.compile(r"(<!-- table:(\S+)(?: without: ([^>]*?))?(?: columns: ([^>]*))? -->\n).*?(<!-- /table -->)", re.DOTALL)
 FIGURES = re.compile(r"(<!-- figures:(\S+) columns: ([^>]*) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
@@ -41,6 +46,34 @@ def refreshed(text: str, results: Path) -> str:
     return FIGURES.sub(figures, TABLE.sub(table, text))
 
 
+def markdown(result: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> str:
+    """A saved result as a table, under it what was run where.
+
+    Raises:
+        UserError: there is no such column.
+    """
+    rows = shown(result["rows"])
+    for column in columns:
+        if column not in rows[0]:
+            raise UnknownName("column", column, rows[0])
+    heads = [name for name in rows[0] if name in (*columns, "T")]
+    return f"{lines(heads, [[r[h] for h in heads] for r in rows])}\n\n{caption(result)}"
+
+
+def caption(result: Mapping[str, Any]) -> str:
+    """What a table's figures are of."""
+    said, first = result["provenance"], result["rows"][0]
+    suite, hardware, target = said["suite"], said["hardware"], said["target"]
+    threads = f", threads: {hardware['threads']}" if hardware["kind"] == "cpu" else ""
+    mean_repetition = np.mean([r["repeated_ngrams"] for r in result["rows"]])
+    return (
+        f"*Target {target['name']} ({target['dtype']}), {first['prompts']} prompts of suite {suite['name']}"
+        f"{' (' + ', '.join(suite['categories']) + ')' if suite['categories'] else ''}, at most {said['max_new_tokens']} "
+        f"new tokens, times each was written: {said['repeats']}, {hardware['device']}{threads}, {said['date'][:10]}; "
+        f"repeated {NGRAM}-grams {mean_repetition:.0%}.*"
+    )
+
+
 def plain(result: dict[str, Any], columns: list[str]) -> str:
     """A result's rows as a table of some of their entries; `a/b` is entry b of entry a.
 
@@ -55,8 +88,12 @@ def plain(result: dict[str, Any], columns: list[str]) -> str:
             row = row[key]
         return f"{row:.2f}" if isinstance(row, float) else str(row)
 
-    lines = [columns, ["---"] * len(columns), *([entry(row, column) for column in columns] for row in result["rows"])]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return lines(columns, [[entry(row, column) for column in columns] for row in result["rows"]])
+
+
+def lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in (heads, ["---"] * len(heads), *rows))
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import report, suites
 from draftree.evaluation import tables as shown_tables
-from draftree.evaluation.cells import Cell, Written, assemble, chosen, product
+from draftree.evaluation.cells import Cell, PromptResult, assemble, chosen, product
 from draftree.evaluation.compare import difference
 from draftree.evaluation.journal import Journal
 from draftree.models.target import Target
@@ -220,7 +220,7 @@ def test_an_interrupted_bench_goes_on(folder: str, prompts: Path, tmp_path: Path
 
     out, whole, calls = tmp_path / "r.json", Bench.prompt, []
 
-    def prompt(self: Bench, index: int) -> dict[Cell, Written]:
+    def prompt(self: Bench, index: int) -> dict[Cell, PromptResult]:
         calls.append(index)
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -256,9 +256,9 @@ def test_a_prompt_that_cannot_fit_is_told(folder: str, prompts: Path, tmp_path: 
     assert not (tmp_path / "r.json").exists()
 
 
-def written(tokens: int, accepted: list[int], seconds: list[float]) -> Written:
+def written(tokens: int, accepted: list[int], seconds: list[float]) -> PromptResult:
     steps = [Step(a, 4, 4) for a in accepted]
-    return Written(list(range(tokens)), [Stats(tokens, steps, 0.0, 0.0, s) for s in seconds])
+    return PromptResult(list(range(tokens)), [Stats(tokens, steps, 0.0, 0.0, s) for s in seconds])
 
 
 def test_figures_are_of_one_repeat_and_seconds_means_of_all() -> None:
@@ -288,8 +288,8 @@ def test_expected_speedup_is_the_papers() -> None:
     assert report.expected_speedup(row(None, 0.1)) is None
 
 
-def counts(tokens: int, accepted: list[int], work: list[Work], seconds: float = 1.0) -> Written:
-    return Written(list(range(tokens)), [Stats(tokens, [Step(a, 4, 4) for a in accepted], 0.0, 0.0, seconds, work)])
+def counts(tokens: int, accepted: list[int], work: list[Work], seconds: float = 1.0) -> PromptResult:
+    return PromptResult(list(range(tokens)), [Stats(tokens, [Step(a, 4, 4) for a in accepted], 0.0, 0.0, seconds, work)])
 
 
 def test_work_is_counted_in_the_costs_whatever_the_clock_said() -> None:
@@ -324,30 +324,41 @@ def test_drafting_nothing_costs_plain_decoding_and_a_commit() -> None:
     assert report.row(Cell("d", "p", 0.0), nothing, nothing, 0, COSTS)["counted_speedup"] is None
 
 
+def module(name: str) -> ModuleType:
+    """A script among the benchmarks."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
 def compared(tokens: list[int], seconds: list[float]) -> dict[str, object]:
     return {"per_prompt": {"tokens": tokens, "seconds": seconds, "counted_seconds": None}}
 
 
 def test_paired_ratios_do_not_feel_what_prompts_differ_in() -> None:
-    rng = np.random.default_rng(0)
+    paired, rng = module("paired").paired, np.random.default_rng(0)
     tokens, slow = [10] * 30, rng.uniform(1, 99, 30)
     noise = rng.uniform(0.98, 1.02, 30)
-    found = report.paired(compared(tokens, slow * 0.9 * noise), compared(tokens, slow), "seconds")
+    found = paired(compared(tokens, slow * 0.9 * noise), compared(tokens, slow), "seconds")
     assert found.ratio == pytest.approx((slow * 0.9 * noise).sum() / slow.sum())
     assert 0.89 < found.low < found.ratio < found.high < 0.91
-    assert report.paired(compared(tokens, slow), compared(tokens, slow), "seconds") == report.Paired(1, 1, 1)
-    twice = report.paired(compared([20] * 30, slow), compared(tokens, slow), "seconds")
+    same = paired(compared(tokens, slow), compared(tokens, slow), "seconds")
+    assert (same.ratio, same.low, same.high) == (1, 1, 1)
+    twice = paired(compared([20] * 30, slow), compared(tokens, slow), "seconds")
     assert twice.ratio == pytest.approx(0.5), "it is of a token"
 
 
 def test_rows_that_cannot_be_paired_are_told() -> None:
-    one, two = compared([1], [1.0]), compared([1, 2], [1.0, 2.0])
+    paired, one, two = module("paired").paired, compared([1], [1.0]), compared([1, 2], [1.0, 2.0])
     with pytest.raises(UserError, match="does not say 'counted_seconds'"):
-        report.paired(one, one)
+        paired(one, one)
     with pytest.raises(UserError, match="does not say 'seconds'"):
-        report.paired(one, {}, "seconds")
+        paired(one, {}, "seconds")
     with pytest.raises(UserError, match="rows of 1 and 2 prompts"):
-        report.paired(one, two, "seconds")
+        paired(one, two, "seconds")
 
 
 def test_a_result_keeps_arrays_of_numbers_on_a_line(tmp_path: Path) -> None:
@@ -380,7 +391,7 @@ def test_a_policy_is_compared_with_the_others(folder: str, prompts: Path, tmp_pa
     assert "chain:length=1" in capsys.readouterr().out
     assert compare("--policy", "chian") == 2
     assert "did you mean 'chain'" in capsys.readouterr().err
-    verdicts = [script.verdict(report.Paired(1, *ends)) for ends in ((0.8, 0.9), (0.9, 1.1), (1.01, 1.2))]
+    verdicts = [script.verdict(script.Paired(1, *ends)) for ends in ((0.8, 0.9), (0.9, 1.1), (1.01, 1.2))]
     assert verdicts == ["faster", "not told apart", "slower"]
 
 
@@ -425,16 +436,6 @@ def test_the_speed_up_is_shown_in_80_columns() -> None:
     for text in ("chain:length=5", "2.00 [2.00, 2.00]", "1.00 [1.00, 1.00]", "yes"):
         assert f" {text} " in console.file.getvalue()
     assert max(map(len, console.file.getvalue().splitlines())) <= 80
-
-
-def module(name: str) -> ModuleType:
-    """A script among the benchmarks."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Every registered drafter, policy and acceptor under the public suite, and proof that the suite can fail."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,11 +13,15 @@ from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.costs import Costs
+from draftree.drafters import lm
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
+from draftree.drafters.medusa import MedusaDrafter
+from draftree.drafters.neural.language_model import rewind
 from draftree.engine import Engine
 from draftree.errors import NotANumber
 from draftree.loop import Parts, decode
+from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.policies.base import Layered, Policy, append
@@ -351,3 +355,52 @@ def test_text_does_not_depend_on_neighbours_or_their_order(suite: Suite) -> None
     assert forwards == backwards == [engine.plain([r], sampling).tokens[0] for r in requests]
     assert engine.write([replace(requests[0], number=7)], sampling).tokens != forwards[:1]
     assert engine.write(requests[:1], replace(sampling, seed=6)).tokens != forwards[:1]
+
+
+def rows_mixed_up(patch: pytest.MonkeyPatch) -> None:
+    put = SlotCache.put
+    patch.setattr(SlotCache, "put", lambda self, rows, part: put(self, (rows + 1) % self.rows, part))
+
+
+def others_forgotten(patch: pytest.MonkeyPatch) -> None:
+    start = MedusaDrafter.start
+    patch.setattr(MedusaDrafter, "start", lambda self, p, r, taps, state=None, rows=None: start(self, p, r, taps, None, rows))
+
+
+def waiting_tokens_dropped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lm, "rewind", lambda state, lengths, rows: rewind(state, lengths, None))
+
+
+def cache_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SlotCache, "truncate", lambda self, lengths: None)
+
+
+def one_sampling_for_all(patch: pytest.MonkeyPatch) -> None:
+    right = Rows.distributions
+
+    def wrong(self: Rows, tree: Tree, logits: torch.Tensor) -> Distributions:
+        p, greedy = right(self, tree, logits), self.requests[int(tree.row[0])].sampling.greedy
+        p.greedy = lambda node: greedy
+        return p
+
+    patch.setattr(Rows, "distributions", wrong)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "drafter", "policy"),
+    [
+        (rows_mixed_up, "always", "vct"),
+        (others_forgotten, "medusa", "vct"),
+        (waiting_tokens_dropped, "lm", "chain"),
+        (cache_kept, "always", "vct"),
+        (one_sampling_for_all, "always", "vct"),
+    ],
+)
+def test_a_mistake_with_rows_that_come_and_go_is_noticed(
+    mistake: Callable[[pytest.MonkeyPatch], None], drafter: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case("joining-8", drafter, policy, "match")
+    Suite().run(case)
+    mistake(monkeypatch)
+    with pytest.raises((AssertionError, ValueError)):  # a cache that holds more than the prompt leaves nothing to read
+        Suite().run(case)

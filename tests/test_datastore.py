@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftree.data.corpus import BATCH, Reading, batches, files, texts
+from draftree.data.corpus import BATCH, Documents, batches, files, texts
 from draftree.drafters.lookup.datastore import tokenizer_hash
 from draftree.drafters.lookup.suffix_array import SEPARATOR
 from draftree.drafters.rest import REST
@@ -34,10 +34,10 @@ def kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
-def documents(path: Path, template: str | None = TEMPLATE) -> tuple[list[str], Reading]:
+def documents(path: Path, template: str | None = TEMPLATE) -> tuple[list[str], Documents]:
     """The documents of a path as text, and the reading of them."""
     tokenizer = byte_tokenizer(template)
-    reading = Reading(files([path]), tokenizer)
+    reading = Documents(files([path]), tokenizer)
     return [tokenizer.decode(ids) for ids in reading], reading
 
 
@@ -116,7 +116,7 @@ def test_progress_counts_the_bytes_of_the_files(tmp_path: Path) -> None:
     path, _ = corpus(tmp_path / "c", "source")
     told: list[int] = []
     found = files([path])
-    assert len(list(Reading(found, byte_tokenizer(), told.append))) == 4
+    assert len(list(Documents(found, byte_tokenizer(), told.append))) == 4
     assert told == sorted(told)
     assert told[-1] == sum(f.path.stat().st_size for f in found)
 

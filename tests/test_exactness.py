@@ -24,6 +24,7 @@ from transformers import (
     TopKLogitsWarper,
 )
 
+from byte_vocabulary import byte_vocabulary
 from draftree.acceptors import block
 from draftree.acceptors.base import Acceptor, proposal, ratio, residual
 from draftree.acceptors.block import Block
@@ -48,7 +49,7 @@ from draftree.rows import Rows
 from draftree.sampling import noise
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import Drawing
-from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
+from draftree.sampling.grammar import Constrained, Grammar
 from draftree.sampling.noise import Chance
 from draftree.sampling.settings import Sampling
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
@@ -468,7 +469,7 @@ def allowed(text: tuple[int, ...], logits: Floats) -> Floats:
 @pytest.mark.parametrize("guided", [False, True], ids=["", "guided"])
 @pytest.mark.parametrize("rule", RULES)
 def test_output_in_a_grammar_has_the_targets_distribution(rule: str, guided: bool, forced: bool, static: Static) -> None:
-    vocabulary = Vocabulary.of_bytes(WRITTEN, (EOS,))
+    vocabulary = byte_vocabulary(WRITTEN, (EOS,))
     grammar = Constrained(Grammar.regex(PATTERN, canonical=False), vocabulary, len(PROMPT))
     asked, table, q = Asked(Sampling(1.0), (grammar,), allowed), random_table(4, 5), random_table(4, 6)[0]
     q = q * torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1]]).repeat(2, 1)  # two tokens after each, one of them mostly forbidden

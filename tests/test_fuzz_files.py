@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures import VOCAB, target
+from byte_vocabulary import byte_vocabulary
 from draftree.cli.inputs import quiet
 from draftree.costs import CostTable
 from draftree.data import samples
@@ -236,7 +237,7 @@ def fed(path: Path) -> None:
 
 @cache
 def vocabulary() -> Vocabulary:
-    return Vocabulary.of_bytes(WORDS, [256])
+    return byte_vocabulary(WORDS, [256])
 
 
 def guided(path: Path) -> None:

@@ -43,7 +43,7 @@ from draftree.demo import demo_folder
 from draftree.engine import ENGINES, Engine, opened
 from draftree.errors import NotANumber
 from draftree.evaluation import suites
-from draftree.hf.batch import PURE, Batch, prompts
+from draftree.hf.batch import PURE, Call, prompts
 from draftree.hf.generate import REFUSED, Hook
 from draftree.models.decoder import Decoder
 from draftree.models.target import Target, name_of
@@ -410,9 +410,9 @@ def test_several_sequences_of_a_prompt_differ_and_repeat() -> None:
     assert torch.equal(several, again)
 
 
-def batch(processors: list[LogitsProcessor], **options: Any) -> Batch:
+def batch(processors: list[LogitsProcessor], **options: Any) -> Call:
     ids = padded(TEXTS[:1])["input_ids"]
-    return Batch(ids, prompts(ids, {}), GenerationConfig(**options), processors, [])
+    return Call(ids, prompts(ids, {}), GenerationConfig(**options), processors, [])
 
 
 def test_warpers_at_the_end_shape_drafts_too() -> None:

@@ -36,7 +36,7 @@ from draftree.sampling.settings import Sampling
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Always, Coached
-from draftree.training.teacher import read
+from draftree.training.features import read
 from draftree.tree import Ints, Tree
 from forests import NOISE, grown, random_forest, some_verdict, texts, worst
 

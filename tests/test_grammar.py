@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
+from byte_vocabulary import byte_vocabulary
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.target import Target
@@ -51,7 +52,15 @@ def demo() -> Target:
 
 
 def vocabulary(tokens: Sequence[bytes] = TOKENS, eos: Sequence[int] = (EOS,), vocab: int | None = None) -> Vocabulary:
-    return Vocabulary.of_bytes(tokens, eos, vocab)
+    return byte_vocabulary(tokens, eos, vocab)
+
+
+def span(processor: Constrained, ids: Sequence[int], most: int) -> list[int]:
+    """The tokens that must come after a text, up to the first choice, an EOS, or `most` of them."""
+    found = list[int]()
+    while len(found) < most and (token := processor.forced([*ids, *found])) is not None:
+        found.append(token)
+    return found
 
 
 def constrained(pattern: str, canonical: bool = False, start: int = 0, **given: Any) -> Constrained:
@@ -111,7 +120,7 @@ def test_canonical_spelling_allows_part_of_it_and_is_never_stuck(pattern: str) -
         fewer += len(some) < len(every)
     if pattern == "abab?c":
         assert fewer > 0
-        assert processor.span([], 3) == [3]  # not `a`, `b`; behind it the tokenizer could go on with `a` or `ab`
+        assert span(processor, [], 3) == [3]  # not `a`, `b`; behind it the tokenizer could go on with `a` or `ab`
 
 
 def test_canonical_spelling_of_single_bytes_is_the_only_one() -> None:
@@ -157,17 +166,17 @@ def test_walks_back_and_forth_over_json(demo: Target, monkeypatch: pytest.Monkey
 def test_span_is_forced_token_by_token(demo: Target) -> None:
     processor = Constrained(Grammar.json_schema(SCHEMA, spaces="none"), Vocabulary.of(demo.tokenizer, 4096, demo.eos), 2)
     prompt, said = [9, 9], demo.tokenizer.encode('{"name":"ab","kind":"do', add_special_tokens=False)
-    span = processor.span([*prompt, *said], 50)
-    assert demo.tokenizer.decode(said + span).startswith('{"name":"ab","kind":"dog","age')
-    for i, token in enumerate(span):
-        assert allowed(processor, [*prompt, *said, *span[:i]]) == [token]
-    assert len(allowed(processor, [*prompt, *said, *span])) > 1
-    assert processor.span([*prompt, *said], 2) == span[:2]
+    forced = span(processor, [*prompt, *said], 50)
+    assert demo.tokenizer.decode(said + forced).startswith('{"name":"ab","kind":"dog","age')
+    for i, token in enumerate(forced):
+        assert allowed(processor, [*prompt, *said, *forced[:i]]) == [token]
+    assert len(allowed(processor, [*prompt, *said, *forced])) > 1
+    assert span(processor, [*prompt, *said], 2) == forced[:2]
 
 
 def test_span_ends_with_eos() -> None:
-    assert constrained("cab").span([2], 9) == []  # `a` or `ab`
-    assert constrained("cab").span([2, 0], 9) == [1, EOS]
+    assert span(constrained("cab"), [2], 9) == []  # `a` or `ab`
+    assert span(constrained("cab"), [2, 0], 9) == [1, EOS]
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
@@ -232,7 +241,7 @@ def test_vocabulary_without_the_bytes_is_told_where_they_are_needed() -> None:
         left(stuck, [0])
     assert allowed(stuck, [1]) == [2]  # the parser's error is not the next text's
     canonical = constrained("aby[ab]*", canonical=True)
-    assert canonical.span([], 9) == [3]
+    assert span(canonical, [], 9) == [3]
     assert allowed(canonical, [3]) == []
     with pytest.raises(UserError, match=r"regex 'y' cannot be used: at the beginning, no token of the vocabulary"):
         constrained("y")
@@ -298,7 +307,7 @@ def test_special_tokens_are_no_text(demo: Target) -> None:
         assert set(range(5)) - set(allowed(processor, ids)) == set(range(5)) - demo.eos
     named = Constrained(Grammar.lark('start: "a" <|user|> "b"'), Vocabulary.of(tokenizer, 4096, demo.eos), 0)
     a, user, b = (tokenizer.convert_tokens_to_ids(t) for t in ("a", "<|user|>", "b"))
-    assert named.span([], 9) == [a, user, b, 2]
+    assert span(named, [], 9) == [a, user, b, 2]
 
 
 def byte_fallback(fallback: bool = True) -> PreTrainedTokenizerFast:
@@ -316,7 +325,7 @@ def test_byte_fallback_tokens_are_their_bytes() -> None:
     assert allowed(processor, []) == [byte(0x20), byte(0x61), space, a, ab, space_a]
     assert allowed(processor, [space_a]) == [byte(0x62), b]
     assert allowed(processor, [ab]) == [byte(0xC3)]
-    assert processor.span([ab], 9) == [byte(0xC3), byte(0xA9), 1]
+    assert span(processor, [ab], 9) == [byte(0xC3), byte(0xA9), 1]
 
 
 @pytest.mark.parametrize("canonical", [True, False])
@@ -350,9 +359,8 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: Grammar.json_schema({"x-guidance": 5}, spaces="none"), "invalid type: integer `5`"),
     (lambda: Grammar.json_schema("false", spaces="none"), "Unsatisfiable schema"),
     (lambda: Constrained(Grammar.lark("start: <|tool|>"), vocabulary(), 0), 'unknown special token: "<|tool|>"'),
-    (lambda: vocabulary(eos=()), "no EOS id is known, a grammar needs at least one"),
-    (lambda: vocabulary(eos=(3, 9)), r"EOS ids are \[3, 9\], allowed are 0 … 8"),
-    (lambda: Vocabulary.of(byte_fallback(), 300, []), "no EOS id is known"),
+    (lambda: Vocabulary.of(byte_fallback(), 300, [3, 300]), r"EOS ids are \[3, 300\], allowed are 0 … 299"),
+    (lambda: Vocabulary.of(byte_fallback(), 300, []), "no EOS id is known, a grammar needs at least one"),
     (lambda: Vocabulary.of(byte_fallback(), 300, [270]), r"EOS ids are \[270\], a grammar needs one among .* 263 tokens"),
     (lambda: Vocabulary.of(object(), 4, [1]), "a grammar needs a fast tokenizer, got object"),  # type: ignore[arg-type]
     (lambda: left(constrained("a"), [], 5), r"scores \(1, 5\), a grammar follows one text with scores \(1, 9\)"),

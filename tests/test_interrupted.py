@@ -37,6 +37,7 @@ from draftree.models.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.training import regenerate
 from draftree.training.features import Shards
+from draftree.training.processes import Processes
 from draftree.training.state import LOG, STATE
 from draftree.training.trainer import Plan, train
 from draftree.tuning.c2t import Collected
@@ -413,7 +414,7 @@ def test_a_broken_log_is_repaired(rest: str, stopped: Path, tmp_path: Path) -> N
 def test_kept_features_that_are_broken_are_told_in_a_line(tmp_path: Path) -> None:
     target, drafter, samples = made()
     shards = Shards.at(tmp_path, target, samples, drafter.needs)
-    shards.fill()
+    shards.fill(Processes.on(target.decoder.device))
     for path in tmp_path.rglob("*.safetensors"):
         path.write_bytes(b"half")
     with pytest.raises(UserError, match="does not hold these samples' features"):
@@ -430,7 +431,7 @@ def test_kept_trees_that_are_broken_are_told_in_a_line(spoilt: bytes, tmp_path: 
 @pytest.mark.parametrize("rest", ["\udcff\udc80", "[" * 100_000, "null", "[[1], 2]", '{"a": 1}'], ids=range(5))
 def test_a_journal_is_read_up_to_what_is_broken(rest: str, tmp_path: Path) -> None:
     cell = cells.Cell(None, None, 0.0)
-    done = {cell: cells.Written([1, 2], [])}
+    done = {cell: cells.PromptResult([1, 2], [])}
     kept = journal.Journal(tmp_path / "j", {"run": 1})
     kept.add(done)
     with kept.path.open("a", encoding="utf-8", errors="surrogateescape") as file:

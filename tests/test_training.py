@@ -171,7 +171,7 @@ def test_kept_features_are_the_computed_ones(target, samples, tmp_path) -> None:
     needs = Needs(hidden=(-4, 1), kv=(-1, 0))
     shards = Shards.at(tmp_path, target, samples, needs)
     size = shards.size
-    shards.fill()
+    shards.fill(Processes.on(target.decoder.device))
     assert (shards.size, shards.lacking) == (0, ())
     written = sum(f.stat().st_size for f in tmp_path.rglob("*.safetensors"))
     assert size <= written < size + 40_000  # the rest names the tensors

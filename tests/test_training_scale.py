@@ -34,7 +34,7 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.chain import Chain
 from draftree.testing.fakes import tiny_target
-from draftree.training import trainer
+from draftree.training import processes, trainer
 from draftree.training.features import Shards
 from draftree.training.processes import Processes
 from draftree.training.regenerate import ABOUT, FILE, PARTS, Regeneration, prompts, regenerate
@@ -398,7 +398,7 @@ def test_trackers_are_told_of_every_step(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_a_tracker_that_is_not_installed_is_told(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(trainer, "get_available_trackers", lambda: ["tensorboard"])
+    monkeypatch.setattr(processes, "get_available_trackers", lambda: ["tensorboard"])
     target, drafter, samples = made()
     with pytest.raises(UserError, match=r"tracker is 'wnadb', installed are tensorboard of aim, .*wandb"):
         train(target, drafter, samples, plan(), tmp_path, track="wnadb")

@@ -23,7 +23,7 @@ from draftree.viewer import page, svg
 from draftree.viewer.layout import HEIGHT, layout
 from draftree.viewer.steps import Node, Step, Watch
 from draftree.viewer.terminal import lines
-from draftree.viewer.tokens import Vocabulary, flowing, visible
+from draftree.viewer.tokens import Spellings, flowing, visible
 from folders import byte_tokenizer, target_folder
 
 TOKENIZER = byte_tokenizer()
@@ -174,12 +174,12 @@ def test_no_edge_crosses_a_box(data: st.DataObject) -> None:
 
 
 def test_tokens_can_be_read() -> None:
-    vocabulary = Vocabulary(TOKENIZER)
+    spellings = Spellings(TOKENIZER)
     heart = tokens("é")
-    assert [vocabulary.text(t) for t in tokens(" \n\t\r\x07a")] == ["␣", "⏎", "⇥", "␍", "\\x07", "a"]
-    assert [vocabulary.text(t) for t in heart] == ["⟨C3⟩", "⟨A9⟩"]
-    assert vocabulary.text(1) == "<eos>"
-    assert vocabulary.text(9999) == "#9999"
+    assert [spellings.text(t) for t in tokens(" \n\t\r\x07a")] == ["␣", "⏎", "⇥", "␍", "\\x07", "a"]
+    assert [spellings.text(t) for t in heart] == ["⟨C3⟩", "⟨A9⟩"]
+    assert spellings.text(1) == "<eos>"
+    assert spellings.text(9999) == "#9999"
     assert visible("\u2028\u200bé \u0301".encode()) == "\\u2028\\u200bé␣\u0301"
     assert visible("\u0301".encode()) == "◌\u0301"
     assert flowing("a b\n\x00c") == "a b⏎\n\\x00c"
@@ -200,8 +200,8 @@ class SentencePiece:
 
 
 def test_tokens_of_sentencepiece_keep_their_space() -> None:
-    vocabulary = Vocabulary(SentencePiece())  # type: ignore[arg-type]
-    assert [vocabulary.text(t) for t in range(7)] == ["<s>", "␣the", "the", "é", "⟨E4⟩", "␣", "#6"]
+    spellings = Spellings(SentencePiece())  # type: ignore[arg-type]
+    assert [spellings.text(t) for t in range(7)] == ["<s>", "␣the", "the", "é", "⟨E4⟩", "␣", "#6"]
 
 
 def test_the_text_is_whole_though_characters_are_spread_over_tokens() -> None:

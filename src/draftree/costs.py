@@ -1,4 +1,4 @@
-"""What a draft step and a target pass cost on a machine; `timing` measures it.
+"""The seconds of a draft step and of a target pass on a machine; `timing` measures them.
 
 A cost depends on the device, the dtype, both models, how many tokens are fed, how many rows there are and how long they
 are; on a GPU a pass over 16 tokens costs what one token costs, on a CPU it may cost three times as much. Policies read
@@ -153,7 +153,7 @@ class CostTable:
         return {}
 
     def has(self, rows: int) -> bool:
-        """Whether it was measured for the `bracket` of so many rows."""
+        """True where it was measured for the `bracket` of so many rows."""
         return bracket(rows) in self.by_rows
 
     def without(self, rows: int) -> tuple[Costs, ...]:

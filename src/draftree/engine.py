@@ -78,9 +78,9 @@ class Engine:
     acceptor: Acceptor | None = None
     costs: Costs | CostTable | None = None
     held: Held | None = field(default=None, init=False, repr=False)
-    carried: Any = field(default=None, init=False, repr=False)
-    calls: int = field(default=0, init=False, repr=False)
-    learned: dict[tuple[Policy, str, frozenset[Sampling], Acceptor], Any] = field(default_factory=dict, init=False, repr=False)
+    carried: Any = field(default=None, repr=False)
+    calls: int = field(default=0, repr=False)
+    learned: dict[tuple[Policy, str, frozenset[Sampling], Acceptor], Any] = field(default_factory=dict, repr=False)
     _measured: CostTable | None = field(default=None, init=False, repr=False)
     _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
 

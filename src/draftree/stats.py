@@ -1,7 +1,7 @@
-"""What a run did: counted once, from token ids, the same way for plain and speculative decoding."""
+"""Figures of runs: counted once, from token ids, the same way for plain and speculative decoding."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Work:
-    """What one step of all rows together asked of the models.
+    """The work that one step of all rows together asked of the models.
 
     Attributes:
         frontiers: how many nodes each draft step was fed.
@@ -114,17 +114,13 @@ class Stats:
 
 def total(parts: Sequence[Stats]) -> Stats:
     """The figures of several generations together."""
-    return Stats(
-        sum(p.new_tokens for p in parts),
-        [s for p in parts for s in p.steps],
-        sum(p.draft_seconds for p in parts),
-        sum(p.verify_seconds for p in parts),
-        sum(p.seconds for p in parts),
-        [w for p in parts for w in p.work],
-        parts[0].acceptor if parts else None,
-        parts[0].draw if parts else None,
-        any(p.lossy for p in parts),
-        parts[0].deepest if parts else None,
+    summed = ("new_tokens", "draft_seconds", "verify_seconds", "seconds")
+    return replace(
+        parts[0] if parts else Stats(),
+        **{name: sum(getattr(p, name) for p in parts) for name in summed},
+        steps=[s for p in parts for s in p.steps],
+        work=[w for p in parts for w in p.work],
+        lossy=any(p.lossy for p in parts),
     )
 
 

@@ -61,7 +61,7 @@ def tensor_names(path: Path) -> set[str]:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """What a JSON file holds.
+    """The value in a JSON file.
 
     Args:
         path: of the file.
@@ -163,7 +163,7 @@ def _fits(value: Any, hint: Any, least: float | None) -> bool:
 
 
 def allowed(hint: Any, least: float | None = None) -> str:
-    """What a type hint allows, in words."""
+    """The values that a type hint allows, in words."""
     origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
         return " or ".join(repr(option) for option in options)
@@ -182,7 +182,7 @@ WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[None]:
-    """What fails inside because of the disk raises an OSError that says so, whichever library wrote.
+    """Turns what fails inside because of the disk into an OSError that says so, whichever library wrote.
 
     Where a disk is full, torch raises RuntimeError, safetensors an error of its own and numpy an OSError without a reason:
     the disk is asked for it.
@@ -195,7 +195,7 @@ def on_disk(path: Path) -> Iterator[None]:
     except DraftreeError:
         raise
     except Exception as error:
-        reason = error if isinstance(error, OSError) and error.errno else _refusal(_existing(path))
+        reason = error if isinstance(error, OSError) and error.errno else _refusal(existing(path.parent))
         if reason is None or (reason is error and error.filename):
             raise
         raise OSError(reason.errno, reason.strerror, str(path)) from error
@@ -211,14 +211,25 @@ def _refusal(folder: Path) -> OSError | None:
     return None
 
 
-def _existing(path: Path) -> Path:
-    """The nearest folder above a path that is there."""
-    return next(p for p in path.absolute().parents if p.exists())
+def existing(path: Path) -> Path:
+    """A path, or the nearest folder above it that is there."""
+    return next(p for p in (path, *path.absolute().parents) if p.exists())
 
 
-def _partial(path: Path) -> Path:
-    """Where it is written first: beside it, hidden, and a process's own."""
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+@contextmanager
+def _partial(path: Path, out: Path) -> Iterator[Path]:
+    """The place where `path` is written first: beside it, hidden, and a process's own; it is removed in the end.
+
+    Args:
+        path: what is written.
+        out: its name in errors.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with on_disk(out):
+            yield partial
+    finally:
+        _remove(partial)
 
 
 def _remove(path: Path) -> None:
@@ -230,24 +241,20 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Where to write a file that takes the place of `path` once it is whole; if writing fails, nothing is left of it.
+    """A place to write a file that takes the place of `path` once it is whole; if writing fails, nothing is left of it.
 
     Raises:
         OSError: the disk is full, or cannot be written to.
     """
-    partial = _partial(path)
-    try:
-        with on_disk(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield partial
-            partial.replace(path)
-    finally:
-        _remove(partial)
+    with _partial(path, path) as partial:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(path)
 
 
 @contextmanager
 def filled(folder: Path, last: str) -> Iterator[Path]:
-    """Where to write files that come into a folder once all are whole, the one that shows that they are there at the end.
+    """A place to write files that come into `folder` once all are whole; the one that shows that they are there comes last.
 
     Args:
         folder: may hold others.
@@ -256,38 +263,28 @@ def filled(folder: Path, last: str) -> Iterator[Path]:
     Raises:
         OSError: the disk is full, or cannot be written to.
     """
-    partial = _partial(folder / last)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with on_disk(folder / last):
-            partial.mkdir()
-            yield partial
-            for path in sorted(partial.iterdir(), key=lambda p: p.name == last):
-                path.replace(folder / path.name)
-    finally:
-        _remove(partial)
+    with _partial(folder / last, folder / last) as partial:
+        partial.mkdir(parents=True)
+        yield partial
+        for path in sorted(partial.iterdir(), key=lambda p: p.name == last):
+            path.replace(folder / path.name)
 
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """Where to write a folder that becomes `out` once it is whole; if writing fails, nothing is left of it.
+    """A folder to write in that becomes `out` once it is whole; if writing fails, nothing is left of it.
 
     Raises:
         UserError: another process writes the same one.
         OSError: the disk is full, or cannot be written to.
     """
     home = out.absolute()
-    beside = _existing(home) / home.name
-    partial = _partial(beside)
-    with locked(out, _lock(beside)):
-        try:
-            with on_disk(out):
-                partial.mkdir()
-                yield partial
-                home.parent.mkdir(parents=True, exist_ok=True)
-                partial.replace(home)
-        finally:
-            _remove(partial)
+    beside = existing(home.parent) / home.name
+    with locked(out, _lock(beside)), _partial(beside, out) as partial:
+        partial.mkdir()
+        yield partial
+        home.parent.mkdir(parents=True, exist_ok=True)
+        partial.replace(home)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -355,7 +352,6 @@ def writable(path: Path, folder: bool = False) -> None:
     """
     if path.exists() and path.is_dir() is not folder:
         raise UserError(f"'{path}' is a {'file' if folder else 'folder'}, allowed is a {'folder' if folder else 'file'}")
-    home = path if folder else path.parent
-    existing = next(p for p in (home, *home.absolute().parents) if p.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"'{path}' cannot be written: '{existing}' is not a folder with the right to write")
+    home = existing(path if folder else path.parent)
+    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
+        raise UserError(f"'{path}' cannot be written: '{home}' is not a folder with the right to write")

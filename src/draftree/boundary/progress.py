@@ -1,4 +1,4 @@
-"""How long work tells how far it is."""
+"""Progress of long work, told to a callback."""
 
 from typing import Protocol
 

@@ -50,7 +50,7 @@ def bench(
     from draftree.cli import inputs, terminal
     from draftree.engine import usual_drafter
     from draftree.evaluation import report, suites, tables
-    from draftree.evaluation.bench import Bench
+    from draftree.evaluation.bench import Bench, priced
     from draftree.evaluation.cells import assemble, chosen, paired, product
     from draftree.evaluation.journal import Journal
     from draftree.evaluation.provenance import provenance
@@ -79,9 +79,8 @@ def bench(
         "repeats": repeats,
         "max_new_tokens": max_new_tokens,
     }
-    work = Bench(cells, engines, requests, seed, repeats)
     with terminal.busy("measuring what a step costs") as say:
-        prices = work.price(say)
+        work = Bench(cells, priced(engines, say), requests, seed, repeats)
     said = about | provenance(work.target, seed)
     key = {k: v for k, v in said.items() if k not in ("date", "command")} | {
         "cells": [asdict(c) for c in cells],
@@ -91,6 +90,7 @@ def bench(
     with terminal.progress("bench", len(requests)) as tell, interruptible(f"the same command goes on from '{journal.path}'"):
         done = work.run(journal, lambda n: tell(n))
     with terminal.busy("measuring the drafters by themselves"):
+        prices = work.prices
         rows = report.rows(done, seed, {d: work.quality(d, done, prices[d]) for d in prices}, prices)
     result = {"provenance": said | {"costs": {d: asdict(c) for d, c in prices.items()}}, "rows": rows}
     report.save(result, out)

@@ -128,7 +128,7 @@ def generate(
         loaded = assemble(lambda: Target.load(target, dtype, device), [(drafter, policy)], fixed, acceptor)
         engine = loaded[drafter, policy]
         ids = encode(engine.tokenizer, text if raw else question(text))
-        warm(engine, options.request(engine.target, ids), sampling, baseline, say)
+        engine = warm(engine, options.request(engine.target, ids), sampling, baseline, say)
         stops = options.stops(engine.tokenizer)
     console = terminal.output()
     stream = terminal.Stream(console, engine.tokenizer, stops) if console.is_terminal and not as_json else None

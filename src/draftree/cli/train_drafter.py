@@ -16,7 +16,7 @@ from draftree.drafters.base import Stage, Trainable, TrainableMethod
 from draftree.errors import UnknownName, UserError
 from draftree.models.target import Target
 from draftree.training import state, trainer
-from draftree.training.processes import Processes, one_voice
+from draftree.training.processes import Processes, check_tracker, one_voice
 from draftree.training.regenerate import Regeneration, regenerate
 
 __all__ = ["Asked", "Regeneration", "one_voice", "planned", "run", "show"]
@@ -123,8 +123,8 @@ def run(asked: Asked, target: str, device: str | None, dtype: str | None) -> tra
     """
     method = inputs.trainable(asked.spec, asked.knobs)
     files.writable(asked.out, folder=True)
-    trainer.check_tracker(asked.track)
-    processes = Processes.joined(device)
+    check_tracker(asked.track)
+    processes = Processes.on(device)
     with processes.alone(asked.out):
         return _run(asked, method, processes, target, device, dtype)
 
@@ -184,4 +184,4 @@ def _cache(asked: Asked, target: Target, drafter: Trainable[Any], samples: Seque
     if size := shards.size:
         terminal.remark(terminal.features_text(len(samples), size, shards.folder.parent))
     with terminal.progress("cache features", None) as tell:
-        trainer.fill(shards, processes, lambda done, of: tell(done, of=of))
+        shards.fill(processes, tell)

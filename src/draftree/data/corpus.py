@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from draftree.data.rows import READERS, Messages, completes, messages, rows
+from draftree.boundary.files import understood
+from draftree.data.rows import READERS, completes, messages, rows
 from draftree.errors import UserError
 from draftree.tree import Ints
 
@@ -30,10 +30,10 @@ SOURCES = frozenset({
     ".rb", ".rs", ".sc", ".scala", ".scm", ".sh", ".sql", ".swift", ".tex", ".tf", ".ts", ".tsx", ".v", ".vb", ".vhdl", ".vue",
     ".zig", ".zsh",
 })  # fmt: skip
-"""What source files end in; compared in lower case."""
+"""Suffixes of source files; compared in lower case."""
 TEXTS = frozenset({".txt", ".md", ".rst", ".text"})
 IN_FOLDERS = SOURCES | TEXTS | {".jsonl", ".parquet"}
-"""What is read of a folder; its .json files are settings more often than rows."""
+"""Suffixes of files that are read in a folder; its .json files are settings more often than rows."""
 BATCH = 1_000_000
 """Characters that are tokenised together."""
 
@@ -80,7 +80,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 @dataclass
-class Reading:
+class Documents:
     """A corpus that is read once, and what has been read of it.
 
     Attributes:
@@ -146,7 +146,7 @@ def decoded(path: Path) -> str | None:
 
 
 def texts(row: dict[str, Any], where: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The documents of a row.
+    """The documents of a row: a text, or a chat as the template renders it; without one, each of its messages.
 
     Raises:
         UserError: the row is of no known form, or the template refuses its chat.
@@ -154,21 +154,10 @@ def texts(row: dict[str, Any], where: str, tokenizer: PreTrainedTokenizerBase) -
     chat = messages(row, where)
     if chat is None:
         return [row["prompt"] + row["completion"] if completes(row) else row["text"]]
-    return rendered(chat, where, tokenizer)
-
-
-def rendered(chat: Messages, where: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """A chat as the template renders it, or each of its messages where there is no template.
-
-    Raises:
-        UserError: the template refuses it.
-    """
     if not chat or not tokenizer.chat_template:
         return [message["content"] for message in chat]
-    try:
+    with understood(f"{where}: the target's chat template refuses this chat"):
         return [str(tokenizer.apply_chat_template(chat, tokenize=False))]
-    except TemplateError as error:
-        raise UserError(f"{where}: the target's chat template refuses this chat: {error}") from error
 
 
 def batches(found: Iterable[str]) -> Iterator[list[str]]:

@@ -29,7 +29,7 @@ def prompts_of(prompt: Any) -> list[Any] | None:
 
 
 def _rows(value: Any) -> bool:
-    """Whether it may be a prompt in a list of several; what it is worth is looked at later."""
+    """True for what may be a prompt in a list of several; it is looked at closely later."""
     return isinstance(value, str | np.ndarray | torch.Tensor) or several(value, lambda _: True)
 
 
@@ -50,12 +50,12 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
 
 
 def is_chat(messages: Any) -> TypeGuard[Messages]:
-    """Whether these are the messages of a chat, for whatever template: contents are texts, parts, or nothing beside a call."""
+    """True for the messages of a chat, for whatever template: contents are texts, parts, or nothing beside a call."""
     return several(messages, _said)
 
 
 def _said(message: Any) -> bool:
-    """Whether this is a message of a chat, for whatever template."""
+    """True for a message of a chat, for whatever template."""
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
         return False
     content = message["content"]

@@ -28,7 +28,7 @@ Messages = list[dict[str, str]]
 Row = dict[str, Any]
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
          "bing": "assistant", "bard": "assistant", "model": "assistant", "system": "system"}  # fmt: skip
-"""What senders of messages are called, and what templates call them."""
+"""Names of senders in data, and their roles in templates."""
 
 
 def rows(path: Path) -> Iterator[tuple[Row, str]]:
@@ -145,7 +145,7 @@ def messages(row: Row, where: str) -> Messages | None:
 
 
 def completes(row: Row) -> bool:
-    """Whether a row is text of which the completion is learnt."""
+    """True for a row of text of which the completion is learnt."""
     return isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)
 
 

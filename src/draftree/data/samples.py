@@ -16,7 +16,7 @@ from draftree.errors import UserError
 from draftree.tree import Bools, Ints
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""How a chat template marks what the model writes."""
+"""The mark of a chat template around text that the model writes."""
 
 
 @dataclass(frozen=True)

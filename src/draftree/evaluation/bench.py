@@ -5,14 +5,13 @@ What a drafter keeps over a session goes from prompt to prompt, within its own c
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from draftree.costs import Costs, CostTable
 from draftree.engine import Engine
-from draftree.evaluation.cells import Cell, Quality, Written
+from draftree.evaluation.cells import Cell, PromptResult, Quality
 from draftree.evaluation.compare import short
 from draftree.evaluation.driven import Text, drive
 from draftree.evaluation.journal import Journal
@@ -37,8 +36,7 @@ class Bench:
         requests: one for each prompt.
         seed: of the draws.
         repeats: how often each text is written.
-        carried: what each cell's drafter keeps from prompt to prompt; no cell finds another's text, nor its own of an
-            earlier repeat.
+        sessions: each cell's engine behind its last prompt, with what its drafter keeps from prompt to prompt.
     """
 
     cells: Sequence[Cell]
@@ -46,7 +44,7 @@ class Bench:
     requests: Sequence[Request]
     seed: int = 0
     repeats: int = 1
-    carried: dict[Cell, Any] = field(default_factory=dict)
+    sessions: dict[Cell, Engine] = field(default_factory=dict)
 
     @property
     def target(self) -> Target:
@@ -58,15 +56,16 @@ class Bench:
         sampling = Sampling(temperature=cell.temperature, seed=self.seed)
         if cell.drafter is None or cell.policy is None:
             return next(iter(self.engines.values())).plain([request], sampling)
-        engine = self.engines[cell.drafter, cell.policy]
-        engine.acceptor = None if cell.acceptor is None else build("acceptor", cell.acceptor)
-        engine.carried = self.carried.get(cell)
+        if (session := self.sessions.get(cell)) is None:
+            acceptor = None if cell.acceptor is None else build("acceptor", cell.acceptor)
+            session = replace(self.engines[cell.drafter, cell.policy], acceptor=acceptor)
+        engine = replace(session)  # no text finds itself in what another cell, or an earlier repeat, has left behind
         written = engine.write([request], sampling, reuse=False)
         if last:
-            self.carried[cell] = engine.carried
+            self.sessions[cell] = replace(engine)  # without the caches
         return written
 
-    def prompt(self, index: int) -> dict[Cell, Written]:
+    def prompt(self, index: int) -> dict[Cell, PromptResult]:
         """All cells on one prompt; each repeat starts with another cell."""
         request = self.requests[index]
         done: dict[Cell, list[Generation]] = {cell: [] for cell in self.cells}
@@ -74,26 +73,20 @@ class Bench:
             first = (index * self.repeats + repeat) % len(self.cells)
             for cell in [*self.cells[first:], *self.cells[:first]]:
                 done[cell].append(self.write(cell, request, last=repeat == self.repeats - 1))
-        return {cell: Written(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()}
+        return {cell: PromptResult(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()}
 
     def warm(self) -> None:
         """Runs every cell for a moment."""
         for cell in self.cells:
             self.write(cell, short(self.requests[0]))
 
-    def price(self, tell: Callable[[str], None] = lambda _: None) -> dict[str, Costs | CostTable]:
-        """By drafter, the costs that were given, or else this machine's; all its policies read them from now on."""
-        for (drafter, _), engine in self.engines.items():
-
-            def named(what: str, drafter: str = drafter) -> None:
-                tell(f"{drafter}: {what}")
-
-            if engine.costs is None:
-                engine.costs = measured(self.target, engine.drafter, tell=named)
+    @property
+    def prices(self) -> dict[str, Costs | CostTable]:
+        """The cost model of each drafter, where that is known."""
         return {d: e.costs for (d, _), e in self.engines.items() if e.costs is not None}
 
-    def quality(self, drafter: str, done: Sequence[Mapping[Cell, "Written"]], costs: Costs | CostTable) -> "Quality":
-        """How good and how cheap a drafter is by itself, along what plain decoding wrote."""
+    def quality(self, drafter: str, done: Sequence[Mapping[Cell, PromptResult]], costs: Costs | CostTable) -> Quality:
+        """A drafter's overlap with the target and its relative cost, along the texts that plain decoding wrote."""
         engine = next(e for (d, _), e in self.engines.items() if d == drafter)
         plain = next(c for c in self.cells if c.plain)
         texts = [
@@ -107,14 +100,14 @@ class Bench:
 
     def remember(self, requests: Sequence[Request]) -> None:
         """Writes again, for a run that goes on, what cells have learnt from: what a drafter or a policy keeps is not saved."""
-        for cell in self.cells:
-            if cell.drafter is not None and cell.policy is not None:
-                engine = self.engines[cell.drafter, cell.policy]
-                if engine.carried is not None or any(memory is not None for memory in engine.learned.values()):
-                    for request in requests:
-                        self.write(cell, request, last=True)
+        for cell in (c for c in self.cells if not c.plain):
+            for request in requests:
+                self.write(cell, request, last=True)
+                session = self.sessions[cell]
+                if session.carried is None and not any(memory is not None for memory in session.learned.values()):
+                    break  # nothing is learnt
 
-    def run(self, journal: "Journal", advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, Written]]:
+    def run(self, journal: Journal, advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, PromptResult]]:
         """All prompts, in order; those in the journal are not run again."""
         self.warm()
         done = journal.read(self.cells)[: len(self.requests)]
@@ -125,3 +118,17 @@ class Bench:
                 journal.add(done[-1])
             advance(index + 1)
         return done
+
+
+def priced(
+    engines: Mapping[tuple[str, str], Engine], tell: Callable[[str], None] = lambda _: None
+) -> dict[tuple[str, str], Engine]:
+    """The same engines with the costs that were given for their drafter, or else this machine's."""
+    known = {drafter: engine.costs for (drafter, _), engine in engines.items()}
+    for (drafter, _), engine in engines.items():
+
+        def named(what: str, drafter: str = drafter) -> None:
+            tell(f"{drafter}: {what}")
+
+        known[drafter] = known[drafter] or measured(engine.target, engine.drafter, tell=named)
+    return {pair: replace(engine, costs=known[pair[0]]) for pair, engine in engines.items()}

@@ -11,7 +11,7 @@ from draftree.costs import CostTable
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.evaluation.suites import Prompt
+from draftree.evaluation.suites import SuitePrompt
 from draftree.models.target import Target
 from draftree.registry import build, check_exact, names
 from draftree.request import Request, check
@@ -30,13 +30,13 @@ class Cell:
 
     @property
     def plain(self) -> bool:
-        """Whether it is the baseline."""
+        """True for the baseline."""
         return self.drafter is None
 
 
 @dataclass(frozen=True)
-class Written:
-    """What one cell wrote for one prompt: the ids, and the figures of every repeat."""
+class PromptResult:
+    """One cell's output for one prompt: the ids, and the figures of every repeat."""
 
     tokens: list[int]
     repeats: list[Stats]
@@ -128,7 +128,7 @@ def assemble(
 
 
 def chosen(
-    prompts: Sequence[Prompt], engine: Engine, max_new_tokens: int, limit: int | None, per_category: int | None = None
+    prompts: Sequence[SuitePrompt], engine: Engine, max_new_tokens: int, limit: int | None, per_category: int | None = None
 ) -> tuple[list[Request], dict[str, int]]:
     """The requests to run, and by category how many prompts were left out because their text would not fit the context.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from draftree.engine import UNIT, Engine
-from draftree.evaluation.cells import Written
+from draftree.evaluation.cells import PromptResult
 from draftree.models.target import Needs, Target
 from draftree.request import Request
 from draftree.rows import Generation
@@ -17,7 +17,7 @@ from draftree.stats import Stats
 from draftree.timing import measured
 
 WARM_PROMPT, WARM_TOKENS = 64, 16
-"""How much of the first prompt is read, and how much written behind it, before anything is timed."""
+"""Tokens of the warm-up: read of the first prompt, and written behind it, before anything is timed."""
 
 
 def short(request: Request) -> Request:
@@ -28,7 +28,7 @@ def short(request: Request) -> Request:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two greedy outputs part, and how far apart the target's two best logits are there, as plain decoding sees them.
+    """The first token at which two greedy outputs differ, and how far apart plain decoding's two best logits are there.
 
     In half precision a pass over many tokens rounds otherwise than a pass over one; a margin above that noise is a bug.
     """
@@ -67,15 +67,18 @@ class Comparison:
 
 def warm(
     engine: Engine, request: Request, sampling: Sampling, baseline: bool, tell: Callable[[str], None] = lambda _: None
-) -> None:
-    """Runs for a moment what is timed later, after measuring the costs that the policy asks for; tells what it measures."""
+) -> Engine:
+    """Runs for a moment what is timed later; returns the engine with the costs that its policy asks for.
+
+    What drafter and caches keep of the warm-up is dropped: what is timed shall not find its own beginning.
+    """
     if engine.policy.reads_costs and engine.costs is None:
-        replace(engine, costs=UNIT).write([short(request)], sampling, reuse=False)  # mistakes are told before measuring
-        engine.costs = measured(engine.target, engine.drafter, tell=tell)
-    engine.write([short(request)], sampling, reuse=False)
-    engine.held = engine.carried = None  # what is timed shall not find its own beginning
+        replace(engine, costs=UNIT, learned={}).write([short(request)], sampling, reuse=False)  # mistakes come before measuring
+        engine = replace(engine, costs=measured(engine.target, engine.drafter, tell=tell))
+    replace(engine).write([short(request)], sampling, reuse=False)
     if baseline:
         engine.plain([short(request)], sampling)
+    return engine
 
 
 def compare(engine: Engine, request: Request, sampling: Sampling, first: Generation) -> Comparison:
@@ -84,16 +87,16 @@ def compare(engine: Engine, request: Request, sampling: Sampling, first: Generat
     In that order a machine that slowly becomes faster or slower favours neither.
     """
     plain = [engine.plain([request], sampling) for _ in range(2)]
-    engine.carried = None  # nor the first run's text
-    runs = [first, engine.write([request], sampling, reuse=False)]
-    written, base = (Written(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
+    again = replace(engine, carried=None)  # it shall not find the first one's text
+    runs = [first, again.write([request], sampling, reuse=False)]
+    written, base = (PromptResult(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
     other = next((g.tokens[0] for g in (*runs, *plain) if g.tokens != plain[0].tokens), None)
     parted = None if other is None or not sampling.greedy else difference(engine.target, request, other, base.tokens)
     return Comparison(written.tokens, written.stats, base.stats, other is None, parted)
 
 
 def difference(target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]) -> Difference:
-    """Where another greedy output leaves plain decoding's, and by what margin of its logits."""
+    """The first token at which another greedy output differs from plain decoding's, and the margin of its logits there."""
     at = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain)))
     text = np.array([*request.prompt, *plain[:at]], np.int64)
     logits = target.prefill(target.new_cache(1, len(text)), [text], Needs()).logits[0]

@@ -9,13 +9,13 @@ from typing import Any
 
 from draftree.boundary.files import append, understood, write_text
 from draftree.errors import UserError
-from draftree.evaluation.cells import Cell, Written
+from draftree.evaluation.cells import Cell, PromptResult
 from draftree.stats import Stats, Step, Work
 
 
 @dataclass
 class Journal:
-    """What a run has done so far, beside its output, so that an interrupted one can go on.
+    """The prompts that a run has done so far, in a file beside its output, so that an interrupted one can go on.
 
     Attributes:
         path: removed when the result was saved.
@@ -26,7 +26,7 @@ class Journal:
     key: Mapping[str, Any]
     _begun: bool = field(default=False, init=False)
 
-    def read(self, cells: Sequence[Cell]) -> list[dict[Cell, Written]]:
+    def read(self, cells: Sequence[Cell]) -> list[dict[Cell, PromptResult]]:
         """The prompts done, if the journal is of this run; a last line that was broken off is not counted."""
         lines = list(self._lines())
         if not lines or lines[0] != json.loads(json.dumps(self.key)):
@@ -39,7 +39,7 @@ class Journal:
         write_text(self.path, "".join(map(_line, lines[: 1 + len(found)])))
         return found
 
-    def add(self, done: Mapping[Cell, Written]) -> None:
+    def add(self, done: Mapping[Cell, PromptResult]) -> None:
         """Notes one prompt."""
         line = [[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]
         if not self._begun:
@@ -52,7 +52,7 @@ class Journal:
         self.path.unlink(missing_ok=True)
 
     def _lines(self) -> Iterator[Any]:
-        """Those before the first that was broken off."""
+        """The parsed lines before the first that was broken off."""
         if self.path.is_file():
             with suppress(UserError), understood("what comes after it cannot be read"):
                 yield from map(json.loads, self.path.read_text("utf-8", errors="replace").splitlines())
@@ -62,9 +62,9 @@ def _line(said: Any) -> str:
     return json.dumps(said) + "\n"
 
 
-def _written(line: Any) -> Written:
+def _written(line: Any) -> PromptResult:
     tokens, repeats = line
-    return Written(tokens, [_stats(*s) for s in repeats])
+    return PromptResult(tokens, [_stats(*s) for s in repeats])
 
 
 def _stats(

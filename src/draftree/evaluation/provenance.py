@@ -1,4 +1,4 @@
-"""What a saved result has to say of where it comes from."""
+"""The provenance of a saved result: commit, versions, hardware, command, seed and target."""
 
 import hashlib
 import platform

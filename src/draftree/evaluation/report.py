@@ -16,7 +16,7 @@ from draftree.acceptors.base import Acceptor
 from draftree.boundary.files import Entries, read_object, write_text
 from draftree.costs import Costs, CostTable, counted, counted_plain
 from draftree.errors import UserError
-from draftree.evaluation.cells import Cell, Quality, Written
+from draftree.evaluation.cells import Cell, PromptResult, Quality
 from draftree.registry import part
 from draftree.stats import repeated_ngrams, total
 from draftree.tree import Floats, Ints
@@ -25,50 +25,59 @@ SAMPLES = 2000
 """B, bootstrap samples behind an interval."""
 NGRAM = 8
 """Length of the n-grams whose repetition is counted."""
-Row = dict[str, Any]
+ResultRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums of each prompt [P]: tokens a step brought (accepted + 1), steps, new tokens, seconds, and those by the cost model.
+    """Sums of each prompt [P]: accepted and drafted nodes, steps, new tokens, seconds, and those by the cost model.
 
     Counted seconds are 0 where no cost model is known.
     """
 
-    accepted: Floats
-    steps: Floats
-    tokens: Floats
+    accepted: Ints
+    nodes: Ints
+    steps: Ints
+    tokens: Ints
     seconds: Floats
     counted: Floats
 
     @classmethod
-    def of(cls, written: Sequence[Written], counted: Sequence[float] | None = None) -> "Totals":
-        """Those of one cell."""
+    def of(cls, written: Sequence[PromptResult], counted: Sequence[float] | None = None) -> "Totals":
+        """The sums of one cell."""
         stats = [w.stats for w in written]
         columns = (
-            [sum(step.accepted + 1 for step in s.steps) for s in stats],
+            [sum(step.accepted for step in s.steps) for s in stats],
+            [sum(step.nodes for step in s.steps) for s in stats],
             [len(s.steps) for s in stats],
             [s.new_tokens for s in stats],
-            [s.seconds for s in stats],
+            [float(s.seconds) for s in stats],
             [0.0] * len(stats) if counted is None else counted,
         )
-        return cls(*(np.array(c, np.float64) for c in columns))
+        return cls(*map(np.array, columns))
+
+    @property
+    def per_prompt(self) -> dict[str, list[float] | list[int] | None]:
+        """The figures of each prompt, from which paired comparisons are made."""
+        found = {name: getattr(self, name).tolist() for name in ("accepted", "nodes", "steps", "tokens", "seconds")}
+        return found | {"counted_seconds": self.counted.tolist() if self.counted.any() else None}
 
     def acceptance_length(self, chosen: Ints) -> Floats:
         """[B] τ of samples of prompts [B, P]; 1 where no step was taken."""
-        steps = self.steps[chosen].sum(-1)
-        return np.where(steps > 0, self.accepted[chosen].sum(-1) / np.maximum(steps, 1), 1.0)
+        accepted, steps = self.accepted[chosen].sum(-1), self.steps[chosen].sum(-1)
+        return np.where(steps > 0, (accepted + steps) / np.maximum(steps, 1), 1.0)
 
     def speed(self, chosen: Ints) -> Floats:
         """[B] tokens per second of samples of prompts [B, P]."""
-        return _rate(self.tokens, self.seconds, chosen)
+        return rate(self.tokens, self.seconds, chosen)
 
     def counted_speed(self, chosen: Ints) -> Floats:
         """[B] tokens per counted second of samples of prompts [B, P]; the prompts' reading is not counted."""
-        return _rate(self.tokens, self.counted, chosen)
+        return rate(self.tokens, self.counted, chosen)
 
 
-def _rate(tokens: Floats, seconds: Floats, chosen: Ints) -> Floats:
+def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
+    """[B] tokens per second of samples of prompts [B, P], of each prompt's tokens and seconds [P]."""
     rate: Floats = tokens[chosen].sum(-1) / np.maximum(seconds[chosen].sum(-1), 1e-12)
     return rate
 
@@ -84,15 +93,15 @@ def bounds(values: Floats) -> list[float]:
 
 
 Prices = Mapping[str, Costs | CostTable]
-"""What each drafter's steps are counted in."""
+"""The cost model of each drafter."""
 
 
 def rows(
-    done: Sequence[Mapping[Cell, Written]],
+    done: Sequence[Mapping[Cell, PromptResult]],
     seed: int,
     quality: Mapping[str, Quality] | None = None,
     prices: Prices | None = None,
-) -> list[Row]:
+) -> list[ResultRow]:
     """A row for each cell, in the order they were given; with a drafter's own figures and counted work where they are known."""
     by_cell = {cell: [prompt[cell] for prompt in done] for cell in done[0]}
     plain = {cell.temperature: written for cell, written in by_cell.items() if cell.plain}
@@ -106,7 +115,7 @@ def rows(
     return [r | {"expected_speedup": expected_speedup(r)} for r in found]
 
 
-def expected_speedup(r: Row) -> float | None:
+def expected_speedup(r: ResultRow) -> float | None:
     """E(Spd.) of GLIDE (section 5.1, after Leviathan et al.): (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)); of chains alone.
 
     a is the overlap, so it is what speculative sampling at temperature 1 would gain; c is sₐ/sₜ of one token each; γ is the
@@ -121,8 +130,12 @@ def expected_speedup(r: Row) -> float | None:
 
 
 def row(
-    cell: Cell, written: Sequence[Written], plain: Sequence[Written], seed: int, costs: Costs | CostTable | None = None
-) -> Row:
+    cell: Cell,
+    written: Sequence[PromptResult],
+    plain: Sequence[PromptResult],
+    seed: int,
+    costs: Costs | CostTable | None = None,
+) -> ResultRow:
     """The figures of one cell beside the baseline's of the same temperature.
 
     Counts are of one repeat, seconds the mean of all; the speed-up is the ratio of tokens per second over all prompts, the
@@ -151,32 +164,19 @@ def row(
         "different_prompts": different,
         "repeated_ngrams": float(np.mean([repeated_ngrams(w.tokens, NGRAM) for w in written])),
         "intervals": intervals(mine, theirs, seed),
-        "per_prompt": per_prompt(written, mine),
+        "per_prompt": mine.per_prompt,
     }
 
 
 def _totals(
-    written: Sequence[Written], plain: Sequence[Written], costs: Costs | CostTable | None
+    written: Sequence[PromptResult], plain: Sequence[PromptResult], costs: Costs | CostTable | None
 ) -> tuple[Totals, Totals, float]:
-    """Those of a cell and of the baseline, both counted in the cell's costs, and the drafter's part of the cell's."""
+    """Sums of a cell and of the baseline, both counted in the cell's costs, and the drafter's part of the cell's seconds."""
     if costs is None:
         return Totals.of(written), Totals.of(plain), 0.0
     mine = [counted(costs, w.stats.work) for w in written]
     base = [counted_plain(costs, w.stats.work) for w in plain]
     return Totals.of(written, [whole for whole, _ in mine]), Totals.of(plain, base), sum(part for _, part in mine)
-
-
-def per_prompt(written: Sequence[Written], totals: Totals) -> dict[str, list[float] | list[int] | None]:
-    """What paired comparisons are made of: accepted and drafted nodes, steps, new tokens, seconds and counted ones [P]."""
-    stats = [w.stats for w in written]
-    return {
-        "accepted": [sum(step.accepted for step in s.steps) for s in stats],
-        "nodes": [sum(step.nodes for step in s.steps) for s in stats],
-        "steps": [len(s.steps) for s in stats],
-        "tokens": [s.new_tokens for s in stats],
-        "seconds": totals.seconds.tolist(),
-        "counted_seconds": totals.counted.tolist() if totals.counted.any() else None,
-    }
 
 
 def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
@@ -192,46 +192,12 @@ def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
     return {name: bounds(values) for name, values in sampled.items()}
 
 
-@dataclass(frozen=True)
-class Paired:
-    """One cell's seconds per token over another's, over the same prompts, and its 95 % interval; below 1 it is faster."""
-
-    ratio: float
-    low: float
-    high: float
-
-
-def paired(mine: Row, other: Row, by: str = "counted_seconds", seed: int = 0) -> Paired:
-    """Compares two rows of one result by a paired bootstrap over prompts.
-
-    Args:
-        mine: a row.
-        other: of the same prompts.
-        by: `counted_seconds`, or `seconds` on the clock.
-        seed: of the bootstrap.
-
-    Raises:
-        UserError: a row does not say what its prompts took, or they are not as many.
-    """
-    first, second = ((r.get("per_prompt") or {}) for r in (mine, other))
-    if first.get(by) is None or second.get(by) is None:
-        raise UserError(f"the result does not say '{by}' of each prompt, which comparing needs: measure it anew")
-    if len(first[by]) != len(second[by]):
-        raise UserError(f"rows of {len(first[by])} and {len(second[by])} prompts were given, allowed are rows of the same ones")
-    tokens, seconds = (tuple(np.array(r[k], np.float64) for r in (first, second)) for k in ("tokens", by))
-
-    def ratio(chosen: Ints) -> Floats:
-        return _rate(tokens[1], seconds[1], chosen) / _rate(tokens[0], seconds[0], chosen)
-
-    return Paired(float(ratio(np.arange(len(tokens[0])))), *bounds(ratio(samples(len(tokens[0]), seed))))
-
-
 NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
 """An array of numbers in indented JSON; a string there holds no line end."""
 
 
 def promises_text(acceptor: str | None) -> bool:
-    """Whether a rule writes plain decoding's own text for a seed; plain decoding itself does."""
+    """True for a rule that writes plain decoding's own text for a seed; plain decoding itself does."""
     rule: type[Acceptor] | None = None if acceptor is None else part("acceptor", acceptor)
     return rule is None or rule.keeps_text
 
@@ -254,6 +220,6 @@ def read(path: Path) -> dict[str, Any]:
     what = "a result as `draftree bench --out` writes it"
     found = read_object(path, what)
     said = Entries(found, path)
-    if not said.get("rows", list[Row]) or not said.get("provenance", dict):
+    if not said.get("rows", list[ResultRow]) or not said.get("provenance", dict):
         raise UserError(f"'{path}' is not {what}: it has no rows or no provenance")
     return found

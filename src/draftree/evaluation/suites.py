@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent / "prompts"
 
 
 @dataclass(frozen=True)
-class Prompt:
+class SuitePrompt:
     """One prompt: its number in its file (which fixes the draws made for it), what is asked, and its category."""
 
     number: int
@@ -34,7 +34,7 @@ class Suite:
 
     name: str
     sha256: str
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[SuitePrompt, ...]
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ class Suite:
         """One line about it."""
         return f"{len(self.prompts)} prompts: {', '.join(c for c in self.categories if c) or 'no categories'}"
 
-    def select(self, categories: Sequence[str]) -> list[Prompt]:
+    def select(self, categories: Sequence[str]) -> list[SuitePrompt]:
         """The prompts of some categories; of all where none is named.
 
         Raises:
@@ -75,7 +75,7 @@ def load(name: str) -> Suite:
     with understood(f"cannot read suite '{name}'"):
         data = path.read_bytes()
         prompts = tuple(
-            Prompt(i, content(row, where), str(row.get("category", ""))) for i, (row, where) in enumerate(rows(path))
+            SuitePrompt(i, content(row, where), str(row.get("category", ""))) for i, (row, where) in enumerate(rows(path))
         )
     if not prompts:
         raise UserError(f"suite '{name}' holds no prompts: it has no rows")
@@ -83,7 +83,7 @@ def load(name: str) -> Suite:
 
 
 def content(row: dict[str, Any], where: str) -> Content:
-    """What a row asks.
+    """The prompt of a row.
 
     Raises:
         UserError: the row has no key of a prompt, or its value is of another type.

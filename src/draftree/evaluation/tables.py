@@ -1,12 +1,8 @@
-"""Tables of a benchmark's result, for the terminal and for Markdown."""
+"""A benchmark's rows of figures as text."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
-
-from draftree.errors import UnknownName
-from draftree.evaluation.report import NGRAM, Row, expected_speedup
+from draftree.evaluation.report import ResultRow, expected_speedup
 
 
 def spread(value: float, bounds: Sequence[float]) -> str:
@@ -14,7 +10,7 @@ def spread(value: float, bounds: Sequence[float]) -> str:
     return f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
 
 
-def cells(r: Row) -> dict[str, str]:
+def cells(r: ResultRow) -> dict[str, str]:
     """A row as text, by the heads of the tables' columns."""
     between = r["intervals"]
     return {
@@ -44,7 +40,7 @@ def cells(r: Row) -> dict[str, str]:
     }
 
 
-def same_text(r: Row) -> str:
+def same_text(r: ResultRow) -> str:
     """Of how many prompts the output is plain decoding's, where the acceptor promises that."""
     if r.get("lossy"):
         return "lossy"
@@ -58,19 +54,17 @@ def figure(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def counted_text(r: Row) -> str:
+def counted_text(r: ResultRow) -> str:
     """The speed-up by the cost model with its interval, where it is known."""
     speedup = r.get("counted_speedup")
     return "" if speedup is None else spread(speedup, r["intervals"]["counted_speedup"])
 
 
-COLUMNS = ("drafter", "policy", "τ [95 %]", "nodes/step", "depth/step", "speed-up [95 %]", "same output")
-"""Of a table in a document; with one for the temperature where there are several."""
 FIRST = ("drafter", "policy", "T", "τ [95 %]", "speed-up [95 %]", "same output")
-"""What a narrow terminal shows."""
+"""The columns that a narrow terminal shows."""
 
 
-def shown(rows: Sequence[Row]) -> list[dict[str, str]]:
+def shown(rows: Sequence[ResultRow]) -> list[dict[str, str]]:
     """Rows as text, τ and nodes first and seconds last; temperature and acceptor where there are several, or one was named."""
     hidden = set[str]()
     if len({r["temperature"] for r in rows}) == 1:
@@ -78,33 +72,3 @@ def shown(rows: Sequence[Row]) -> list[dict[str, str]]:
     if all(r.get("rule") is None for r in rows):
         hidden |= {"acceptor", "draws"}
     return [{name: text for name, text in cells(r).items() if name not in hidden} for r in rows]
-
-
-def markdown(result: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> str:
-    """A saved result as a table, under it what was run where.
-
-    Raises:
-        UserError: there is no such column.
-    """
-    rows = shown(result["rows"])
-    for column in columns:
-        if column not in rows[0]:
-            raise UnknownName("column", column, rows[0])
-    heads = [name for name in rows[0] if name in (*columns, "T")]
-    lines = [heads, ["---"] * len(heads), *([r[h] for h in heads] for r in rows)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{table}\n\n{caption(result)}"
-
-
-def caption(result: Mapping[str, Any]) -> str:
-    """What a table's figures are of."""
-    said, first = result["provenance"], result["rows"][0]
-    suite, hardware, target = said["suite"], said["hardware"], said["target"]
-    threads = f", threads: {hardware['threads']}" if hardware["kind"] == "cpu" else ""
-    mean_repetition = np.mean([r["repeated_ngrams"] for r in result["rows"]])
-    return (
-        f"*Target {target['name']} ({target['dtype']}), {first['prompts']} prompts of suite {suite['name']}"
-        f"{' (' + ', '.join(suite['categories']) + ')' if suite['categories'] else ''}, at most {said['max_new_tokens']} "
-        f"new tokens, times each was written: {said['repeats']}, {hardware['device']}{threads}, {said['date'][:10]}; "
-        f"repeated {NGRAM}-grams {mean_repetition:.0%}.*"
-    )

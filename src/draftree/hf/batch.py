@@ -11,39 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
     EosTokenCriteria,
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    ExponentialDecayLengthPenalty,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
     GenerationConfig,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
     LogitsProcessor,
     MaxLengthCriteria,
     MaxTimeCriteria,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
     StopStringCriteria,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopHLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-    WatermarkLogitsProcessor,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import logits_process as stock
 from transformers.generation.streamers import BaseStreamer
 
 from draftree.errors import DraftreeWarning, UserError
@@ -54,33 +30,31 @@ from draftree.sampling.settings import Sampling
 from draftree.stats import Stats, total
 
 WARPERS: frozenset[type] = frozenset(
-    (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper, TopHLogitsWarper,
-     EpsilonLogitsWarper, EtaLogitsWarper)
+    (stock.TemperatureLogitsWarper, stock.TopKLogitsWarper, stock.TopPLogitsWarper, stock.MinPLogitsWarper,
+     stock.TypicalLogitsWarper, stock.TopHLogitsWarper, stock.EpsilonLogitsWarper, stock.EtaLogitsWarper)
 )  # fmt: skip
 """Processors that look at the scores alone: the last ones of a list turn logits into p, for drafts as well."""
 PURE: frozenset[type] = frozenset(
-    (RepetitionPenaltyLogitsProcessor, NoRepeatNGramLogitsProcessor, NoBadWordsLogitsProcessor, SequenceBiasLogitsProcessor,
-     SuppressTokensLogitsProcessor, SuppressTokensAtBeginLogitsProcessor, ForcedBOSTokenLogitsProcessor,
-     ForcedEOSTokenLogitsProcessor, MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor, ExponentialDecayLengthPenalty)
+    (stock.RepetitionPenaltyLogitsProcessor, stock.NoRepeatNGramLogitsProcessor, stock.NoBadWordsLogitsProcessor,
+     stock.SequenceBiasLogitsProcessor, stock.SuppressTokensLogitsProcessor, stock.SuppressTokensAtBeginLogitsProcessor,
+     stock.ForcedBOSTokenLogitsProcessor, stock.ForcedEOSTokenLogitsProcessor, stock.MinLengthLogitsProcessor,
+     stock.MinNewTokensLengthLogitsProcessor, stock.ExponentialDecayLengthPenalty)
 )  # fmt: skip
 """Processors that are cheap functions of one row's text and scores: they are applied to drafts, too (`Request.guides`)."""
-STATELESS: frozenset[type] = (
-    WARPERS
-    | PURE
-    | {InfNanRemoveLogitsProcessor, LogitNormalization, PrefixConstrainedLogitsProcessor, WatermarkLogitsProcessor,
-       EncoderNoRepeatNGramLogitsProcessor, EncoderRepetitionPenaltyLogitsProcessor, MaxTimeCriteria, StopStringCriteria}
-)  # fmt: skip
+ALONE: frozenset[type] = WARPERS | PURE | {
+    stock.InfNanRemoveLogitsProcessor, stock.LogitNormalization, stock.WatermarkLogitsProcessor, MaxTimeCriteria,
+    StopStringCriteria
+}  # fmt: skip
+"""Processors and criteria that treat a row the same whatever its number and however many there are."""
+STATELESS: frozenset[type] = ALONE | {
+    stock.PrefixConstrainedLogitsProcessor, stock.EncoderNoRepeatNGramLogitsProcessor,
+    stock.EncoderRepetitionPenaltyLogitsProcessor
+}  # fmt: skip
 """Processors and criteria that remember nothing from call to call, so that rows can share them."""
-ALONE: frozenset[type] = (
-    WARPERS
-    | PURE
-    | {InfNanRemoveLogitsProcessor, LogitNormalization, WatermarkLogitsProcessor, MaxTimeCriteria, StopStringCriteria}
-)  # fmt: skip
-"""Those that treat a row the same whatever its number and however many there are."""
 
 
 @dataclass(frozen=True)
-class Prompted:
+class PaddedPrompt:
     """A row of a batch.
 
     Attributes:
@@ -94,8 +68,8 @@ class Prompted:
     hidden: list[int] | None = None
 
 
-def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False) -> list[Prompted]:
-    """What each row asks the model to read.
+def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False) -> list[PaddedPrompt]:
+    """The text of each row that the model is to read.
 
     An id that the mask hides is seen by nobody and counts in no position: the text is the others'.
 
@@ -120,22 +94,22 @@ def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool =
     return [_prompt(r, *row, windowed) for r, row in enumerate(zip(input_ids.tolist(), seen.tolist(), strict=True))]
 
 
-def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> Prompted:
+def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> PaddedPrompt:
     if not all(seen[-1:]):  # the first new token would be read off a hidden one
         raise UserError(f"row {row} of attention_mask has a zero at its last place, {len(ids) - 1}: pad on the left")
     text = list(compress(ids, seen))
     if all(seen[-len(text) :]):
-        return Prompted(ids[: -len(text)], text)
+        return PaddedPrompt(ids[: -len(text)], text)
     if windowed:
         place = seen.index(False, seen.index(True))
         told = "allowed are zeros on the left alone: the model's window counts places, hidden or not"
         raise UserError(f"row {row} of attention_mask has a zero at place {place}, behind a one; {told}")
-    return Prompted([], text, ids)
+    return PaddedPrompt([], text, ids)
 
 
 @dataclass
-class Row:
-    """What was written for a row, and why it ended."""
+class RowOutput:
+    """A row's new tokens and scores, and why it ended."""
 
     tokens: list[int] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
@@ -148,7 +122,7 @@ class Row:
 
 
 @dataclass
-class Batch:
+class Call:
     """A call of `generate`, as transformers has prepared it.
 
     Attributes:
@@ -160,13 +134,13 @@ class Batch:
     """
 
     input_ids: Tensor
-    prompts: list[Prompted]
+    prompts: list[PaddedPrompt]
     config: GenerationConfig
     processors: list[LogitsProcessor]
     criteria: list[Any]
 
     def sampling(self, seed: int | None) -> Sampling:
-        """How tokens are chosen: greedily, or after the warpers that end the list of processors."""
+        """The choice of tokens: greedy, or after the warpers that end the list of processors."""
         if not self.config.do_sample:
             return Sampling()
         seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed  # torch's own seed decides then
@@ -180,13 +154,13 @@ class Batch:
 
     @property
     def keeps_scores(self) -> bool:
-        """Whether the output holds scores or logits."""
+        """True where the output holds scores or logits."""
         config = self.config
         return bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
 
     @property
     def _tells_criteria(self) -> bool:
-        """Whether criteria are told the scores of all steps, as transformers tells them if they are kept."""
+        """True where criteria are told the scores of all steps, as transformers tells them if they are kept."""
         return bool(self.keeps_scores and self.config.output_scores and self._stopping)
 
     @property
@@ -196,7 +170,7 @@ class Batch:
 
     @property
     def pads(self) -> bool:
-        """Whether transformers fills rows that have ended; without EOS criteria they go on until all have."""
+        """True where transformers fills rows that have ended; without EOS criteria they go on until all have."""
         return any(getattr(c, "eos_token_id", None) is not None for c in self.criteria)
 
     def requests(self) -> list[Request]:
@@ -225,8 +199,8 @@ class Batch:
             found.append(request)
         return found
 
-    def output(self, rows: Sequence[Row]) -> Tensor | GenerateDecoderOnlyOutput:
-        """What `generate` returns: rows that have ended are filled with the padding token, and their scores with 0."""
+    def output(self, rows: Sequence[RowOutput]) -> Tensor | GenerateDecoderOnlyOutput:
+        """The output of `generate`: rows that have ended are filled with the padding token, and their scores with 0."""
         steps = max(len(row.tokens) for row in rows)
         padding = getattr(self.config, "_pad_token_tensor", None)
         pad = 0 if padding is None else int(padding)
@@ -234,12 +208,12 @@ class Batch:
         sequences = torch.cat((self.input_ids, new), dim=1)
         if not self.config.return_dict_in_generate:
             return sequences
-        processed = [[s.processed for s in row.scores] for row in rows] if self.config.output_scores else None
-        raw = [[s.raw for s in row.scores] for row in rows] if self.config.output_logits else None
-        told: list[Any] = [None if kept is None else self._columns(kept, steps) for kept in (processed, raw)]
-        output: Any = GenerateDecoderOnlyOutput  # its annotations are narrower than what it holds
-        written: GenerateDecoderOnlyOutput = output(sequences=sequences, scores=told[0], logits=told[1])
-        return written
+        output: dict[str, Any] = {"sequences": sequences}
+        if self.config.output_scores:
+            output["scores"] = self._columns([[s.processed for s in row.scores] for row in rows], steps)
+        if self.config.output_logits:
+            output["logits"] = self._columns([[s.raw for s in row.scores] for row in rows], steps)
+        return GenerateDecoderOnlyOutput(**output)
 
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
         """[T] scores [B, V] of all rows' tokens in one place."""
@@ -249,15 +223,15 @@ class Batch:
 
 
 def write(
-    engine: Writer, batch: Batch, sampling: Sampling, streamer: BaseStreamer | None, reuse: bool
-) -> tuple[list[Row], Stats]:
-    """Writes all rows of a batch, as long as transformers would.
+    engine: Writer, call: Call, sampling: Sampling, streamer: BaseStreamer | None, reuse: bool
+) -> tuple[list[RowOutput], Stats]:
+    """Writes all rows of a call, as long as transformers would.
 
     Raises:
         UserError: a request cannot be served.
     """
-    requests = batch.requests()
-    rows = [Row() for _ in requests]
+    requests = call.requests()
+    rows = [RowOutput() for _ in requests]
 
     def tell(numbers: Sequence[int], events: Sequence[Emitted]) -> None:
         for event in events:
@@ -269,7 +243,7 @@ def write(
     stats = [engine.write(requests, sampling, partial(tell, range(len(rows))), reuse).stats]
     steps = max(len(row.tokens) for row in rows)
     short = [r for r, row in enumerate(rows) if len(row.tokens) < steps and row.ending != "context"]
-    if short and not batch.pads:
+    if short and not call.pads:
         rest = [requests[r] for r in short]
         longer = [
             replace(r, prompt=[*r.prompt, *rows[n].tokens], max_new_tokens=steps - len(rows[n].tokens), criteria=())
@@ -321,7 +295,7 @@ class Whole(Around):
         prompt: of the row.
     """
 
-    def __init__(self, inner: Any, prompt: Prompted) -> None:
+    def __init__(self, inner: Any, prompt: PaddedPrompt) -> None:
         self.inner, self._read, self._ids = inner, len(prompt.text), prompt.hidden
 
     def __call__(self, input_ids: Tensor, scores: Any = None) -> Any:
@@ -329,24 +303,24 @@ class Whole(Around):
         return self.inner(torch.cat((whole, input_ids[:, self._read :]), dim=1), scores)
 
 
-def in_full(prompt: Prompted, part: Any) -> Any:
+def in_full(prompt: PaddedPrompt, part: Any) -> Any:
     """A processor or criterion that is shown its row as transformers shows it."""
     return part if prompt.hidden is None else Whole(part, prompt)
 
 
 def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
     """A processor of a batch as one row's own."""
-    if type(processor) is InfNanRemoveLogitsProcessor:  # float64 stays float64 here
+    if type(processor) is stock.InfNanRemoveLogitsProcessor:  # float64 stays float64 here
         return Finite()
     if rows == 1:
         return processor
-    if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
+    if type(processor) is stock.RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
         mine = copy.copy(processor)
         mine.prompt_ignore_length = processor.prompt_ignore_length[row : row + 1]
         return mine
-    if type(processor) is PrefixConstrainedLogitsProcessor:  # the user's function need not know other texts in its row
+    if type(processor) is stock.PrefixConstrainedLogitsProcessor:  # the user's function need not know other texts in its row
         ask = processor._prefix_allowed_tokens_fn
-        return PrefixConstrainedLogitsProcessor(lambda _, ids: ask(row, ids), 1)
+        return stock.PrefixConstrainedLogitsProcessor(lambda _, ids: ask(row, ids), 1)
     return processor if type(processor) in ALONE else OneRow(own_copy(processor, row), row, rows)
 
 

@@ -30,7 +30,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from draftree.costs import Costs, CostTable
 from draftree.errors import UserError, shown
-from draftree.hf.batch import Batch, prompts, write
+from draftree.hf.batch import Call, prompts, write
 from draftree.rows import Writer
 from draftree.stats import Stats
 from draftree.text.options import Options
@@ -63,13 +63,13 @@ NOT_HERE: Mapping[str, str] = {
 }
 """Arguments of `generate` that transformers does not pass on to a hook."""
 READ = frozenset(("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"))
-"""What transformers prepares for the model's forward that a hook knows what to do with."""
+"""Arguments of the model's forward, prepared by transformers, that the hook reads or can leave aside."""
 IDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""What ids may be given in."""
+"""The dtypes of prompt ids."""
 
 
 class Hook:
-    """What `speculate` returns: called by `model.generate(…, custom_generate=hook)`.
+    """The decoding loop that `speculate` returns: called by `model.generate(…, custom_generate=hook)`.
 
     Args:
         opened: the engine for a model.
@@ -91,7 +91,7 @@ class Hook:
         tokenizer: PreTrainedTokenizerBase | None = None,
         reuse: bool = False,
     ) -> None:
-        self._seed = None if seed is None else checked(seed)
+        self._seed = None if seed is None else Options(seed=seed).seed  # by the rule of options, in greedy calls too
         if not isinstance(streamer, BaseStreamer | None):
             raise UserError(f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None")
         self._opened, self._streamer, self._tokenizer = opened, streamer, tokenizer
@@ -128,21 +128,12 @@ class Hook:
             if stop_strings is not None and not any(type(c) is StopStringCriteria for c in criteria):  # the user's own one wins
                 criteria.append(stops(self._tokenizer, engine, stop_strings))
             rows = prompts(input_ids, model_kwargs, engine.target.decoder.window is not None)
-            batch = Batch(input_ids, rows, generation_config, [*logits_processor], criteria)
-            sampling = batch.sampling(self._seed if seed is None else checked(seed))
-            written, self.stats = write(engine, batch, sampling, self._streamer, self._reuse)
+            call = Call(input_ids, rows, generation_config, [*logits_processor], criteria)
+            sampling = call.sampling(self._seed if seed is None else Options(seed=seed).seed)
+            written, self.stats = write(engine, call, sampling, self._streamer, self._reuse)
         if self._streamer is not None:
             self._streamer.end()
-        return batch.output(written)
-
-
-def checked(seed: int) -> int:
-    """The seed, by the rule that options have for it; in greedy calls too.
-
-    Raises:
-        UserError: it is none.
-    """
-    return int(Options(seed=seed).seed)
+        return call.output(written)
 
 
 def generate(
@@ -169,25 +160,21 @@ def generate(
     told = [options, *(vars(c) for c in (config, default) if c is not None)]
     asked = {n: next((o[n] for o in told if o.get(n) is not None), None) for n in ("stop_strings", *REFUSED)}
     refuse_options(asked)
-    if (strings := asked["stop_strings"]) is not None:
-        options = without_stop_strings(options, config, default)
-        if not any(type(c) is StopStringCriteria for c in options["stopping_criteria"]):  # the user's own one wins
-            options["stopping_criteria"].append(stops(tokenizer, engine, strings))
-    hook = Hook(lambda model: engine, seed, streamer, reuse=True)
+    hook = Hook(lambda model: engine, seed, streamer, tokenizer, reuse=True)
 
     def loop(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Tensor | GenerateDecoderOnlyOutput:
-        return hook(model, input_ids, **prepared)  # without parameters of its own, which would take options away
+        # Without parameters of its own, which would take options away from transformers.
+        return hook(model, input_ids, stop_strings=asked["stop_strings"], **prepared)
 
+    options = without_stop_strings(options, default)
     written: Tensor | GenerateDecoderOnlyOutput = model.generate(inputs, custom_generate=loop, **options)
     return written
 
 
-def without_stop_strings(
-    options: Mapping[str, Any], config: GenerationConfig | None, default: GenerationConfig | None
-) -> dict[str, Any]:
-    """The options with criteria that can be added to, and without stop strings: transformers drops their tokenizer."""
-    changed = {**options, "stopping_criteria": StoppingCriteriaList(options.get("stopping_criteria") or ())}
-    if config is not None:
+def without_stop_strings(options: Mapping[str, Any], default: GenerationConfig | None) -> dict[str, Any]:
+    """The options without stop strings, which the hook looks for: transformers drops the tokenizer that they need."""
+    changed = dict(options)
+    if (config := options.get("generation_config")) is not None:
         changed["generation_config"] = copy.deepcopy(config)
         changed["generation_config"].stop_strings = None
     if "stop_strings" in options or (default is not None and default.stop_strings is not None):

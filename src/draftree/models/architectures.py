@@ -11,7 +11,7 @@ from draftree.errors import UserError
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 RECURRENT = ("linear", "conv", "mamba", "hybrid", "recurrent")
-"""How the names begin of layers that fold the text into a state."""
+"""Beginnings of the names of layers that fold the text into a state."""
 BY_SLOT = ("gpt_neo",)
 """Models whose windows are cut out by cache slot, inside the layer."""
 
@@ -58,7 +58,7 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
 
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-"""What every language model has at least one of; the first and the last two may be missing."""
+"""Sizes that every language model has at least one of; the first and the last two may be missing."""
 
 
 def check_bounds(config: PreTrainedConfig, folder: Path) -> None:

@@ -1,11 +1,11 @@
-"""How much each layer of a model attends: a drafter that reads a layer at which the model itself hardly looks learns little.
+"""The strength of each layer's attention: a drafter that reads a layer at which the model itself hardly looks learns little.
 
 Shapes: B batch (1 here), T tokens, D hidden size, L layers.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -23,12 +23,12 @@ AUTO: Literal["auto"] = "auto"
 DEAD = 0.1
 """Below this share of the residual stream attention adds next to nothing."""
 TEXTS, TOKENS = 8, 512
-"""How many texts are read, and how much of each."""
+"""The number of texts that are read, and of tokens of each."""
 
 
 @dataclass(frozen=True)
 class Attending:
-    """How much a layer attends, a mean over the second half of some texts.
+    """The strength of a layer's attention, a mean over the second half of some texts.
 
     Attributes:
         output: norm of what attention adds to the residual stream over the norm of that stream before it.
@@ -40,13 +40,13 @@ class Attending:
 
     @property
     def dead(self) -> bool:
-        """Whether its attention could as well be left out; that of numbers that are none is not said to be so."""
+        """True where its attention could as well be left out; false where the figure is no number."""
         return self.output < DEAD
 
 
 @torch.inference_mode()
 def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
-    """How much each of the L layers attends, measured on a few of the texts, evenly spread.
+    """The strength of each of the L layers' attention, measured on a few of the texts, evenly spread.
 
     Args:
         decoder: of any architecture whose layers have one attention and a feed-forward part.
@@ -61,24 +61,15 @@ def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
         raise UserError("how much the target's layers attend is measured on texts of at least 2 tokens, and there is none")
     count = min(TEXTS, len(fit))
     watches = [_Watch(decoder, i) for i in range(len(decoder.layers))]
-    with ExitStack() as stack, _eager(decoder):
+    with ExitStack() as stack:
+        stack.callback(setattr, decoder.config, "_attn_implementation", decoder.config._attn_implementation)
+        decoder.config._attn_implementation = "eager"  # the way that gives the weights of attention
         for watch in watches:
-            stack.enter_context(watch.watching())
+            stack.callback(watch.layer.register_forward_hook(watch.measure, with_kwargs=True).remove)
         for text in (fit[i * len(fit) // count] for i in range(count)):
             ids = torch.from_numpy(np.asarray(text, np.int64))[None].to(decoder.device)
             cast(Any, decoder.stack)(input_ids=ids, use_cache=False, **decoder.causal(ids))
     return tuple(watch.mean for watch in watches)
-
-
-@contextmanager
-def _eager(decoder: Decoder) -> Iterator[None]:
-    """Inside, attention is computed in the way that gives its weights."""
-    before = decoder.config._attn_implementation
-    decoder.config._attn_implementation = "eager"
-    try:
-        yield
-    finally:
-        decoder.config._attn_implementation = before
 
 
 class _Watch:
@@ -89,8 +80,8 @@ class _Watch:
     """
 
     def __init__(self, decoder: Decoder, index: int) -> None:
-        self._layer = decoder.layers[index]
-        mixing = [m for m in self._layer.children() if any(p.dim() > 1 for p in m.parameters())]  # all others are norms
+        self.layer = decoder.layers[index]
+        mixing = [m for m in self.layer.children() if any(p.dim() > 1 for p in m.parameters())]  # all others are norms
         attention = [m for m in mixing if type(m).__name__.endswith("Attention")]
         if len(attention) != 1:
             name = type(decoder.model).__name__
@@ -102,16 +93,8 @@ class _Watch:
         self._outputs: list[Tensor] = []
         self._entropies: list[Tensor] = []
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Inside, passes are measured."""
-        hook = self._layer.register_forward_hook(self._again, with_kwargs=True)
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    def _again(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+    def measure(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+        """A forward hook of the layer."""
         weights: list[Tensor] = []
         with ExitStack() as stack:
             stack.callback(self._attention.register_forward_hook(lambda _m, _i, out: weights.append(out[1])).remove)

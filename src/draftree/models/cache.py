@@ -4,7 +4,7 @@ Shapes: R rows, H key-value heads, S slots, L layers. Slots [0, length) of a row
 scratch of the step in hand and is hidden from every later step by the mask.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,3 +157,26 @@ class Writer(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots before this pass; models ask only where positions are not given, and they are."""
         return self._start
+
+
+class Catcher(Cache):
+    """Keys and values [R, H, n, width] that one pass over whole texts would store, by layer.
+
+    Args:
+        layers: those that are kept; all by default.
+    """
+
+    def __init__(self, layers: Container[int] | None = None) -> None:
+        super().__init__(layers=[])
+        self._layers = layers
+        self.caught: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if self._layers is None or layer_idx in self._layers:
+            self.caught[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0

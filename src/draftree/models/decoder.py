@@ -7,7 +7,7 @@ Shapes: R rows, n tokens a row in one pass (padded), S slots, D hidden size, V v
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError
 from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, check_bounds, refuse_unsupported
-from draftree.models.cache import LayerShape, SlotCache
+from draftree.models.cache import Catcher, LayerShape, SlotCache
 from draftree.models.feed import Feed, additive_mask
 from draftree.tree import Ints
 
@@ -49,7 +49,7 @@ class Decoder:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the model computes; like the dtype it is asked for often and looked up once."""
+        """The model's device; like the dtype it is asked for often and looked up once."""
         device: torch.device = self.model.device
         return device
 
@@ -62,8 +62,7 @@ class Decoder:
     @property
     def vocab(self) -> int:
         """V, the width of its logits."""
-        head: Any = self.model.get_output_embeddings  # untyped, as much of transformers is
-        return int(head().weight.shape[0])
+        return int(self._head.weight.shape[0])
 
     @property
     def hidden(self) -> int:
@@ -72,7 +71,7 @@ class Decoder:
 
     @cached_property
     def context(self) -> int:
-        """How many positions it knows."""
+        """The number of positions it knows."""
         known = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
         rope = self._changing_rope
         if rope is None or rope["rope_type"] != "dynamic":
@@ -113,15 +112,16 @@ class Decoder:
 
     @cached_property
     def shapes(self) -> tuple[LayerShape, ...]:
-        """What each layer stores, read off a pass over one token."""
-        recorder = _Recorder()
+        """The shape of each layer's keys and values, read off a pass over one token."""
+        seen = Catcher()
         with torch.inference_mode():
             one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
             mask = self.by_type(torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device))
-            self.model(input_ids=one, position_ids=one, attention_mask=mask, past_key_values=recorder, use_cache=True)
-        if sorted(recorder.seen) != list(range(self.config.num_hidden_layers)):
+            self.model(input_ids=one, position_ids=one, attention_mask=mask, past_key_values=seen, use_cache=True)
+        if sorted(seen.caught) != list(range(self.config.num_hidden_layers)):
             raise UserError(f"{type(self.model).__name__} is not supported: its layers share or skip keys and values")
-        return tuple(recorder.seen[i] for i in sorted(recorder.seen))
+        caught = (seen.caught[i] for i in sorted(seen.caught))
+        return tuple(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]) for keys, values in caught)
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
         """An empty cache for `rows` sequences with room for `slots` tokens each, to begin with."""
@@ -258,14 +258,12 @@ class Decoder:
         return self._behind_head(self._head(states))
 
     @property
-    def _head(self) -> nn.Module:
-        outer: Any = self.model
-        head: nn.Module = outer.get_output_embeddings()
-        return head
+    def _head(self) -> Any:  # untyped, as much of transformers is
+        return self.model.get_output_embeddings()
 
     @cached_property
     def _behind_head(self) -> Callable[[Tensor], Tensor] | None:
-        """What the model does to its head's output: nothing, a cap or a scale; None for what is none of these."""
+        """The model's change of its head's output: nothing, a cap or a scale; None where it is another one."""
         cap = getattr(self.config, "final_logit_softcapping", None) or 1.0  # Gemma 2
         by, over = getattr(self.config, "logit_scale", None) or 1.0, getattr(self.config, "logits_scaling", None) or 1.0
         known: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -290,63 +288,34 @@ class Decoder:
         return logits[0]
 
     def keys_and_values(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer would cache for given inputs [R, n, D] at positions [R, n]: [R, H, n, width] each.
+        """The first layer's keys and values [R, H, n, width] for given inputs [R, n, D] at positions [R, n].
 
         The pass is cut where the layer hands them to its cache, so that nothing behind them is computed.
         """
-        try:
+        first, mask = _Cut(), self.by_type(embeds.new_zeros(1, 1, 1, 1))
+        with suppress(_Enough):
             self.model.base_model(
-                inputs_embeds=embeds,
-                position_ids=positions,
-                attention_mask=self.by_type(embeds.new_zeros(1, 1, 1, 1)),
-                past_key_values=_Cut(),
-                use_cache=True,
+                inputs_embeds=embeds, position_ids=positions, attention_mask=mask, past_key_values=first, use_cache=True
             )
-        except _Stored as stored:
-            return stored.keys, stored.values
-        raise AssertionError("the model's first layer does not cache")
+        return first.caught[0]
 
 
-class _Recorder(Cache):
-    """Notes the shapes of what a pass would store."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.seen: dict[int, LayerShape] = {}
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.seen[layer_idx] = LayerShape(key_states.shape[1], key_states.shape[3], value_states.shape[3])
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-
-class _Stored(Exception):
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        super().__init__()
-        self.keys, self.values = keys, values
-
-
-class _Cut(Cache):
+class _Cut(Catcher):
     """Ends the pass at its first write."""
 
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        raise _Stored(key_states, value_states)
+        super().update(key_states, value_states, layer_idx)
+        raise _Enough
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
+
+class _Enough(Exception):
+    """A pass has given what was wanted of it."""
 
 
 def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
-    """What transformers loads from a folder or a hub id, and what it says of the tensors there.
+    """A model loaded by transformers from a folder or a hub id, and its report of the tensors there.
 
     Raises:
         UserError: the config's sizes are not those of the weights.

@@ -10,14 +10,13 @@ Shapes: n ids of a text, V vocabulary.
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from dataclasses import dataclass
 from typing import Any, Literal, Self, final
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from torch import Tensor
@@ -40,12 +39,12 @@ SEPARATORS: dict[Spaces, dict[str, Any]] = {
     "none": {"whitespace_flexible": False},
     "any": {},
 }
-"""How JSON is laid out, in llguidance's words."""
+"""Layouts of JSON, in llguidance's words."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the output must be, to the end: the response as a whole has to match.
+    """A grammar that the response as a whole has to match.
 
     Made by one of the constructors below; each takes `canonical`. Where the grammar leaves one way to go on for several
     bytes (a key of an object, say), many tokens could begin them. With `canonical` only the one that the tokenizer
@@ -125,12 +124,12 @@ class Grammar:
 
     @property
     def named(self) -> str:
-        """What an error message calls it."""
+        """Its name in error messages."""
         return f"{self.kind} {shown(self.given)}"
 
     @property
     def compiled(self) -> str:
-        """What the matcher is given."""
+        """The source that the matcher is given."""
         return self.source if self.canonical else f'%llguidance {{"no_forcing": true}}\n{self.source}'
 
 
@@ -162,7 +161,11 @@ class Vocabulary:
         """
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise UserError(f"a grammar needs a fast tokenizer, got {type(tokenizer).__name__}")
-        ends, size = _checked(eos, vocab), len(tokenizer)
+        ends, size = frozenset(eos), len(tokenizer)
+        if not ends:
+            raise UserError("no EOS id is known, a grammar needs at least one to end the text")
+        if not 0 <= min(ends) <= max(ends) < vocab:
+            raise UserError(f"EOS ids are {sorted(ends)}, allowed are 0 … {vocab - 1}")
         made, key = _MADE.setdefault(tokenizer, {}), (size, vocab, ends)
         if key not in made:
             if not (known := sorted(e for e in ends if e < size)):
@@ -173,71 +176,23 @@ class Vocabulary:
                 raise UserError(f"a grammar cannot read the tokenizer: {_one_line(str(error))}") from error
         return made[key]
 
-    @classmethod
-    def of_bytes(cls, tokens: Sequence[bytes], eos: Iterable[int], vocab: int | None = None) -> "Vocabulary":
-        """A vocabulary given as what each token writes.
-
-        Args:
-            tokens: each token's bytes; nothing for one that is never allowed. Those of `eos` do not matter.
-            eos: ids that end a text, at least one.
-            vocab: V, as many as there are tokens by default.
-
-        Raises:
-            UserError: there is no such id, or it is no token.
-        """
-        ends = _checked(eos, min(len(tokens), vocab or len(tokens)))
-        silent = [i for i, t in enumerate(tokens) if not t or i in ends]
-        return cls(LLTokenizer(TokenizerWrapper(_Table(tokens, min(ends), silent))), vocab or len(tokens), ends)
-
 
 _MADE: WeakKeyDictionary[PreTrainedTokenizerFast, dict[tuple[int, int, frozenset[int]], Vocabulary]] = WeakKeyDictionary()
 
 
-class _Table:
-    """What llguidance reads of a tokenizer that is a mere list of byte strings."""
-
-    def __init__(self, tokens: Sequence[bytes], eos: int, silent: Sequence[int]) -> None:
-        # A special token is one that no text writes; it needs a name of its own.
-        self.tokens = [f"<silent {i}>".encode() if i in silent else t for i, t in enumerate(tokens)]
-        self.special_token_ids, self.eos_token_id, self.bos_token_id = silent, eos, None
-        self._written = sorted((i for i in range(len(tokens)) if i not in silent), key=lambda i: -len(tokens[i]))
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        """The longest token at each place, this vocabulary's canonical spelling; EOS for a byte that it cannot write.
-
-        Every byte must have its token: llguidance takes the text as spelled to its end.
-        """
-        rest, ids = text if isinstance(text, bytes) else text.encode(), list[int]()
-        while rest:
-            found = next((i for i in self._written if rest.startswith(self.tokens[i])), None)
-            ids.append(self.eos_token_id if found is None else found)
-            rest = rest[1 if found is None else len(self.tokens[found]) :]
-        return ids
-
-
-class _Place(Enum):
-    """Where a text stands in the grammar."""
-
-    INSIDE = auto()
-    STUCK = auto()  # a beginning of some match, but no token of the vocabulary goes on, or the parser gave up
-    OVER = auto()  # behind an EOS, or no beginning of any match
-
-
 @dataclass(frozen=True)
 class _Node:
-    """What is known after one text.
+    """The tokens allowed after one text.
 
     Attributes:
-        place: where it stands.
-        bits: the allowed tokens inside, packed.
+        bits: the allowed tokens, packed; none behind an EOS, and where the text begins no match.
         only: the one allowed token, if it is one.
-        why: what is wrong where nothing can be said.
+        error: why nothing can be said: no token of the vocabulary goes on, or the parser gave up.
     """
 
-    place: _Place
-    bits: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    bits: NDArray[np.uint8] | None = None
     only: int | None = None
-    why: str = ""
+    error: str = ""
 
 
 @final
@@ -264,8 +219,8 @@ class Constrained(LogitsProcessor):
             raise UserError(f"{grammar.named} cannot be used: {_one_line(self._fresh.get_error())}")
         self._matcher, self._at = self._fresh.deep_copy(), list[int]()
         self._known: OrderedDict[tuple[int, ...], _Node] = OrderedDict()
-        if (root := self._node([])).place is _Place.STUCK:
-            raise UserError(f"{grammar.named} cannot be used: at the beginning, {root.why}")
+        if error := self._node([]).error:
+            raise UserError(f"{grammar.named} cannot be used: at the beginning, {error}")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Scores [1, V] with −∞ at what the grammar does not allow after ids [1, n].
@@ -279,10 +234,10 @@ class Constrained(LogitsProcessor):
             got = f"{input_ids.shape[0]} texts with scores {tuple(scores.shape)}"
             raise UserError(f"got {got}, a grammar follows one text with scores {expected}")
         node = self._node(input_ids[0, self._start :].tolist())
-        if node.place is _Place.STUCK:
-            raise UserError(f"{self._grammar.named} cannot be followed after {input_ids.shape[1]} ids: {node.why}")
+        if node.error:
+            raise UserError(f"{self._grammar.named} cannot be followed after {input_ids.shape[1]} ids: {node.error}")
         mask = self._unpacked(node)
-        if node.place is _Place.OVER:
+        if node.bits is None:
             mask[self._vocabulary.ends] = True
         return scores.masked_fill(~torch.from_numpy(mask).to(scores.device), -torch.inf)
 
@@ -298,21 +253,12 @@ class Constrained(LogitsProcessor):
         """The token that must come after a text (as in `allowed`), if exactly one may."""
         return self._node(list(ids[self._start :])).only
 
-    def span(self, ids: Sequence[int], most: int) -> list[int]:
-        """The tokens that must come after a text (as in `allowed`), up to the first choice, an EOS, or `most` of them."""
-        response, span = list(ids[self._start :]), list[int]()
-        while len(span) < most and (token := self._node(response + span).only) is not None:
-            span.append(token)
-        return span
-
     def _unpacked(self, node: _Node) -> Bools:
-        mask = np.zeros(self._vocabulary.vocab, np.bool_)
-        if node.place is _Place.INSIDE:
-            mask[:] = np.unpackbits(node.bits, count=len(mask))
-        return mask
+        vocab = self._vocabulary.vocab
+        return np.zeros(vocab, np.bool_) if node.bits is None else np.unpackbits(node.bits, count=vocab).view(np.bool_)
 
     def _node(self, response: list[int]) -> _Node:
-        """What is known after a response, worked out once."""
+        """The tokens allowed after a response, worked out once."""
         key = tuple(response)
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
@@ -331,7 +277,7 @@ class Constrained(LogitsProcessor):
         if self._matcher.is_error():  # the mask is then that of a finished text, whatever the text
             return self._failed()
         if not fits:
-            return _Node(_Place.OVER)
+            return _Node()
         mask = np.zeros(self._vocabulary.vocab, np.bool_)
         have = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little")[: len(mask)]
         mask[: len(have)] = have
@@ -339,14 +285,14 @@ class Constrained(LogitsProcessor):
         found = np.flatnonzero(mask)
         only = int(found[0]) if len(found) == 1 else None
         if not found.size or (only is not None and not accepting and self._matcher.validate_tokens([only]) == 0):
-            return _Node(_Place.STUCK, why=NO_TOKEN)  # what a tokenizer spells with its unknown token cannot be written
-        return _Node(_Place.INSIDE, np.packbits(mask), only)
+            return _Node(error=NO_TOKEN)  # what a tokenizer spells with its unknown token cannot be written
+        return _Node(np.packbits(mask), only)
 
     def _failed(self) -> _Node:
         """An error is for ever, so a fresh matcher takes over."""
         error = _one_line(self._matcher.get_error())
         self._matcher, self._at = self._fresh.deep_copy(), []
-        return _Node(_Place.STUCK, why=NO_TOKEN if error.startswith("NoExtension") else error)
+        return _Node(error=NO_TOKEN if error.startswith("NoExtension") else error)
 
     def _moved(self, response: list[int]) -> bool:
         """Brings the matcher to a response, or to the last of its tokens that fits; whether all of them did."""
@@ -361,20 +307,10 @@ class Constrained(LogitsProcessor):
 
 
 def _common(a: list[int], b: list[int]) -> int:
-    """How many tokens two texts share from their beginning."""
+    """The number of tokens that two texts share from their beginning."""
     if a == b[: len(a)]:  # the new text goes on where the last one ended, as it mostly does
         return len(a)
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _checked(eos: Iterable[int], vocab: int) -> frozenset[int]:
-    """EOS ids that can be used."""
-    ends = frozenset(eos)
-    if not ends:
-        raise UserError("no EOS id is known, a grammar needs at least one to end the text")
-    if not 0 <= min(ends) <= max(ends) < vocab:
-        raise UserError(f"EOS ids are {sorted(ends)}, allowed are 0 … {vocab - 1}")
-    return ends
 
 
 def _keys(value: Any) -> Iterator[Any]:

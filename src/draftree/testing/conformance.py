@@ -430,19 +430,27 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
     """Requests join and leave at random steps, each in whatever row is free; every text is the one it is alone."""
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
+    lengths = zip(rng.integers(1, 12, 2 * count), rng.integers(1, LONG, 2 * count), strict=True)
     waiting = [
-        Request([*suite.prompt(int(rng.integers(1, 12))), i], int(rng.integers(1, 9)), number=i, sampling=mixed[i % len(mixed)])
-        for i in range(2 * count)
+        Request([*suite.prompt(int(n)), i], int(limit), number=i, sampling=mixed[i % len(mixed)])
+        for i, (n, limit) in enumerate(lengths)
     ]
     drafter = suite.drafter(case.drafter, waiting, coach=Always)
     rows, state, owners = Rows(suite.target.new_cache(count, 8)), State(), dict[int, Request]()
     parts = Parts(suite.target, drafter, policy, Watched(acceptor, lambda: rows.room(suite.target), suite.coverage), COSTS)
+
+    def look(state: State) -> None:
+        if rows.live.size:
+            held = Held(rows.committed, rows.cache, state.drafter)
+            _as_if_fresh(suite.target, drafter, held, rows.last, rows.live, str(case))
+
     while waiting or owners:
         come = int(rng.integers(not owners, 1 + min(len(rows.free), len(waiting), 3))) if waiting and rows.free.size else 0
         if come:
             new, waiting = waiting[:come], waiting[come:]
             events, state = admit(parts, rows, new, state)
             owners |= {event.row: request for event, request in zip(events, new, strict=True)}
+            look(state)
         if rows.live.size:
             _, state = step(parts, rows, state)
         for row in [row for row in owners if rng.random() < (0.05 if row in rows.live else 0.7)]:
@@ -452,9 +460,7 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
                 suite.judge(acceptor, request, request.sampling, got, str(case))
             elif acceptor.keeps_text:
                 suite.same(replace(request, max_new_tokens=len(got)), request.sampling, got, str(case))
-        if rows.live.size:
-            held = Held(rows.committed, rows.cache, state.drafter)
-            _as_if_fresh(suite.target, drafter, held, rows.last, rows.live, str(case))
+        look(state)
 
 
 Check = Callable[[Suite, Case, Policy, Acceptor], None]

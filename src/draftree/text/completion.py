@@ -6,7 +6,7 @@ texts are then written in turns.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, TypeVar, final
@@ -67,7 +67,7 @@ class Completion:
     stats: Stats
 
     def logprobs_as_json(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-        """By the names of the command line; what cannot come at all has none."""
+        """The log-probabilities by the names of the command line; None for a token that cannot come."""
 
         def one(token: int, logprob: float) -> dict[str, Any]:
             text = str(tokenizer.decode([token]))
@@ -106,7 +106,7 @@ class Reading:
         return new
 
     def completion(self, stats: Stats) -> Completion:
-        """What was written, when nothing more comes; a text that was left unfinished counts as cut by its length."""
+        """The completion, when nothing more comes; a text that was left unfinished counts as cut by its length."""
         ending: Ending = next((t.ending for t in self.tokens if t.ending is not None), "length")
         return Completion(
             "".join(t.text for t in self.tokens) + self._pieces.rest(),
@@ -164,7 +164,7 @@ class Writing:
 
     @property
     def result(self) -> Completion | list[Completion]:
-        """What was written so far: of a list of prompts a list."""
+        """The completion so far: of a list of prompts a list."""
         found = [reading.completion(self._rows.stats) for reading in self._readings]
         return found if self._batch else found[0]
 
@@ -173,30 +173,20 @@ class Writing:
         self._steps.close()
 
 
-async def writes(
-    engine: Writer, prompt: Prompt | Prompts, options: Options, alone: bool = False
-) -> AsyncGenerator[tuple[Writing, list[Token]], None]:
-    """The steps of a text, or of a batch of them, each in a worker thread."""
-    writing = await in_thread(lambda: Writing(engine, prompt, options, alone))
-    with closing(writing):
-        while (new := await in_thread(writing.step)) is not None:
-            yield writing, new
-
-
 async def complete(engine: Writer, prompt: Prompt | Prompts, options: Options) -> Any:
-    """A completion; a task that is cancelled ends the writing after the step at hand."""
-    done: Writing | None = None
-    async with aclosing(writes(engine, prompt, options)) as steps:
-        async for writing, _ in steps:
-            done = writing
-    assert done is not None, "a text has one token at least"
-    return done.result
+    """A completion, each step in a worker thread; a task that is cancelled ends the writing after the step at hand."""
+    writing = await in_thread(lambda: Writing(engine, prompt, options))
+    with closing(writing):
+        while await in_thread(writing.step) is not None:
+            pass
+    return writing.result
 
 
 async def stream(engine: Writer, prompt: Prompt, options: Options) -> AsyncGenerator[Token, None]:
-    """The tokens of a text."""
-    async with aclosing(writes(engine, prompt, options, alone=True)) as steps:
-        async for _, new in steps:
+    """The tokens of a text, each step in a worker thread."""
+    writing = await in_thread(lambda: Writing(engine, prompt, options, alone=True))
+    with closing(writing):
+        while (new := await in_thread(writing.step)) is not None:
             for token in new:
                 yield token
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 UNKNOWN = "\ufffd"
-"""What the first bytes of a character decode to until its last one is there."""
+"""The text of a character's first bytes until its last one is there."""
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
@@ -78,7 +78,7 @@ class Stops:
         return bool(self.texts or self.ids)
 
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
-        """Where the stop text begins that is complete first, and which it is; of several the longest.
+        """The place and the text of the stop text that is complete first; of several the longest.
 
         So the answer does not depend on how many characters came with the last token.
 
@@ -90,7 +90,7 @@ class Stops:
         return min(found)[1:] if found else None
 
     def held(self, text: str) -> int:
-        """How many of a text's last characters may be the beginning of a stop text."""
+        """The number of a text's last characters that may be the beginning of a stop text."""
         return max((k for s in self.texts for k in range(1, min(len(s), len(text) + 1)) if text.endswith(s[:k])), default=0)
 
 
@@ -117,14 +117,10 @@ class StopTexts:
         if response[: len(known)] != known:  # another text: this is a function of the ids, and only quick for one that grows
             self._decoded, self._found, known = Decoded(self._tokenizer), False, []
         for token in response[len(known) :]:
-            self._add(token)
+            new = max(self._decoded.sure - self._longest + 1, 0)  # what lies before has been searched
+            self._decoded.add(token)
+            self._found |= token in self._stops.ids or self._stops.find(self._decoded.text, new) is not None
         return self._found
-
-    def _add(self, token: int) -> None:
-        searched = self._decoded.sure
-        self._decoded.add(token)
-        new = max(searched - self._longest + 1, 0)
-        self._found |= token in self._stops.ids or self._stops.find(self._decoded.text, new) is not None
 
 
 @final
@@ -141,7 +137,7 @@ class Pieces:
         self.stop: str | None = None
 
     def add(self, token: int) -> str:
-        """What a further token makes sure of; nothing where it is part of a character, or may begin a stop text."""
+        """The text that is certain with a further token; none where it is part of a character, or may begin a stop text."""
         self._decoded.add(token)
         sure = self._decoded.text[: self._decoded.sure]
         piece = self._until(len(sure) - self._stops.held(sure))
@@ -149,7 +145,7 @@ class Pieces:
         return piece
 
     def rest(self) -> str:
-        """What was held back, when no further token comes."""
+        """The text that was held back, when no further token comes."""
         return self._until(len(self._decoded.text))
 
     def _until(self, end: int) -> str:

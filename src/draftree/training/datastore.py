@@ -12,7 +12,7 @@ from typing import Any
 import draftree
 from draftree.boundary.files import whole_folder, writable
 from draftree.boundary.progress import Tell, silent
-from draftree.data.corpus import Reading, files
+from draftree.data.corpus import Documents, files
 from draftree.drafters.lookup.datastore import Stored, tokenizer_hash
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import commit
@@ -62,12 +62,12 @@ def build(
             done = size // MEGA
             tell(done, of=of)
 
-        reading = Reading(found, tokenizer, read)
-        figures = known[kind].build(reading, vocab, folder, settings, lambda doing: tell(done, doing, of))
+        corpus = Documents(found, tokenizer, read)
+        figures = known[kind].build(corpus, vocab, folder, settings, lambda doing: tell(done, doing, of))
         said = {
             "drafter": kind, "target": target, "tokenizer": tokenizer_hash(tokenizer), "vocab": vocab,
-            "files": len(found), "undecodable": reading.undecodable, "documents": reading.documents, "tokens": reading.tokens,
-            "text_bytes": reading.text_bytes, "bytes": sum(path.stat().st_size for path in folder.iterdir()), **figures,
+            "files": len(found), "undecodable": corpus.undecodable, "documents": corpus.documents, "tokens": corpus.tokens,
+            "text_bytes": corpus.text_bytes, "bytes": sum(path.stat().st_size for path in folder.iterdir()), **figures,
             "seconds": round(time.perf_counter() - start, 3),
             "data": list(map(str, data)), "settings": settings, "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": shlex.join(["draftree", *sys.argv[1:]]), "version": draftree.__version__, "commit": commit(),

@@ -1,26 +1,30 @@
-"""The target's internals for every sample, computed once and kept in safetensors shards.
+"""The target's internals for the texts a drafter learns from, read in a pass, or computed once and kept in safetensors shards.
 
-A layer is a series of files of its own, so that another drafter that reads other layers adds to a folder what it lacks.
+Of kept ones a layer is a series of files of its own, so that another drafter that reads other layers adds to a folder what
+it lacks.
 
-Shapes: T tokens of a sample, D hidden size, H key-value heads.
+Shapes: B batch, T tokens of a sample, D hidden size, H key-value heads.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draftree.boundary.files import understood, whole
+from draftree.boundary.files import existing, understood, whole
+from draftree.boundary.progress import Tell, silent
 from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
+from draftree.models.cache import Catcher
 from draftree.models.target import LAST, Needs, Target
-from draftree.training.teacher import Features, padded, read
+from draftree.training.processes import Processes
 
 SHARD = 256
 """Samples in a file."""
@@ -28,11 +32,32 @@ TOGETHER = 16
 """Samples in a pass of the target."""
 
 
-def series(needs: Needs, target: Target) -> dict[str, int]:
-    """The names of the series a drafter needs, each with its layer counted from 0."""
-    layers = int(target.decoder.config.num_hidden_layers)
-    hidden = [target.decoder.hidden_index(layer) for layer in (*needs.hidden, LAST)]
-    return {f"hidden.{i}": i for i in hidden} | {f"kv.{i % layers}": i % layers for i in needs.kv}
+@dataclass(frozen=True)
+class Features:
+    """The target's internals for a batch of texts: hidden states [B, T, D] (the last one among them), keys and values."""
+
+    hidden: dict[int, Tensor]
+    kv: dict[int, tuple[Tensor, Tensor]]
+
+
+@torch.no_grad()
+def read(target: Target, ids: Tensor, needs: Needs) -> Features:
+    """The internals of a pass over texts [B, T]."""
+    count = int(target.decoder.config.num_hidden_layers)
+    layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
+    catcher = Catcher({layer % count for layer in needs.kv})
+    stack: Any = target.decoder.stack
+    with target.decoder.tapped(layers) as hidden:
+        stack(input_ids=ids, past_key_values=catcher, use_cache=True, **target.decoder.causal(ids))
+    return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
+
+
+def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """[B, T] rows padded with zeros at the end."""
+    out = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return out
 
 
 @dataclass(frozen=True)
@@ -62,7 +87,8 @@ class Shards:
     @property
     def lacking(self) -> tuple[str, ...]:
         """The series of which not all files are there."""
-        names = series(self.needs, self.target)
+        hidden, kv = (self._hidden(layer) for layer in (*self.needs.hidden, LAST)), map(self._kv, self.needs.kv)
+        names = dict.fromkeys((*hidden, *kv))
         return tuple(n for n in names if not all(self._file(n, s).is_file() for s in range(self._count)))
 
     @property
@@ -70,10 +96,18 @@ class Shards:
         """Bytes that what is lacking will take."""
         decoder = self.target.decoder
         width = 0
-        for name in self.lacking:
-            shape = decoder.shapes[series(self.needs, self.target)[name]] if name.startswith("kv.") else None
+        for kind, layer in (name.split(".") for name in self.lacking):
+            shape = decoder.shapes[int(layer)] if kind == "kv" else None
             width += decoder.hidden if shape is None else shape.heads * (shape.key + shape.value)
         return width * decoder.dtype.itemsize * sum(len(s.tokens) for s in self.samples)
+
+    def _hidden(self, layer: int) -> str:
+        """The series of a hidden state."""
+        return f"hidden.{self.target.decoder.hidden_index(layer)}"
+
+    def _kv(self, layer: int) -> str:
+        """The series of a layer's keys and values."""
+        return f"kv.{layer % int(self.target.decoder.config.num_hidden_layers)}"
 
     @property
     def _count(self) -> int:
@@ -82,76 +116,66 @@ class Shards:
     def _file(self, name: str, shard: int) -> Path:
         return self.folder / name / f"{shard:05}.safetensors"
 
-    def check_room(self) -> None:
-        """Refuses, before the work, a disk that is too small.
-
-        Raises:
-            UserError: it says how much is needed and how much is free.
-        """
-        home = next(p for p in (self.folder, *self.folder.absolute().parents) if p.exists())
-        free = shutil.disk_usage(home).free
-        if self.size > free:
-            raise UserError(f"features need {self.size / 1e9:.1f} GB in '{home}', free are {free / 1e9:.1f} GB")
-
-    def fill(self, listen: Callable[[int, int], None] = lambda *_: None, rank: int = 0, world: int = 1) -> None:
-        """Computes what is lacking; an interrupted run goes on with the files that are not there yet.
+    def fill(self, processes: Processes, tell: Tell = silent) -> None:
+        """Computes what is lacking, each process its share; an interrupted run goes on with the files that are not there yet.
 
         Args:
-            listen: told how many files of how many are done.
-            rank: of this process, which does every `world`-th file.
-            world: how many processes do this.
+            processes: of the run.
+            tell: told how many files of how many this process has done.
+
+        Raises:
+            UserError: the disk is too small, or not all processes see the same folder.
         """
-        lacking, mine = self.lacking, range(rank, self._count, world)
-        for done, shard in enumerate(mine, 1):
-            if names := [n for n in lacking if not self._file(n, shard).is_file()]:
-                self._write(shard, names)
-            listen(done, len(mine))
+        with processes.agreed():
+            home = existing(self.folder)
+            if self.size > (free := shutil.disk_usage(home).free):
+                raise UserError(f"features need {self.size / 1e9:.1f} GB in '{home}', free are {free / 1e9:.1f} GB")
+        with processes.alone(self.folder), processes.agreed():
+            lacking, mine = self.lacking, range(processes.rank, self._count, processes.world)
+            for done, shard in enumerate(mine, 1):
+                if names := [n for n in lacking if not self._file(n, shard).is_file()]:
+                    self._write(shard, names)
+                tell(done, of=len(mine))
+        with processes.agreed():
+            if self.lacking:
+                raise UserError(f"'{self.folder}' lacks what other processes wrote: all machines must see the same folder")
 
     def _write(self, shard: int, names: Sequence[str]) -> None:
         found: dict[str, dict[str, Tensor]] = {n: {} for n in names}
-        layers = series(self.needs, self.target)
-        for i, features in self._read(range(shard * SHARD, min((shard + 1) * SHARD, len(self.samples)))):
-            count = len(self.samples[i].tokens)
-            by_index = {self.target.decoder.hidden_index(k): v for k, v in features.hidden.items()}
-            by_layer = {k % int(self.target.decoder.config.num_hidden_layers): v for k, v in features.kv.items()}
-            for name in names:
-                if name.startswith("kv."):
-                    keys, values = (t[0, :, :count].contiguous() for t in by_layer[layers[name]])
-                    found[name] |= {f"{i}.k": keys, f"{i}.v": values}
-                else:
-                    found[name][str(i)] = by_index[layers[name]][0, :count].contiguous()
+        for name, key, tensor in self._read(range(shard * SHARD, min((shard + 1) * SHARD, len(self.samples)))):
+            if name in found:
+                found[name][key] = tensor.contiguous()
         for name, tensors in found.items():
-            path = self._file(name, shard)
-            with whole(path) as partial:
+            with whole(self._file(name, shard)) as partial:
                 save_file({k: t.cpu() for k, t in tensors.items()}, partial)
 
-    def _read(self, chosen: range) -> Iterator[tuple[int, Features]]:
-        """Each sample's features [1, …], from passes over samples of about the same length."""
+    def _read(self, chosen: range) -> Iterator[tuple[str, str, Tensor]]:
+        """The features of samples, by series and name there, from passes over samples of about the same length."""
         order = sorted(chosen, key=lambda i: len(self.samples[i].tokens))
         for at in range(0, len(order), TOGETHER):
             part = order[at : at + TOGETHER]
             ids = torch.from_numpy(padded([self.samples[i].tokens for i in part])).to(self.target.decoder.device)
             features = read(self.target, ids, self.needs)
             for row, i in enumerate(part):
-                kv = {k: (keys[row : row + 1], values[row : row + 1]) for k, (keys, values) in features.kv.items()}
-                yield i, Features({k: h[row : row + 1] for k, h in features.hidden.items()}, kv)
+                count = len(self.samples[i].tokens)
+                for layer, states in features.hidden.items():
+                    yield self._hidden(layer), str(i), states[row, :count]
+                for layer, pair in features.kv.items():
+                    for name, tensor in zip("kv", pair, strict=True):
+                        yield self._kv(layer), f"{i}.{name}", tensor[row, :, :count]
 
     def batch(self, chosen: Sequence[int]) -> Features:
         """The features of some samples, padded at the end."""
-        decoder = self.target.decoder
-        layers = int(decoder.config.num_hidden_layers)
+
+        def of_layer(layer: int, name: str) -> Tensor:
+            parts = [self._get(self._kv(layer), i, f"{i}.{name}").transpose(0, 1) for i in chosen]
+            return self._padded(parts).transpose(1, 2)
+
         hidden = {
-            k: self._padded([self._get(f"hidden.{decoder.hidden_index(k)}", i, str(i)) for i in chosen])
-            for k in dict.fromkeys((*self.needs.hidden, LAST))
+            layer: self._padded([self._get(self._hidden(layer), i, str(i)) for i in chosen])
+            for layer in dict.fromkeys((*self.needs.hidden, LAST))
         }
-        kv = {
-            k: (
-                self._padded([self._get(f"kv.{k % layers}", i, f"{i}.k").transpose(0, 1) for i in chosen]).transpose(1, 2),
-                self._padded([self._get(f"kv.{k % layers}", i, f"{i}.v").transpose(0, 1) for i in chosen]).transpose(1, 2),
-            )
-            for k in self.needs.kv
-        }
-        return Features(hidden, kv)
+        return Features(hidden, {layer: (of_layer(layer, "k"), of_layer(layer, "v")) for layer in self.needs.kv})
 
     def _padded(self, parts: list[Tensor]) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(self.target.decoder.device)

@@ -1,4 +1,4 @@
-"""What is measured on held-out text while a drafter is trained.
+"""Measurements on held-out text while a drafter is trained.
 
 Shapes: B batch, T tokens, V vocabulary, M learnt tokens.
 """
@@ -17,9 +17,9 @@ from draftree.training.processes import Processes
 from draftree.training.teacher import Teacher
 
 DEPTHS = 10
-"""How deep the simulated chains of held-out text are."""
+"""The depth of the simulated chains of held-out text."""
 PHASES = range(0, DEPTHS, 3)
-"""Where blocks begin; a few of them, so that each depth is met at many tokens."""
+"""Offsets at which blocks begin; a few of them, so that each depth is met at many tokens."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _sums(drafter: Trainable[Any], batch: Batch) -> np.ndarray:
 
 
 def acceptance_by_depth(batch: Batch, choice: Tensor, guess: Tensor, phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often a chain drafted from each block's first token is still the target's greedy choice, by depth.
+    """Counts, by depth, of chains drafted from each block's first token that are still the target's greedy choice.
 
     The text stands in for the chain's own tokens, so a block is followed while the text, too, is what the target would
     have chosen; where it is not, nothing is known of the depths behind.

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import GradientAccumulationPlugin, LoggerType, gather_object
 from torch import Tensor
 
 from draftree.boundary.files import inside, locked
@@ -26,7 +27,7 @@ GRACE = 2.0
 
 
 class Processes:
-    """What this process and the others have to agree on.
+    """This process of a run among the others, and what they agree on.
 
     Args:
         state: of accelerate, which every process of the run has joined.
@@ -36,26 +37,17 @@ class Processes:
         self._state = state
 
     @classmethod
-    def on(cls, device: torch.device) -> Self:
-        """Those of this run, joined at the first call.
+    def on(cls, device: torch.device | str | None) -> Self:
+        """The processes of this run, joined at the first call.
 
         Args:
-            device: what is computed on; only its type matters.
+            device: what is computed on, by default a GPU where there is one; only its type matters.
         """
-        return cls(PartialState(cpu=device.type == "cpu"))
-
-    @classmethod
-    def joined(cls, device: str | None) -> Self:
-        """Those of this run, before anything is on a device.
-
-        Args:
-            device: what was asked for; by default a GPU where there is one.
-        """
-        default = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(PartialState(cpu=_cpu_only() or (device or default) == "cpu"))
+        kind = str(device or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")[0]
+        return cls(PartialState(cpu=_cpu_only() or kind == "cpu"))
 
     def device(self, asked: str | None) -> str | None:
-        """What this process computes on: what was asked for, but among several processes each has a device of its own.
+        """The device of this process: the one asked for, but among several processes each has a device of its own.
 
         Raises:
             UserError: among several processes, a certain device was asked for.
@@ -74,12 +66,12 @@ class Processes:
 
     @property
     def world(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         return int(self._state.num_processes)
 
     @property
     def main(self) -> bool:
-        """Whether this is the one that speaks and writes."""
+        """True for the one that speaks and writes."""
         return self.rank == 0
 
     def gathered(self, value: Any) -> list[Any]:
@@ -95,12 +87,12 @@ class Processes:
         return whole
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process."""
+        """True where the flag is set in any process."""
         return bool(self.summed(torch.tensor(float(flag))))
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """What fails inside in one process fails in all of them, behind it.
+        """Makes an error inside in one process an error in all of them, behind it.
 
         Raises:
             DraftreeError: this process's own error, or that of the first one that has one.
@@ -141,18 +133,18 @@ class Processes:
 
 
 def _cpu_only() -> bool:
-    """Whether a launcher was told to use no GPU."""
+    """True where a launcher was told to use no GPU."""
     return os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
 
 
 def launched() -> bool:
-    """Whether a launcher started this process as one of several."""
+    """True where a launcher started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
 
 
 @contextmanager
 def one_voice() -> Iterator[None]:
-    """Among several processes, only the main one says what went wrong; the others end as it does, after it.
+    """Errors are told by the main process only; the others exit silently, with its status, after it.
 
     Raises:
         SystemExit: this process is not the main one, and the run has failed or was interrupted.
@@ -166,3 +158,37 @@ def one_voice() -> Iterator[None]:
     except (DraftreeError, Interrupted) as error:
         time.sleep(GRACE)  # a launcher stops all processes when it sees one end
         sys.exit(error.status if isinstance(error, Interrupted) else 2)
+
+
+def accelerator_of(device: torch.device, out: Path, track: str) -> Accelerator:
+    """Accelerate for models that are where they should be already; precision and accumulation are our own.
+
+    Args:
+        device: of the models.
+        out: the run's folder.
+        track: the name of a tracker that accelerate knows; none where it is empty.
+    """
+    # A method may leave some weights out of a step (a head it did not draw); where no process uses one, none waits for it.
+    wrapped = DistributedDataParallelKwargs(find_unused_parameters=True)
+    return Accelerator(
+        device_placement=False,
+        mixed_precision="no",
+        cpu=device.type == "cpu",
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        log_with=track or None,
+        project_dir=out,
+        kwargs_handlers=[wrapped],
+    )
+
+
+def check_tracker(name: str) -> None:
+    """Refuses a tracker that is not installed.
+
+    Raises:
+        UserError: it names those that are, and those accelerate knows.
+    """
+    own = set(LOGGER_TYPE_TO_CLASS) - {str(kind) for kind in LoggerType}  # registered with accelerate by other code
+    installed = sorted({str(kind) for kind in get_available_trackers()} | own)
+    if name and name not in installed:
+        known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+        raise UserError(f"tracker is '{name}', installed are {', '.join(installed) or 'none'} of {known}")

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.files import append, read_object, write_text
-from draftree.data.prompts import encode
+from draftree.data.prompts import Content, encode
 from draftree.data.rows import Messages, Row, completes, messages, rows
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
@@ -28,9 +28,6 @@ from draftree.request import Request
 from draftree.training.processes import Processes
 
 FILE, ABOUT, PARTS = "regenerated.jsonl", "regenerated.json", "regenerated.partial"
-
-Prompt = Messages | str
-"""A chat whose responses are to be written, or text to be continued."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def regenerate(
     return out / FILE
 
 
-def prompts(paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[Prompt]:
+def prompts(paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[Content]:
     """What the target is asked: chats up to their last response, and the first quarter of each window of a text."""
     for path in paths:
         for row, where in rows(path):
@@ -120,7 +117,7 @@ def _beginnings(text: str, tokenizer: PreTrainedTokenizerBase, window: int) -> I
 
 def _write(
     target: Target,
-    asked: Sequence[Prompt],
+    asked: Sequence[Content],
     done: dict[int, Row],
     parts: Path,
     how: Regeneration,
@@ -143,7 +140,7 @@ def _write(
         listen(written, total)
 
 
-def _answers(engine: Engine, asked: Sequence[Prompt], how: Regeneration) -> list[Row]:
+def _answers(engine: Engine, asked: Sequence[Content], how: Regeneration) -> list[Row]:
     """The rows of some prompts; an empty one where the target was asked nothing it could answer."""
     texts = {i: prompt for i, prompt in enumerate(asked) if isinstance(prompt, str)}
     chats = {i: prompt for i, prompt in enumerate(asked) if not isinstance(prompt, str)}

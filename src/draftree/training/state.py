@@ -1,4 +1,4 @@
-"""What a run begins with, and what it leaves in its folder: what it was asked for, and the state it goes on from.
+"""The files of a training run: its plan, its log, and the state from which an interrupted run goes on.
 
 Everything random follows from (seed, step), so that the state is the weights, the optimiser's moments and the step: the
 position in the data, the objective's draws and dropout are the same again.
@@ -21,15 +21,15 @@ from draftree.models.target import Target
 STATE, PLAN, LOG = "training.pt", "training.json", "training.jsonl"
 
 FREE = frozenset({"accumulate", "cache_features", "features", "evaluate_every", "save_every"})
-"""What may be another when a run goes on: it does not change what is learnt."""
+"""Numbers of the plan that may change when a run goes on: they do not change what is learnt."""
 
 
 SINCE: Mapping[str, Any] = {"stage": "", "betas": [0.9, 0.999], "weight_decay": 0.01, "clip_by": "norm", "floor": 0.05}
-"""What a run had that was begun before this was written down."""
+"""Values of runs that were begun before these were written down."""
 
 
 def before(out: Path) -> dict[str, Any] | None:
-    """What the interrupted run in a folder was asked for; None where there is none.
+    """The plan of the interrupted run in a folder; None where there is none.
 
     Raises:
         UserError: that cannot be read.
@@ -40,7 +40,7 @@ def before(out: Path) -> dict[str, Any] | None:
 
 
 def check(out: Path, said: Mapping[str, Any]) -> bool:
-    """Whether a folder holds an interrupted run, which must be one of the same plan.
+    """True where a folder holds an interrupted run, which must be one of the same plan.
 
     Raises:
         UserError: it holds another run, or a finished drafter.
@@ -66,7 +66,7 @@ def note(out: Path, said: Mapping[str, Any], first: int) -> None:
 
 
 def _logged(line: str, most: int) -> bool:
-    """Whether a line of the log is of a step up to `most`; one that was broken off is of none."""
+    """True for a line of the log of a step up to `most`; one that was broken off is of none."""
     try:
         return int(json.loads(line)["step"]) <= most
     except (ValueError, TypeError, LookupError, RecursionError):

@@ -1,35 +1,19 @@
-"""What the frozen target says of the texts a drafter learns from.
+"""Batches of texts with the frozen target's internals and logits, which a drafter learns from.
 
 Shapes: B batch, T tokens, M positions asked for, D hidden size, V vocabulary, H key-value heads.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache
 
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch
 from draftree.models.target import LAST, Needs, Target
-
-
-@dataclass(frozen=True)
-class Features:
-    """What the target says of a batch of texts: hidden states [B, T, D] (the last one among them), keys and values."""
-
-    hidden: dict[int, Tensor]
-    kv: dict[int, tuple[Tensor, Tensor]]
-
-
-class Kept(Protocol):
-    """Features that need not be computed again."""
-
-    def batch(self, chosen: Sequence[int]) -> Features:
-        """Those of some samples, padded at the end."""
+from draftree.training.features import Shards, padded, read
 
 
 @dataclass(frozen=True)
@@ -48,7 +32,7 @@ class Teacher:
     needs: Needs
     samples: Sequence[Sample]
     seed: int = 0
-    shards: "Kept | None" = None
+    shards: Shards | None = None
 
     def batch(self, chosen: Sequence[int], step: int, count: float | None = None) -> Batch:
         """The chosen samples, padded at the end; later padding cannot change what the target says before it.
@@ -76,42 +60,3 @@ class Teacher:
     def _generator(self, purpose: int, step: int, *sample: int) -> torch.Generator:
         seed = np.random.SeedSequence([self.seed, purpose, step % 2**32, *sample]).generate_state(1)[0]
         return torch.Generator().manual_seed(int(seed))
-
-
-@torch.no_grad()
-def read(target: Target, ids: Tensor, needs: Needs) -> Features:
-    """The internals of a pass over texts [B, T]."""
-    layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
-    catcher = _Catcher(frozenset(layer % target.decoder.config.num_hidden_layers for layer in needs.kv))
-    stack: Any = target.decoder.stack
-    with target.decoder.tapped(layers) as hidden:
-        stack(input_ids=ids, past_key_values=catcher, use_cache=True, **target.decoder.causal(ids))
-    count = int(target.decoder.config.num_hidden_layers)
-    return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
-
-
-def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """[B, T] rows padded with zeros at the end."""
-    out = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = row
-    return out
-
-
-class _Catcher(Cache):
-    """Catches the keys and values of some layers of one pass."""
-
-    def __init__(self, layers: frozenset[int]) -> None:
-        super().__init__(layers=[])
-        self._layers = layers
-        self.caught: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if layer_idx in self._layers:
-            self.caught[layer_idx] = key_states, value_states
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0

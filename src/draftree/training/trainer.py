@@ -15,9 +15,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-from accelerate.utils import GradientAccumulationPlugin, LoggerType
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from draftree.boundary.files import append, filled
@@ -30,7 +28,7 @@ from draftree.models.target import Target
 from draftree.training import state
 from draftree.training.features import Shards
 from draftree.training.measures import evaluate
-from draftree.training.processes import Processes
+from draftree.training.processes import Processes, accelerator_of, check_tracker
 from draftree.training.teacher import Teacher
 from draftree.tree import Ints
 
@@ -40,7 +38,7 @@ TOGETHER = 4096
 
 @dataclass(frozen=True)
 class Plan(Recipe):
-    """How a drafter is trained: by which numbers, and how the run is kept. The defaults are EDD's (EDD + PCT, section 4.1).
+    """The numbers a drafter is trained by, and how the run is kept. The defaults are EDD's (EDD + PCT, section 4.1).
 
     Attributes:
         stage: the name of the method's stage whose numbers were taken where nothing else was asked for.
@@ -104,7 +102,7 @@ class Plan(Recipe):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands: its step and loss, and after a measurement what `Measures` holds of held-out text."""
+    """A run's step and loss, and after a measurement the held-out figures of `Measures`."""
 
     step: int
     steps: int
@@ -239,8 +237,8 @@ class Run:
         steps = max(1, math.ceil(plan.epochs * len(learnt) / plan.batch_size))
         shards = cached(target, drafter, samples, plan, out) if plan.cache_features else None
         if shards is not None:
-            fill(shards, processes)
-        accelerator = _accelerator(device, out, track)
+            shards.fill(processes)
+        accelerator = accelerator_of(device, out, track)
         parameters = [p for p in drafter.model.parameters() if p.requires_grad]
         adam = torch.optim.AdamW(parameters, plan.lr, plan.betas, weight_decay=plan.weight_decay)
         objective, optimizer = accelerator.prepare(Objective(drafter), adam)
@@ -302,7 +300,7 @@ class Run:
         together = self.plan.together(self.processes.world)
         with self._precision():
             found = evaluate(self.teacher, self.drafter, self.held, together, self.processes)
-        return progress if found is None else Progress(progress.step, progress.steps, progress.loss, **asdict(found))
+        return progress if found is None else replace(progress, **asdict(found))
 
     def log(self, progress: Progress) -> None:
         """Tells the trackers of every step, and the log of every measurement."""
@@ -341,55 +339,9 @@ class Run:
                 (self.out / state.STATE).unlink(missing_ok=True)
 
 
-def _accelerator(device: torch.device, out: Path, track: str) -> Accelerator:
-    """Accelerate for a target and a drafter that are where they should be; precision and accumulation are our own."""
-    # A method may leave some weights out of a step (a head it did not draw); where no process uses one, none waits for it.
-    wrapped = DistributedDataParallelKwargs(find_unused_parameters=True)
-    return Accelerator(
-        device_placement=False,
-        mixed_precision="no",
-        cpu=device.type == "cpu",
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        log_with=track or None,
-        project_dir=out,
-        kwargs_handlers=[wrapped],
-    )
-
-
-def check_tracker(name: str) -> None:
-    """Refuses a tracker that is not installed.
-
-    Raises:
-        UserError: it names those that are, and those accelerate knows.
-    """
-    own = set(LOGGER_TYPE_TO_CLASS) - {str(kind) for kind in LoggerType}  # registered with accelerate by other code
-    installed = sorted({str(kind) for kind in get_available_trackers()} | own)
-    if name and name not in installed:
-        known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
-        raise UserError(f"tracker is '{name}', installed are {', '.join(installed) or 'none'} of {known}")
-
-
 def cached(target: Target, drafter: Trainable[Any], samples: Sequence[Sample], plan: Plan, out: Path) -> Shards:
     """The kept features a run reads."""
     return Shards.at(Path(plan.features) if plan.features else out / "features", target, samples, drafter.needs)
-
-
-def fill(shards: Shards, processes: Processes, listen: Callable[[int, int], None] = lambda *_: None) -> None:
-    """Computes the features that are lacking, each process a part of them.
-
-    Raises:
-        UserError: there is too little room, or not all processes see the same folder.
-    """
-    processes.same(shards.lacking, "the kept features")
-    if not shards.lacking:
-        return
-    with processes.agreed():
-        shards.check_room()
-    with processes.alone(shards.folder), processes.agreed():
-        shards.fill(listen, processes.rank, processes.world)
-    with processes.agreed():
-        if shards.lacking:
-            raise UserError(f"'{shards.folder}' lacks what other processes wrote: all machines must see the same folder")
 
 
 def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:

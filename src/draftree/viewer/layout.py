@@ -1,4 +1,4 @@
-"""Where a picture's boxes lie: depth goes to the right, and a first child stands on its parent's line."""
+"""The places of a picture's boxes: depth goes to the right, and a first child stands on its parent's line."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ def layout(step: Step) -> Layout:
     items = step.items
     row = rows(items)
     labels = [label(i) for i in items]
-    figures = ["" if i.node is None or i.node.parent < 0 else percent(i.node.q) for i in items]
+    figures = ["" if i.node is None else percent(i.node.q) for i in items]
     widths = [measure(a, b) for a, b in zip(labels, figures, strict=True)]
     left = columns(items, widths)
     boxes = tuple(Box(left[item.depth], row[i] * ROW, widths[i], labels[i], figures[i]) for i, item in enumerate(items))
@@ -58,7 +58,7 @@ def measure(text: str, figure: str) -> float:
 
 
 def columns(items: list[Item], widths: list[float]) -> list[float]:
-    """Where each depth's boxes begin."""
+    """The left edge of each depth's boxes."""
     left = [0.0]
     for depth in range(max(i.depth for i in items)):
         left.append(left[-1] + GAP + max(w for i, w in zip(items, widths, strict=True) if i.depth == depth))

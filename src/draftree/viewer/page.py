@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.viewer.layout import GAP, HEIGHT, PAD, layout
-from draftree.viewer.steps import Step
-from draftree.viewer.summary import made_by, totals
+from draftree.viewer.steps import Step, made_by, totals
 from draftree.viewer.svg import tip
 from draftree.viewer.tokens import flowing
 
@@ -33,7 +32,7 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
 
 
 def file(name: str) -> str:
-    """What stands in a file beside this one."""
+    """The text of a file beside this one."""
     return (HOME / name).read_text(encoding="utf-8")
 
 
@@ -52,9 +51,9 @@ def spans(step: Step) -> str:
 
 
 def drawn(step: Step) -> dict[str, Any]:
-    """What the page draws of a step: a column for each figure, an entry for each item."""
+    """A step as the page's script reads it: a column for each figure, an entry for each item."""
     items, placed = step.items, layout(step)
-    nodes = [i.node if i.node is not None and i.node.parent >= 0 else None for i in items]
+    nodes = [i.node for i in items]
     return {
         "head": step.head,
         "width": round(placed.width, 1),

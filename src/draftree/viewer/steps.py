@@ -1,15 +1,16 @@
-"""What happened in each step, as plain values."""
+"""The steps of one text as plain values: verified trees, accepted tokens and figures."""
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from draftree.request import Emitted, Origin
-from draftree.viewer.tokens import Vocabulary
+from draftree.viewer.tokens import Spellings
 
 Kind = Literal["root", "accepted", "rejected", "bonus"]
 Listener = Callable[[list[Emitted]], None]
@@ -44,7 +45,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Item:
-    """What is drawn: a node, or what the target chose behind the last accepted one (which has no figures)."""
+    """A box of a drawn tree.
+
+    Attributes:
+        text: the token.
+        kind: how it came; `bonus` for what the target chose behind the last accepted node.
+        parent: the parent's place among the step's items, −1 for the root.
+        depth: distance from the root.
+        node: the figures of a drafted one.
+    """
 
     text: str
     kind: Kind
@@ -75,7 +84,7 @@ class Step:
 
     @property
     def accepted(self) -> int:
-        """How many drafted nodes were accepted, before any cut."""
+        """The number of drafted nodes that were accepted, before any cut."""
         return sum(n.accepted for n in self.nodes)
 
     @property
@@ -98,10 +107,9 @@ class Step:
     @property
     def items(self) -> list[Item]:
         """The nodes in their order, and behind them the bonus token as the last accepted node's youngest child."""
-        found = [
-            Item(n.text, "root" if n.parent < 0 else "accepted" if n.accepted else "rejected", n.parent, n.depth, n)
-            for n in self.nodes
-        ]
+        root, *drafted = self.nodes
+        found = [Item(root.text, "root", root.parent, root.depth)]
+        found += [Item(n.text, "accepted" if n.accepted else "rejected", n.parent, n.depth, n) for n in drafted]
         if self.bonus is not None:
             last = max((i for i, n in enumerate(self.nodes) if n.accepted), default=0)
             found.append(Item(self.bonus[1], "bonus", last, self.nodes[last].depth + 1))
@@ -136,7 +144,7 @@ class Watch:
         self, tokenizer: PreTrainedTokenizerBase, draw: Callable[[Step], None] | None = None, then: Listener | None = None
     ) -> None:
         self.steps: list[Step] = []
-        self._vocabulary, self._draw, self._then = Vocabulary(tokenizer), draw, then
+        self._spellings, self._draw, self._then = Spellings(tokenizer), draw, then
         self._held: list[list[Emitted]] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # characters are spread over tokens
 
@@ -158,15 +166,13 @@ class Watch:
 
     def _step(self, event: Emitted) -> Step:
         whole = len(event.tokens) > len(event.path)
-        bonus = (event.tokens[-1], self._vocabulary.text(event.tokens[-1])) if whole else None
+        bonus = (event.tokens[-1], self._spellings.text(event.tokens[-1])) if whole else None
         pieces = tuple(self._piece(t) for t in event.tokens)
         return Step(len(self.steps), tuple(event.tokens), tuple(event.origins), pieces, self._nodes(event), bonus)
 
     def _piece(self, token: int) -> str:
-        return self._vocabulary.text(token) if token in self._vocabulary.special else self._decoded(token)
-
-    def _decoded(self, token: int) -> str:
-        return self._decoder.decode(self._vocabulary.data(token))
+        special = token in self._spellings.special
+        return self._spellings.text(token) if special else self._decoder.decode(self._spellings.data(token))
 
     def _nodes(self, event: Emitted) -> tuple[Node, ...]:
         tree, mine = event.tree, event.tree.of_row(event.row)
@@ -178,7 +184,7 @@ class Watch:
             children[parent] = rank = children.get(parent, 0) + (parent >= 0)
             entropy = float(tree.entropy[n]) or None
             about = int(tree.depth[n]), float(q[n]), float(value[n]), entropy, rank, n in accepted
-            found.append(Node(int(tree.tokens[n]), self._vocabulary.text(int(tree.tokens[n])), parent, *about))
+            found.append(Node(int(tree.tokens[n]), self._spellings.text(int(tree.tokens[n])), parent, *about))
         return tuple(found)
 
 
@@ -189,3 +195,22 @@ def children(items: Sequence[Item]) -> list[list[int]]:
         if item.parent >= 0:
             found[item.parent].append(i)
     return found
+
+
+def totals(steps: Sequence[Step]) -> str:
+    """τ, nodes and depth a step, and how many steps and tokens."""
+    verified = [s for s in steps if s.number]
+    written = sum(len(s.tokens) for s in steps)
+    tokens = f"{written} token{'s' * (written > 1)}"
+    if not verified:
+        return f"{tokens}, no step"
+    count = f"{len(verified)} step{'s' * (len(verified) > 1)}"
+    return (
+        f"τ {fmean(s.accepted + 1 for s in verified):.2f} · {tokens} in {count} and the prompt's forward · "
+        f"{fmean(len(s.nodes) - 1 for s in verified):.1f} nodes, depth {fmean(s.depth for s in verified):.1f} a step"
+    )
+
+
+def made_by(about: Mapping[str, str]) -> str:
+    """Everything but the prompt, in a line."""
+    return " · ".join(f"{name} {what}" for name, what in about.items() if name != "prompt")

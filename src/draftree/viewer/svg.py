@@ -7,12 +7,11 @@ from itertools import accumulate
 from pathlib import Path
 
 from draftree.viewer.layout import CELL, GAP, HEIGHT, PAD, Box, layout
-from draftree.viewer.steps import Item, Step
-from draftree.viewer.summary import made_by, totals
+from draftree.viewer.steps import Item, Step, made_by, totals
 from draftree.viewer.tokens import flowing, percent, short
 
 STEPS, TALLEST = 24, 6000.0
-"""How many steps are drawn at most, and how tall the picture may become by drawing another one, in pixels."""
+"""The most steps that are drawn, and the most pixels of height to which another one is added."""
 MARGIN, HEAD, CAPTION, BETWEEN = 24.0, 84.0, 24.0, 26.0
 """Pixels around everything, of the head's lines, of a step's line, and between two steps."""
 NARROWEST = 760.0
@@ -106,15 +105,13 @@ def node(item: Item, box: Box) -> str:
 
 def fullness(item: Item) -> float:
     """A box's opacity; the root of the value, because most values are small."""
-    return 0.5 * math.sqrt(item.node.value) if item.node is not None and item.node.parent >= 0 else 0.0
+    return 0.0 if item.node is None else 0.5 * math.sqrt(item.node.value)
 
 
 def tip(item: Item) -> str:
     """Everything about a node."""
     n = item.node
     if n is None:
-        return f"{item.text}: chosen by the target"
-    if n.parent < 0:
-        return f"{n.text}: written before"
+        return f"{item.text}: {'chosen by the target' if item.kind == 'bonus' else 'written before'}"
     entropy = "" if n.entropy is None else f", entropy {n.entropy:.2f} nats"
     return f"{n.text}: {item.kind}, q {percent(n.q)} %, value {percent(n.value)} %{entropy}, rank {n.rank} of its siblings"

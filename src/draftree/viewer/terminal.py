@@ -41,23 +41,19 @@ def lines(step: Step, width: int) -> Iterator[Text]:
         while len(below[run[-1]]) == 1:
             run += below[run[-1]]
         forks = below[run[-1]]
-        yield from wrapped((unit(items[j], longest) for j in run), width, prefix + first, prefix + hang(first, bool(forks)))
         inner = prefix + {BRANCH: THROUGH, LAST: BELOW, "": ""}[first]
+        rest = inner + (THROUGH if forks else BELOW)  # lines of the tree go on through a chain's further lines
+        yield from wrapped((unit(items[j], longest) for j in run), width, prefix + first, rest)
         for j in forks:
             yield from branch(j, inner, LAST if j == forks[-1] else BRANCH)
 
     return branch(0, "", "")
 
 
-def hang(first: str, forks: bool) -> str:
-    """What stands before the further lines of a chain: lines of the tree must go on through them."""
-    return {BRANCH: THROUGH, LAST: BELOW, "": ""}[first] + (THROUGH if forks else BELOW)
-
-
 def unit(item: Item, longest: int) -> Text:
     """A token with its figures."""
     found = Text(SIGNS[item.kind] + short(item.text, longest), style=STYLES[item.kind])
-    if item.node is not None and item.node.parent >= 0:
+    if item.node is not None:
         found.append(f" {percent(item.node.q)}/{percent(item.node.value)}", style="not bold")
     return found
 

@@ -16,14 +16,14 @@ BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @lru_cache(maxsize=1)
 def byte_letters() -> dict[str, int]:
-    """How byte-level tokenizers write each byte (GPT-2): as itself where that can be seen, else by a letter from U+0100 on."""
+    """The letters of byte-level tokenizers (GPT-2): a visible byte is itself, any other a letter from U+0100 on."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in seen]
     return {chr(b): b for b in seen} | {chr(0x100 + i): b for i, b in enumerate(rest)}
 
 
-class Vocabulary:
-    """What tokens stand for.
+class Spellings:
+    """The bytes and the text of each token.
 
     Args:
         tokenizer: the target's.
