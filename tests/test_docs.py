@@ -197,6 +197,7 @@ def test_what_a_page_names_is_there(name: str) -> None:
             assert {f"--{option}", option.replace("-", "_")} & known, (script, option)
     for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
         assert (path.parent / link).exists(), link
+        assert not name.startswith("docs/") or (ROOT / "docs") in (path.parent / link).resolve().parents, "the site ends there"
     commands = {word for c in typer.main.get_command(app).commands.values() for word in _options(c)}  # type: ignore[attr-defined]
     for line in INLINE.findall(text):
         if line.startswith("draftree "):

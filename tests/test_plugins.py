@@ -130,10 +130,10 @@ BROKEN = {
     "gone": ("nowhere:Gone", "No module named 'nowhere'"),
     "missing": ("others:Missing", "module 'others' has no attribute 'Missing'"),
     "function": ("others:function", "is <function function"),
-    "greedy": ("others:Copy", "is <class 'others.Copy'>, allowed is a whole Policy, as a frozen dataclass"),
-    "loose": ("others:Loose", "is <class 'others.Loose'>, allowed is a whole Policy, as a frozen dataclass"),
-    "half": ("others:Half", "is <class 'others.Half'>, allowed is a whole Policy, as a frozen dataclass"),
-    "other": ("others:Twin", "has a class of another name, allowed is 'other' in any case"),
+    "greedy": ("others:Copy", "is <class 'others.Copy'>, allowed is a whole Policy: a frozen dataclass"),
+    "loose": ("others:Loose", "is <class 'others.Loose'>, allowed is a whole Policy: a frozen dataclass"),
+    "half": ("others:Half", "is <class 'others.Half'>, allowed is a whole Policy: a frozen dataclass"),
+    "other": ("others:Twin", "is <class 'others.Twin'>, allowed is a whole Policy: a frozen dataclass other, in any case"),
 }
 
 

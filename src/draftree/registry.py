@@ -133,10 +133,8 @@ def _plugged(kind: str, name: str, base: type) -> type:
     with understood(where):
         cls: type = entry.load()
     fits = inspect.isclass(cls) and issubclass(cls, base) and issubclass(cls, Hashable) and is_dataclass(cls)
-    if not fits or inspect.isabstract(cls):
-        raise UserError(f"{where} is {shown(cls)}, allowed is a whole {base.__name__}, as a frozen dataclass")
-    if cls.__name__.lower() != name:  # results and checkpoints name a part by its class
-        raise UserError(f"{where} has a class of another name, allowed is '{name}' in any case")
+    if not fits or inspect.isabstract(cls) or cls.__name__.lower() != name:  # results and checkpoints name a part by its class
+        raise UserError(f"{where} is {shown(cls)}, allowed is a whole {base.__name__}: a frozen dataclass {name}, in any case")
     return cls
 
 
