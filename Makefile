@@ -1,5 +1,6 @@
 # make demo    sets up and runs the main job        make test    sets up and runs the tests
-# make check   what CI runs: lint, types, tests     make clean   removes what these made
+# make check   what CI runs: lint, types, tests     make docs    builds the site into build/site
+# make clean   removes what these made
 
 PYTHON ?= python3
 # A torch of this exact version: where an index offers a CPU build of it (2.13.0+cpu), pip prefers that one.
@@ -7,7 +8,7 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PROMPT := Natalia sold clips to 48 of her friends in April. How many did she sell?
 
-.PHONY: demo test check conformance tables clean
+.PHONY: demo test check conformance tables docs clean
 
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "draftree needs Python 3.11 or newer; say which: make PYTHON=python3.12"; exit 2; }
@@ -34,5 +35,9 @@ conformance: .venv/ready
 tables: .venv/ready
 	$(BIN)/python benchmarks/tables.py
 
+docs: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,16 +6,23 @@ name                        the part with its defaults
 name:key=value,key=value    some knobs set
 FOLDER                      a trained drafter by its checkpoint, or one that searches by its datastore
 a+b                         drafters fused, each of them a spec or a folder
+
+Other packages add parts by entry points: groups `draftree.drafters`, `draftree.policies` and `draftree.acceptors`, the part's
+name, and its dataclass of knobs, a class of that name. What ships with draftree keeps its name, so that a spec means the same
+wherever it is read. A plug-in that cannot be used is told of when it is asked for, and is in nobody's way before.
 """
 
 import importlib
+import inspect
 import keyword
 import pkgutil
 import re
 import types
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
@@ -27,7 +34,7 @@ from draftree.boundary.knobs import parsed
 from draftree.drafters._fused import Fused
 from draftree.drafters.base import Method, Stage, TrainableMethod
 from draftree.drafters.lookup.datastore import Stored
-from draftree.errors import UnknownName, UserError
+from draftree.errors import UnknownName, UserError, shown
 from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint, tensor_names
 from draftree.policies.base import Policy
 from draftree.request import Request
@@ -75,26 +82,69 @@ KINDS: dict[str, tuple[types.ModuleType, type]] = {
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
-    """The parts of a kind (`drafter`, `policy`, `acceptor`): one for each file that is not shared or the contract."""
+    """The parts of a kind (`drafter`, `policy`, `acceptor`), those of other packages among them."""
+    return tuple(sorted({*own_names(kind), *plugins(kind)}))
+
+
+@cache
+def own_names(kind: str) -> tuple[str, ...]:
+    """The parts that ship with draftree: one for each file that is not shared or the contract."""
     package = KINDS[kind][0]
     found = (m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
     return tuple(sorted(n.removesuffix("_") for n in found if n != "base" and not n.startswith("_")))
 
 
 @cache
+def plugins(kind: str) -> dict[str, tuple[EntryPoint, ...]]:
+    """The entry points of other packages for parts of a kind, by name; more than one where packages clash."""
+    found = list(entry_points(group=KINDS[kind][0].__name__))
+    return {entry.name: tuple(e for e in found if e.name == entry.name) for entry in found}
+
+
+def packages(kind: str, name: str) -> list[str]:
+    """The packages beside draftree that bring a part of this name."""
+    return [entry.dist.name if entry.dist else "unknown" for entry in plugins(kind).get(name, ())]
+
+
+@cache
 def part(kind: str, name: str) -> type:
-    """The dataclass of knobs in the file of that name.
+    """The dataclass of knobs of that name.
 
     Raises:
-        UnknownName: there is no such file.
+        UnknownName: there is none.
+        UserError: it is a plug-in that cannot be used.
     """
     if name not in names(kind):
         raise UnknownName(kind, name, names(kind))
     package, base = KINDS[kind]
+    if name not in own_names(kind):
+        return _plugged(kind, name, base)
     module = importlib.import_module(f"{package.__name__}.{name}{'_' * keyword.iskeyword(name)}")
     own = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__]
     assert [is_dataclass(c) for c in own] == [True], f"{module.__name__} must hold one dataclass of a {kind}'s knobs"
     return own[0]
+
+
+def _plugged(kind: str, name: str, base: type) -> type:
+    if len(brought := packages(kind, name)) > 1:
+        raise UserError(f"{kind} '{name}' is brought by packages {', '.join(sorted(brought))}: allowed is one of them")
+    entry = plugins(kind)[name][0]
+    where = f"{kind} '{name}' of package '{brought[0]}' cannot be used: entry point {entry.value}"
+    with understood(where):
+        cls: type = entry.load()
+    fits = inspect.isclass(cls) and issubclass(cls, base) and issubclass(cls, Hashable) and is_dataclass(cls)
+    if not fits or inspect.isabstract(cls) or cls.__name__.lower() != name:  # results and checkpoints name a part by its class
+        raise UserError(f"{where} is {shown(cls)}, allowed is a whole {base.__name__}: a frozen dataclass {name}, in any case")
+    return cls
+
+
+def parts(kind: str) -> dict[str, type]:
+    """Every part of a kind by name, without plug-ins that cannot be used."""
+    found = {}
+    for name in names(kind):
+        with suppress(UserError):
+            found[name] = part(kind, name)
+    return found
 
 
 def build(kind: str, spec: str) -> Any:
@@ -149,7 +199,8 @@ def method_of(folder: Path) -> str:
     stored = Checkpoint.at(folder)
     if stored.about:
         return str(Entries(stored.about, f"'{folder / CONFIG}': {ABOUT}").get("drafter", str))
-    trained = {n: method for n in names("drafter") if issubclass(method := part("drafter", n), TrainableMethod)}
+    methods: dict[str, type[Method]] = parts("drafter")
+    trained = {name: method for name, method in methods.items() if issubclass(method, TrainableMethod)}
     keys = tensor_names(folder, sorted({file for method in trained.values() for file in method.files}))
     with understood(f"'{folder}' is not a drafter's folder"):
         found = [n for n, method in trained.items() if method.recognises(stored.config, keys)]
@@ -171,5 +222,6 @@ def stages(name: str) -> tuple[Stage, ...]:
 
 
 def summary(kind: str, name: str) -> str:
-    """The first line of the part's file."""
-    return (importlib.import_module(part(kind, name).__module__).__doc__ or "").strip().splitlines()[0]
+    """The first line of the part's file, or of its class where the file says nothing."""
+    cls = part(kind, name)
+    return (importlib.import_module(cls.__module__).__doc__ or cls.__doc__ or "").strip().partition("\n")[0]

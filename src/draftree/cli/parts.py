@@ -5,6 +5,7 @@ from typing import Any
 
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson
+from draftree.errors import UserError
 
 
 def list_parts(as_json: AsJson = False) -> None:
@@ -13,15 +14,10 @@ def list_parts(as_json: AsJson = False) -> None:
     from draftree.cli import terminal
     from draftree.evaluation import suites
 
-    found: dict[str, dict[str, dict[str, Any]]] = {
-        plural: {
-            name: {"summary": registry.summary(kind, name), "knobs": registry.knobs(kind, name)}
-            for name in registry.names(kind)
-        }
-        for kind, plural in {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}.items()
-    }
+    plurals = {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}
+    found = {plural: {name: _described(kind, name) for name in registry.names(kind)} for kind, plural in plurals.items()}
     found["suites"] = {name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.names()}
-    stages = {name: registry.stages(name) for name in registry.names("drafter")}
+    stages = {name: registry.stages(name) for name in registry.parts("drafter")}
     if as_json:
         for name, those in stages.items():
             found["drafters"][name] |= {"training": [asdict(stage) for stage in those]}
@@ -32,3 +28,18 @@ def list_parts(as_json: AsJson = False) -> None:
         rows = [{"name": name, "about": p["summary"], "knobs": terminal.knobs_text(p["knobs"])} for name, p in parts.items()]
         console.print(terminal.table(kind, rows))
     console.print(terminal.table("training", [terminal.stage_row(name, s) for name, those in stages.items() for s in those]))
+
+
+def _described(kind: str, name: str) -> dict[str, Any]:
+    """A part's summary and knobs; of one that cannot be used the error, and whose it is where it is not draftree's own."""
+    from draftree import registry
+
+    brought = ", ".join(registry.packages(kind, name))
+    try:
+        summary, knobs = registry.summary(kind, name), registry.knobs(kind, name)
+    except UserError as error:
+        return {"summary": str(error), "knobs": {}, "package": brought}
+    if not brought:
+        return {"summary": summary, "knobs": knobs}
+    told = f"not used: that of package {brought}" if name in registry.own_names(kind) else f"package {brought}"
+    return {"summary": f"{summary} ({told})", "knobs": knobs, "package": brought}

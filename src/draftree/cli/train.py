@@ -109,12 +109,12 @@ def job(name: str) -> "type[Job]":
         UserError: there is nothing of that name to train, or a package is not installed.
     """
     from draftree.drafters.base import TrainableMethod
-    from draftree.registry import names, part
+    from draftree.registry import parts
     from draftree.tuning import base as tunings
 
     if name in tunings.names():
         return tunings.part(name)
-    drafters = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
+    drafters = [n for n, method in parts("drafter").items() if issubclass(method, TrainableMethod)]
     if name not in drafters:
         raise UnknownName("drafter or policy that can be trained", name, [*drafters, *tunings.names()])
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from draftree.acceptors.base import Acceptor
 from draftree.errors import UserError
 from draftree.policies.base import Policy
-from draftree.registry import build, check_exact, names, part
+from draftree.registry import build, check_exact, parts
 from draftree.sampling.settings import Sampling
 
 CHAINS, TREES = "chain", "vct:width=2,depth=2"
@@ -74,7 +74,7 @@ def cases(policies: Sequence[str], acceptors: Sequence[str], temperatures: Seque
 
 
 def _exact() -> list[str]:
-    rules: dict[str, type[Acceptor]] = {name: part("acceptor", name) for name in names("acceptor")}
+    rules: dict[str, type[Acceptor]] = parts("acceptor")
     return [name for name, rule in rules.items() if not rule.lossy]
 
 

@@ -139,8 +139,8 @@ class Method(Part, ABC):
 
     @classmethod
     def kind(cls) -> str:
-        """The method's name, which is its file's."""
-        return cls.__module__.rpartition(".")[2].removesuffix("_")
+        """The method's name."""
+        return cls.__name__.lower()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Runs the conformance suite and says what it covered: `python -m draftree.testing [--full]`."""
+"""Runs the conformance suite and says what it covered: `python -m draftree.testing [--full] [--drafter NAME …]`.
+
+Named drafters, policies or acceptors, be they of other packages, are tested with all the others; without names all are.
+"""
 
 import argparse
 import sys
@@ -6,18 +9,28 @@ import time
 
 import torch
 
-from draftree.registry import names
-from draftree.testing.conformance import Suite, cases
+from draftree.errors import DraftreeError
+from draftree.registry import KINDS, part, parts
+from draftree.testing.conformance import SCRIPTED, Suite, cases
 
 
 def main() -> int:
-    """Runs all cases; the exit status is 1 where one fails."""
-    parser = argparse.ArgumentParser(prog="python -m draftree.testing", description=__doc__)
+    """Runs the cases; the exit status is 1 where one fails."""
+    parser = argparse.ArgumentParser(prog="python -m draftree.testing", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--full", action="store_true", help="every check for every pairing, not pairwise")
-    chosen = cases(full=parser.parse_args().full)
+    for kind in KINDS:
+        parser.add_argument(f"--{kind}", action="append", default=[], metavar="NAME", help=f"only this {kind}; repeat it")
+    asked = vars(parser.parse_args())
+    only: dict[str, list[str]] = {kind: asked[kind] for kind in KINDS}
+    try:
+        for kind, named in only.items():
+            [part(kind, name) for name in named if name not in SCRIPTED]
+    except DraftreeError as error:
+        parser.error(str(error))
+    chosen = cases(asked["full"], only)
     torch.set_num_threads(1)  # the models are tiny, and threads would only wait for each other
     suite, failed, start = Suite(), 0, time.perf_counter()
-    for acceptor in names("acceptor"):
+    for acceptor in only["acceptor"] or parts("acceptor"):
         suite.baseline(acceptor)
     for case in chosen:
         try:

@@ -9,9 +9,10 @@ Shapes: R rows, V vocabulary.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, final
 from zlib import crc32
 
@@ -28,7 +29,7 @@ from draftree.errors import UserError
 from draftree.loop import Parts, State, admit, decode, plain, release, step
 from draftree.models.target import Needs, Target
 from draftree.policies.base import Policy, append
-from draftree.registry import check_exact, names, part
+from draftree.registry import KINDS, check_exact, part, parts
 from draftree.request import Request, under
 from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions, processed
@@ -279,8 +280,9 @@ class Suite:
 
 
 def sampling_for(acceptor: str) -> Sampling:
-    """Temperature 0 for `greedy`; for all others a temperature and a cut that leave the target some choice."""
-    return Sampling() if acceptor == "greedy" else Sampling(temperature=1.5, top_p=0.95, seed=11)
+    """A temperature and a cut that leave the target some choice; 0 for a rule that serves no other."""
+    rule: type[Acceptor] = part("acceptor", acceptor)
+    return Sampling(temperature=1.5, top_p=0.95, seed=11) if rule.sampling else Sampling()
 
 
 def _one(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
@@ -478,17 +480,23 @@ PAIRWISE: dict[str, Check] = {
 CHECKS = EVERYWHERE | PAIRWISE
 
 
-def cases(full: bool = False) -> list[Case]:
+def cases(full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[Case]:
     """Every drafter × policy × acceptor under the checks that all go through, and the other checks pairwise, or in full.
 
     Where a text is known beforehand, one row is looked at by itself; of other rules three rows at a time show as much.
+
+    Args:
+        full: every check for every pairing.
+        only: names of a kind (`drafter`, `policy`, `acceptor`) that are tested with all of the others; without any all are.
     """
-    parts = [(*SCRIPTED, *names("drafter")), names("policy"), names("acceptor")]
-    rest = [tuple(PAIRWISE), *parts]
+    found = {kind: tuple(parts(kind)) for kind in KINDS}
+    found["drafter"] = (*SCRIPTED, *found["drafter"])
+    every = [tuple(only.get(kind) or found[kind]) for kind in ("drafter", "policy", "acceptor")]
+    rest = [tuple(PAIRWISE), *every]
     chosen = itertools.product(*rest) if full else pairwise(rest)
-    rules: dict[str, type[Acceptor]] = {name: part("acceptor", name) for name in names("acceptor")}
+    rules: dict[str, type[Acceptor]] = {name: part("acceptor", name) for name in every[2]}
     known = {name for name, rule in rules.items() if full or rule.keeps_text}
-    everywhere = (c for c in itertools.product(EVERYWHERE, *parts) if c[0] != "one" or c[3] in known)
+    everywhere = (c for c in itertools.product(EVERYWHERE, *every) if c[0] != "one" or c[3] in known)
     return [Case(*c) for c in (*everywhere, *chosen)]
 
 

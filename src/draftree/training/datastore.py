@@ -18,15 +18,14 @@ from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import commit
 from draftree.formats.checkpoint import ABOUT, CONFIG
 from draftree.models.target import tokenizer_of
-from draftree.registry import names, part
+from draftree.registry import parts
 
 MEGA = 1_000_000
 
 
 def kinds() -> dict[str, type[Stored]]:
     """The drafters that search a datastore, by name."""
-    every = {name: part("drafter", name) for name in names("drafter")}
-    return {name: method for name, method in every.items() if issubclass(method, Stored)}
+    return {name: method for name, method in parts("drafter").items() if issubclass(method, Stored)}
 
 
 def build(

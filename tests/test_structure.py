@@ -1,0 +1,80 @@
+"""The source's own order: imports run downward, files and functions are short, few files lie at the root."""
+
+import ast
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "draftree"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def structure() -> ModuleType:
+    """The script that holds the levels and draws them."""
+    spec = importlib.util.spec_from_file_location("structure", ROOT / "benchmarks" / "structure.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_imports_run_downward_and_in_no_circle(structure: ModuleType) -> None:
+    assert structure.faults(structure.imports()) == []
+    assert set(structure.parts(structure.imports())) == {name for names in structure.LEVELS.values() for name in names}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        (
+            "tree.py",
+            "from draftree.engine import Engine",
+            "draftree.tree imports draftree.engine: 'engine' is not below 'tree'",
+        ),
+        ("tree.py", "def f():\n    import draftree.stats", "draftree.tree imports draftree.stats: 'stats' is not below 'tree'"),
+        ("policies/pct.py", "from draftree import engine", "'engine' is not below 'policies'"),
+        ("policies/pct.py", "from draftree.policies import base", "imports run in a circle: draftree.policies."),
+        ("odd/thing.py", "", "'odd' stands in no level"),
+    ],
+)
+def test_what_is_wrong_is_told(structure: ModuleType, tmp_path: Path, file: str, text: str, told: str) -> None:
+    source = tmp_path / "draftree"
+    others = {
+        "tree.py": "",
+        "stats.py": "",
+        "engine.py": "",
+        "policies/pct.py": "",
+        "policies/base.py": "import draftree.policies.pct",
+    }
+    for name, body in {**others, file: text}.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(body)
+    assert told in structure.faults(structure.imports(source))[0]
+    (source / file).unlink()
+    assert structure.faults(structure.imports(source)) == []
+
+
+def test_the_picture_is_up_to_date(structure: ModuleType) -> None:
+    told = "run python benchmarks/structure.py"
+    assert structure.PICTURE.read_text("utf-8") == structure.drawn(structure.imports()), told
+
+
+def test_few_files_lie_at_the_root() -> None:
+    assert len([p for p in SOURCE.glob("*.py") if p.name not in ("__init__.py", "__main__.py")]) <= 13
+
+
+def test_few_files_are_long() -> None:
+    long = {str(p.relative_to(SOURCE)): n for p in FILES if (n := len(p.read_text("utf-8").splitlines())) > 400}
+    assert len(long) <= 6, long
+
+
+def test_no_function_is_long() -> None:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = [(p, node) for p in FILES for node in ast.walk(ast.parse(p.read_text("utf-8"))) if isinstance(node, kinds)]
+    lengths = {f"{p.relative_to(SOURCE)}:{f.name}": int(f.end_lineno or 0) - f.lineno + 1 for p, f in functions}
+    assert [told for told in lengths.items() if told[1] > 60] == []
