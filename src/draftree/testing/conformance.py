@@ -417,9 +417,8 @@ def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
     first = Request(suite.prompt(6), 5)
     on = [*first.prompt, *suite.reference(first, sampling)[:4], 1, 2]
     requests = [first, Request(on, 4), Request(on[:8], 1), Request([*on[:4], 9, 9], 5)]
-    engine = Engine(suite.target, suite.drafter(case.drafter, requests[:1], sampling), policy, acceptor, COSTS)
+    engine = Engine(suite.target, suite.drafter(case.drafter, requests, sampling), policy, acceptor, COSTS)
     for request in requests:
-        engine.drafter = suite.drafter(case.drafter, [request], sampling)  # a scripted one has to know the new text
         written = engine.write([request], sampling).tokens[0]
         suite.judge(acceptor, request, sampling, written, str(case))
         assert engine.held is not None
