@@ -10,6 +10,7 @@ from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
 from draftree.registry import part
 from draftree.request import Request
+from draftree.rows import Rows
 from draftree.sampling.settings import Sampling
 from draftree.testing import tiny_target
 
@@ -47,3 +48,13 @@ def test_a_rule_that_does_not_serve_a_row_is_refused(requests: list[Request]) ->
     tokens = engine.write([r for r in requests if not r.sampling.greedy]).tokens
     assert [len(t) for t in tokens] == [10, 11, 13]
     assert all(np.unique(t).size > 1 for t in tokens)
+
+
+def test_more_requests_than_free_rows_are_refused_before_anything_changes(requests: list[Request]) -> None:
+    rows = Rows(tiny_target().new_cache(3, 8))
+    rows.admit(requests[:2])
+    with pytest.raises(UserError, match="2 requests came, allowed are as many as rows are free: 1"):
+        rows.admit(requests[2:4])
+    assert rows.live.tolist() == [0, 1]
+    assert rows.leave(0) == []
+    assert rows.admit(requests[2:4]).tolist() == [0, 2]

@@ -74,8 +74,13 @@ class Rows:
 
         Returns:
             The rows, in the order of the requests.
+
+        Raises:
+            UserError: there are more requests than free rows.
         """
         rows = self.free[: len(requests)]
+        if len(rows) < len(requests):
+            raise UserError(f"{len(requests)} requests came, allowed are as many as rows are free: {len(rows)}")
         for row, request in zip(rows.tolist(), requests, strict=True):
             self.requests[row], self.written[row] = request, []
             # Until the prefill has spoken, a prompt's last token is its root: the token after it is chosen as any bonus is.
