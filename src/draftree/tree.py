@@ -132,9 +132,9 @@ class Tree:
             a bit for each that did: of two, 0 is the first, 1 the second, 2 both.
         entropy: [N] of the distribution a node was drawn from, in nats, where the policy asked for it; else 0.
         number: [N] the node's number while it was drafted; drafters key their caches by it.
+        q_row: [N] the row of `q` a node was drawn from, −1 where there is none.
         draw: how the nodes were drawn.
         q: [E, V] draft distributions of sampled draws, else None.
-        q_row: [N] the row of `q` a node was drawn from, −1 where there is none.
     """
 
     tokens: Ints
@@ -146,16 +146,16 @@ class Tree:
     source: Ints
     entropy: Floats
     number: Ints
+    q_row: Ints
     draw: Draw = Draw.POINT
     q: Tensor | None = None
-    q_row: Ints | None = None
 
     @classmethod
     def planted(cls, rows: Ints, tokens: Ints) -> "Tree":
         """A forest of bare roots: `tokens[i]` is the last token the target chose in sequence `rows[i]`."""
         n = len(rows)
         minus, zero, nothing = np.full(n, -1), np.zeros(n, np.int64), np.zeros(n)
-        return cls(tokens, minus, zero, rows, nothing, nothing, minus, nothing, np.arange(n), q_row=minus)
+        return cls(tokens, minus, zero, rows, nothing, nothing, minus, nothing, np.arange(n), minus)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -208,13 +208,9 @@ class Tree:
             entropy=np.concatenate((self.entropy, np.zeros(m) if entropy is None else entropy)),
             number=np.concatenate((self.number, np.arange(len(self), len(self) + m))),
             draw=candidates.draw,
-            q_row=np.concatenate((self._q_rows, np.full(m, -1) if q_row is None else q_row)),
+            q_row=np.concatenate((self.q_row, np.full(m, -1) if q_row is None else q_row)),
             q=q,
         )
-
-    @property
-    def _q_rows(self) -> Ints:
-        return np.full(len(self), -1) if self.q_row is None else self.q_row
 
     def select(self, keep: Bools) -> "Tree":
         """The tree of the nodes kept [N]: every root, and the parent of every kept node, must be among them."""
@@ -223,9 +219,8 @@ class Tree:
         parents = np.where(parents < 0, -1, new[parents])
         connected = bool((parents[self.roots :] >= 0).all() and keep[: self.roots].all())
         assert connected, "a kept node lost its parent"
-        columns = ("tokens", "depth", "row", "log_q", "score", "source", "entropy", "number")
-        picked = {column: getattr(self, column)[keep] for column in columns}
-        return replace(self, parents=parents, q_row=self._q_rows[keep], **picked)
+        columns = ("tokens", "depth", "row", "log_q", "score", "source", "entropy", "number", "q_row")
+        return replace(self, parents=parents, **{column: getattr(self, column)[keep] for column in columns})
 
     @cached_property
     def ancestors(self) -> Bools:
@@ -283,3 +278,7 @@ class Room:
 
     depth: Ints
     nodes: int
+
+    def expandable(self, tree: Tree, nodes: Ints, deepest: float = np.inf) -> Ints:
+        """Those of the nodes that may have children; `deepest` bounds every row's depth further."""
+        return nodes[tree.depth[nodes] < np.minimum(self.depth, deepest)[tree.row[nodes]]]

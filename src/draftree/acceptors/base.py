@@ -111,12 +111,39 @@ def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
     A token that is the same whatever is drawn comes with probability 1: so with every rule the `point` candidates of a drafter
     that searches are exact, too.
     """
-    row = -1 if tree.q_row is None else int(tree.q_row[node])
-    if tree.q is not None and row >= 0:
-        return tree.q[row].double().cpu()
+    if tree.q is not None and tree.q_row[node] >= 0:
+        return tree.q[int(tree.q_row[node])].double().cpu()
     certain = torch.zeros(vocab, dtype=torch.float64)
     certain[int(tree.tokens[node])] = 1
     return certain
+
+
+def judged(
+    tree: Tree, node: int, siblings: Ints, p: Tensor, chance: Chance, replacement: bool = True
+) -> tuple[int | None, Tensor]:
+    """The first of a node's children that rejection keeps, or None and what is left of p once all are rejected.
+
+    Args:
+        tree: the verified tree.
+        node: the parent.
+        siblings: those of its children that are judged, in draw order.
+        p: [V] the target's distribution after the node.
+        chance: of each judgement.
+        replacement: whether the siblings were drawn with replacement.
+    """
+    gone: list[int] = []
+    for index, child in enumerate(siblings.tolist()):
+        token, q = int(tree.tokens[child]), proposal(tree, child, len(p))
+        if gone and not replacement:
+            q = q.index_fill(0, torch.tensor(gone), 0)  # a copy: the siblings share the tree's own
+            if (left := q.sum()) == 0:  # by rounding; what siblings come next is known from those before, so it is no draw
+                break
+            q = q / left
+        if chance.bernoulli(min(1.0, ratio(p, q, token)), int(tree.row[node]), int(tree.depth[node]), index):
+            return child, p
+        p = residual(p, q)
+        gone.append(token)
+    return None, p
 
 
 def ratio(p: Tensor, q: Tensor, token: int) -> float:

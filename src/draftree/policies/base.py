@@ -74,7 +74,7 @@ class Policy(Part, ABC):
 
 
 class Layered(Policy):
-    """A policy that drafts layer by layer and verifies what it drafts.
+    """A policy that drafts layer by layer, down to the layer of its knob declared `deepest`, and verifies what it drafts.
 
     A row that has drafted as many nodes as there is room to verify is drafted for no more, whatever the others do.
     """
@@ -85,48 +85,31 @@ class Layered(Policy):
         """K, how many candidates it asks for after each node."""
 
     @abstractmethod
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        """Appends the nodes to keep of one layer's candidates; returns the tree and the next frontier."""
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
+        """Appends the nodes to keep of one layer's candidates."""
 
-    def first(self, tree: Tree, costs: Costs) -> Ints:
-        """The first frontier; by default all roots."""
-        return np.arange(tree.roots)
+    def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
+        """Those of the roots, or of a layer's new nodes, that are drafted below; by default all."""
+        return nodes
 
-    def finish(self, tree: Tree, costs: Costs) -> Tree:
+    def finish(self, tree: Tree) -> Tree:
         """Selects the nodes to verify; by default all."""
         return tree
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        frontier = self.first(tree, costs)
-        while (frontier := _with_room(tree, frontier, room)).size:
-            tree, frontier = self.grow(tree, frontier, expand(tree, frontier, self.candidates), costs)
-        grown = self.finish(tree, costs)
+        deepest = np.inf if self.deepest is None else self.deepest
+        new = np.arange(tree.roots)
+        while (frontier := self.expandable(tree, _with_room(tree, room.expandable(tree, new, deepest), room), costs)).size:
+            before, tree = len(tree), self.grow(tree, frontier, expand(tree, frontier, self.candidates))
+            new = np.arange(before, len(tree))
+        grown = self.finish(tree)
         return fit(grown, room.nodes, None if self.prunes_on_draws else -np.arange(len(grown), dtype=np.float64))
 
 
-class OneByOne(Layered):
-    """A policy that drafts a chain, of each layer's likeliest token, and may end it early."""
-
-    length: int
-
-    @property
-    def candidates(self) -> int:
-        return 1
-
-    @abstractmethod
-    def goes_on(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Bools | None:
-        """[F, 1] where the chain does not end before its next token; everywhere by None."""
-
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        grown = append(tree, frontier, candidates, self.goes_on(tree, frontier, candidates))
-        return grown, added(tree, grown, self.length)
-
-
-def _with_room(tree: Tree, frontier: Ints, room: Room) -> Ints:
-    """The frontier's nodes below which the row may hold more."""
-    rows = tree.row[frontier]
+def _with_room(tree: Tree, nodes: Ints, room: Room) -> Ints:
+    """Those of the nodes whose rows may be drafted further nodes for."""
     drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))
-    return frontier[(tree.depth[frontier] < room.depth[rows]) & (drafted[rows] < room.nodes)]
+    return nodes[drafted[tree.row[nodes]] < room.nodes]
 
 
 def append(
@@ -158,12 +141,6 @@ def append(
     found = candidates.tokens[parent, rank], candidates.log_q[parent, rank], score[parent, rank]
     uncertain = None if entropy is None else entropy[parent]
     return tree.append(frontier[parent], *found, candidates, q_row, q, uncertain, candidates.origin[parent, rank])
-
-
-def added(before: Tree, grown: Tree, depth: int) -> Ints:
-    """The nodes that a layer has added and below which a tree of such a depth may go on."""
-    new = np.arange(len(before), len(grown))
-    return new[grown.depth[new] < depth]
 
 
 def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:

@@ -18,10 +18,9 @@ from safetensors.numpy import load_file, save_file
 
 from draftree.boundary.files import Entries, filled, read_object, understood
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs
 from draftree.demo import demo_folder
 from draftree.errors import UnknownName, UserError
-from draftree.policies.base import Layered, added, append, path_log_q, top
+from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree
 
 FEATURES = ("P+H+d", "P+H", "P+d", "H+d", "P")
@@ -179,7 +178,7 @@ class C2T(Layered):
     def candidates(self) -> int:
         return 1 if self.chain else self.width
 
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         plain = candidates if self.raw == "none" else candidates.raw
         p, h = (plain if name in self.raw else candidates for name in ("P", "H"))
         score = path_log_q(tree, frontier, p)
@@ -189,5 +188,4 @@ class C2T(Layered):
         keep = (confidence >= self.beta) & (candidates.log_q > -np.inf)
         if self.layer_top is not None:
             keep &= top(tree, frontier, np.where(keep, confidence, -np.inf), self.layer_top)
-        grown = append(tree, frontier, candidates, keep, score, entropy)
-        return grown, added(tree, grown, self.depth)
+        return append(tree, frontier, candidates, keep, score, entropy)

@@ -31,7 +31,7 @@ def uniform(seed: int, count: int) -> float:
 
 @compiled
 def puct(mean: float, prior: float, visits: int, siblings: int, c1: float, c2: float) -> float:
-    """Eq. 16-17: what a child is worth looking at.
+    """The worth of looking at a child (eq. 16-17).
 
     Args:
         mean: Q(s, a), the mean reward of the sentences that went through it; 0 for none.
@@ -100,8 +100,8 @@ def search(
         seeds: [R] fixes a row's draws; its root is node r.
         first, last: [M] where the node's children begin and end.
         prior: [M] q(node | its parent's path).
-        gain: [M] what the reward of a sentence gets for going through the node.
-        offset: what every sentence's reward begins with.
+        gain: [M] added to the reward of a sentence that goes through the node.
+        offset: the reward that every sentence begins with.
         iterations: of each row.
         c1, c2: of eq. 16.
         each_first: whether a child that was never visited is taken before all others.
@@ -110,30 +110,26 @@ def search(
         [M] visits of each node, and the sum of the rewards of the sentences that went through it.
     """
     visits, total = np.zeros(len(first), np.int64), np.zeros(len(first))
-    exist = np.zeros(len(first), np.bool_)  # whether the node's children do
+    exist = np.zeros(len(first), np.bool_)  # True where the node's children do
     path = np.empty(len(first) + 1, np.int64)
     for row in range(len(seeds)):
         draws = 0
         if first[row] == last[row]:
             continue
         for _ in range(iterations):
-            node, path[0], length, reward = row, row, 1, offset
-            while exist[node] and first[node] < last[node]:
-                node = _select(first[node], last[node], prior, visits, total, c1, c2, each_first)
-                path[length] = node
-                length += 1
-                reward += gain[node]
-            if not exist[node] and first[node] < last[node]:
-                exist[node] = True
-                node = _drawn(first[node], last[node], prior, uniform(seeds[row], draws))
-                draws += 1
-                path[length] = node
-                length += 1
-                reward += gain[node]
+            node, path[0], length, reward, drawing = row, row, 1, offset, False
             while first[node] < last[node]:  # sentences end where the local model does
-                node = _drawn(first[node], last[node], prior, uniform(seeds[row], draws))
-                draws += 1
+                on_path = not drawing  # the first node drawn is on it, too
+                if exist[node]:
+                    node = _select(first[node], last[node], prior, visits, total, c1, c2, each_first)
+                else:
+                    exist[node], drawing = on_path, True
+                    node = _drawn(first[node], last[node], prior, uniform(seeds[row], draws))
+                    draws += 1
                 reward += gain[node]
+                if on_path:
+                    path[length] = node
+                    length += 1
             for i in range(length):
                 visits[path[i]] += 1
                 total[path[i]] += reward
@@ -233,18 +229,12 @@ class MCTS(Policy):
     def _asked(self, expand: Expand, tree: Tree, room: Room) -> tuple[Tree, Ints, Candidates]:
         """All sentences: the tree without their last layer, and that layer's parents and candidates."""
         nodes = np.arange(tree.roots)
-        for layer in range(1, self.length):
-            frontier = nodes[tree.depth[nodes] < room.depth[tree.row[nodes]]]
-            if not frontier.size:
-                break
+        while (frontier := room.expandable(tree, nodes)).size:
             candidates = expand(tree, frontier, self.width)
-            if layer == self.length - 1:
+            if tree.depth[frontier[0]] == self.length - 2:
                 return tree, frontier, candidates
-            before = len(tree)
-            tree = append(tree, frontier, candidates)
-            nodes = np.arange(before, len(tree))
-            if self.width**layer > BREADTH:
-                nodes = np.sort(best(tree, nodes, BREADTH))
+            before, tree = len(tree), append(tree, frontier, candidates)
+            nodes = np.sort(best(tree, np.arange(before, len(tree)), BREADTH))
         return tree, nodes[:0], Candidates(np.zeros((0, 1), np.int64), np.zeros((0, 1)))
 
     def _searched(self, tree: Tree, near: "Local") -> Floats:
@@ -260,10 +250,8 @@ class MCTS(Policy):
 
     def _ends(self, expand: Expand, tree: Tree, nodes: Ints, room: Room) -> Tree:
         """The likeliest token behind sentences of full length."""
-        frontier = nodes[tree.depth[nodes] < room.depth[tree.row[nodes]]]
-        if not frontier.size:
-            return tree
-        return append(tree, frontier, expand(tree, frontier, 1))
+        frontier = room.expandable(tree, nodes)
+        return append(tree, frontier, expand(tree, frontier, 1)) if frontier.size else tree
 
 
 @dataclass(frozen=True)
@@ -324,11 +312,11 @@ class Local:
         return np.setdiff1d(found[found >= 0], nodes)
 
     def layered(self, of: NDArray[Scalar]) -> NDArray[Scalar]:
-        """[F, K] of what is known of every node [M], that of the last layer."""
+        """[F, K] the last layer's part of values of all nodes [M]; 0 for missing candidates."""
         return np.where(self.layer > 0, of[self.layer], np.zeros((), of.dtype))
 
     def gain(self, reward: str) -> tuple[Floats, float]:
-        """[M] what a sentence's reward gets for going through each node, and what it begins with."""
+        """[M] the reward that each node adds to sentences through it, and the reward that a sentence begins with."""
         if reward == "likelihood":
             return self.log_q, 0.0
         if reward == "official":  # the row of each pair of tokens is asked for the pair's second token, not for the next
