@@ -24,8 +24,11 @@ from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree
 
 FEATURES = ("P+H+d", "P+H", "P+d", "H+d", "P")
-"""What a classifier may read (C2T, table 1): joint probability, entropy, depth."""
+"""The sets of features that a classifier may read (C2T, table 1): joint probability, entropy, depth."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+TENSORS = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
+LEAST = math.log(1e-12)
+"""The smallest log P that a net reads; all below count as this."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +58,7 @@ class Classifier:
 
     @property
     def reads_entropy(self) -> bool:
-        """Whether the entropy has to be computed at all."""
+        """True where the entropy has to be computed at all."""
         return "H" in self.features
 
     def confidence(self, log_p: Floats, entropy: Floats, depth: Floats) -> Floats:
@@ -92,36 +95,22 @@ class Classifier:
         Raises:
             UserError: there is none, or its parts do not fit each other.
         """
-        said = _config(folder)
+        said = Entries(read_object(folder / CONFIG, "a classifier's config"), folder / CONFIG)
+        if said.values.get("policy") != "c2t":
+            raise UserError(f"'{folder}' is not a classifier's folder: its {CONFIG} does not say policy 'c2t'")
+        check_features(features := said.get("features", str))
+        hidden, inputs = said.get("hidden", int, least=1), features.count("+") + 1
+        top, log_joint = said.get("entropy_top", int, least=1), said.get("log_joint", bool, False)
+        trained_on = said.get("trained_on", dict[str, Any], {})
         with understood(f"cannot read '{folder / WEIGHTS}'"):
             tensors = {name: value.astype(np.float64) for name, value in load_file(folder / WEIGHTS).items()}
-        hidden, inputs = said["hidden"], said["features"].count("+") + 1
         wanted = {"hidden_weight": (hidden, inputs), "hidden_bias": (hidden,), "output_weight": (hidden,), "output_bias": ()}
         found = {name: value.shape for name, value in tensors.items()}
         if found != wanted:
             raise UserError(f"'{folder}' has tensors {found}, allowed for its config are {wanted}")
         if not all(np.isfinite(value).all() for value in tensors.values()):
             raise UserError(f"'{folder}' has weights that are not finite")
-        known = said["features"], said["entropy_top"], said["log_joint"], said["trained_on"]
-        weights = [tensors[name] for name in TENSORS]
-        return cls(weights[0], weights[1], weights[2], weights[3], *known)
-
-
-LEAST = math.log(1e-12)
-TENSORS = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """What the config says, its values checked."""
-    said = Entries(read_object(folder / CONFIG, "a classifier's config"), folder / CONFIG)
-    if said.values.get("policy") != "c2t":
-        raise UserError(f"'{folder}' is not a classifier's folder: its {CONFIG} does not say policy 'c2t'")
-    check_features(said.get("features", str))
-    return {
-        "features": said.get("features", str), "hidden": said.get("hidden", int, least=1),
-        "entropy_top": said.get("entropy_top", int, least=1), "log_joint": said.get("log_joint", bool, False),
-        "trained_on": said.get("trained_on", dict, {}),
-    }  # fmt: skip
+        return cls(**tensors, features=features, entropy_top=top, log_joint=log_joint, trained_on=trained_on)
 
 
 def scaled(log_p: Floats, log_joint: bool) -> Floats:

@@ -11,7 +11,7 @@ likely = partial(knob, panel="How tokens are chosen")
 
 @dataclass(frozen=True)
 class Choice(Knobs):
-    """How a token is chosen by the target's logits; explained at `Sampling`."""
+    """The knobs by which a token is chosen from the target's logits; explained at `Sampling`."""
 
     temperature: float = likely(0.0, least=0, help="0 for greedy decoding.")
     top_k: int = likely(0, least=0, help="How many of the likeliest tokens are kept; 0 keeps all.")
