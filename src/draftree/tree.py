@@ -1,4 +1,4 @@
-"""The packed forest of candidate tokens, and what is said about it.
+"""The packed forest of candidate tokens, and the values beside it: candidates, verdict, room.
 
 Shapes: R rows (sequences), N nodes of all rows, F frontier nodes, K candidates, V vocabulary, E rows of full draft
 distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes, and every policy decides in Python
@@ -22,11 +22,11 @@ Bools = NDArray[np.bool_]
 MAX_NODES = 512
 """Drafted nodes a row and step at most, whatever the policy."""
 ENTROPY_TOP = 1000
-"""How many of a distribution's likeliest tokens its entropy is taken over (C2T, section 4.1: M = 1,000)."""
+"""M, the likeliest tokens of a distribution that its entropy is taken over (C2T, section 4.1: M = 1,000)."""
 
 
 class Draw(Enum):
-    """How candidates come out of the draft distribution q."""
+    """The ways to draw candidates from the draft distribution q."""
 
     POINT = "point"
     """A deterministic function of the prefix (top-k, retrieval)."""
@@ -39,13 +39,13 @@ class Draw(Enum):
 
     @property
     def sampled(self) -> bool:
-        """Whether candidates are draws of their own, which an acceptor has to set against the q they come from."""
+        """True where candidates are draws of their own, which an acceptor has to set against the q they come from."""
         return self in (Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a drafter proposes after each frontier node.
+    """A drafter's proposals after each frontier node.
 
     Attributes:
         tokens: [F, K] token ids; their order is draw order.
@@ -79,7 +79,7 @@ class Candidates:
 
     @property
     def origin(self) -> Ints:
-        """[F, K] which drafter proposed each, see `Tree.source`."""
+        """[F, K] the drafter of each, see `Tree.source`."""
         return np.full(self.tokens.shape, self.source) if self.sources is None else self.sources
 
     def last(self, nodes: int) -> "Candidates":
@@ -162,12 +162,12 @@ class Tree:
 
     @cached_property
     def roots(self) -> int:
-        """How many roots there are; they are nodes 0 … roots − 1."""
+        """The number of roots; they are nodes 0 … roots − 1."""
         return int((self.parents < 0).sum())
 
     @property
     def drafted(self) -> int:
-        """How many nodes are not roots (γ summed over rows)."""
+        """The number of nodes that are not roots (γ summed over rows)."""
         return len(self) - self.roots
 
     def append(
@@ -224,7 +224,7 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> Bools:
-        """[N, N]: whether node j is node i or lies on the path from the root to it."""
+        """[N, N] True where node j is node i or lies on the path from the root to it."""
         n = len(self)
         mask = np.eye(n, dtype=np.bool_)
         start = self.roots
@@ -250,7 +250,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the target accepted, for each root of a tree.
+    """The accepted path below each root of a tree, and the token after it.
 
     Attributes:
         paths: for each root the accepted drafted nodes in order, the root not among them.
@@ -269,7 +269,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Room:
-    """What a step may hold at most.
+    """The bounds of a step's trees.
 
     Attributes:
         depth: [R] the deepest a node of each row may lie (new tokens left, end of the context, change of rope).

@@ -1,4 +1,4 @@
-"""The contract of an acceptor: what keeps, of a verified tree, exactly what the target would have produced."""
+"""The contract of an acceptor, which keeps of a verified tree exactly what the target would have produced."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Acceptor(Part, ABC):
 
     @property
     def draw(self) -> Draw:
-        """How it wants candidates drawn; drafters that search have none but `point` ones, which are exact with every rule."""
+        """The kind of draw it asks for; drafters that search have none but `point` ones, which are exact with every rule."""
         return Draw.POINT
 
     @abstractmethod

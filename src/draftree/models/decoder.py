@@ -323,12 +323,12 @@ def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype) -> tup
     check_bounds(config, Path(folder))
     auto: Any = AutoModelForCausalLM
     try:
-        model, said = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+        model, info = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
     except RuntimeError as error:
         if "mismatch" in str(error):  # transformers names them in a log
             raise UserError(f"'{folder}' has a config.json whose sizes are not those of the weights beside it") from error
         raise
-    return model, said
+    return model, info
 
 
 def one_layer(config: PreTrainedConfig, layers: int = 1, **changes: Any) -> PreTrainedModel:

@@ -165,8 +165,8 @@ class Target:
     @property
     def eos(self) -> frozenset[int]:
         """The ids that end a text, by its generation config."""
-        said = self.decoder.model.generation_config
-        ids = None if said is None else said.eos_token_id
+        generation = self.decoder.model.generation_config
+        ids = None if generation is None else generation.eos_token_id
         return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:

@@ -1,4 +1,4 @@
-"""The contract of a policy: what grows candidates into a tree and keeps the nodes worth their cost.
+"""The contract of a policy, which grows candidates into a tree and keeps the nodes worth their cost.
 
 Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes added.
 """
@@ -26,7 +26,7 @@ class Policy(Part, ABC):
 
     @property
     def prunes_on_draws(self) -> bool:
-        """Whether a node's existence or survival depends on what was drawn, its own or a sibling's draft probability included.
+        """True where a node's existence or survival depends on what was drawn, its own or a sibling's q included.
 
         Such trees are exact only with candidates that are not draws of their own, or under `match`. A policy that does not
         keeps the siblings in draw order and drops none before one it keeps.
@@ -35,7 +35,7 @@ class Policy(Part, ABC):
 
     @property
     def reads_costs(self) -> bool:
-        """Whether it asks the cost model, which then has to be measured first."""
+        """True where it asks the cost model, which then has to be measured first."""
         return False
 
     @property
@@ -57,14 +57,14 @@ class Policy(Part, ABC):
         """
 
     def start(self) -> Any:
-        """What the policy remembers before it has seen anything; None for those that learn nothing."""
+        """The memory before anything was seen; None for policies that learn nothing."""
         return None
 
     def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Any:
-        """What it remembers after a verdict.
+        """The memory after a verdict.
 
         Args:
-            memory: what it remembered.
+            memory: the one before.
             tree: the verified tree.
             verdict: what of it was accepted.
             work: what the step asked of the models.
@@ -82,7 +82,7 @@ class Layered(Policy):
     @property
     @abstractmethod
     def candidates(self) -> int:
-        """K, how many candidates it asks for after each node."""
+        """K, the number of candidates it asks for after each node."""
 
     @abstractmethod
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
@@ -165,7 +165,7 @@ def best(tree: Tree, nodes: Ints, k: int, by: Floats | None = None) -> Ints:
 
 
 def top(tree: Tree, frontier: Ints, score: Floats, k: int) -> Bools:
-    """[F, K] which of a layer's candidates are the k best of their row; of equals, those that get the lower numbers.
+    """[F, K] True at the k best of a layer's candidates in each row; of equals, at those that get the lower numbers.
 
     Args:
         tree: what was drafted so far.

@@ -82,11 +82,11 @@ class Classifier:
     def save(self, folder: Path) -> None:
         """Writes `config.json` and `model.safetensors`."""
         tensors = {name: np.array(getattr(self, name), np.float32, order="C") for name in TENSORS}
-        said = {"policy": "c2t", "features": self.features, "hidden": len(self.hidden_bias), "entropy_top": self.entropy_top,
+        config = {"policy": "c2t", "features": self.features, "hidden": len(self.hidden_bias), "entropy_top": self.entropy_top,
                 "log_joint": self.log_joint, "trained_on": dict(self.trained_on)}  # fmt: skip
         with filled(folder, last=CONFIG) as beside:
             save_file(tensors, beside / WEIGHTS)
-            (beside / CONFIG).write_text(json.dumps(said, indent=1) + "\n")
+            (beside / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -95,13 +95,13 @@ class Classifier:
         Raises:
             UserError: there is none, or its parts do not fit each other.
         """
-        said = Entries(read_object(folder / CONFIG, "a classifier's config"), folder / CONFIG)
-        if said.values.get("policy") != "c2t":
+        config = Entries(read_object(folder / CONFIG, "a classifier's config"), folder / CONFIG)
+        if config.values.get("policy") != "c2t":
             raise UserError(f"'{folder}' is not a classifier's folder: its {CONFIG} does not say policy 'c2t'")
-        check_features(features := said.get("features", str))
-        hidden, inputs = said.get("hidden", int, least=1), features.count("+") + 1
-        top, log_joint = said.get("entropy_top", int, least=1), said.get("log_joint", bool, False)
-        trained_on = said.get("trained_on", dict[str, Any], {})
+        check_features(features := config.get("features", str))
+        hidden, inputs = config.get("hidden", int, least=1), features.count("+") + 1
+        top, log_joint = config.get("entropy_top", int, least=1), config.get("log_joint", bool, False)
+        trained_on = config.get("trained_on", dict, {})
         with understood(f"cannot read '{folder / WEIGHTS}'"):
             tensors = {name: value.astype(np.float64) for name, value in load_file(folder / WEIGHTS).items()}
         wanted = {"hidden_weight": (hidden, inputs), "hidden_bias": (hidden,), "output_weight": (hidden,), "output_bias": ()}

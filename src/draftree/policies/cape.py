@@ -77,7 +77,7 @@ class CAPE(Layered):
         return fit(tree, self.max_nodes, np.where(_chain(tree), 1.0, tree.score))
 
     def children(self, p: Floats) -> Ints:
-        """[F] how many children a node has whose likeliest child has probability p [F], that child included."""
+        """[F] the number of children of a node whose likeliest child has probability p [F], that child included."""
         if self.sets is not None:
             return np.full(len(p), 1 + self.sets)
         edges, sizes = self._bins

@@ -136,28 +136,6 @@ def search(
     return visits, total
 
 
-@compiled
-def likeliest(nodes: Ints, first: Ints, last: Ints, prior: Floats) -> Ints:
-    """[W] the child of the largest prior of each node asked about, of equals the first; −1 where it has none."""
-    found = np.full(len(nodes), -1, np.int64)
-    for i in range(len(nodes)):
-        for child in range(first[nodes[i]], last[nodes[i]]):
-            if found[i] < 0 or prior[child] > prior[found[i]]:
-                found[i] = child
-    return found
-
-
-@compiled
-def repeats(tokens: Ints, first: Ints, last: Ints, prior: Floats) -> Floats:
-    """[M] for each node the q of its own token's coming once more right after it."""
-    found = np.zeros(len(first))
-    for node in range(len(first)):
-        for child in range(first[node], last[node]):
-            if tokens[child] == tokens[node]:
-                found[node] = prior[child]
-    return found
-
-
 Scalar = TypeVar("Scalar", np.bool_, np.float64)
 BREADTH = 1024
 """Nodes of a row and layer that are asked about at most; the paper's setting has 144."""
@@ -223,7 +201,8 @@ class MCTS(Policy):
         keep, score = near.layered(wanted), near.layered(value)
         tree = append(replace(tree, score=value[:whole]), frontier, candidates, keep, score)
         number = whole - 1 + np.cumsum(wanted[whole:])[kept[kept >= whole] - whole]
-        tree = self._ends(expand, tree, number, room)
+        if (frontier := room.expandable(tree, number)).size:  # the likeliest token behind sentences of full length
+            tree = append(tree, frontier, expand(tree, frontier, 1))
         return fit(tree.select(np.append(wanted[:whole], np.ones(len(tree) - whole, np.bool_))), min(self.nodes, room.nodes))
 
     def _asked(self, expand: Expand, tree: Tree, room: Room) -> tuple[Tree, Ints, Candidates]:
@@ -247,11 +226,6 @@ class MCTS(Policy):
         visits[: tree.roots] = self.iterations
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(visits / self.iterations))
-
-    def _ends(self, expand: Expand, tree: Tree, nodes: Ints, room: Room) -> Tree:
-        """The likeliest token behind sentences of full length."""
-        frontier = room.expandable(tree, nodes)
-        return append(tree, frontier, expand(tree, frontier, 1)) if frontier.size else tree
 
 
 @dataclass(frozen=True)
@@ -308,8 +282,9 @@ class Local:
 
     def longer(self, nodes: Ints) -> Ints:
         """The likeliest child of each node that has any, if it is not among the nodes itself."""
-        found = likeliest(nodes, self.first, self.last, self.prior)
-        return np.setdiff1d(found[found >= 0], nodes)
+        spans = zip(self.first[nodes].tolist(), self.last[nodes].tolist(), strict=True)
+        likeliest = [a + int(np.argmax(self.prior[a:b])) for a, b in spans if a < b]  # of equals the first
+        return np.setdiff1d(np.array(likeliest, np.int64), nodes)
 
     def layered(self, of: NDArray[Scalar]) -> NDArray[Scalar]:
         """[F, K] the last layer's part of values of all nodes [M]; 0 for missing candidates."""
@@ -320,5 +295,8 @@ class Local:
         if reward == "likelihood":
             return self.log_q, 0.0
         if reward == "official":  # the row of each pair of tokens is asked for the pair's second token, not for the next
-            return repeats(self.tokens, self.first, self.last, self.prior)[self.parents], 1.0
+            repeated = np.zeros(len(self.prior))  # [M] q of each node's token coming once more right after it
+            again = np.flatnonzero((self.parents >= 0) & (self.tokens == self.tokens[self.parents]))
+            repeated[self.parents[again]] = self.prior[again]
+            return repeated[self.parents], 1.0
         return self.prior, 1.0

@@ -1,4 +1,4 @@
-"""What was retrieved, as it is: every continuation a drafter finds, the likeliest nodes of their trie (REST, section 3.2)."""
+"""The likeliest nodes of the trie of all continuations that a drafter finds (REST, section 3.2)."""
 
 from dataclasses import dataclass
 from typing import Any, final

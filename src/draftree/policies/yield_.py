@@ -211,9 +211,7 @@ def _worth_verifying(tree: Tree, budget: _Budget, probing: bool) -> Tree:
     keep[: tree.roots] = True
     keep[_ranked(tree)[:count]] = True
     if probing and count == 0:  # the best child of every root
-        first = np.flatnonzero(tree.depth == 1)
-        first = first[np.lexsort((first, -tree.score[first], tree.row[first]))]
-        keep[first[np.unique(tree.row[first], return_index=True)[1]]] = True
+        keep[best(tree, np.flatnonzero(tree.depth == 1), 1)] = True
     return tree.select(keep)
 
 
