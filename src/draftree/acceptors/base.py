@@ -31,7 +31,7 @@ class Acceptor(Part, ABC):
     """
 
     exact_for: ClassVar[frozenset[Draw]]
-    survives_pruning: ClassVar[bool]
+    survives_pruning: ClassVar[bool] = False
     keeps_text: ClassVar[bool] = False
     greedy: ClassVar[bool] = True
     sampling: ClassVar[bool] = True

@@ -26,14 +26,10 @@ class Block(Acceptor):
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
-    survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
     chains: ClassVar[bool] = True
+    draw: ClassVar[Draw] = Draw.WITH_REPLACEMENT
     looks_ahead: ClassVar[bool] = True
-
-    @property
-    def draw(self) -> Draw:
-        return Draw.WITH_REPLACEMENT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         found = [self._chain(tree, root, p, chance) for root in range(tree.roots)]

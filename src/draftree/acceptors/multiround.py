@@ -29,7 +29,6 @@ class MultiRound(Acceptor):
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
-    survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
 
     replacement: bool = False

@@ -22,13 +22,9 @@ class Rejection(Acceptor):
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
-    survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
     chains: ClassVar[bool] = True
-
-    @property
-    def draw(self) -> Draw:
-        return Draw.WITH_REPLACEMENT
+    draw: ClassVar[Draw] = Draw.WITH_REPLACEMENT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         return descend(tree, p, chance, lambda node, here: judged(tree, node, tree.children(node)[:1], here, chance))

@@ -40,12 +40,8 @@ class Decoder:
         model.train(False)
         self.config: PreTrainedConfig = model.config.get_text_config(decoder=True)
         self.layer_types: tuple[str, ...] = tuple(getattr(self.config, "layer_types", None) or ())
-        self.window: int | None = self._window()
-
-    def _window(self) -> int | None:
-        if self.layer_types and SLIDING not in self.layer_types:
-            return None
-        return getattr(self.config, "sliding_window", None)
+        sliding = not self.layer_types or SLIDING in self.layer_types
+        self.window: int | None = getattr(self.config, "sliding_window", None) if sliding else None
 
     @cached_property
     def device(self) -> torch.device:

@@ -21,11 +21,8 @@ class Chain(Layered):
     """
 
     candidates: ClassVar[int] = 1
+    prunes_on_draws: ClassVar[bool] = False
     length: int = knob(5, least=1, deepest=True)
-
-    @property
-    def prunes_on_draws(self) -> bool:
-        return False
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         return append(tree, frontier, candidates)

@@ -10,7 +10,7 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes learnt from, X 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -89,13 +89,10 @@ class Yield(Policy):
         probe: where drafting does not pay, the share of time that may be spent on finding out whether it does again.
     """
 
+    reads_costs: ClassVar[bool] = True
     width: int = knob(8, least=1)
     depth: int = knob(12, least=1, deepest=True)
     probe: float = knob(0.01, least=0, most=1)
-
-    @property
-    def reads_costs(self) -> bool:
-        return True
 
     def start(self) -> Learned:
         return Learned()

@@ -223,15 +223,15 @@ class Suite:
         drafter = self.drafter(case.drafter, requests, sampling, coach)
         rows = Rows(self.target.new_cache(len(requests), 8))
         parts = Parts(self.target, drafter, policy, Watched(acceptor, lambda: rows.room(self.target), self.coverage), COSTS)
-        told: list[list[int]] = [[] for _ in requests]
+        streamed: list[list[int]] = [[] for _ in requests]
         for events, state in decode(parts, rows, under(requests, sampling)):
             for event in events:
                 assert len(event.origins) == len(event.tokens) > 0
-                told[event.row] += event.tokens
+                streamed[event.row] += event.tokens
             if each_step is not None:
                 each_step(rows, drafter, state)
-        assert told == rows.written
-        assert rows.stats.new_tokens == sum(map(len, told))
+        assert streamed == rows.written
+        assert rows.stats.new_tokens == sum(map(len, streamed))
 
         for request, got, committed in zip(requests, rows.written, rows.committed, strict=True):
             self.judge(acceptor, request, sampling, got, str(case))
@@ -499,8 +499,8 @@ def cases(full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyTy
     rest = [tuple(PAIRWISE), *every]
     chosen = itertools.product(*rest) if full else pairwise(rest)
     rules: dict[str, type[Acceptor]] = {name: part("acceptor", name) for name in every[2]}
-    known = {name for name, rule in rules.items() if full or rule.keeps_text}
-    everywhere = (c for c in itertools.product(EVERYWHERE, *every) if c[0] != "one" or c[3] in known)
+    alone = {name for name, rule in rules.items() if full or rule.keeps_text}
+    everywhere = (c for c in itertools.product(EVERYWHERE, *every) if c[0] != "one" or c[3] in alone)
     return [Case(*c) for c in (*everywhere, *chosen)]
 
 
