@@ -8,15 +8,14 @@ Shapes: R rows, M nodes of the local model, W nodes asked about.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, final
+from typing import Any, Literal, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
 from draftree.kernels.compiled import compiled
-from draftree.policies.base import Expand, Policy, append, best, fit, path_log_q, ranked
+from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Candidates, Floats, Ints, Room, Tree
 
 
@@ -136,7 +135,6 @@ def search(
     return visits, total
 
 
-Scalar = TypeVar("Scalar", np.bool_, np.float64)
 BREADTH = 1024
 """Nodes of a row and layer that are asked about at most; the paper's setting has 144."""
 
@@ -191,19 +189,21 @@ class MCTS(Policy):
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         tree, frontier, candidates = self._asked(expand, tree, room)
-        near, whole = Local.of(tree, frontier, candidates), len(tree)
-        value = near.path if self.search == "greedy" else self._searched(tree, near)
+        near, size = Local.of(tree, frontier, candidates), len(tree)
+        value = near.tree.score.copy() if self.search == "greedy" else self._searched(near)
         kept = near.best(value, self.continuations)
         longer = near.longer(kept)
-        value[longer] = value[near.parents[longer]] + near.log_q[longer]
-        wanted = near.parents < 0
+        value[longer] = value[near.tree.parents[longer]] + near.tree.log_q[longer]
+        wanted = near.tree.parents < 0
         wanted[kept] = wanted[longer] = True
-        keep, score = near.layered(wanted), near.layered(value)
-        tree = append(replace(tree, score=value[:whole]), frontier, candidates, keep, score)
-        number = whole - 1 + np.cumsum(wanted[whole:])[kept[kept >= whole] - whole]
+        there = candidates.log_q > -np.inf
+        keep, score = np.zeros(there.shape, np.bool_), np.zeros(there.shape)
+        keep[there], score[there] = wanted[size:], value[size:]
+        tree = append(replace(tree, score=value[:size]), frontier, candidates, keep, score)
+        number = size - 1 + np.cumsum(wanted[size:])[kept[kept >= size] - size]
         if (frontier := room.expandable(tree, number)).size:  # the likeliest token behind sentences of full length
             tree = append(tree, frontier, expand(tree, frontier, 1))
-        return fit(tree.select(np.append(wanted[:whole], np.ones(len(tree) - whole, np.bool_))), min(self.nodes, room.nodes))
+        return fit(tree.select(np.append(wanted[:size], np.ones(len(tree) - size, np.bool_))), min(self.nodes, room.nodes))
 
     def _asked(self, expand: Expand, tree: Tree, room: Room) -> tuple[Tree, Ints, Candidates]:
         """All sentences: the tree without their last layer, and that layer's parents and candidates."""
@@ -216,69 +216,46 @@ class MCTS(Policy):
             nodes = np.sort(best(tree, np.arange(before, len(tree)), BREADTH))
         return tree, nodes[:0], Candidates(np.zeros((0, 1), np.int64), np.zeros((0, 1)))
 
-    def _searched(self, tree: Tree, near: "Local") -> Floats:
+    def _searched(self, near: "Local") -> Floats:
         """[M] the logarithm of the share of sentences that went through each node; −∞ for none."""
         gain, offset = near.gain(self.reward)
-        seeds, each_first = tree.tokens[: tree.roots], self.unvisited == "first"
+        seeds, each_first = near.tree.tokens[: near.tree.roots], self.unvisited == "first"
         visits, _ = search(
             seeds, near.first, near.last, near.prior, gain, offset, self.iterations, self.c1, self.c2, each_first
         )
-        visits[: tree.roots] = self.iterations
+        visits[: near.tree.roots] = self.iterations
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(visits / self.iterations))
 
 
 @dataclass(frozen=True)
 class Local:
-    """The local model: the nodes of a tree, and behind them a last layer that is not in it yet.
+    """The local model: a tree of all sentences, its last layer among them.
 
     Attributes:
-        tokens, parents, row, log_q: [M] as in a tree.
+        tree: of M nodes; parents never fall, as a layer follows the order of its frontier.
         prior: [M] q.
-        path: [M] log of the product of q along the path.
         first, last: [M] where the node's children begin and end.
-        layer: [F, K] the numbers of the last layer's candidates, 0 for missing ones.
     """
 
-    tokens: Ints
-    parents: Ints
-    row: Ints
-    log_q: Floats
+    tree: Tree
     prior: Floats
-    path: Floats
     first: Ints
     last: Ints
-    layer: Ints
 
     @classmethod
     def of(cls, tree: Tree, frontier: Ints, candidates: Candidates) -> "Local":
-        """The nodes of a tree in their order, and the candidates in theirs."""
-        there = candidates.log_q > -np.inf
-        at, rank = np.nonzero(there)
-        layer = np.where(there, len(tree) + np.cumsum(there).reshape(there.shape) - 1, 0)
-        parents = np.concatenate((tree.parents, frontier[at]))
-        log_q = np.concatenate((tree.log_q, candidates.log_q[at, rank]))
-        everyone = np.arange(len(parents))  # parents never fall, as a layer follows the order of its frontier
-        return cls(
-            tokens=np.concatenate((tree.tokens, candidates.tokens[at, rank])),
-            parents=parents,
-            row=np.concatenate((tree.row, tree.row[frontier[at]])),
-            log_q=log_q,
-            prior=np.exp(log_q),
-            path=np.concatenate((tree.score, path_log_q(tree, frontier, candidates)[at, rank])),
-            first=np.searchsorted(parents, everyone),
-            last=np.searchsorted(parents, everyone, side="right"),
-            layer=layer,
-        )
+        """The model of a tree and the candidates of its last layer."""
+        whole = append(tree, frontier, candidates)
+        first, last = (np.searchsorted(whole.parents, np.arange(len(whole)), side) for side in ("left", "right"))
+        return cls(whole, np.exp(whole.log_q), first, last)
 
     def best(self, value: Floats, k: int) -> Ints:
         """The k best of each row, in the order of their numbers; of equals the lower number, and −∞ never.
 
         No value exceeds the parent's, so what is kept is connected.
         """
-        found = np.flatnonzero((value > -np.inf) & (self.parents >= 0))
-        order, place = ranked(self.row[found], value[found])
-        return np.sort(found[order[place < k]])
+        return np.sort(best(self.tree, np.flatnonzero((value > -np.inf) & (self.tree.parents >= 0)), k, value))
 
     def longer(self, nodes: Ints) -> Ints:
         """The likeliest child of each node that has any, if it is not among the nodes itself."""
@@ -286,17 +263,14 @@ class Local:
         likeliest = [a + int(np.argmax(self.prior[a:b])) for a, b in spans if a < b]  # of equals the first
         return np.setdiff1d(np.array(likeliest, np.int64), nodes)
 
-    def layered(self, of: NDArray[Scalar]) -> NDArray[Scalar]:
-        """[F, K] the last layer's part of values of all nodes [M]; 0 for missing candidates."""
-        return np.where(self.layer > 0, of[self.layer], np.zeros((), of.dtype))
-
     def gain(self, reward: str) -> tuple[Floats, float]:
         """[M] the reward that each node adds to sentences through it, and the reward that a sentence begins with."""
         if reward == "likelihood":
-            return self.log_q, 0.0
+            return self.tree.log_q, 0.0
         if reward == "official":  # the row of each pair of tokens is asked for the pair's second token, not for the next
+            tokens, parents = self.tree.tokens, self.tree.parents
             repeated = np.zeros(len(self.prior))  # [M] q of each node's token coming once more right after it
-            again = np.flatnonzero((self.parents >= 0) & (self.tokens == self.tokens[self.parents]))
-            repeated[self.parents[again]] = self.prior[again]
-            return repeated[self.parents], 1.0
+            again = np.flatnonzero((parents >= 0) & (tokens == tokens[parents]))
+            repeated[parents[again]] = self.prior[again]
+            return repeated[parents], 1.0
         return self.prior, 1.0
