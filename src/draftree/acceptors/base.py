@@ -62,15 +62,31 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
         tree: the verified tree.
         choose: the target's token after a node.
     """
-    child: dict[tuple[int, int], int] = {}
-    for node in range(len(tree) - 1, tree.roots - 1, -1):  # backwards: of equal siblings the first stays
-        child[int(tree.parents[node]), int(tree.tokens[node])] = node
+    children: dict[tuple[int, int], int] = {}
+    for child in range(len(tree) - 1, tree.roots - 1, -1):  # backwards: of equal siblings the first stays
+        children[int(tree.parents[child]), int(tree.tokens[child])] = child
+
+    def step(node: int) -> tuple[int | None, int]:
+        token = choose(node)
+        return children.get((node, token)), token
+
+    return descend(tree, step)
+
+
+def descend(tree: Tree, step: Callable[[int], tuple[int | None, int]]) -> Verdict:
+    """From each root, goes from a node to the child that is accepted, until none is.
+
+    Args:
+        tree: the verified tree.
+        step: a node → the child accepted below it and its token, or None and the bonus.
+    """
     paths: list[Ints] = []
     bonus: list[int] = []
     for root in range(tree.roots):
-        path = [root]
-        while (found := child.get((path[-1], token := choose(path[-1])))) is not None:
-            path.append(found)
+        path, (child, token) = [root], step(root)
+        while child is not None:
+            path.append(child)
+            child, token = step(child)
         paths.append(np.array(path[1:], np.int64))
         bonus.append(token)
     return Verdict(tuple(paths), np.array(bonus, np.int64))
@@ -78,31 +94,6 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
 
 UNCOUPLED = frozenset(Draw) - {Draw.COUPLED}
 """The draws that rules by rejection are exact for: those that know nothing of the noise that judges them."""
-
-
-def descend(
-    tree: Tree, p: Distributions, chance: Chance, choose: Callable[[int, Tensor], tuple[int | None, Tensor]]
-) -> Verdict:
-    """From each root, goes from a node to the child that is kept, and draws the bonus of what is left of p where none is.
-
-    Args:
-        tree: the verified tree.
-        p: the target's distribution after each node.
-        chance: of the bonus.
-        choose: a node and p [V] after it → the child kept below it, or none, and what is left of p.
-    """
-    paths: list[Ints] = []
-    bonus: list[int] = []
-    for root in range(tree.roots):
-        path = [root]
-        while True:
-            child, left = choose(path[-1], p(path[-1]))
-            if child is None:
-                break
-            path.append(child)
-        paths.append(np.array(path[1:], np.int64))
-        bonus.append(chance.categorical(left, int(tree.row[root]), int(tree.depth[path[-1]])))
-    return Verdict(tuple(paths), np.array(bonus, np.int64))
 
 
 def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
@@ -119,19 +110,19 @@ def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
 
 
 def judged(
-    tree: Tree, node: int, siblings: Ints, p: Tensor, chance: Chance, replacement: bool = True
-) -> tuple[int | None, Tensor]:
-    """The first of a node's children that rejection keeps, or None and what is left of p once all are rejected.
+    tree: Tree, siblings: Ints, node: int, p: Tensor, chance: Chance, replacement: bool = True
+) -> tuple[int | None, int]:
+    """A step by rejection: the first sibling that is kept and its token, or None and a token of what is left of p.
 
     Args:
         tree: the verified tree.
-        node: the parent.
-        siblings: those of its children that are judged, in draw order.
-        p: [V] the target's distribution after the node.
-        chance: of each judgement.
+        siblings: the children that are judged, in draw order.
+        node: their parent.
+        p: [V] the target's distribution after it.
+        chance: of each judgement, and of the bonus.
         replacement: whether the siblings were drawn with replacement.
     """
-    gone: list[int] = []
+    gone, place = list[int](), (int(tree.row[node]), int(tree.depth[node]))
     for index, child in enumerate(siblings.tolist()):
         token, q = int(tree.tokens[child]), proposal(tree, child, len(p))
         if gone and not replacement:
@@ -139,11 +130,11 @@ def judged(
             if (left := q.sum()) == 0:  # by rounding; what siblings come next is known from those before, so it is no draw
                 break
             q = q / left
-        if chance.bernoulli(min(1.0, ratio(p, q, token)), int(tree.row[node]), int(tree.depth[node]), index):
-            return child, p
+        if chance.bernoulli(min(1.0, ratio(p, q, token)), *place, index):
+            return child, token
         p = residual(p, q)
         gone.append(token)
-    return None, p
+    return None, chance.categorical(p, *place)
 
 
 def ratio(p: Tensor, q: Tensor, token: int) -> float:

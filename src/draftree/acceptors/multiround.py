@@ -9,8 +9,6 @@ so. What p has become when all are rejected is what the bonus is drawn from.
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from torch import Tensor
-
 from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, judged
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
@@ -38,7 +36,4 @@ class MultiRound(Acceptor):
         return Draw.WITH_REPLACEMENT if self.replacement else Draw.WITHOUT_REPLACEMENT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        def choose(node: int, here: Tensor) -> tuple[int | None, Tensor]:
-            return judged(tree, node, tree.children(node), here, chance, self.replacement)
-
-        return descend(tree, p, chance, choose)
+        return descend(tree, lambda node: judged(tree, tree.children(node), node, p(node), chance, self.replacement))

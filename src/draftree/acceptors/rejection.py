@@ -27,4 +27,4 @@ class Rejection(Acceptor):
     draw: ClassVar[Draw] = Draw.WITH_REPLACEMENT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        return descend(tree, p, chance, lambda node, here: judged(tree, node, tree.children(node)[:1], here, chance))
+        return descend(tree, lambda node: judged(tree, tree.children(node)[:1], node, p(node), chance))

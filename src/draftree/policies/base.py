@@ -97,19 +97,18 @@ class Layered(Policy):
         return tree
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        deepest = np.inf if self.deepest is None else self.deepest
         new = np.arange(tree.roots)
-        while (frontier := self.expandable(tree, _with_room(tree, room.expandable(tree, new, deepest), room), costs)).size:
+        while (frontier := self.expandable(tree, self._with_room(tree, new, room), costs)).size:
             before, tree = len(tree), self.grow(tree, frontier, expand(tree, frontier, self.candidates))
             new = np.arange(before, len(tree))
         grown = self.finish(tree)
         return fit(grown, room.nodes, None if self.prunes_on_draws else -np.arange(len(grown), dtype=np.float64))
 
-
-def _with_room(tree: Tree, nodes: Ints, room: Room) -> Ints:
-    """Those of the nodes whose rows may be drafted further nodes for."""
-    drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))
-    return nodes[drafted[tree.row[nodes]] < room.nodes]
+    def _with_room(self, tree: Tree, nodes: Ints, room: Room) -> Ints:
+        """Those of the nodes above the deepest layer whose rows may be drafted further nodes for."""
+        drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))
+        deepest = np.inf if self.deepest is None else self.deepest
+        return room.expandable(tree, nodes[drafted[tree.row[nodes]] < room.nodes], deepest)
 
 
 def append(
@@ -138,9 +137,9 @@ def append(
         assert candidates.log_probs is not None
         q_row = parent + (0 if q is None else len(q))
         q = candidates.log_probs.exp() if q is None else torch.cat((q, candidates.log_probs.exp()))
-    found = candidates.tokens[parent, rank], candidates.log_q[parent, rank], score[parent, rank]
-    uncertain = None if entropy is None else entropy[parent]
-    return tree.append(frontier[parent], *found, candidates, q_row, q, uncertain, candidates.origin[parent, rank])
+    tokens, log_q, source = (each[parent, rank] for each in (candidates.tokens, candidates.log_q, candidates.origin))
+    entropy = None if entropy is None else entropy[parent]
+    return tree.append(frontier[parent], tokens, log_q, score[parent, rank], candidates, q_row, q, entropy, source)
 
 
 def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:
