@@ -137,9 +137,9 @@ def append(
         assert candidates.log_probs is not None
         q_row = parent + (0 if q is None else len(q))
         q = candidates.log_probs.exp() if q is None else torch.cat((q, candidates.log_probs.exp()))
-    tokens, log_q, source = (each[parent, rank] for each in (candidates.tokens, candidates.log_q, candidates.origin))
-    entropy = None if entropy is None else entropy[parent]
-    return tree.append(frontier[parent], tokens, log_q, score[parent, rank], candidates, q_row, q, entropy, source)
+    at, entropy = (parent, rank), None if entropy is None else entropy[parent]
+    tokens, log_q, source = candidates.tokens[at], candidates.log_q[at], candidates.origin[at]
+    return tree.append(frontier[parent], tokens, log_q, score[at], candidates, q_row, q, entropy, source)
 
 
 def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:

@@ -15,7 +15,7 @@ import numpy as np
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
 from draftree.kernels.compiled import compiled
-from draftree.policies.base import Expand, Policy, append, best, fit
+from draftree.policies.base import Expand, Policy, append, best, fit, ranked
 from draftree.tree import Candidates, Floats, Ints, Room, Tree
 
 
@@ -259,9 +259,9 @@ class Local:
 
     def longer(self, nodes: Ints) -> Ints:
         """The likeliest child of each node that has any, if it is not among the nodes itself."""
-        spans = zip(self.first[nodes].tolist(), self.last[nodes].tolist(), strict=True)
-        likeliest = [a + int(np.argmax(self.prior[a:b])) for a, b in spans if a < b]  # of equals the first
-        return np.setdiff1d(np.array(likeliest, np.int64), nodes)
+        children = np.flatnonzero(np.isin(self.tree.parents, nodes))
+        order, place = ranked(self.tree.parents[children], self.prior[children])
+        return np.setdiff1d(children[order[place == 0]], nodes)
 
     def gain(self, reward: str) -> tuple[Floats, float]:
         """[M] the reward that each node adds to sentences through it, and the reward that a sentence begins with."""
