@@ -109,12 +109,12 @@ def steps(drafter: ADEDDrafter, policy: MCTS, text: Ints, taps: Taps, most: int)
 
 def alike(near: Local, policy: MCTS) -> tuple[float, float]:
     """How far a search's visits follow the product of q: their correlation, and the share of kept nodes in common."""
-    root = near.tokens[:1]
+    root = near.tree.tokens[:1]
     visits, _ = search(root, near.first, near.last, near.prior, near.prior, 1.0, policy.iterations, policy.c1, policy.c2, False)
     with np.errstate(divide="ignore"):
         kept = near.best(np.log(visits), policy.continuations)
-    both = np.intersect1d(kept, near.best(near.path, policy.continuations))
-    return float(np.corrcoef(visits[1:], np.exp(near.path[1:]))[0, 1]), len(both) / len(kept)
+    both = np.intersect1d(kept, near.best(near.tree.score, policy.continuations))
+    return float(np.corrcoef(visits[1:], np.exp(near.tree.score[1:]))[0, 1]), len(both) / len(kept)
 
 
 def followed(drafter: ADEDDrafter, texts: list[Ints], taps: Taps, every: int = 40) -> dict[str, dict[str, float]]:
@@ -125,7 +125,7 @@ def followed(drafter: ADEDDrafter, texts: list[Ints], taps: Taps, every: int = 4
             state = drafter.start([text[:at]], text[at : at + 1], taps)
             roots, room = Tree.planted(np.zeros(1, np.int64), text[at : at + 1]), Room(np.array([64]), 512)
             near = Local.of(*MCTS()._asked(Timed(drafter, state), roots, room))
-            for c1 in EXPLORATION if len(near.tokens) > 2 * MCTS().continuations else ():
+            for c1 in EXPLORATION if len(near.tree) > 2 * MCTS().continuations else ():
                 found[c1].append(alike(near, MCTS(c1=c1)))
     names = ("correlation", "kept in common")
     means = {f"{c1:g}": dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True)) for c1, rows in found.items()}

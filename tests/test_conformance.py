@@ -12,7 +12,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
-from draftree.costs import Costs
 from draftree.drafters import lm
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
@@ -254,13 +253,12 @@ class Renumbering(Layered):
     """Drops the second child of each root at the end, so that the nodes verified are not numbered as they were drafted."""
 
     candidates: ClassVar[int] = 2
+    deepest: ClassVar[int] = 3
 
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        grown = append(tree, frontier, candidates)
-        new = np.arange(len(tree), len(grown))
-        return grown, new[grown.depth[new] < 3]
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
+        return append(tree, frontier, candidates)
 
-    def finish(self, tree: Tree, costs: Costs) -> Tree:
+    def finish(self, tree: Tree) -> Tree:
         second = [tree.children(root)[1:] for root in range(tree.roots)]
         return tree.select(~tree.ancestors[:, np.concatenate(second)].any(axis=1))
 

@@ -31,6 +31,7 @@ from draftree.acceptors.block import Block
 from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
+from draftree.boundary.knobs import knob
 from draftree.costs import Costs
 from draftree.doctor.statistics import detectable
 from draftree.drafters._fused import FusedDrafter
@@ -497,16 +498,14 @@ class Dropping(Layered):
     """Has some children of each node and drops the unlikely ones, by their own and their siblings' draws."""
 
     width: int = 2
-    depth: int = 1
+    depth: int = knob(1, deepest=True)
 
     @property
     def candidates(self) -> int:
         return self.width
 
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        grown = append(tree, frontier, candidates, candidates.log_q > np.log(0.3))
-        new = np.arange(len(tree), len(grown))
-        return grown, new[grown.depth[new] < self.depth]
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
+        return append(tree, frontier, candidates, candidates.log_q > np.log(0.3))
 
 
 @pytest.mark.parametrize(

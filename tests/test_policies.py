@@ -250,14 +250,12 @@ def test_append_keeps_draw_order_and_scores_by_path() -> None:
 
 def test_a_layered_policy_may_select_at_the_end() -> None:
     class Pruned(Layered):
-        candidates = 2
+        candidates, deepest = 2, 2
 
-        def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-            wider = append(tree, frontier, candidates)
-            new = np.arange(len(tree), len(wider))
-            return wider, new[wider.depth[new] < 2]
+        def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
+            return append(tree, frontier, candidates)
 
-        def finish(self, tree: Tree, costs: Costs) -> Tree:
+        def finish(self, tree: Tree) -> Tree:
             return tree.select(np.arange(len(tree)) != 4)
 
     assert paths(grown(Pruned(), always(0.6, 0.4))) == [(0,), (1,), (0, 0), (1, 0), (1, 1)]

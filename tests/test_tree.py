@@ -74,7 +74,6 @@ def test_sampled_nodes_keep_their_distributions() -> None:
     assert tree.source.tolist() == [-1, -1, 3, 3]
     assert tree.row.tolist() == [0, 2, 2, 2]
     small = tree.select(np.array([True, True, False, True]))
-    assert small.q_row is not None
     assert small.q is not None
     assert small.q_row.tolist() == [-1, -1, 0]
     assert torch.equal(small.q, q)

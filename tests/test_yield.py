@@ -38,7 +38,7 @@ CPU = Costs({1: 0.05, 8: 0.08, 32: 0.16}, {1: 1.0, 2: 1.15, 4: 1.4, 8: 1.8, 16: 
 def sure(r: float, **known: Any) -> Any:
     """A memory that takes q for the acceptance, expects some child to be accepted with probability r, and may spend."""
     reach = Logistic.around(np.log(r / (1 - r)), 0, 0, 0, prior=1e9)
-    return replace(Yield().start(), reach=reach, wealth=99.0, **known)
+    return replace(Yield().start(), reach=reach, regret_budget=99.0, **known)
 
 
 def grown(
@@ -78,7 +78,7 @@ def test_a_step_is_accounted_in_plain_passes() -> None:
     work = Work((1,), 2, 1, 7)  # .25 + .6 seconds are 1.7 passes; they brought 2 tokens
     known = Yield(probe=0.0).observe(Yield().start(), tree, Verdict((np.array([1]),), np.array([5])), work, costs)
     assert (known.gained, known.spent) == pytest.approx((2.0, 1.7))
-    assert known.wealth == pytest.approx(3 + 2 - 1.7)
+    assert known.regret_budget == pytest.approx(3 + 2 - 1.7)
 
 
 # The scan.
@@ -282,7 +282,7 @@ def test_a_probe_is_one_token() -> None:
     assert asked == [[0, 1]]
     assert [paths(tree, r) for r in (0, 1)] == [[(0,)], [(0,)]]
     assert grown(always(0.01), CPU, replace(memory, idle=1.0)).drafted == 0
-    assert grown(always(0.01), CPU, replace(memory, wealth=0.0)).drafted == 0, "what there is not cannot be spent"
+    assert grown(always(0.01), CPU, replace(memory, regret_budget=0.0)).drafted == 0, "what there is not cannot be spent"
 
 
 def test_a_probe_that_succeeds_is_followed_by_another() -> None:
@@ -296,11 +296,11 @@ def test_a_probe_that_succeeds_is_followed_by_another() -> None:
 
 
 @given(st.integers(0, 20), st.floats(0.05, 3.0))
-def test_no_step_spends_more_than_there_is(seed: int, wealth: float) -> None:
+def test_no_step_spends_more_than_there_is(seed: int, budget: float) -> None:
     asked: list[tuple[list[int], int]] = []
-    tree = grown(following(levels(seed, 4, lowest=1), asked), CPU, replace(sure(0.9), wealth=wealth))
+    tree = grown(following(levels(seed, 4, lowest=1), asked), CPU, replace(sure(0.9), regret_budget=budget))
     extra = sum(CPU.draft_seconds(len(frontier)) for frontier, _ in asked) + CPU.target_seconds(1 + tree.drafted) - 1
-    assert extra <= wealth + 1e-9
+    assert extra <= budget + 1e-9
 
 
 # Knobs.

@@ -42,7 +42,7 @@ class Logistic:
         return probability
 
     def learn(self, x: Floats, true: Bools) -> Self:
-        """What is known after the examples [M, X] of a step, true or not [M]."""
+        """The regression after the examples [M, X] of a step, true or not [M]."""
         p = self(x)
         curvature = np.maximum(p * (1 - p), CURVATURE)
         kept = (1 - FORGETTING) * self.information + FORGETTING * self.prior * np.eye(len(self.weights))

@@ -152,10 +152,6 @@ class CostTable:
         """True where it was measured for the `bracket` of so many rows."""
         return bracket(rows) in self.by_rows
 
-    def without(self, rows: int) -> tuple[Costs, ...]:
-        """The entries of other numbers of rows."""
-        return tuple(e for e in self.entries if e.rows != rows)
-
     @cached_property
     def by_rows(self) -> dict[int, list[Costs]]:
         """The entries by number of rows, shortest context first."""
@@ -179,10 +175,10 @@ class CostTable:
             UserError: the file is not one of these.
         """
         what = "a file of costs as `draftree costs --out` writes it"
-        said = Entries(read_object(path, what), path)
-        entries = [Entries(e, f"entry {i}") for i, e in enumerate(said.get("entries", list[dict[str, Any]]))]
+        file = Entries(read_object(path, what), path)
+        entries = [Entries(e, f"entry {i}") for i, e in enumerate(file.get("entries", list[dict[str, Any]]))]
         try:
-            return cls(tuple(_read(entry) for entry in entries), {k: str(v) for k, v in said.get("about", dict, {}).items()})
+            return cls(tuple(_read(entry) for entry in entries), {k: str(v) for k, v in file.get("about", dict, {}).items()})
         except UserError as error:
             raise UserError(f"'{path}' is not {what}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""What draftree raises.
+"""The errors and warnings of draftree.
 
 Exception
 └── DraftreeError           something draftree can put into one line
@@ -47,7 +47,7 @@ class DraftreeError(Exception):
 
 
 class UserError(DraftreeError):
-    """What was given cannot be used; the text says what was got and what is allowed."""
+    """A mistake in what was given; the text says what was got and what is allowed."""
 
 
 class UnknownName(UserError):
@@ -61,8 +61,8 @@ class UnknownName(UserError):
 
 
 class NotANumber(DraftreeError):
-    """The target's logits are not numbers, so nothing it says can be trusted."""
+    """The target's logits are NaN or infinite, so no token can be chosen by them."""
 
 
 class DraftreeWarning(UserWarning):
-    """What does not change the text, but should be known; commands print it in a line."""
+    """A notice that does not concern the text, but should be known; commands print it in a line."""

@@ -183,7 +183,7 @@ def fused(spec: str) -> list[str]:
 
 
 def _is_path(spec: str) -> bool:
-    """Whether a spec with a `+` in it names one drafter: by its folder, or with the `+` in nothing but paths."""
+    """True where a spec with a `+` in it names one drafter: by its folder, or with the `+` in nothing but paths."""
     if isdir(spec):
         return True
     items = [item.partition("=") for item in spec.split(",") if "+" in item]
@@ -216,7 +216,7 @@ def knobs(kind: str, name: str) -> dict[str, Any]:
 
 
 def stages(name: str) -> tuple[Stage, ...]:
-    """How a drafter is trained where nothing else is asked for; none where it is not trained."""
+    """The stages of training a drafter where nothing else is asked for; none where it is not trained."""
     cls = part("drafter", name)
     return cls.stages if issubclass(cls, TrainableMethod) else ()
 

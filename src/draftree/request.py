@@ -84,7 +84,7 @@ def under(requests: Sequence[Request], sampling: Sampling | None) -> list[Reques
 
 @dataclass(frozen=True)
 class Logprob:
-    """How likely a token was: log p by the target's raw logits, before any processor, and the likeliest tokens' beside it."""
+    """The log-probability of a token by the target's raw logits, before any processor, and those of the likeliest tokens."""
 
     token: int
     logprob: float

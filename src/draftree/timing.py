@@ -34,10 +34,10 @@ TOGETHER = 1024
 CONTEXTS = (128, 1024)
 """Committed tokens of a row at which both are timed, as far as the target's context allows."""
 CANDIDATES = 5
-"""How many a timed draft step proposes after each node."""
+"""Candidates that a timed draft step proposes after each node."""
 ROUNDS, LONGEST, SLOW = (3, 25), 4.0, 0.25
-"""How often each work is timed, at least and at most; for how many seconds all of them together, if the least allows it; and
-from how many seconds on the first time counts, as a warm-up matters little then."""
+"""The rounds in which each work is timed, at least and at most; the seconds of all of them together, if the least allows it;
+and the seconds from which on the first time counts, as a warm-up matters little then."""
 
 
 def monotone(seconds: Sequence[float]) -> list[float]:
@@ -52,7 +52,7 @@ def monotone(seconds: Sequence[float]) -> list[float]:
 
 
 def interleaved(works: Sequence[Callable[[], Any]], device: torch.device, longest: float) -> list[float]:
-    """Wall seconds of each work, run round-robin in random order, so that drift of the machine's speed meets all alike.
+    """Wall seconds of each work, run round-robin in random order, so that drift of the machine's speed affects all equally.
 
     The lower quartile of the rounds: other programs on the machine only ever make a work slower.
 
@@ -83,7 +83,7 @@ def interleaved(works: Sequence[Callable[[], Any]], device: torch.device, longes
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What decides the speed of a pass besides the models."""
+    """The figures of the machine that a pass's speed depends on."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {"device": chip, "threads": str(torch.get_num_threads()), "torch": str(torch.__version__)}
 
@@ -97,14 +97,14 @@ def _processor() -> str:
 
 
 def store(about: Mapping[str, str]) -> Path:
-    """Where the costs of one pairing on one machine are kept; `DRAFTREE_CACHE` moves the folder."""
+    """The file of one pairing's costs on one machine; `DRAFTREE_CACHE` moves the folder."""
     home = Path(os.environ.get("DRAFTREE_CACHE") or Path.home() / ".cache" / "draftree")
     key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
     return home / "costs" / f"{key}.json"
 
 
 def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
-    """What the costs of a pairing depend on."""
+    """The machine and models that the costs of a pairing depend on; the key of its file."""
     decoder = target.decoder
     shape = {k: str(getattr(decoder.config, k, "")) for k in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")}
     shape["parameters"] = str(sum(p.numel() for p in decoder.model.parameters()))
@@ -128,33 +128,27 @@ def measured(target: Target, drafter: Drafter[Any], rows: int = 1, refresh: bool
     """
     about = identity(target, drafter)
     path, rows = store(about), bracket(rows)
-    kept = _kept(path)
-    if kept is not None and kept.has(rows) and not refresh:
-        return kept
+    stored = _stored(path)
+    if stored is not None and stored.has(rows) and not refresh:
+        return stored
     new = measure(target, drafter, rows, tell)
-    others = () if kept is None else kept.without(rows)
+    others = [] if stored is None else [entry for entry in stored.entries if entry.rows != rows]
     table = CostTable((*others, *new), about | {"date": time.strftime("%Y-%m-%d %H:%M")})
     with suppress(OSError):  # a home that cannot be written to: measured again the next time
         table.save(path)
     return table
 
 
-def _kept(path: Path) -> CostTable | None:
-    """What is on disk, if it can be read: an earlier version may have written it otherwise."""
+def _stored(path: Path) -> CostTable | None:
+    """The table on disk, if it can be read: an earlier version may have written it otherwise."""
     try:
         return CostTable.load(path) if path.is_file() else None
     except UserError:
         return None
 
 
-def contexts(target: Target) -> tuple[int, ...]:
-    """How long the rows are that a target is timed behind: it and a drafter of the same context have to read on."""
-    longest = max(1, target.decoder.context - 4)
-    return tuple(sorted({min(c, longest) for c in CONTEXTS}))
-
-
 def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
-    """At how many tokens of each row a target pass is timed, and at how many a draft step."""
+    """Tokens of each row at which a target pass is timed, and frontier nodes at which a draft step is."""
     fed = FED if device == "cpu" else FED + FED_WIDE
     passes, steps = ([w for w in several if w * rows <= TOGETHER or w <= 4] for several in (fed, DRAFTED))
     return passes, steps
@@ -164,8 +158,8 @@ def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = s
     """Times target passes, draft steps and commits behind rows of several lengths, all of them in turns."""
     device, many = target.decoder.device, f"{rows} row{'s' * (rows > 1)}"
     passes, steps = widths(rows, device.type)
-    settings = []
-    for context in contexts(target):
+    longest, settings = max(1, target.decoder.context - 4), []  # it and a drafter of the same context have to read on
+    for context in sorted({min(c, longest) for c in CONTEXTS}):
         tell(0, f"reading {many} of {context} tokens")
         settings.append(_Setting.read(target, drafter, rows, context, max(passes)))
     behind = " and ".join(str(s.context) for s in settings)
@@ -173,11 +167,11 @@ def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = s
     works = [w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, steps))]
     seconds = iter(interleaved(works, device, LONGEST))
     commits = interleaved([s.commit() for s in settings], device, 0.2)  # last: it moves the caches on
-    found = []
+    costs = []
     for setting, commit in zip(settings, commits, strict=True):
         target_curve, draft = (dict(zip(at, monotone([next(seconds) for _ in at]), strict=True)) for at in (passes, steps))
-        found.append(Costs(draft, target_curve, commit, setting.context, rows))
-    return tuple(found)
+        costs.append(Costs(draft, target_curve, commit, setting.context, rows))
+    return tuple(costs)
 
 
 @dataclass(frozen=True)

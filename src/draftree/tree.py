@@ -1,4 +1,4 @@
-"""The packed forest of candidate tokens, and what is said about it.
+"""The packed forest of candidate tokens, and the values beside it: candidates, verdict, room.
 
 Shapes: R rows (sequences), N nodes of all rows, F frontier nodes, K candidates, V vocabulary, E rows of full draft
 distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes, and every policy decides in Python
@@ -22,11 +22,11 @@ Bools = NDArray[np.bool_]
 MAX_NODES = 512
 """Drafted nodes a row and step at most, whatever the policy."""
 ENTROPY_TOP = 1000
-"""How many of a distribution's likeliest tokens its entropy is taken over (C2T, section 4.1: M = 1,000)."""
+"""M, the likeliest tokens of a distribution that its entropy is taken over (C2T, section 4.1: M = 1,000)."""
 
 
 class Draw(Enum):
-    """How candidates come out of the draft distribution q."""
+    """The ways to draw candidates from the draft distribution q."""
 
     POINT = "point"
     """A deterministic function of the prefix (top-k, retrieval)."""
@@ -39,13 +39,13 @@ class Draw(Enum):
 
     @property
     def sampled(self) -> bool:
-        """Whether candidates are draws of their own, which an acceptor has to set against the q they come from."""
+        """True where candidates are draws of their own, which an acceptor has to set against the q they come from."""
         return self in (Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a drafter proposes after each frontier node.
+    """A drafter's proposals after each frontier node.
 
     Attributes:
         tokens: [F, K] token ids; their order is draw order.
@@ -79,7 +79,7 @@ class Candidates:
 
     @property
     def origin(self) -> Ints:
-        """[F, K] which drafter proposed each, see `Tree.source`."""
+        """[F, K] the drafter of each, see `Tree.source`."""
         return np.full(self.tokens.shape, self.source) if self.sources is None else self.sources
 
     def last(self, nodes: int) -> "Candidates":
@@ -132,9 +132,9 @@ class Tree:
             a bit for each that did: of two, 0 is the first, 1 the second, 2 both.
         entropy: [N] of the distribution a node was drawn from, in nats, where the policy asked for it; else 0.
         number: [N] the node's number while it was drafted; drafters key their caches by it.
+        q_row: [N] the row of `q` a node was drawn from, −1 where there is none.
         draw: how the nodes were drawn.
         q: [E, V] draft distributions of sampled draws, else None.
-        q_row: [N] the row of `q` a node was drawn from, −1 where there is none.
     """
 
     tokens: Ints
@@ -146,28 +146,28 @@ class Tree:
     source: Ints
     entropy: Floats
     number: Ints
+    q_row: Ints
     draw: Draw = Draw.POINT
     q: Tensor | None = None
-    q_row: Ints | None = None
 
     @classmethod
     def planted(cls, rows: Ints, tokens: Ints) -> "Tree":
         """A forest of bare roots: `tokens[i]` is the last token the target chose in sequence `rows[i]`."""
         n = len(rows)
         minus, zero, nothing = np.full(n, -1), np.zeros(n, np.int64), np.zeros(n)
-        return cls(tokens, minus, zero, rows, nothing, nothing, minus, nothing, np.arange(n), q_row=minus)
+        return cls(tokens, minus, zero, rows, nothing, nothing, minus, nothing, np.arange(n), minus)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @cached_property
     def roots(self) -> int:
-        """How many roots there are; they are nodes 0 … roots − 1."""
+        """The number of roots; they are nodes 0 … roots − 1."""
         return int((self.parents < 0).sum())
 
     @property
     def drafted(self) -> int:
-        """How many nodes are not roots (γ summed over rows)."""
+        """The number of nodes that are not roots (γ summed over rows)."""
         return len(self) - self.roots
 
     def append(
@@ -208,13 +208,9 @@ class Tree:
             entropy=np.concatenate((self.entropy, np.zeros(m) if entropy is None else entropy)),
             number=np.concatenate((self.number, np.arange(len(self), len(self) + m))),
             draw=candidates.draw,
-            q_row=np.concatenate((self._q_rows, np.full(m, -1) if q_row is None else q_row)),
+            q_row=np.concatenate((self.q_row, np.full(m, -1) if q_row is None else q_row)),
             q=q,
         )
-
-    @property
-    def _q_rows(self) -> Ints:
-        return np.full(len(self), -1) if self.q_row is None else self.q_row
 
     def select(self, keep: Bools) -> "Tree":
         """The tree of the nodes kept [N]: every root, and the parent of every kept node, must be among them."""
@@ -223,13 +219,12 @@ class Tree:
         parents = np.where(parents < 0, -1, new[parents])
         connected = bool((parents[self.roots :] >= 0).all() and keep[: self.roots].all())
         assert connected, "a kept node lost its parent"
-        columns = ("tokens", "depth", "row", "log_q", "score", "source", "entropy", "number")
-        picked = {column: getattr(self, column)[keep] for column in columns}
-        return replace(self, parents=parents, q_row=self._q_rows[keep], **picked)
+        columns = ("tokens", "depth", "row", "log_q", "score", "source", "entropy", "number", "q_row")
+        return replace(self, parents=parents, **{column: getattr(self, column)[keep] for column in columns})
 
     @cached_property
     def ancestors(self) -> Bools:
-        """[N, N]: whether node j is node i or lies on the path from the root to it."""
+        """[N, N] True where node j is node i or lies on the path from the root to it."""
         n = len(self)
         mask = np.eye(n, dtype=np.bool_)
         start = self.roots
@@ -255,7 +250,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the target accepted, for each root of a tree.
+    """The accepted path below each root of a tree, and the token after it.
 
     Attributes:
         paths: for each root the accepted drafted nodes in order, the root not among them.
@@ -274,7 +269,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Room:
-    """What a step may hold at most.
+    """The bounds of a step's trees.
 
     Attributes:
         depth: [R] the deepest a node of each row may lie (new tokens left, end of the context, change of rope).
@@ -283,3 +278,7 @@ class Room:
 
     depth: Ints
     nodes: int
+
+    def expandable(self, tree: Tree, nodes: Ints, deepest: float = np.inf) -> Ints:
+        """Those of the nodes that may have children; `deepest` bounds every row's depth further."""
+        return nodes[tree.depth[nodes] < np.minimum(self.depth, deepest)[tree.row[nodes]]]

@@ -1,4 +1,4 @@
-"""The contract of an acceptor: what keeps, of a verified tree, exactly what the target would have produced."""
+"""The contract of an acceptor, which keeps of a verified tree exactly what the target would have produced."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Acceptor(Part, ABC):
     """
 
     exact_for: ClassVar[frozenset[Draw]]
-    survives_pruning: ClassVar[bool]
+    survives_pruning: ClassVar[bool] = False
     keeps_text: ClassVar[bool] = False
     greedy: ClassVar[bool] = True
     sampling: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class Acceptor(Part, ABC):
 
     @property
     def draw(self) -> Draw:
-        """How it wants candidates drawn; drafters that search have none but `point` ones, which are exact with every rule."""
+        """The kind of draw it asks for; drafters that search have none but `point` ones, which are exact with every rule."""
         return Draw.POINT
 
     @abstractmethod
@@ -62,15 +62,31 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
         tree: the verified tree.
         choose: the target's token after a node.
     """
-    child: dict[tuple[int, int], int] = {}
-    for node in range(len(tree) - 1, tree.roots - 1, -1):  # backwards: of equal siblings the first stays
-        child[int(tree.parents[node]), int(tree.tokens[node])] = node
+    children: dict[tuple[int, int], int] = {}
+    for child in range(len(tree) - 1, tree.roots - 1, -1):  # backwards: of equal siblings the first stays
+        children[int(tree.parents[child]), int(tree.tokens[child])] = child
+
+    def step(node: int) -> tuple[int | None, int]:
+        token = choose(node)
+        return children.get((node, token)), token
+
+    return descend(tree, step)
+
+
+def descend(tree: Tree, step: Callable[[int], tuple[int | None, int]]) -> Verdict:
+    """From each root, goes from a node to the child that is accepted, until none is.
+
+    Args:
+        tree: the verified tree.
+        step: a node → the child accepted below it and its token, or None and the bonus.
+    """
     paths: list[Ints] = []
     bonus: list[int] = []
     for root in range(tree.roots):
-        path = [root]
-        while (found := child.get((path[-1], token := choose(path[-1])))) is not None:
-            path.append(found)
+        path, (child, token) = [root], step(root)
+        while child is not None:
+            path.append(child)
+            child, token = step(child)
         paths.append(np.array(path[1:], np.int64))
         bonus.append(token)
     return Verdict(tuple(paths), np.array(bonus, np.int64))
@@ -80,43 +96,45 @@ UNCOUPLED = frozenset(Draw) - {Draw.COUPLED}
 """The draws that rules by rejection are exact for: those that know nothing of the noise that judges them."""
 
 
-def descend(
-    tree: Tree, p: Distributions, chance: Chance, choose: Callable[[int, Tensor], tuple[int | None, Tensor]]
-) -> Verdict:
-    """From each root, goes from a node to the child that is kept, and draws the bonus of what is left of p where none is.
-
-    Args:
-        tree: the verified tree.
-        p: the target's distribution after each node.
-        chance: of the bonus.
-        choose: a node and p [V] after it → the child kept below it, or none, and what is left of p.
-    """
-    paths: list[Ints] = []
-    bonus: list[int] = []
-    for root in range(tree.roots):
-        path = [root]
-        while True:
-            child, left = choose(path[-1], p(path[-1]))
-            if child is None:
-                break
-            path.append(child)
-        paths.append(np.array(path[1:], np.int64))
-        bonus.append(chance.categorical(left, int(tree.row[root]), int(tree.depth[path[-1]])))
-    return Verdict(tuple(paths), np.array(bonus, np.int64))
-
-
 def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
     """[V] the q that a node was drawn from, float64 on the host; all of it on its own token where it is no draw.
 
     A token that is the same whatever is drawn comes with probability 1: so with every rule the `point` candidates of a drafter
     that searches are exact, too.
     """
-    row = -1 if tree.q_row is None else int(tree.q_row[node])
-    if tree.q is not None and row >= 0:
-        return tree.q[row].double().cpu()
+    if tree.q is not None and tree.q_row[node] >= 0:
+        return tree.q[int(tree.q_row[node])].double().cpu()
     certain = torch.zeros(vocab, dtype=torch.float64)
     certain[int(tree.tokens[node])] = 1
     return certain
+
+
+def judged(
+    tree: Tree, siblings: Ints, node: int, p: Tensor, chance: Chance, replacement: bool = True
+) -> tuple[int | None, int]:
+    """A step by rejection: the first sibling that is kept and its token, or None and a token of what is left of p.
+
+    Args:
+        tree: the verified tree.
+        siblings: the children that are judged, in draw order.
+        node: their parent.
+        p: [V] the target's distribution after it.
+        chance: of each judgement, and of the bonus.
+        replacement: whether the siblings were drawn with replacement.
+    """
+    gone, place = list[int](), (int(tree.row[node]), int(tree.depth[node]))
+    for index, child in enumerate(siblings.tolist()):
+        token, q = int(tree.tokens[child]), proposal(tree, child, len(p))
+        if gone and not replacement:
+            q = q.index_fill(0, torch.tensor(gone), 0)  # a copy: the siblings share the tree's own
+            if (left := q.sum()) == 0:  # by rounding; what siblings come next is known from those before, so it is no draw
+                break
+            q = q / left
+        if chance.bernoulli(min(1.0, ratio(p, q, token)), *place, index):
+            return child, token
+        p = residual(p, q)
+        gone.append(token)
+    return None, chance.categorical(p, *place)
 
 
 def ratio(p: Tensor, q: Tensor, token: int) -> float:

@@ -26,14 +26,10 @@ class Block(Acceptor):
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
-    survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
     chains: ClassVar[bool] = True
+    draw: ClassVar[Draw] = Draw.WITH_REPLACEMENT
     looks_ahead: ClassVar[bool] = True
-
-    @property
-    def draw(self) -> Draw:
-        return Draw.WITH_REPLACEMENT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         found = [self._chain(tree, root, p, chance) for root in range(tree.roots)]
@@ -57,7 +53,7 @@ class Block(Acceptor):
 
 
 def _kept(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> float:
-    """h_i, how probably a chain's first i drafts are kept (Algorithm 2, line 6; equation 4)."""
+    """h_i, the probability that a chain's first i drafts are kept (Algorithm 2, line 6; equation 4)."""
     if i == len(chain) - 1:
         return weight
     here = p(chain[i])
@@ -66,6 +62,6 @@ def _kept(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float)
 
 
 def _left(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> Tensor:
-    """[V] what the token after the first i drafts is drawn from (Algorithm 2, line 12; equation 3)."""
+    """[V] the distribution of the token after the first i drafts (Algorithm 2, line 12; equation 3)."""
     here = p(chain[i])
     return here if i == len(chain) - 1 else residual(here, proposal(tree, chain[i + 1], len(here)), weight)

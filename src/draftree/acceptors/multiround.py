@@ -9,10 +9,7 @@ so. What p has become when all are rejected is what the bonus is drawn from.
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
-from torch import Tensor
-
-from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, proposal, ratio, residual
+from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, judged
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Tree, Verdict
@@ -30,7 +27,6 @@ class MultiRound(Acceptor):
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
-    survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
 
     replacement: bool = False
@@ -40,20 +36,4 @@ class MultiRound(Acceptor):
         return Draw.WITH_REPLACEMENT if self.replacement else Draw.WITHOUT_REPLACEMENT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        return descend(tree, p, chance, lambda node, here: self._choose(tree, node, here, chance))
-
-    def _choose(self, tree: Tree, node: int, p: Tensor, chance: Chance) -> tuple[int | None, Tensor]:
-        """The sibling kept below a node, if one is, and what is left of p if none is."""
-        gone: list[int] = []
-        for index, child in enumerate(tree.children(node).tolist()):
-            token, q = int(tree.tokens[child]), proposal(tree, child, len(p))
-            if gone and not self.replacement:
-                q = q.index_fill(0, torch.tensor(gone), 0)  # a copy: the siblings share the tree's own
-                if (left := q.sum()) == 0:  # by rounding; what siblings come next is known from those before, so it is no draw
-                    break
-                q = q / left
-            if chance.bernoulli(min(1.0, ratio(p, q, token)), int(tree.row[node]), int(tree.depth[node]), index):
-                return child, p
-            p = residual(p, q)
-            gone.append(token)
-        return None, p
+        return descend(tree, lambda node: judged(tree, tree.children(node), node, p(node), chance, self.replacement))

@@ -7,9 +7,7 @@ norm(max(0, p − q)), which is exactly what p has and the kept drafts lack.
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from torch import Tensor
-
-from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, proposal, ratio, residual
+from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, judged
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Tree, Verdict
@@ -24,22 +22,9 @@ class Rejection(Acceptor):
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
-    survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
     chains: ClassVar[bool] = True
-
-    @property
-    def draw(self) -> Draw:
-        return Draw.WITH_REPLACEMENT
+    draw: ClassVar[Draw] = Draw.WITH_REPLACEMENT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        def choose(node: int, here: Tensor) -> tuple[int | None, Tensor]:
-            child = next(iter(tree.children(node).tolist()), None)
-            if child is None:
-                return None, here
-            q = proposal(tree, child, len(here))
-            keep = min(1.0, ratio(here, q, int(tree.tokens[child])))
-            kept = chance.bernoulli(keep, int(tree.row[node]), int(tree.depth[node]))
-            return (child, here) if kept else (None, residual(here, q))
-
-        return descend(tree, p, chance, choose)
+        return descend(tree, lambda node: judged(tree, tree.children(node)[:1], node, p(node), chance))

@@ -34,7 +34,6 @@ class Typical(Acceptor):
     """
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset()
-    survives_pruning: ClassVar[bool] = False
     greedy: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = True
     lossy: ClassVar[bool] = True

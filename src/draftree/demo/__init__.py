@@ -4,5 +4,5 @@ from pathlib import Path
 
 
 def demo_folder(name: str = "target") -> Path:
-    """Where a shipped part of the demo lies."""
+    """The folder of a shipped part of the demo."""
     return Path(__file__).parent / name

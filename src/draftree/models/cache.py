@@ -19,7 +19,7 @@ from draftree.tree import Ints
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer stores for a token: key-value heads, and the width of a key and of a value."""
+    """The shape of one layer's part of a token: key-value heads, and the width of a key and of a value."""
 
     heads: int
     key: int
@@ -83,7 +83,7 @@ class SlotCache:
         return view
 
     def writer(self, starts: Ints, n: int) -> "Writer":
-        """What a forward pass of n tokens a row is given as its cache; row r is written from slot `starts[r]` on."""
+        """The cache of a forward pass of n tokens a row; row r is written from slot `starts[r]` on."""
         self.reserve(int(starts.max()) + n)
         return Writer(self, starts, n)
 

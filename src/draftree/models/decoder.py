@@ -40,12 +40,8 @@ class Decoder:
         model.train(False)
         self.config: PreTrainedConfig = model.config.get_text_config(decoder=True)
         self.layer_types: tuple[str, ...] = tuple(getattr(self.config, "layer_types", None) or ())
-        self.window: int | None = self._window()
-
-    def _window(self) -> int | None:
-        if self.layer_types and SLIDING not in self.layer_types:
-            return None
-        return getattr(self.config, "sliding_window", None)
+        sliding = not self.layer_types or SLIDING in self.layer_types
+        self.window: int | None = getattr(self.config, "sliding_window", None) if sliding else None
 
     @cached_property
     def device(self) -> torch.device:
@@ -323,12 +319,12 @@ def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype) -> tup
     check_bounds(config, Path(folder))
     auto: Any = AutoModelForCausalLM
     try:
-        model, said = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+        model, info = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
     except RuntimeError as error:
         if "mismatch" in str(error):  # transformers names them in a log
             raise UserError(f"'{folder}' has a config.json whose sizes are not those of the weights beside it") from error
         raise
-    return model, said
+    return model, info
 
 
 def one_layer(config: PreTrainedConfig, layers: int = 1, **changes: Any) -> PreTrainedModel:

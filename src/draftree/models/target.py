@@ -32,7 +32,7 @@ CHUNK = 1024
 
 @dataclass(frozen=True)
 class Needs:
-    """Which of the target's internals a drafter reads.
+    """The internals of the target that a drafter reads.
 
     Attributes:
         hidden: entries of transformers' `hidden_states`, negative ones counted from the end.
@@ -89,7 +89,7 @@ class Probes:
 
 @dataclass(frozen=True)
 class Verified:
-    """What one pass over a forest says: logits [N, V] after every node, and the taps of all nodes."""
+    """The result of one pass over a forest: logits [N, V] after every node, and the taps of all nodes."""
 
     logits: Tensor
     taps: Taps
@@ -165,8 +165,8 @@ class Target:
     @property
     def eos(self) -> frozenset[int]:
         """The ids that end a text, by its generation config."""
-        said = self.decoder.model.generation_config
-        ids = None if said is None else said.eos_token_id
+        generation = self.decoder.model.generation_config
+        ids = None if generation is None else generation.eos_token_id
         return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
@@ -174,7 +174,7 @@ class Target:
         return self.decoder.new_cache(rows, slots)
 
     def depth_room(self, position: int) -> int:
-        """How deep a tree below a root at `position` may be: it ends with the context and at a change of rope.
+        """The depth that a tree below a root at `position` may have: it ends with the context and at a change of rope.
 
         Where rotary frequencies change with the length of the text, a node beyond the change would be rotated
         otherwise than plain decoding rotates it.
@@ -190,7 +190,7 @@ class Target:
 
     @property
     def reuses_prefixes(self) -> bool:
-        """Whether keys computed for one text serve another with the same beginning."""
+        """True where keys computed for one text serve another with the same beginning."""
         return self.decoder.rope_boundary is None
 
     @torch.inference_mode()
@@ -246,29 +246,24 @@ class Target:
 
         Tokens lie in scratch slots behind each row's committed ones, in node order; `commit` needs them there.
         """
-        rows = [tree.of_row(r) for r in range(cache.rows)]
-        tokens, depths = [tree.tokens[i] for i in rows], [tree.depth[i] for i in rows]
-        positions = [d + n for d, n in zip(depths, cache.lengths.tolist(), strict=True)]
-        seen = [tree.ancestors[np.ix_(i, i)] for i in rows] if cache.rows > 1 else [tree.ancestors]
+        row, tokens, positions, seen = tree.row, tree.tokens, cache.lengths[tree.row] + tree.depth, tree.ancestors
         if probes is not None:
             last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
             last = np.minimum(last, self.decoder.context - 1)  # a text that is full has no root, but may still have probes
+            row, tokens = np.concatenate((row, probes.row)), np.concatenate((tokens, probes.tokens))
             # Probes only guess: beyond a change of rope, or the context, they would disturb what must be exact.
-            kept = replace(probes, positions=np.minimum(probes.positions, last))
-            tokens, positions, seen = _with_probes(kept, tokens, positions, seen)
-        feed = Feed.packed(tokens, positions, cache.lengths.copy(), seen, positions, self.decoder.device)
+            positions = np.concatenate((positions, np.minimum(probes.positions, last)))
+            seen = _seen(tree, probes)
+        rows = [np.flatnonzero(row == r) for r in range(cache.rows)]
+        places = [positions[i] for i in rows]
+        visible = [seen[np.ix_(i, i)] for i in rows] if cache.rows > 1 else [seen]
+        feed = Feed.packed([tokens[i] for i in rows], places, cache.lengths.copy(), visible, places, self.decoder.device)
         with self.decoder.tapped(needs.hidden) as caught:
             out = self.decoder.forward(cache, feed)
-        nodes = _Packing(tree.row, rows, len(tree), out.device)
-        taps = Taps(
-            {layer: nodes(h) for layer, h in caught.items()},
-            tree.row,
-            cache.lengths[tree.row] + tree.depth,
-            tree.tokens,
-            cache,
-            None if probes is None else _probe_rows(out, probes, [len(i) for i in rows]),
-        )
-        return Verified(nodes(out), taps)
+        packed, n = _Packing(row, rows, out.device), len(tree)
+        logits, hidden = packed(out), {layer: packed(h)[:n] for layer, h in caught.items()}
+        probe_logits = None if probes is None else logits[n:]
+        return Verified(logits[:n], Taps(hidden, tree.row, positions[:n], tree.tokens, cache, probe_logits))
 
     @torch.inference_mode()
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
@@ -282,10 +277,10 @@ class Target:
 class _Packing:
     """Gathers [R, n, …] of a padded pass to [N, …] in node order."""
 
-    def __init__(self, row: Ints, rows: list[Ints], n: int, device: torch.device) -> None:
-        self._single, self._n = len(rows) == 1, n
+    def __init__(self, row: Ints, rows: list[Ints], device: torch.device) -> None:
+        self._single, self._n = len(rows) == 1, len(row)
         if not self._single:
-            column = np.empty(n, np.int64)
+            column = np.empty(len(row), np.int64)
             for nodes in rows:
                 column[nodes] = np.arange(len(nodes))
             self._row, self._column = torch.from_numpy(row).to(device), torch.from_numpy(column).to(device)
@@ -294,34 +289,17 @@ class _Packing:
         return padded[0, : self._n] if self._single else padded[self._row, self._column]
 
 
-def _with_probes(
-    probes: Probes, tokens: list[Ints], positions: list[Ints], seen: list[Bools]
-) -> tuple[list[Ints], list[Ints], list[Bools]]:
-    """Each row's tokens, positions and visibility with its probes behind its nodes."""
-    for r in range(len(tokens)):
-        mine = np.flatnonzero(probes.row == r)
-        n, p = len(tokens[r]), len(mine)
-        grown = np.zeros((n + p, n + p), np.bool_)
-        grown[:n, :n] = seen[r]
-        grown[n:, :1] = True
-        grown[n:, n:] = probes.visible[np.ix_(mine, mine)]
-        tokens[r] = np.concatenate((tokens[r], probes.tokens[mine]))
-        positions[r] = np.concatenate((positions[r], probes.positions[mine]))
-        seen[r] = grown
-    return tokens, positions, seen
-
-
-def _probe_rows(out: Tensor, probes: Probes, nodes: list[int]) -> Tensor:
-    """Logits [P, V] of the probes, in the order they were given."""
-    column = np.empty(len(probes.tokens), np.int64)
-    for r, count in enumerate(nodes):
-        mine = np.flatnonzero(probes.row == r)
-        column[mine] = count + np.arange(len(mine))
-    return out[torch.from_numpy(probes.row).to(out.device), torch.from_numpy(column).to(out.device)]
+def _seen(tree: Tree, probes: Probes) -> Bools:
+    """[N + P, N + P]: whether node or probe i sees node or probe j of its row; of the nodes, probes see the root alone."""
+    n, size = len(tree), len(tree) + len(probes.tokens)
+    seen = np.zeros((size, size), np.bool_)
+    seen[:n, :n], seen[n:, n:] = tree.ancestors, probes.visible
+    seen[n:, : tree.roots] = probes.row[:, None] == tree.row[: tree.roots]
+    return seen
 
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-"""What a target may be computed in."""
+"""The dtypes that a target may be computed in."""
 
 
 def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -358,7 +336,7 @@ def usable(device: str | torch.device | None) -> torch.device:
 
 
 def name_of(model: PreTrainedModel) -> str:
-    """What a model was loaded from: `demo`, a folder or a hub id; a name that is none of them for one made in memory."""
+    """The name a model was loaded by: `demo`, a folder or a hub id; one that is none of them for a model made in memory."""
     return known_as(str(model.name_or_path or "")) or f"{type(model).__name__} in memory"
 
 
@@ -368,7 +346,7 @@ def known_as(name: str) -> str:
 
 
 def warn_of_training(model: PreTrainedModel) -> bool:
-    """Whether a model is in training mode, which is told in a warning."""
+    """Warns of a model in training mode; returns whether it is."""
     if training := any(module.training for module in model.modules()):
         told = "is in training mode and is put into evaluation mode, as with dropout no two passes would agree"
         warnings.warn(f"the {type(model).__name__} {told}", DraftreeWarning, stacklevel=4)

@@ -1,4 +1,4 @@
-"""The contract of a policy: what grows candidates into a tree and keeps the nodes worth their cost.
+"""The contract of a policy, which grows candidates into a tree and keeps the nodes worth their cost.
 
 Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes added.
 """
@@ -26,7 +26,7 @@ class Policy(Part, ABC):
 
     @property
     def prunes_on_draws(self) -> bool:
-        """Whether a node's existence or survival depends on what was drawn, its own or a sibling's draft probability included.
+        """True where a node's existence or survival depends on what was drawn, its own or a sibling's q included.
 
         Such trees are exact only with candidates that are not draws of their own, or under `match`. A policy that does not
         keeps the siblings in draw order and drops none before one it keeps.
@@ -35,7 +35,7 @@ class Policy(Part, ABC):
 
     @property
     def reads_costs(self) -> bool:
-        """Whether it asks the cost model, which then has to be measured first."""
+        """True where it asks the cost model, which then has to be measured first."""
         return False
 
     @property
@@ -57,14 +57,14 @@ class Policy(Part, ABC):
         """
 
     def start(self) -> Any:
-        """What the policy remembers before it has seen anything; None for those that learn nothing."""
+        """The memory before anything was seen; None for policies that learn nothing."""
         return None
 
     def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Any:
-        """What it remembers after a verdict.
+        """The memory after a verdict.
 
         Args:
-            memory: what it remembered.
+            memory: the one before.
             tree: the verified tree.
             verdict: what of it was accepted.
             work: what the step asked of the models.
@@ -74,7 +74,7 @@ class Policy(Part, ABC):
 
 
 class Layered(Policy):
-    """A policy that drafts layer by layer and verifies what it drafts.
+    """A policy that drafts layer by layer, down to the layer of its knob declared `deepest`, and verifies what it drafts.
 
     A row that has drafted as many nodes as there is room to verify is drafted for no more, whatever the others do.
     """
@@ -82,51 +82,33 @@ class Layered(Policy):
     @property
     @abstractmethod
     def candidates(self) -> int:
-        """K, how many candidates it asks for after each node."""
+        """K, the number of candidates it asks for after each node."""
 
     @abstractmethod
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        """Appends the nodes to keep of one layer's candidates; returns the tree and the next frontier."""
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
+        """Appends the nodes to keep of one layer's candidates."""
 
-    def first(self, tree: Tree, costs: Costs) -> Ints:
-        """The first frontier; by default all roots."""
-        return np.arange(tree.roots)
+    def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
+        """Those of the roots, or of a layer's new nodes, that are drafted below; by default all."""
+        return nodes
 
-    def finish(self, tree: Tree, costs: Costs) -> Tree:
+    def finish(self, tree: Tree) -> Tree:
         """Selects the nodes to verify; by default all."""
         return tree
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        frontier = self.first(tree, costs)
-        while (frontier := _with_room(tree, frontier, room)).size:
-            tree, frontier = self.grow(tree, frontier, expand(tree, frontier, self.candidates), costs)
-        grown = self.finish(tree, costs)
+        new = np.arange(tree.roots)
+        while (frontier := self.expandable(tree, self._with_room(tree, new, room), costs)).size:
+            before, tree = len(tree), self.grow(tree, frontier, expand(tree, frontier, self.candidates))
+            new = np.arange(before, len(tree))
+        grown = self.finish(tree)
         return fit(grown, room.nodes, None if self.prunes_on_draws else -np.arange(len(grown), dtype=np.float64))
 
-
-class OneByOne(Layered):
-    """A policy that drafts a chain, of each layer's likeliest token, and may end it early."""
-
-    length: int
-
-    @property
-    def candidates(self) -> int:
-        return 1
-
-    @abstractmethod
-    def goes_on(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Bools | None:
-        """[F, 1] where the chain does not end before its next token; everywhere by None."""
-
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        grown = append(tree, frontier, candidates, self.goes_on(tree, frontier, candidates))
-        return grown, added(tree, grown, self.length)
-
-
-def _with_room(tree: Tree, frontier: Ints, room: Room) -> Ints:
-    """The frontier's nodes below which the row may hold more."""
-    rows = tree.row[frontier]
-    drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))
-    return frontier[(tree.depth[frontier] < room.depth[rows]) & (drafted[rows] < room.nodes)]
+    def _with_room(self, tree: Tree, nodes: Ints, room: Room) -> Ints:
+        """Those of the nodes above the deepest layer whose rows may be drafted further nodes for."""
+        drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))
+        deepest = np.inf if self.deepest is None else self.deepest
+        return room.expandable(tree, nodes[drafted[tree.row[nodes]] < room.nodes], deepest)
 
 
 def append(
@@ -155,15 +137,9 @@ def append(
         assert candidates.log_probs is not None
         q_row = parent + (0 if q is None else len(q))
         q = candidates.log_probs.exp() if q is None else torch.cat((q, candidates.log_probs.exp()))
-    found = candidates.tokens[parent, rank], candidates.log_q[parent, rank], score[parent, rank]
-    uncertain = None if entropy is None else entropy[parent]
-    return tree.append(frontier[parent], *found, candidates, q_row, q, uncertain, candidates.origin[parent, rank])
-
-
-def added(before: Tree, grown: Tree, depth: int) -> Ints:
-    """The nodes that a layer has added and below which a tree of such a depth may go on."""
-    new = np.arange(len(before), len(grown))
-    return new[grown.depth[new] < depth]
+    at, entropy = (parent, rank), None if entropy is None else entropy[parent]
+    tokens, log_q, source = candidates.tokens[at], candidates.log_q[at], candidates.origin[at]
+    return tree.append(frontier[parent], tokens, log_q, score[at], candidates, q_row, q, entropy, source)
 
 
 def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:
@@ -188,7 +164,7 @@ def best(tree: Tree, nodes: Ints, k: int, by: Floats | None = None) -> Ints:
 
 
 def top(tree: Tree, frontier: Ints, score: Floats, k: int) -> Bools:
-    """[F, K] which of a layer's candidates are the k best of their row; of equals, those that get the lower numbers.
+    """[F, K] True at the k best of a layer's candidates in each row; of equals, at those that get the lower numbers.
 
     Args:
         tree: what was drafted so far.

@@ -13,8 +13,7 @@ from typing import final
 import numpy as np
 
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs
-from draftree.policies.base import Layered, added, append, path_log_q, top
+from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -37,12 +36,10 @@ class Beam(Layered):
     def candidates(self) -> int:
         return self.width  # no beam has more than `width` continuations among the best
 
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        kept = top(tree, frontier, path_log_q(tree, frontier, candidates), self.width)
-        grown = append(tree, frontier, candidates, kept)
-        return grown, added(tree, grown, self.depth)
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
+        return append(tree, frontier, candidates, top(tree, frontier, path_log_q(tree, frontier, candidates), self.width))
 
-    def finish(self, tree: Tree, costs: Costs) -> Tree:
+    def finish(self, tree: Tree) -> Tree:
         if not self.survivors:
             return tree
         deepest = np.zeros(tree.row.max() + 1, np.int64)

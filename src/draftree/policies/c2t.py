@@ -18,15 +18,17 @@ from safetensors.numpy import load_file, save_file
 
 from draftree.boundary.files import Entries, filled, read_object, understood
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs
 from draftree.demo import demo_folder
 from draftree.errors import UnknownName, UserError
-from draftree.policies.base import Layered, added, append, path_log_q, top
+from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree
 
 FEATURES = ("P+H+d", "P+H", "P+d", "H+d", "P")
-"""What a classifier may read (C2T, table 1): joint probability, entropy, depth."""
+"""The sets of features that a classifier may read (C2T, table 1): joint probability, entropy, depth."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+TENSORS = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
+LEAST = math.log(1e-12)
+"""The smallest log P that a net reads; all below count as this."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +58,7 @@ class Classifier:
 
     @property
     def reads_entropy(self) -> bool:
-        """Whether the entropy has to be computed at all."""
+        """True where the entropy has to be computed at all."""
         return "H" in self.features
 
     def confidence(self, log_p: Floats, entropy: Floats, depth: Floats) -> Floats:
@@ -80,11 +82,11 @@ class Classifier:
     def save(self, folder: Path) -> None:
         """Writes `config.json` and `model.safetensors`."""
         tensors = {name: np.array(getattr(self, name), np.float32, order="C") for name in TENSORS}
-        said = {"policy": "c2t", "features": self.features, "hidden": len(self.hidden_bias), "entropy_top": self.entropy_top,
+        config = {"policy": "c2t", "features": self.features, "hidden": len(self.hidden_bias), "entropy_top": self.entropy_top,
                 "log_joint": self.log_joint, "trained_on": dict(self.trained_on)}  # fmt: skip
         with filled(folder, last=CONFIG) as beside:
             save_file(tensors, beside / WEIGHTS)
-            (beside / CONFIG).write_text(json.dumps(said, indent=1) + "\n")
+            (beside / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -93,36 +95,22 @@ class Classifier:
         Raises:
             UserError: there is none, or its parts do not fit each other.
         """
-        said = _config(folder)
+        config = Entries(read_object(folder / CONFIG, "a classifier's config"), folder / CONFIG)
+        if config.values.get("policy") != "c2t":
+            raise UserError(f"'{folder}' is not a classifier's folder: its {CONFIG} does not say policy 'c2t'")
+        check_features(features := config.get("features", str))
+        hidden, inputs = config.get("hidden", int, least=1), features.count("+") + 1
+        top, log_joint = config.get("entropy_top", int, least=1), config.get("log_joint", bool, False)
+        trained_on = config.get("trained_on", dict, {})
         with understood(f"cannot read '{folder / WEIGHTS}'"):
             tensors = {name: value.astype(np.float64) for name, value in load_file(folder / WEIGHTS).items()}
-        hidden, inputs = said["hidden"], said["features"].count("+") + 1
         wanted = {"hidden_weight": (hidden, inputs), "hidden_bias": (hidden,), "output_weight": (hidden,), "output_bias": ()}
         found = {name: value.shape for name, value in tensors.items()}
         if found != wanted:
             raise UserError(f"'{folder}' has tensors {found}, allowed for its config are {wanted}")
         if not all(np.isfinite(value).all() for value in tensors.values()):
             raise UserError(f"'{folder}' has weights that are not finite")
-        known = said["features"], said["entropy_top"], said["log_joint"], said["trained_on"]
-        weights = [tensors[name] for name in TENSORS]
-        return cls(weights[0], weights[1], weights[2], weights[3], *known)
-
-
-LEAST = math.log(1e-12)
-TENSORS = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """What the config says, its values checked."""
-    said = Entries(read_object(folder / CONFIG, "a classifier's config"), folder / CONFIG)
-    if said.values.get("policy") != "c2t":
-        raise UserError(f"'{folder}' is not a classifier's folder: its {CONFIG} does not say policy 'c2t'")
-    check_features(said.get("features", str))
-    return {
-        "features": said.get("features", str), "hidden": said.get("hidden", int, least=1),
-        "entropy_top": said.get("entropy_top", int, least=1), "log_joint": said.get("log_joint", bool, False),
-        "trained_on": said.get("trained_on", dict, {}),
-    }  # fmt: skip
+        return cls(**tensors, features=features, entropy_top=top, log_joint=log_joint, trained_on=trained_on)
 
 
 def scaled(log_p: Floats, log_joint: bool) -> Floats:
@@ -179,7 +167,7 @@ class C2T(Layered):
     def candidates(self) -> int:
         return 1 if self.chain else self.width
 
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         plain = candidates if self.raw == "none" else candidates.raw
         p, h = (plain if name in self.raw else candidates for name in ("P", "H"))
         score = path_log_q(tree, frontier, p)
@@ -189,5 +177,4 @@ class C2T(Layered):
         keep = (confidence >= self.beta) & (candidates.log_q > -np.inf)
         if self.layer_top is not None:
             keep &= top(tree, frontier, np.where(keep, confidence, -np.inf), self.layer_top)
-        grown = append(tree, frontier, candidates, keep, score, entropy)
-        return grown, added(tree, grown, self.depth)
+        return append(tree, frontier, candidates, keep, score, entropy)

@@ -15,7 +15,7 @@ from draftree.boundary.knobs import knob
 from draftree.costs import Costs
 from draftree.errors import UserError
 from draftree.policies.base import Layered, append, fit, ranked
-from draftree.tree import Candidates, Floats, Ints, Tree
+from draftree.tree import Bools, Candidates, Floats, Ints, Tree
 
 PAPER = "7/0.3/5/0.6/3/0.8/1"
 """S(p) of section 4.2: 7 for p in (0, 0.3], 5 in (0.3, 0.6], 3 in (0.6, 0.8], 1 in (0.8, 1]."""
@@ -65,27 +65,31 @@ class CAPE(Layered):
     def candidates(self) -> int:
         return 1 + (int(self._bins[1].max()) if self.sets is None else self.sets)
 
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         log_q = candidates.log_q  # whoever drafts: its order is draw order, which need not be by likelihood
         rank = np.argsort(np.argsort(-log_q, axis=1, kind="stable"), axis=1)
-        wanted = rank < self.children(np.exp(log_q.max(axis=1)))[:, None]
-        grown = append(tree, frontier, candidates, wanted)
-        chain = (rank == 0)[wanted & (log_q > -np.inf)]
-        new = np.arange(len(tree), len(grown))[chain]
-        return grown, new[grown.depth[new] < self.length]
+        return append(tree, frontier, candidates, rank < self.children(np.exp(log_q.max(axis=1)))[:, None])
 
-    def finish(self, tree: Tree, costs: Costs) -> Tree:
-        order, place = ranked(tree.parents, tree.log_q)  # the likeliest child of a node, of equals the first, is the chain's
-        chain = np.zeros(len(tree), np.bool_)
-        chain[order[place == 0]] = True
-        return fit(tree, self.max_nodes, np.where(chain, 1.0, tree.score))
+    def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
+        return nodes[_chain(tree)[nodes]]
+
+    def finish(self, tree: Tree) -> Tree:
+        return fit(tree, self.max_nodes, np.where(_chain(tree), 1.0, tree.score))
 
     def children(self, p: Floats) -> Ints:
-        """[F] how many children a node has whose likeliest child has probability p [F], that child included."""
+        """[F] the number of children of a node whose likeliest child has probability p [F], that child included."""
         if self.sets is not None:
             return np.full(len(p), 1 + self.sets)
         edges, sizes = self._bins
         return 1 + sizes[(10 * p).astype(np.int64) if self.bins == "official" else np.searchsorted(edges, p)]
+
+
+def _chain(tree: Tree) -> Bools:
+    """[N] the nodes of the chains: roots, and the likeliest child of a node, of equals the first."""
+    order, place = ranked(tree.parents, tree.log_q)
+    chain = tree.parents < 0
+    chain[order[place == 0]] = True
+    return chain
 
 
 def _parsed(bins: str) -> tuple[Floats, Ints]:

@@ -1,16 +1,16 @@
 """A chain of the likeliest tokens (Leviathan et al. 2022; the draft of EDD's Table 1)."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from draftree.boundary.knobs import knob
-from draftree.policies.base import OneByOne
+from draftree.policies.base import Layered, append
 from draftree.tree import Candidates, Ints, Tree
 
 
 @final
 @dataclass(frozen=True)
-class Chain(OneByOne):
+class Chain(Layered):
     """A fixed number of tokens in a row.
 
     Its shape does not depend on what was drawn: no token is worth more than the one before it, so that where there is no
@@ -20,11 +20,9 @@ class Chain(OneByOne):
         length: how many.
     """
 
+    candidates: ClassVar[int] = 1
+    prunes_on_draws: ClassVar[bool] = False
     length: int = knob(5, least=1, deepest=True)
 
-    @property
-    def prunes_on_draws(self) -> bool:
-        return False
-
-    def goes_on(self, tree: Tree, frontier: Ints, candidates: Candidates) -> None:
-        return None
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
+        return append(tree, frontier, candidates)

@@ -5,16 +5,16 @@ token below the threshold is not verified: it was drafted, and is dropped.
 """
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from draftree.boundary.knobs import knob
-from draftree.policies.base import OneByOne, log, path_log_q
-from draftree.tree import Bools, Candidates, Ints, Tree
+from draftree.policies.base import Layered, append, log, path_log_q
+from draftree.tree import Candidates, Ints, Tree
 
 
 @final
 @dataclass(frozen=True)
-class DyJoint(OneByOne):
+class DyJoint(Layered):
     """The likeliest tokens in a row, while all of them together are likely enough.
 
     Attributes:
@@ -22,8 +22,9 @@ class DyJoint(OneByOne):
         length: tokens at most (10 in the paper).
     """
 
+    candidates: ClassVar[int] = 1
     threshold: float = knob(0.08, least=0, most=1)
     length: int = knob(10, least=1, deepest=True)
 
-    def goes_on(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Bools:
-        return path_log_q(tree, frontier, candidates) >= log(self.threshold)
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
+        return append(tree, frontier, candidates, path_log_q(tree, frontier, candidates) >= log(self.threshold))

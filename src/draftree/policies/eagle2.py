@@ -49,10 +49,7 @@ class EAGLE2(Policy):
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         chosen = np.arange(tree.roots)
         verified = [chosen]
-        for _ in range(self.depth):
-            frontier = chosen[tree.depth[chosen] < room.depth[tree.row[chosen]]]
-            if not frontier.size:
-                break
+        while (frontier := room.expandable(tree, chosen, self.depth)).size:
             before = len(tree)
             tree = append(tree, frontier, expand(tree, frontier, self.width))
             ranks = tree.score if self.expand_by == "value" else tree.log_q

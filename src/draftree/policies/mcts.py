@@ -8,15 +8,14 @@ Shapes: R rows, M nodes of the local model, W nodes asked about.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, final
+from typing import Any, Literal, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
 from draftree.kernels.compiled import compiled
-from draftree.policies.base import Expand, Policy, append, best, fit, path_log_q, ranked
+from draftree.policies.base import Expand, Policy, append, best, fit, ranked
 from draftree.tree import Candidates, Floats, Ints, Room, Tree
 
 
@@ -31,7 +30,7 @@ def uniform(seed: int, count: int) -> float:
 
 @compiled
 def puct(mean: float, prior: float, visits: int, siblings: int, c1: float, c2: float) -> float:
-    """Eq. 16-17: what a child is worth looking at.
+    """The worth of looking at a child (eq. 16-17).
 
     Args:
         mean: Q(s, a), the mean reward of the sentences that went through it; 0 for none.
@@ -100,8 +99,8 @@ def search(
         seeds: [R] fixes a row's draws; its root is node r.
         first, last: [M] where the node's children begin and end.
         prior: [M] q(node | its parent's path).
-        gain: [M] what the reward of a sentence gets for going through the node.
-        offset: what every sentence's reward begins with.
+        gain: [M] added to the reward of a sentence that goes through the node.
+        offset: the reward that every sentence begins with.
         iterations: of each row.
         c1, c2: of eq. 16.
         each_first: whether a child that was never visited is taken before all others.
@@ -110,59 +109,32 @@ def search(
         [M] visits of each node, and the sum of the rewards of the sentences that went through it.
     """
     visits, total = np.zeros(len(first), np.int64), np.zeros(len(first))
-    exist = np.zeros(len(first), np.bool_)  # whether the node's children do
+    exist = np.zeros(len(first), np.bool_)  # True where the node's children do
     path = np.empty(len(first) + 1, np.int64)
     for row in range(len(seeds)):
         draws = 0
         if first[row] == last[row]:
             continue
         for _ in range(iterations):
-            node, path[0], length, reward = row, row, 1, offset
-            while exist[node] and first[node] < last[node]:
-                node = _select(first[node], last[node], prior, visits, total, c1, c2, each_first)
-                path[length] = node
-                length += 1
-                reward += gain[node]
-            if not exist[node] and first[node] < last[node]:
-                exist[node] = True
-                node = _drawn(first[node], last[node], prior, uniform(seeds[row], draws))
-                draws += 1
-                path[length] = node
-                length += 1
-                reward += gain[node]
+            node, path[0], length, reward, drawing = row, row, 1, offset, False
             while first[node] < last[node]:  # sentences end where the local model does
-                node = _drawn(first[node], last[node], prior, uniform(seeds[row], draws))
-                draws += 1
+                on_path = not drawing  # the first node drawn is on it, too
+                if exist[node]:
+                    node = _select(first[node], last[node], prior, visits, total, c1, c2, each_first)
+                else:
+                    exist[node], drawing = on_path, True
+                    node = _drawn(first[node], last[node], prior, uniform(seeds[row], draws))
+                    draws += 1
                 reward += gain[node]
+                if on_path:
+                    path[length] = node
+                    length += 1
             for i in range(length):
                 visits[path[i]] += 1
                 total[path[i]] += reward
     return visits, total
 
 
-@compiled
-def likeliest(nodes: Ints, first: Ints, last: Ints, prior: Floats) -> Ints:
-    """[W] the child of the largest prior of each node asked about, of equals the first; −1 where it has none."""
-    found = np.full(len(nodes), -1, np.int64)
-    for i in range(len(nodes)):
-        for child in range(first[nodes[i]], last[nodes[i]]):
-            if found[i] < 0 or prior[child] > prior[found[i]]:
-                found[i] = child
-    return found
-
-
-@compiled
-def repeats(tokens: Ints, first: Ints, last: Ints, prior: Floats) -> Floats:
-    """[M] for each node the q of its own token's coming once more right after it."""
-    found = np.zeros(len(first))
-    for node in range(len(first)):
-        for child in range(first[node], last[node]):
-            if tokens[child] == tokens[node]:
-                found[node] = prior[child]
-    return found
-
-
-Scalar = TypeVar("Scalar", np.bool_, np.float64)
 BREADTH = 1024
 """Nodes of a row and layer that are asked about at most; the paper's setting has 144."""
 
@@ -217,120 +189,88 @@ class MCTS(Policy):
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         tree, frontier, candidates = self._asked(expand, tree, room)
-        near, whole = Local.of(tree, frontier, candidates), len(tree)
-        value = near.path if self.search == "greedy" else self._searched(tree, near)
+        near, size = Local.of(tree, frontier, candidates), len(tree)
+        value = near.tree.score.copy() if self.search == "greedy" else self._searched(near)
         kept = near.best(value, self.continuations)
         longer = near.longer(kept)
-        value[longer] = value[near.parents[longer]] + near.log_q[longer]
-        wanted = near.parents < 0
+        value[longer] = value[near.tree.parents[longer]] + near.tree.log_q[longer]
+        wanted = near.tree.parents < 0
         wanted[kept] = wanted[longer] = True
-        keep, score = near.layered(wanted), near.layered(value)
-        tree = append(replace(tree, score=value[:whole]), frontier, candidates, keep, score)
-        number = whole - 1 + np.cumsum(wanted[whole:])[kept[kept >= whole] - whole]
-        tree = self._ends(expand, tree, number, room)
-        return fit(tree.select(np.append(wanted[:whole], np.ones(len(tree) - whole, np.bool_))), min(self.nodes, room.nodes))
+        there = candidates.log_q > -np.inf
+        keep, score = np.zeros(there.shape, np.bool_), np.zeros(there.shape)
+        keep[there], score[there] = wanted[size:], value[size:]
+        tree = append(replace(tree, score=value[:size]), frontier, candidates, keep, score)
+        number = size - 1 + np.cumsum(wanted[size:])[kept[kept >= size] - size]
+        if (frontier := room.expandable(tree, number)).size:  # the likeliest token behind sentences of full length
+            tree = append(tree, frontier, expand(tree, frontier, 1))
+        return fit(tree.select(np.append(wanted[:size], np.ones(len(tree) - size, np.bool_))), min(self.nodes, room.nodes))
 
     def _asked(self, expand: Expand, tree: Tree, room: Room) -> tuple[Tree, Ints, Candidates]:
         """All sentences: the tree without their last layer, and that layer's parents and candidates."""
         nodes = np.arange(tree.roots)
-        for layer in range(1, self.length):
-            frontier = nodes[tree.depth[nodes] < room.depth[tree.row[nodes]]]
-            if not frontier.size:
-                break
+        while (frontier := room.expandable(tree, nodes)).size:
             candidates = expand(tree, frontier, self.width)
-            if layer == self.length - 1:
+            if tree.depth[frontier[0]] == self.length - 2:
                 return tree, frontier, candidates
-            before = len(tree)
-            tree = append(tree, frontier, candidates)
-            nodes = np.arange(before, len(tree))
-            if self.width**layer > BREADTH:
-                nodes = np.sort(best(tree, nodes, BREADTH))
+            before, tree = len(tree), append(tree, frontier, candidates)
+            nodes = np.sort(best(tree, np.arange(before, len(tree)), BREADTH))
         return tree, nodes[:0], Candidates(np.zeros((0, 1), np.int64), np.zeros((0, 1)))
 
-    def _searched(self, tree: Tree, near: "Local") -> Floats:
+    def _searched(self, near: "Local") -> Floats:
         """[M] the logarithm of the share of sentences that went through each node; −∞ for none."""
         gain, offset = near.gain(self.reward)
-        seeds, each_first = tree.tokens[: tree.roots], self.unvisited == "first"
+        seeds, each_first = near.tree.tokens[: near.tree.roots], self.unvisited == "first"
         visits, _ = search(
             seeds, near.first, near.last, near.prior, gain, offset, self.iterations, self.c1, self.c2, each_first
         )
-        visits[: tree.roots] = self.iterations
+        visits[: near.tree.roots] = self.iterations
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(visits / self.iterations))
-
-    def _ends(self, expand: Expand, tree: Tree, nodes: Ints, room: Room) -> Tree:
-        """The likeliest token behind sentences of full length."""
-        frontier = nodes[tree.depth[nodes] < room.depth[tree.row[nodes]]]
-        if not frontier.size:
-            return tree
-        return append(tree, frontier, expand(tree, frontier, 1))
 
 
 @dataclass(frozen=True)
 class Local:
-    """The local model: the nodes of a tree, and behind them a last layer that is not in it yet.
+    """The local model: a tree of all sentences, its last layer among them.
 
     Attributes:
-        tokens, parents, row, log_q: [M] as in a tree.
+        tree: of M nodes; parents never fall, as a layer follows the order of its frontier.
         prior: [M] q.
-        path: [M] log of the product of q along the path.
         first, last: [M] where the node's children begin and end.
-        layer: [F, K] the numbers of the last layer's candidates, 0 for missing ones.
     """
 
-    tokens: Ints
-    parents: Ints
-    row: Ints
-    log_q: Floats
+    tree: Tree
     prior: Floats
-    path: Floats
     first: Ints
     last: Ints
-    layer: Ints
 
     @classmethod
     def of(cls, tree: Tree, frontier: Ints, candidates: Candidates) -> "Local":
-        """The nodes of a tree in their order, and the candidates in theirs."""
-        there = candidates.log_q > -np.inf
-        at, rank = np.nonzero(there)
-        layer = np.where(there, len(tree) + np.cumsum(there).reshape(there.shape) - 1, 0)
-        parents = np.concatenate((tree.parents, frontier[at]))
-        log_q = np.concatenate((tree.log_q, candidates.log_q[at, rank]))
-        everyone = np.arange(len(parents))  # parents never fall, as a layer follows the order of its frontier
-        return cls(
-            tokens=np.concatenate((tree.tokens, candidates.tokens[at, rank])),
-            parents=parents,
-            row=np.concatenate((tree.row, tree.row[frontier[at]])),
-            log_q=log_q,
-            prior=np.exp(log_q),
-            path=np.concatenate((tree.score, path_log_q(tree, frontier, candidates)[at, rank])),
-            first=np.searchsorted(parents, everyone),
-            last=np.searchsorted(parents, everyone, side="right"),
-            layer=layer,
-        )
+        """The model of a tree and the candidates of its last layer."""
+        whole = append(tree, frontier, candidates)
+        first, last = (np.searchsorted(whole.parents, np.arange(len(whole)), side) for side in ("left", "right"))
+        return cls(whole, np.exp(whole.log_q), first, last)
 
     def best(self, value: Floats, k: int) -> Ints:
         """The k best of each row, in the order of their numbers; of equals the lower number, and −∞ never.
 
         No value exceeds the parent's, so what is kept is connected.
         """
-        found = np.flatnonzero((value > -np.inf) & (self.parents >= 0))
-        order, place = ranked(self.row[found], value[found])
-        return np.sort(found[order[place < k]])
+        return np.sort(best(self.tree, np.flatnonzero((value > -np.inf) & (self.tree.parents >= 0)), k, value))
 
     def longer(self, nodes: Ints) -> Ints:
         """The likeliest child of each node that has any, if it is not among the nodes itself."""
-        found = likeliest(nodes, self.first, self.last, self.prior)
-        return np.setdiff1d(found[found >= 0], nodes)
-
-    def layered(self, of: NDArray[Scalar]) -> NDArray[Scalar]:
-        """[F, K] of what is known of every node [M], that of the last layer."""
-        return np.where(self.layer > 0, of[self.layer], np.zeros((), of.dtype))
+        children = np.flatnonzero(np.isin(self.tree.parents, nodes))
+        order, place = ranked(self.tree.parents[children], self.prior[children])
+        return np.setdiff1d(children[order[place == 0]], nodes)
 
     def gain(self, reward: str) -> tuple[Floats, float]:
-        """[M] what a sentence's reward gets for going through each node, and what it begins with."""
+        """[M] the reward that each node adds to sentences through it, and the reward that a sentence begins with."""
         if reward == "likelihood":
-            return self.log_q, 0.0
+            return self.tree.log_q, 0.0
         if reward == "official":  # the row of each pair of tokens is asked for the pair's second token, not for the next
-            return repeats(self.tokens, self.first, self.last, self.prior)[self.parents], 1.0
+            tokens, parents = self.tree.tokens, self.tree.parents
+            repeated = np.zeros(len(self.prior))  # [M] q of each node's token coming once more right after it
+            again = np.flatnonzero((parents >= 0) & (tokens == tokens[parents]))
+            repeated[parents[again]] = self.prior[again]
+            return repeated[parents], 1.0
         return self.prior, 1.0

@@ -45,10 +45,7 @@ class OPTTree(Policy):
         least = costs.ratio if self.threshold is None else self.threshold
         frontier = np.arange(tree.roots if nodes else 0)
         worth: Floats = np.zeros(len(room.depth))  # [R] Σ value of each row's best nodes so far
-        for _ in range(self.max_depth):
-            frontier = frontier[tree.depth[frontier] < room.depth[tree.row[frontier]]]
-            if not frontier.size:
-                break
+        while (frontier := room.expandable(tree, frontier, self.max_depth)).size:
             before, candidates = len(tree), expand(tree, frontier, nodes)
             score = path_log_q(tree, frontier, candidates)
             tree = append(tree, frontier, candidates, top(tree, frontier, score, nodes), score)

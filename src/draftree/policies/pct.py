@@ -8,8 +8,6 @@ below a threshold are not worth their place in the verification.
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
-
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
 from draftree.policies.base import Layered, append, log, path_log_q
@@ -52,18 +50,14 @@ class PCT(Layered):
     def candidates(self) -> int:
         return self.width
 
-    def first(self, tree: Tree, costs: Costs) -> Ints:
-        return self._expandable(tree, np.arange(tree.roots), costs)
-
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         # A value never exceeds its parent's, so a node below the leaf threshold has only such nodes below it: leaving
         # it out now is the same as removing its leaves, and theirs, at the end.
         keep = path_log_q(tree, frontier, candidates) >= log(self.leaf_threshold)
-        grown = append(tree, frontier, candidates, keep & (candidates.log_q >= log(self.own)))
-        return grown, self._expandable(grown, np.arange(len(tree), len(grown)), costs)
+        return append(tree, frontier, candidates, keep & (candidates.log_q >= log(self.own)))
 
-    def _expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
+    def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
         """Those of the nodes whose value, or without `gain` whose confidence, is at least sₐ/sₜ (eq. 5); a root's is 1."""
         ratio = costs.ratio if self.ratio is None else self.ratio
         sure = tree.score if self.gain else tree.log_q
-        return nodes[(sure[nodes] >= log(ratio)) & (tree.depth[nodes] < self.max_depth)]
+        return nodes[sure[nodes] >= log(ratio)]

@@ -18,7 +18,7 @@ from draftree.boundary.files import read_json
 from draftree.costs import Costs
 from draftree.errors import UnknownName, UserError, shown
 from draftree.policies.base import Expand, Policy, append
-from draftree.tree import Candidates, Ints, Room, Tree
+from draftree.tree import Ints, Room, Tree
 
 RANKS = 1024
 """Candidates of a node that a path can name."""
@@ -47,7 +47,7 @@ class Static(Policy):
 
     @property
     def prunes_on_draws(self) -> bool:
-        """Whether a path is there without its earlier siblings: how they were drawn is part of how it was drawn."""
+        """True where a path is there without its earlier siblings, whose draws are part of how it was drawn."""
         gaps: np.ndarray = (self.children[:, 1:] > 0) & (self.children[:, :-1] == 0)
         return bool(gaps.any())
 
@@ -72,24 +72,10 @@ class Static(Policy):
             if not inner.any():
                 return tree
             frontier, below = frontier[inner], children[place[inner]]
-            tree, frontier, place = _grow(tree, frontier, below, expand(tree, frontier, below.shape[1]))
-
-
-def _grow(tree: Tree, frontier: Ints, below: Ints, candidates: Candidates) -> tuple[Tree, Ints, Ints]:
-    """Appends the wanted candidates.
-
-    Args:
-        tree: what was drafted so far.
-        frontier: [F] the candidates' parents.
-        below: [F, K] the path that each candidate is, 0 for none.
-        candidates: of each; fewer where the vocabulary is smaller.
-
-    Returns:
-        The tree, its new nodes, and the path that each is.
-    """
-    wanted = below[:, : candidates.tokens.shape[1]]
-    grown = append(tree, frontier, candidates, wanted > 0)
-    return grown, np.arange(len(tree), len(grown)), wanted[(wanted > 0) & (candidates.log_q > -np.inf)]
+            candidates = expand(tree, frontier, below.shape[1])
+            wanted = below[:, : candidates.tokens.shape[1]]  # [F, K] the path of each; fewer where the vocabulary is smaller
+            before, tree = len(tree), append(tree, frontier, candidates, wanted > 0)
+            frontier, place = np.arange(before, len(tree)), wanted[(wanted > 0) & (candidates.log_q > -np.inf)]
 
 
 def _table(name: str) -> Ints:

@@ -1,4 +1,4 @@
-"""What was retrieved, as it is: every continuation a drafter finds, the likeliest nodes of their trie (REST, section 3.2)."""
+"""The likeliest nodes of the trie of all continuations that a drafter finds (REST, section 3.2)."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -28,7 +28,7 @@ class Trie(Policy):
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         nodes = min(self.nodes, room.nodes)
         frontier = np.arange(tree.roots if nodes else 0)
-        while (frontier := frontier[tree.depth[frontier] < room.depth[tree.row[frontier]]]).size:
+        while (frontier := room.expandable(tree, frontier)).size:
             before, found = len(tree), expand(tree, frontier, nodes)
             score = path_log_q(tree, frontier, found)
             tree = append(tree, frontier, found, top(tree, frontier, score, nodes), score)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs
-from draftree.policies.base import Layered, added, append, path_log_q, top
+from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -34,8 +33,7 @@ class VCT(Layered):
     def candidates(self) -> int:
         return self.width
 
-    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates, costs: Costs) -> tuple[Tree, Ints]:
-        score = path_log_q(tree, frontier, candidates)
-        kept = None if self.layer_top is None else top(tree, frontier, score, self.layer_top)
-        grown = append(tree, frontier, candidates, kept)
-        return grown, added(tree, grown, self.depth)
+    def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
+        if self.layer_top is None:
+            return append(tree, frontier, candidates)
+        return append(tree, frontier, candidates, top(tree, frontier, path_log_q(tree, frontier, candidates), self.layer_top))

@@ -10,7 +10,7 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes learnt from, X 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -22,35 +22,35 @@ from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 
 MEMORY = 1 / 128
-"""The share of a step in what is remembered of the rate."""
+"""The share of a step in the running sums of the rate."""
 BEGINNING = 8.0
-"""For how many passes the rate of plain decoding counts, before it was measured."""
+"""The passes that the rate of plain decoding counts for, before anything was measured."""
 RECENT = 0.3
-"""The share of the last step in what is remembered of the last ones."""
+"""The share of the last step in the running mean of recent success."""
 LIKELY = 0.6
-"""What is expected of the first steps: how often some draft after an accepted node is accepted."""
+"""The expected success of the first steps: the share of accepted nodes behind which some draft is accepted."""
 WIDEST = 32
 """Nodes of a row that are expanded in one layer at most."""
 AHEAD = 64
-"""Over how many further nodes the price of one is averaged at most."""
+"""Further nodes over which the price of one is averaged at most."""
 CREDIT, SAVINGS = 3.0, 12.0
-"""How many passes drafting may have cost more than it brought: at the beginning, and at most when it brought much."""
+"""The regret budget in passes: at the beginning, and at most, however much drafting has brought."""
 CERTAIN = 1e-4
 """No draft probability is taken to be closer to 1."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What is known so far.
+class Learned:
+    """The run so far: tokens and time, the calibration of acceptances, and the regret budget.
 
     Attributes:
         gained: passes that plain decoding would have needed for the tokens written, recent ones counting more.
         spent: what they took, in the time of such passes.
         acceptance: by source of the drafts, P(accepted | its parent was) of a node, see `_features`.
         reach: P(some child accepted | accepted and expanded), see `_prospects`.
-        recent: in how many of the last steps some draft was accepted.
-        wealth: passes that drafting may still cost before plain decoding would have been better, so that whatever the
-            drafter does, the whole run takes at most `CREDIT` passes and the share for probes more than plain decoding.
+        recent: the share of recent steps in which some draft was accepted.
+        regret_budget: target passes that drafting may still lose against plain decoding, so that whatever the drafter does,
+            the whole run takes at most `CREDIT` passes and the share for probes more than plain decoding.
         idle: passes since something was drafted; they stay while probes succeed.
     """
 
@@ -59,15 +59,15 @@ class Memory:
     acceptance: Mapping[int, Logistic] = field(default_factory=dict)
     reach: Logistic = field(default_factory=lambda: Logistic.around(np.log(LIKELY / (1 - LIKELY)), 0, 0, 0, prior=3.0))
     recent: float = LIKELY
-    wealth: float = CREDIT
+    regret_budget: float = CREDIT
     idle: float = 0.0
 
     def calibration(self, source: int) -> Logistic:
-        """Of a source's drafts; at first, q itself is the estimate."""
+        """The acceptance of a source's drafts; at first, q itself is the estimate."""
         return self.acceptance.get(source) or Logistic.around(0, 1, 1, 0, 0, prior=10.0)
 
     def accepted(self, x: Floats, source: Ints) -> Floats:
-        """[F, K] the conditional acceptance of candidates, x [F, K, X], each judged by what is known of its source [F, K]."""
+        """[F, K] the conditional acceptance of candidates with features x [F, K, X], each by its source's calibration."""
         found = np.zeros(source.shape)
         for one in np.unique(source).tolist():
             found[source == one] = self.calibration(one)(x[source == one])
@@ -89,43 +89,40 @@ class Yield(Policy):
         probe: where drafting does not pay, the share of time that may be spent on finding out whether it does again.
     """
 
+    reads_costs: ClassVar[bool] = True
     width: int = knob(8, least=1)
     depth: int = knob(12, least=1, deepest=True)
     probe: float = knob(0.01, least=0, most=1)
 
-    @property
-    def reads_costs(self) -> bool:
-        return True
-
-    def start(self) -> Memory:
-        return Memory()
+    def start(self) -> Learned:
+        return Learned()
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        market = _Market(costs, tree.roots, memory.rate(costs, tree.roots), memory.wealth * costs.target_seconds(1))
-        due = self.probe * memory.idle * costs.target_seconds(1) >= market.probe
-        frontier, deepest, probing = np.arange(tree.roots), np.minimum(room.depth, self.depth), False
-        while (frontier := frontier[tree.depth[frontier] < deepest[tree.row[frontier]]]).size:
-            paying = _paying(tree, best(tree, frontier, WIDEST), market, memory)
-            if not tree.drafted and not paying.size and due and market.probe <= market.left:
-                paying, probing = frontier, True
-            if not paying.size:
+        budget = _Budget(costs, tree.roots, memory.rate(costs, tree.roots), memory.regret_budget * costs.target_seconds(1))
+        due = self.probe * memory.idle * costs.target_seconds(1) >= budget.probe
+        frontier, probing = np.arange(tree.roots), False
+        while (frontier := room.expandable(tree, frontier, self.depth)).size:
+            chosen = _worth_expanding(tree, best(tree, frontier, WIDEST), budget, memory)
+            if not tree.drafted and not chosen.size and due and budget.probe <= budget.left:
+                chosen, probing = frontier, True
+            if not chosen.size:
                 break
-            before, market = len(tree), market.after(len(paying))
-            tree = _grown(tree, paying, expand(tree, paying, self.width), memory)
+            before, budget = len(tree), budget.after(len(chosen))
+            tree = _grown(tree, chosen, expand(tree, chosen, self.width), memory)
             frontier = np.arange(before, len(tree))
-        return fit(_worthy(tree, market, probing), room.nodes)
+        return fit(_worth_verifying(tree, budget, probing), room.nodes)
 
-    def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Memory:
+    def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Learned:
         accepted = np.zeros(len(tree), np.bool_)
         accepted[: tree.roots] = True
         accepted[np.concatenate(verdict.paths)] = True
         own = replace(work, fed=len(tree))  # probes ride along and commits are made whatever is drafted
         gained, spent = accepted.sum() / work.rows, (costs.step(own) - costs.commit) / costs.target_seconds(1)
-        known: Memory = replace(
+        known: Learned = replace(
             memory,
             gained=(1 - MEMORY) * memory.gained + gained,
             spent=(1 - MEMORY) * memory.spent + spent,
-            wealth=min(memory.wealth + gained - (1 - self.probe) * spent, SAVINGS),
+            regret_budget=min(memory.regret_budget + gained - (1 - self.probe) * spent, SAVINGS),
         )
         if tree.drafted:
             return _learnt(known, tree, accepted)
@@ -137,8 +134,8 @@ class Yield(Policy):
 
 
 @dataclass(frozen=True)
-class _Market:
-    """What time is worth in tokens.
+class _Budget:
+    """The price of a step's seconds in tokens, and the seconds that the regret budget leaves for it.
 
     Attributes:
         costs: of the step.
@@ -157,8 +154,8 @@ class _Market:
         """Seconds that one node a row takes, drafted and verified."""
         return float(self._adds(np.array(self.rows))) + self.costs.draft_seconds(1)
 
-    def after(self, nodes: int) -> "_Market":
-        """What is left after a draft step over a frontier."""
+    def after(self, nodes: int) -> "_Budget":
+        """The budget after a draft step over a frontier."""
         return replace(self, left=self.left - self.costs.draft_seconds(nodes / self.rows))
 
     def drafting(self, nodes: Ints) -> Floats:
@@ -181,20 +178,20 @@ class _Market:
         return self.rate * float(((seconds[1:] - seconds[0]) / ahead).min())
 
 
-def _paying(tree: Tree, frontier: Ints, market: _Market, memory: Memory) -> Ints:
-    """Those of the frontier that are worth a draft step together, best first; none if no number of them is.
+def _worth_expanding(tree: Tree, frontier: Ints, budget: _Budget, memory: Learned) -> Ints:
+    """The nodes of the frontier that are worth a draft step together, best first; none if no number of them is.
 
     Behind a node of value v an accepted child is found with probability v · reach; it has to pay for its verification too.
     """
-    net = np.exp(tree.score[frontier]) * memory.reach(_prospects(tree, frontier, memory)) - market.further(_count(tree, market))
+    net = np.exp(tree.score[frontier]) * memory.reach(_prospects(tree, frontier, memory)) - budget.further(_count(tree, budget))
     order = np.argsort(-net, kind="stable")
-    gain = np.cumsum(np.maximum(net[order], 0)) - market.drafting(np.arange(1, len(order) + 1))
+    gain = np.cumsum(np.maximum(net[order], 0)) - budget.drafting(np.arange(1, len(order) + 1))
     most = int(np.argmax(gain))
     return frontier[order[: most + 1]] if gain[most] > 0 else frontier[:0]
 
 
-def _grown(tree: Tree, frontier: Ints, candidates: Candidates, memory: Memory) -> Tree:
-    """The tree with all candidates: which of them pay for their verification is known when the tree is."""
+def _grown(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned) -> Tree:
+    """The tree with all candidates; those not worth their verification are dropped at the end, when the whole tree is known."""
     entropy = candidates.entropy(None)
     x = _features(candidates.log_q, entropy[:, None], tree.depth[frontier][:, None] + 1)
     found = memory.accepted(x, candidates.origin) * (candidates.log_q > -np.inf)
@@ -204,16 +201,14 @@ def _grown(tree: Tree, frontier: Ints, candidates: Candidates, memory: Memory) -
     return append(tree, frontier, candidates, None, score, entropy)
 
 
-def _worthy(tree: Tree, market: _Market, probing: bool) -> Tree:
+def _worth_verifying(tree: Tree, budget: _Budget, probing: bool) -> Tree:
     """The tree's nodes of which each is worth its verification, found in one scan from the best to the worst."""
-    count = _count(tree, market)
+    count = _count(tree, budget)
     keep = np.zeros(len(tree), np.bool_)
     keep[: tree.roots] = True
     keep[_ranked(tree)[:count]] = True
     if probing and count == 0:  # the best child of every root
-        first = np.flatnonzero(tree.depth == 1)
-        first = first[np.lexsort((first, -tree.score[first], tree.row[first]))]
-        keep[first[np.unique(tree.row[first], return_index=True)[1]]] = True
+        keep[best(tree, np.flatnonzero(tree.depth == 1), 1)] = True
     return tree.select(keep)
 
 
@@ -223,15 +218,15 @@ def _ranked(tree: Tree) -> Ints:
     return nodes[np.argsort(-tree.score[nodes], kind="stable")]
 
 
-def _count(tree: Tree, market: _Market) -> int:
-    """How many of the best nodes to verify: as many as gain the most over what they cost."""
+def _count(tree: Tree, budget: _Budget) -> int:
+    """The number of best nodes to verify: as many as gain the most over their cost."""
     values = np.exp(tree.score[_ranked(tree)])
-    gain = np.append(0.0, np.cumsum(values)) - market.verifying(np.arange(len(values) + 1))
+    gain = np.append(0.0, np.cumsum(values)) - budget.verifying(np.arange(len(values) + 1))
     return int(np.argmax(gain))
 
 
-def _learnt(memory: Memory, tree: Tree, accepted: Bools) -> Memory:
-    """What is known after a tree, of its children of accepted nodes."""
+def _learnt(memory: Learned, tree: Tree, accepted: Bools) -> Learned:
+    """Learns from a verified tree: of accepted nodes' children, and of which accepted nodes had an accepted one."""
     nodes = tree.roots + np.flatnonzero(accepted[tree.parents[tree.roots :]])
     x = _features(tree.log_q[nodes], tree.entropy[nodes], tree.depth[nodes])
     calibrated = dict(memory.acceptance)
@@ -252,7 +247,7 @@ def _learnt(memory: Memory, tree: Tree, accepted: Bools) -> Memory:
 
 
 def _features(log_q: Floats, entropy: Floats, depth: Floats | Ints) -> Floats:
-    """[…, X] what the acceptance of nodes is judged by: 1, log q, −log(1 − q), entropy, depth (after C2T, section 4.1).
+    """[…, X] features that predict the acceptance of nodes: 1, log q, −log(1 − q), entropy, depth (after C2T, section 4.1).
 
     With weights 0, 1, 1, 0, 0 the estimate is q itself.
     """
@@ -261,7 +256,7 @@ def _features(log_q: Floats, entropy: Floats, depth: Floats | Ints) -> Floats:
     return np.stack(np.broadcast_arrays(np.ones_like(q), bounded, -np.log1p(-q), entropy, depth), axis=-1)
 
 
-def _prospects(tree: Tree, nodes: Ints, memory: Memory) -> Floats:
-    """[M, X] what the acceptance of nodes' future children is judged by: 1, whether a root, log value, recent success."""
+def _prospects(tree: Tree, nodes: Ints, memory: Learned) -> Floats:
+    """[M, X] features that predict the acceptance of nodes' children to come: 1, is a root, log value, recent success."""
     root = tree.depth[nodes] == 0
     return np.stack((np.ones(len(nodes)), root, tree.score[nodes], np.full(len(nodes), memory.recent - LIKELY)), axis=-1)

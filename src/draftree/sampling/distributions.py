@@ -42,7 +42,7 @@ def stages(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[
 
 @final
 class Distributions:
-    """p after every node of a tree, computed where it is asked for and nowhere else, and once.
+    """The target's distribution p after each node of a tree, computed on demand and once.
 
     A processor that keeps count of its calls is called as plain decoding would call it: once for every token, in their order.
 

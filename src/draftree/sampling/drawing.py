@@ -18,7 +18,7 @@ from draftree.tree import Candidates, Draw, Floats, Ints
 BEYOND = 8
 """Values that a top-k asks for beyond k; half-precision logits often tie."""
 SPREAD = 1.0
-"""How far apart the logits of target and drafter are taken to be: the scale of a Gumbel error.
+"""The assumed distance of the drafter's logits from the target's: the scale of a Gumbel error.
 
 For drafters of the demo the target's choices are likeliest, or nearly so, with 1, at temperatures 0.7, 1 and 1.3 alike; heads
 that are far off would want some more (benchmarks/coupling.py).
@@ -27,7 +27,7 @@ that are far off would want some more (benchmarks/coupling.py).
 
 @dataclass(frozen=True)
 class Drawing:
-    """How a drafter is to draw its candidates.
+    """The parameters by which a drafter draws its candidates.
 
     Attributes:
         kind: of draw.
@@ -78,7 +78,7 @@ def _warped(logits: Tensor, setting: Sampling) -> Tensor:
 
 
 def finite(logits: Tensor) -> Tensor:
-    """[F] whether the largest of each row of logits [F, V] is finite: NaN and ∞ win a maximum, and −∞ forbids a token."""
+    """[F] True where the largest of a row of logits [F, V] is finite: NaN and ∞ win a maximum, and −∞ forbids a token."""
     return torch.isfinite(logits.amax(dim=-1))
 
 

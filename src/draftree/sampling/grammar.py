@@ -8,9 +8,9 @@ Shapes: n ids of a text, V vocabulary.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Self, final
 from weakref import WeakKeyDictionary
 
@@ -215,8 +215,8 @@ class Constrained(LogitsProcessor):
         if self._fresh.is_error():
             raise UserError(f"{grammar.named} cannot be used: {_one_line(self._fresh.get_error())}")
         self._matcher, self._at = self._fresh.deep_copy(), list[int]()
-        self._known: OrderedDict[tuple[int, ...], _Node] = OrderedDict()
-        if error := self._node([]).error:
+        self._node = lru_cache(REMEMBERED)(self._computed)
+        if error := self._node(()).error:
             raise UserError(f"{grammar.named} cannot be used: at the beginning, {error}")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class Constrained(LogitsProcessor):
         if input_ids.shape[0] != 1 or tuple(scores.shape) != expected:
             got = f"{input_ids.shape[0]} texts with scores {tuple(scores.shape)}"
             raise UserError(f"got {got}, a grammar follows one text with scores {expected}")
-        node = self._node(input_ids[0, self._start :].tolist())
+        node = self._node(tuple(input_ids[0, self._start :].tolist()))
         if node.error:
             raise UserError(f"{self._grammar.named} cannot be followed after {input_ids.shape[1]} ids: {node.error}")
         mask = self._unpacked(node)
@@ -244,31 +244,21 @@ class Constrained(LogitsProcessor):
         Args:
             ids: the text from its first id on, as the processor sees it.
         """
-        return self._unpacked(self._node(list(ids[self._start :])))
+        return self._unpacked(self._node(tuple(ids[self._start :])))
 
     def forced(self, ids: Sequence[int]) -> int | None:
         """The token that must come after a text (as in `allowed`), if exactly one may."""
-        return self._node(list(ids[self._start :])).only
+        return self._node(tuple(ids[self._start :])).only
 
     def _unpacked(self, node: _Node) -> Bools:
         vocab = self._vocabulary.vocab
         return np.zeros(vocab, np.bool_) if node.bits is None else np.unpackbits(node.bits, count=vocab).view(np.bool_)
 
-    def _node(self, response: list[int]) -> _Node:
-        """The tokens allowed after a response, worked out once."""
-        key = tuple(response)
-        if (known := self._known.get(key)) is not None:
-            self._known.move_to_end(key)
-            return known
-        node = self._known[key] = self._computed(response)
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-        return node
-
-    def _computed(self, response: list[int]) -> _Node:
+    def _computed(self, response: tuple[int, ...]) -> _Node:
+        """The tokens allowed after a response."""
         # The matcher never sees an EOS: it forgets to count one that comes where nothing else could, and a rollback
         # would then undo a token too many.
-        fits = self._vocabulary.eos.isdisjoint(response) and self._moved(response)
+        fits = self._vocabulary.eos.isdisjoint(response) and self._moved(list(response))
         accepting = fits and self._matcher.is_accepting()
         raw = self._matcher.compute_bitmask() if fits else b""
         if self._matcher.is_error():  # the mask is then that of a finished text, whatever the text
@@ -292,7 +282,7 @@ class Constrained(LogitsProcessor):
         return _Node(error=NO_TOKEN if error.startswith("NoExtension") else error)
 
     def _moved(self, response: list[int]) -> bool:
-        """Brings the matcher to a response, or to the last of its tokens that fits; whether all of them did."""
+        """Brings the matcher to a response, or to the last of its tokens that fits; returns whether all of them did."""
         common = _common(self._at, response)
         if common < len(self._at) and not self._matcher.rollback(len(self._at) - common):
             self._matcher, common = self._fresh.deep_copy(), 0

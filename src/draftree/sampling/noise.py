@@ -11,13 +11,13 @@ from torch import Tensor
 from draftree.tree import Floats, Ints
 
 CALL = 2**32
-"""What the kinds of noise of one call are fewer than."""
+"""An upper bound on the kinds of noise of one call."""
 KEPT = 64
 """Places whose noise is kept: drafter and target ask for the same ones, and a step's last are the next one's first."""
 
 
 class Chance(ABC):
-    """Where an acceptor's randomness comes from: two methods, so that a test can branch over every outcome."""
+    """The source of an acceptor's randomness: two methods, so that a test can branch over every outcome."""
 
     @abstractmethod
     def categorical(self, p: Tensor, row: int, depth: int) -> int:

@@ -31,9 +31,8 @@ def named(processor: LogitsProcessor) -> str:
     return type(processor).__name__
 
 
-@final
-class FrequencyPenalty(LogitsProcessor):
-    """Takes `penalty` from a token's logit for every time it stands in the response (OpenAI's `frequency_penalty`).
+class _Penalty(LogitsProcessor):
+    """Takes from logits by how often tokens stand in the response.
 
     Args:
         penalty: below 0 it favours what was written.
@@ -43,24 +42,26 @@ class FrequencyPenalty(LogitsProcessor):
     def __init__(self, penalty: float, start: int) -> None:
         self._penalty, self._start = penalty, start
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores - self._penalty * occurrences(input_ids[:, self._start :], scores)
+    def _occurrences(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """[R, V] the number of times that each token stands in the response, in the dtype of the scores."""
+        response = input_ids[:, self._start :]
+        return torch.zeros_like(scores).scatter_add_(1, response, torch.ones_like(response, dtype=scores.dtype))
 
 
 @final
-class PresencePenalty(LogitsProcessor):
-    """Takes `penalty` from the logit of every token that stands in the response (OpenAI's `presence_penalty`).
-
-    Args:
-        penalty: below 0 it favours what was written.
-        start: how many ids stand in front of the response, padding and prompt; they are not counted.
-    """
-
-    def __init__(self, penalty: float, start: int) -> None:
-        self._penalty, self._start = penalty, start
+class FrequencyPenalty(_Penalty):
+    """Takes `penalty` from a token's logit for every time it stands in the response (OpenAI's `frequency_penalty`)."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores - self._penalty * (occurrences(input_ids[:, self._start :], scores) > 0)
+        return scores - self._penalty * self._occurrences(input_ids, scores)
+
+
+@final
+class PresencePenalty(_Penalty):
+    """Takes `penalty` from the logit of every token that stands in the response (OpenAI's `presence_penalty`)."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores - self._penalty * (self._occurrences(input_ids, scores) > 0)
 
 
 @final
@@ -89,8 +90,3 @@ class ForcedBeginning(LogitsProcessor):
     def _at(self, length: int) -> int | None:
         place = length - self._start
         return self._tokens[place] if 0 <= place < len(self._tokens) else None
-
-
-def occurrences(response: Tensor, scores: Tensor) -> Tensor:
-    """[R, V] how often each token stands in a response [R, m], in the dtype of the scores."""
-    return torch.zeros_like(scores).scatter_add_(1, response, torch.ones_like(response, dtype=scores.dtype))

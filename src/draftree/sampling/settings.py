@@ -1,9 +1,9 @@
-"""How tokens are chosen: temperature, truncation, penalties."""
+"""Sampling from the target's logits: temperature, truncation, seed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 from transformers import (
     LogitsProcessor,
@@ -20,7 +20,7 @@ from draftree.sampling.choice import Choice
 
 @dataclass(frozen=True)
 class Sampling(Choice):
-    """How the target's logits become p, and the seed of the draws.
+    """The warpers that make p of the target's logits, and the seed of the draws.
 
     Attributes:
         temperature: 0 for greedy decoding, else a divisor of the logits.
@@ -46,7 +46,7 @@ class Sampling(Choice):
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True where the likeliest token is always taken."""
         return self.temperature == 0
 
     @property
@@ -61,18 +61,14 @@ class Sampling(Choice):
             return ()
         if self.warpers is not None:
             return self.warpers
-        steps: list[LogitsProcessor] = []
-        if self.temperature != 1:
-            steps.append(TemperatureLogitsWarper(self.temperature))
-        if self.top_k:
-            steps.append(TopKLogitsWarper(self.top_k))
-        if self.top_p < 1:
-            steps.append(TopPLogitsWarper(self.top_p))
-        if self.min_p:
-            steps.append(MinPLogitsWarper(self.min_p))
-        if self.typical_p < 1:
-            steps.append(TypicalLogitsWarper(self.typical_p))
-        return tuple(steps)
+        steps: list[tuple[Any, Any, Any]] = [  # a warper, its value, and the one that changes nothing
+            (TemperatureLogitsWarper, self.temperature, 1),
+            (TopKLogitsWarper, self.top_k, 0),
+            (TopPLogitsWarper, self.top_p, 1),
+            (MinPLogitsWarper, self.min_p, 0),
+            (TypicalLogitsWarper, self.typical_p, 1),
+        ]
+        return tuple(warper(value) for warper, value, nothing in steps if value != nothing)
 
 
 GREEDY = Sampling()

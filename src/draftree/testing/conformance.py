@@ -1,4 +1,4 @@
-"""What must hold for every drafter with every policy and acceptor; the parts are found, none is listed here.
+"""The conformance suite: checks of every drafter with every policy and acceptor; the parts are found, none is listed here.
 
 A method's drafter is its `example`, of random weights, coached so that paths of it are accepted (`fakes.Coached`).
 A `Case` is one drafter, policy and acceptor under one check. `Suite.run` raises AssertionError where something does not
@@ -62,7 +62,7 @@ class Case:
 
 @dataclass
 class Coverage:
-    """What the cases came across.
+    """Counts of the situations that the cases came across.
 
     Attributes:
         cases: passed, by check.
@@ -99,7 +99,7 @@ class Coverage:
 
 
 class Watched(Acceptor):
-    """An acceptor that is looked over the shoulder: trees must be sound, and what was accepted is counted."""
+    """An acceptor that checks the tree before another one accepts, and counts what that one accepted."""
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True
@@ -176,7 +176,7 @@ class Suite:
         return Coached(self._examples[name], coach(plans, self.target.decoder.vocab))
 
     def reference(self, request: Request, sampling: Sampling) -> list[int]:
-        """What plain decoding writes for a request alone, to the end of the context or far beyond any limit asked for."""
+        """The plain decoding of a request alone, to the end of the context or far beyond any limit asked for."""
         key = (tuple(request.prompt), request.number, request.processors, sampling)
         if key not in self._references:
             unending = replace(request, max_new_tokens=LONG, eos=frozenset(), criteria=())
@@ -202,9 +202,7 @@ class Suite:
     def wanted(self, request: Request, sampling: Sampling) -> list[int]:
         """The reference, cut at the request's limit, after its first EOS, and where a criterion ends it."""
         tokens = self.reference(request, sampling)[: request.max_new_tokens]
-        texts = [torch.tensor([[*request.before, *request.prompt, *tokens[: i + 1]]]) for i in range(len(tokens))]
-        ends = [i + 1 for i, t in enumerate(tokens) if t in request.eos or any(c(texts[i], None) for c in request.criteria)]
-        return tokens[: min(ends, default=len(tokens))]
+        return tokens[: min(_ends(request, tokens), default=len(tokens)) + 1]
 
     def write(
         self,
@@ -225,15 +223,15 @@ class Suite:
         drafter = self.drafter(case.drafter, requests, sampling, coach)
         rows = Rows(self.target.new_cache(len(requests), 8))
         parts = Parts(self.target, drafter, policy, Watched(acceptor, lambda: rows.room(self.target), self.coverage), COSTS)
-        told: list[list[int]] = [[] for _ in requests]
+        streamed: list[list[int]] = [[] for _ in requests]
         for events, state in decode(parts, rows, under(requests, sampling)):
             for event in events:
                 assert len(event.origins) == len(event.tokens) > 0
-                told[event.row] += event.tokens
+                streamed[event.row] += event.tokens
             if each_step is not None:
                 each_step(rows, drafter, state)
-        assert told == rows.written
-        assert rows.stats.new_tokens == sum(map(len, told))
+        assert streamed == rows.written
+        assert rows.stats.new_tokens == sum(map(len, streamed))
 
         for request, got, committed in zip(requests, rows.written, rows.committed, strict=True):
             self.judge(acceptor, request, sampling, got, str(case))
@@ -244,11 +242,10 @@ class Suite:
         if acceptor.keeps_text:
             return self.same(request, sampling, got, where)
         limit = min(request.max_new_tokens, self.target.decoder.context - len(request.prompt) + 1)
-        texts = [torch.tensor([[*request.before, *request.prompt, *got[: i + 1]]]) for i in range(len(got))]
-        ends = [i for i, t in enumerate(got) if t in request.eos or any(c(texts[i], None) for c in request.criteria)]
-        assert ends == [len(got) - 1] or (not ends and len(got) == limit), f"{where}: {got}"
+        assert (ends := _ends(request, got)) == [len(got) - 1] or (not ends and len(got) == limit), f"{where}: {got}"
         for i, token in enumerate(got):
-            scores = processed(torch.zeros(self.target.decoder.vocab), request.processors, texts[i][0, :-1].tolist())
+            text = [*request.before, *request.prompt, *got[:i]]
+            scores = processed(torch.zeros(self.target.decoder.vocab), request.processors, text)
             assert scores[token] > -torch.inf, f"{where}: {got} has a token at {i} that the processors forbid"
 
     def same(self, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
@@ -263,7 +260,7 @@ class Suite:
         self.coverage.ties.append(where)
 
     def margin(self, request: Request, sampling: Sampling, before: Sequence[int]) -> float:
-        """How far apart the two best tokens are after a text: logits, or log p plus the request's noise."""
+        """The distance of the two best tokens after a text: by logits, or log p plus the request's noise."""
         text = [*request.prompt, *before]
         verified = self.target.prefill(self.target.new_cache(1, len(text)), [np.array(text)], Needs())
         shown = [*request.before, *text]
@@ -277,6 +274,12 @@ class Suite:
                 scores = np.log(p(0).numpy()) + gumbel(keyed.uniform(0, 0, 0, len(p(0))))
         second, best = np.sort(scores)[-2:]
         return float(best - second)
+
+
+def _ends(request: Request, response: Sequence[int]) -> list[int]:
+    """The places in a response at which its request ends it: at an EOS id, or where a criterion says yes."""
+    texts = [torch.tensor([[*request.before, *request.prompt, *response[: i + 1]]]) for i in range(len(response))]
+    return [i for i, t in enumerate(response) if t in request.eos or any(c(texts[i], None) for c in request.criteria)]
 
 
 def sampling_for(acceptor: str) -> Sampling:
@@ -325,13 +328,15 @@ def _context(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> No
 
 def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     """After every step the target's cache is that of a fresh prefill, and the drafter's state that of a fresh start."""
-
-    def look(rows: Rows, drafter: Drafter[Any], state: State) -> None:
-        held = Held(rows.committed, rows.cache, state.drafter)
-        _as_if_fresh(suite.target, drafter, held, rows.last, rows.live, str(case))
-
+    look = partial(_look, suite.target, str(case))
     for coach in (Always, Sometimes):
         suite.write(case, policy, acceptor, [Request(suite.prompt(n), 10, number=n) for n in (3, 8)], look, coach)
+
+
+def _look(target: Target, where: str, rows: Rows, drafter: Drafter[Any], state: State) -> None:
+    """Caches and state of a batch at work are as if fresh."""
+    held = Held(rows.committed, rows.cache, state.drafter)
+    _as_if_fresh(target, drafter, held, rows.last, rows.live, where)
 
 
 def _as_if_fresh(target: Target, drafter: Drafter[Any], held: Held, last: Ints, live: Ints, where: str) -> None:
@@ -440,8 +445,7 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
 
     def look(state: State) -> None:
         if rows.live.size:
-            held = Held(rows.committed, rows.cache, state.drafter)
-            _as_if_fresh(suite.target, drafter, held, rows.last, rows.live, str(case))
+            _look(suite.target, str(case), rows, drafter, state)
 
     while waiting or owners:
         come = int(rng.integers(not owners, 1 + min(len(rows.free), len(waiting), 3))) if waiting and rows.free.size else 0
@@ -494,8 +498,8 @@ def cases(full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyTy
     rest = [tuple(PAIRWISE), *every]
     chosen = itertools.product(*rest) if full else pairwise(rest)
     rules: dict[str, type[Acceptor]] = {name: part("acceptor", name) for name in every[2]}
-    known = {name for name, rule in rules.items() if full or rule.keeps_text}
-    everywhere = (c for c in itertools.product(EVERYWHERE, *every) if c[0] != "one" or c[3] in known)
+    alone = {name for name, rule in rules.items() if full or rule.keeps_text}
+    everywhere = (c for c in itertools.product(EVERYWHERE, *every) if c[0] != "one" or c[3] in alone)
     return [Case(*c) for c in (*everywhere, *chosen)]
 
 

@@ -152,7 +152,7 @@ class TableDrafter(Drafter[None]):
 
 
 class Scripted(Drafter[Texts]):
-    """Knows what the target will write, and decides where among the siblings it says so; the others are wrong.
+    """A drafter that knows the target's text, and has the right token at a scripted place among the siblings, or nowhere.
 
     Args:
         plans: each row's prompt and what plain decoding writes after it.
@@ -164,7 +164,7 @@ class Scripted(Drafter[Texts]):
 
     @abstractmethod
     def place(self, row: int, position: int) -> int | None:
-        """Which sibling the right token for a position is to be, counted from 0; None leaves it out."""
+        """The place among the siblings of the right token for a position, counted from 0; None leaves it out."""
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None, rows: Ints | None = None
@@ -180,7 +180,7 @@ class Scripted(Drafter[Texts]):
         return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state
 
     def right(self, row: int, text: Ints) -> int | None:
-        """What plain decoding writes after a text; None where the text has left the plan or the plan has ended."""
+        """The token that plain decoding writes after a text; None where the text has left the plan or the plan has ended."""
         n = len(text)
         plans = (*self._plans[row : row + 1], *self._plans)  # of rows that come and go none is known by its number
         return next((int(plan[n]) for plan in plans if n < len(plan) and np.array_equal(plan[:n], text)), None)
