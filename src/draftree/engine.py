@@ -253,7 +253,7 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> Any:
-        """What the target's own `generate` returns for the same arguments, in fewer passes (`draftree.speculate` says more).
+        """Returns what the target's own `generate` returns, in fewer passes (`draftree.speculate` says more).
 
         Args:
             inputs: [B, n] prompt ids, padded on the left; or `input_ids=` and `attention_mask=` among the options.
@@ -349,7 +349,7 @@ def check_listener(on_tokens: Any) -> None:
 
 
 def common(text: Ints, prompt: Sequence[int]) -> int:
-    """How many first tokens two texts share, one less than the prompt's at most: its last token must be read again."""
+    """Length of the prefix that two texts share, one less than the prompt's at most: its last token must be read again."""
     n = min(len(text), len(prompt) - 1)
     differ = np.flatnonzero(text[:n] != np.array(prompt[:n], np.int64))
     return int(differ[0]) if differ.size else n

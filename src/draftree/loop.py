@@ -25,7 +25,7 @@ from draftree.tree import Ints, Tree
 
 @dataclass(frozen=True)
 class Parts:
-    """What writes.
+    """A target with the drafter, policy and acceptor that speed it up.
 
     Attributes:
         target: the model whose output is wanted.
@@ -44,7 +44,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class State:
-    """What parts know between two steps: the drafter of each row's text, and the policy of what its trees were worth."""
+    """The drafter's state after a step, and what the policy has learnt; values that are passed on and never changed."""
 
     drafter: Any = None
     policy: Any = None

@@ -103,7 +103,7 @@ class Rows:
 
     @property
     def context(self) -> int:
-        """How many committed tokens the longest row that still writes has."""
+        """The number of committed tokens of the longest row that still writes."""
         return int(self.lengths[self.live].max())
 
     @property
@@ -275,14 +275,14 @@ def _logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> 
 
 @dataclass(frozen=True)
 class Generation:
-    """What was written for each request, and the figures of all of them together."""
+    """The tokens written for each request, and the figures of all of them together."""
 
     tokens: list[list[int]]
     stats: Stats
 
 
 class Writer(Protocol):
-    """What writes requests: an engine, as those see it who only hand it work."""
+    """An engine, as far as those need it who hand it requests."""
 
     @property
     def target(self) -> Target: ...
