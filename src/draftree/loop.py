@@ -44,7 +44,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class State:
-    """The drafter's state after a step, and what the policy has learnt; values that are passed on and never changed."""
+    """The drafter's state after a step, and what the policy has learnt; `step` takes one and returns the next."""
 
     drafter: Any = None
     policy: Any = None
