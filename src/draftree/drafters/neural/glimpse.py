@@ -152,7 +152,7 @@ class GlimpseLayer(LlamaDecoderLayer):
 class GlimpseModel(LlamaForCausalLM):
     """The network, under the tensor names of the official code."""
 
-    _tied_weights_keys = dict[str, str]()  # whatever a config says, embedding and LM head are two
+    _tied_weights_keys = {}  # noqa: RUF012  (whatever a config says, embedding and LM head are two)
 
     def __init__(self, config: LlamaConfig, views: Sequence[View | None]) -> None:
         super().__init__(config)
