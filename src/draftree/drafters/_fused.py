@@ -15,19 +15,19 @@ import numpy as np
 import torch
 
 from draftree.calibration import Logistic
-from draftree.drafters.base import Drafter, Method, every, put
+from draftree.drafters.base import Drafter, Method, put
 from draftree.errors import UserError
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)
-"""What a find is worth beside a guide, before any was judged: log-odds of its acceptance as weights of `_features`. A find
+"""The worth of a find beside a guide, before any was judged: log-odds of its acceptance as weights of `_features`. A find
 multiplies the odds that the guide gives the token, as independent evidence does; modestly, by 2.7 for one of q = ½."""
 ALONE = (0.0, 1.0, 0.0, 2.0)
 """And without a guide: at first, the part's own q is the estimate."""
 PRIOR = 4.0
-"""How many examples of unit curvature these count for."""
+"""The number of examples of unit curvature that these count for."""
 RECENT, NEUTRAL = 0.2, 0.5
 """The share of the last find in what is remembered of a row's last ones, and what is remembered of none."""
 CERTAIN = 1e-4
@@ -56,7 +56,7 @@ class Fused(Method):
 
 @dataclass(frozen=True)
 class Trust:
-    """What is known in one row of how often one part's finds are accepted, given that their parent was.
+    """Estimates of how often one part's finds are accepted in one row, given that their parent was.
 
     Attributes:
         beside: where there was a guide.
@@ -71,7 +71,7 @@ class Trust:
 
 @dataclass(frozen=True)
 class Find:
-    """What a part found after a frontier, kept until the verdict says what of it was right.
+    """Candidates that a part found after a frontier, kept until the verdict says which of them were right.
 
     Attributes:
         part: which one.
@@ -152,7 +152,7 @@ class FusedDrafter(Drafter[Fusing]):
         fresh = (tuple(replace(trust, recent=NEUTRAL) for trust in known),) * len(prompts)
         if state is None or len(state.trust) != len(prompts):  # what `carry` leaves has one row, which stands for all
             return Fusing(tuple(inner), fresh)
-        return Fusing(tuple(inner), put(state.trust, every(rows, len(prompts)), fresh))
+        return Fusing(tuple(inner), put(state.trust, rows, fresh))
 
     def expand(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Fusing]:
         """The merged candidates; samples stay one part's own, the first's that can draw them."""
@@ -186,7 +186,7 @@ class FusedDrafter(Drafter[Fusing]):
 
     def truncate(self, state: Fusing, lengths: Ints, rows: Ints | None = None) -> Fusing:
         inner = [part.truncate(s, lengths, rows) for part, s in zip(self.parts, state.parts, strict=True)]
-        return Fusing(tuple(inner), put(state.trust, every(rows, len(lengths)), (state.together,) * len(lengths)))
+        return Fusing(tuple(inner), put(state.trust, rows, (state.together,) * len(lengths)))
 
     def carry(self, state: Fusing) -> Fusing:
         inner = [part.carry(s) for part, s in zip(self.parts, state.parts, strict=True)]
@@ -329,7 +329,7 @@ def _shared(every: _Proposals, nodes: int) -> Floats:
 
 
 def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Trust:
-    """What is known of a part after a step of its row.
+    """The trust in a part after a step of its row.
 
     Args:
         trust: what was known.
@@ -354,7 +354,7 @@ def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Tru
 
 
 def _together(rows: Sequence[Trust]) -> Trust:
-    """What several rows have learnt of one part: their weights' mean by what is known of each."""
+    """The trust of several rows in one part: their weights' mean by what is known of each."""
     if len(rows) == 1:
         return rows[0]
     beside, alone = (_mean([getattr(row, name) for row in rows]) for name in ("beside", "alone"))

@@ -105,7 +105,7 @@ class ADED(Stored):
 
 @dataclass(frozen=True)
 class State:
-    """What is known of each row.
+    """The state of all rows.
 
     Attributes:
         memory: increments of earlier texts of the session; the same for all rows.

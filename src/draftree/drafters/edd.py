@@ -137,7 +137,7 @@ class EDDDrafter(Trainable[Decoding], CachingDrafter):
         return self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens)))
 
     def _states(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
-        """What the head reads after each token [B, T, D], for blocks of a length, and of a phase of each sample."""
+        """[B, T, D] the last norm's output after each token, for blocks of a length, and of a phase of each sample."""
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
         (layer,) = self.needs.hidden

@@ -37,7 +37,7 @@ from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 OFFICIAL = "smallLlamaForCausalLM"
-"""What a published checkpoint's config calls the model."""
+"""The name of the model in a published checkpoint's config."""
 PREFIX = "small_model."
 """Before the names of tensors that were saved together with the target."""
 
@@ -120,7 +120,7 @@ class GLIDE(TrainableMethod):
         )
 
     def views(self, target: Target) -> tuple[View | None, ...]:
-        """What each draft layer reads of the target; while `auto` is not settled, the paper's layers.
+        """The part of the target that each draft layer reads; while `auto` is not settled, the paper's layers.
 
         Raises:
             UserError: the target has no such layers.
@@ -283,7 +283,7 @@ class GLIDEDrafter(Trainable[Glimpsing]):
         return Glimpsing(own, taps.cache, tuple(limits))
 
     def truncate(self, state: Glimpsing, lengths: Ints, rows: Ints | None = None) -> Glimpsing:
-        limits = put(state.limits, every(rows, len(lengths)), (NOTHING,) * len(lengths))
+        limits = put(state.limits, rows, (NOTHING,) * len(lengths))
         return Glimpsing(rewind(state.own, lengths, rows), state.target, limits)
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
@@ -350,7 +350,7 @@ def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:
 
 
 def _large(target: Target) -> dict[str, int]:
-    """What the config says of the target."""
+    """The entries of the config that describe the target."""
     config, shapes = target.decoder.config, target.decoder.shapes
     heads = int(config.num_attention_heads)
     return {"large_hidden_size": target.decoder.hidden, "large_num_attention_heads": heads, "large_head_dim": shapes[-1].key}

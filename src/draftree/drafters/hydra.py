@@ -37,7 +37,7 @@ from draftree.tree import Candidates, Ints, Tree, Verdict
 FILE = "hydra_lm_head.safetensors"
 PREFIX, EMBEDDING = "prefix_embeding_layer.", "input_embed_fn.weight"  # sic
 UNUSED = frozenset({f"{PREFIX}embed_tokens.weight", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq"})
-"""What the official file holds of the prefix layer without a use."""
+"""Tensors of the prefix layer that the official file holds without a use."""
 Arch = Literal["prefix-mlp", "mlp"]
 
 
@@ -124,7 +124,7 @@ def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
 
 
 def _places(knobs: Hydra) -> list[int]:
-    """Where a head's blocks stand in the official code's list: with dropout between them, or not."""
+    """The places of a head's blocks in the official code's list: with dropout between them, or not."""
     return [2 * i + 1 if knobs.arch == "prefix-mlp" else i for i in range(knobs.layers)]
 
 

@@ -80,7 +80,7 @@ class Lookahead(Method):
 @final
 @dataclass(frozen=True)
 class Guesses:
-    """What is known of one text.
+    """The state of one row.
 
     Attributes:
         text: the committed tokens.
@@ -313,14 +313,14 @@ def filled(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
 
 
 def after(pool: Pool, token: int, path: Gram) -> Nexts:
-    """What followed `token` and then `path` in a pool's n-grams."""
+    """The tokens that followed `token` and then `path` in a pool's n-grams, and their shares."""
     known = pool.get(token)
     return NOTHING if known is None else trie(known).get(path, NOTHING)
 
 
 @lru_cache(maxsize=256)
 def trie(known: tuple[Gram, ...]) -> Mapping[Gram, Nexts]:
-    """What came next behind each beginning of a first token's n-grams; a more recent one weighs more."""
+    """The tokens that came next behind each beginning of a first token's n-grams; a more recent one weighs more."""
     weights: dict[Gram, dict[int, float]] = {}
     for age, gram in enumerate(reversed(known), start=1):
         for i, token in enumerate(gram):

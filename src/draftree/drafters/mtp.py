@@ -71,7 +71,7 @@ class MTP(TrainableMethod):
 
 
 def prefix(target: Target) -> str:
-    """How the names begin of the tensors of the layer behind the target's last."""
+    """The beginning of the names of the tensors of the layer behind the target's last."""
     return f"model.layers.{int(target.decoder.config.num_hidden_layers)}."
 
 

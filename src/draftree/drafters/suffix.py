@@ -51,7 +51,7 @@ class Suffix(Method):
 
 @dataclass(frozen=True)
 class Written:
-    """What the drafter has read.
+    """The texts that the drafter has read.
 
     Attributes:
         texts: each row's committed text.

@@ -164,7 +164,7 @@ def successors(
     increment: float,
     cap: float,
 ) -> tuple[Ints, Floats]:
-    """What may follow nodes of one row.
+    """The likeliest tokens after nodes of one row.
 
     The weight of an n-gram is its share in the table (0 if it is not there) plus its increments, at most `cap` if it has
     any; q is its weight divided by those of all, what the table has pruned included.

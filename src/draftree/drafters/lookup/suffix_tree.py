@@ -31,7 +31,7 @@ BLOCKS = 8
 
 
 class Limits(NamedTuple):
-    """What a draft may be.
+    """Bounds of a draft.
 
     Attributes:
         longest: pattern in tokens.
@@ -127,7 +127,7 @@ def by_context(tokens: Shorts, longest: int) -> Shorts:
 
 @compiled
 def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
-    """Where the end of a text stands in it before: the longest matches, the latest of equals first.
+    """The places before where the end of a text stands in it: the longest matches, the latest of equals first.
 
     Args:
         text: of which the first `end` tokens count.
@@ -168,7 +168,7 @@ def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrence
 
 @compiled
 def compare(tokens: Shorts, start: int, place: int, text: Shorts, end: int, most: int) -> tuple[int, int]:
-    """How many tokens backwards from a place are those of the text's end, and whether the next is less, none, or more."""
+    """The number of tokens backwards from a place that are the text's end; the sign of the next, 0 where there is none."""
     for n in range(min(most, end)):
         here = tokens[place - n] if place - n >= start else END - 1
         if here != text[end - 1 - n]:
@@ -178,7 +178,7 @@ def compare(tokens: Shorts, start: int, place: int, text: Shorts, end: int, most
 
 @compiled
 def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurrences:
-    """Where the end of a text stands in the memory: the longest matches, of equals those of later blocks first."""
+    """The places where the end of a text stands in the memory: the longest matches, of equals those of later blocks first."""
     tokens, order, most, found = memory.tokens, memory.order, limits.longest, 0
     blocks = len(memory.blocks) - 1
     places, lengths = np.empty(blocks * limits.places, np.int32), np.empty(blocks * limits.places, np.int32)

@@ -179,7 +179,7 @@ def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
     """The state with at most `lengths[r]` committed tokens of some rows in the cache, nothing pending there."""
     state.cache.truncate(lengths)
     empty = Decoding.empty(state.cache)
-    return replace(empty, pending=put(state.pending, every(rows, len(lengths)), empty.pending))
+    return replace(empty, pending=put(state.pending, rows, empty.pending))
 
 
 def no_candidates(nodes: int, k: int) -> Candidates:

@@ -66,7 +66,7 @@ def published(config: LlamaConfig, architecture: str) -> dict[str, Any]:
 
 
 def stores(config: LlamaConfig) -> LayerShape:
-    """What a layer of a config stores for a token."""
+    """The shape of what a layer of a config stores for a token."""
     heads, width = config.num_key_value_heads, config.head_dim
     assert heads is not None
     assert width is not None

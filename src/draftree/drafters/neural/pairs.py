@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
-from draftree.drafters.base import Batch, Trainable, every, put
+from draftree.drafters.base import Batch, Trainable, put
 from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, lay_out, rewind
 from draftree.drafters.neural.masks import additive, block_starts
 from draftree.models.cache import LayerShape, SlotCache
@@ -97,7 +97,7 @@ class PairDrafter(Trainable[Pairs]):
         self._remember(state, taps)
         cache = state.decoding.cache
         unread = [p[n + 1 :] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
-        rest = put((NOTHING,) * len(prompts), every(rows, len(prompts)), unread)
+        rest = put((NOTHING,) * len(prompts), rows, unread)
         self._read(state, rest, np.arange(len(rest)))
         for row, tokens in enumerate(rest):
             cache.keep(row, cache.lengths[row] + np.arange(len(tokens)))
