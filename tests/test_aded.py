@@ -373,7 +373,7 @@ def refusals(folder: Path) -> list[tuple[str, Any]]:
         ("cap is 0.0, allowed is a finite number above 0", lambda: ADED(cap=0.0)),
         ("window is 0", lambda: ADED(window=0)),
         ("did you mean 'top'", lambda: ADED.build([], 5, folder, {"tip": "2"}, print)),
-        ("n is '7', allowed is 2, 3 and 4", lambda: ADED.build([], 5, folder, {"n": "7"}, print)),
+        ("n is 7, allowed is a whole number in 2 … 4", lambda: ADED.build([], 5, folder, {"n": "7"}, print)),
         ("has token 9, allowed are 0 … 4", lambda: corpus([1, 2, 9], vocab=5)),
         ("allowed with a vocabulary of 4,000,000 is at most 3", lambda: Grams.none(4, 4_000_000)),
     ]

@@ -8,7 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
-from draftree.boundary.knobs import knob
+from draftree.boundary.knobs import knob, read
 from draftree.drafters.base import Drafter, every, put
 from draftree.drafters.lookup.adaptation import Adapted, Increments, successors
 from draftree.drafters.lookup.datastore import Documents, Stored
@@ -92,15 +92,11 @@ class ADED(Stored):
     def build(
         cls, documents: Documents, vocab: int, folder: Path, settings: Mapping[str, str], tell: Callable[[str], None]
     ) -> dict[str, Any]:
-        values = dict(SETTINGS)
-        for name, text in settings.items():
+        for name in settings:
             if name not in SETTINGS:
                 raise UnknownName("setting of an aded datastore", name, SETTINGS)
-            if not text.isdecimal() or (name == "n" and text not in ("2", "3", "4")):
-                allowed = "2, 3 and 4" if name == "n" else "a whole number of at least 0"
-                raise UserError(f"aded: {name} is '{text}', allowed is {allowed}")
-            values[name] = int(text)
-        return build(documents, GramSettings(values["n"], vocab, values["top"], values["threshold"]), folder, tell)
+        given = SETTINGS | {name: read(text, int) for name, text in settings.items()}
+        return build(documents, GramSettings(vocab=vocab, **given), folder, tell)
 
 
 @dataclass(frozen=True)

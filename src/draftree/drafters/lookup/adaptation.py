@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.drafters.lookup.ngram_build import Run, contexts, summed
+from draftree.drafters.lookup.ngram_build import Run, contexts, joined, summed
 from draftree.drafters.lookup.ngrams import Array, Table, stored_at
 from draftree.drafters.lookup.suffix_array import context_of
 from draftree.kernels.compiled import compiled
@@ -43,7 +43,7 @@ class Increments(NamedTuple):
             times = text.times[n - 1 :]
             there = times > 0
             runs.append(Run(contexts(text.tokens, n, width)[there], text.tokens[n - 1 :][there], times[there].astype(np.int64)))
-        run = summed(Run(*(np.concatenate(column) for column in zip(*runs, strict=True))), n, width)
+        run = summed(joined(runs), n, width)
         context, start = np.unique(run.context, return_index=True)
         start = np.append(start, len(run.token)).astype(np.int64)
         widest = int(np.diff(start).max(initial=0))
