@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.costs import Costs
-from draftree.drafters.aded import ADED, ADEDDrafter, State
+from draftree.drafters.aded import ADED, ADEDDrafter, ADEDState
 from draftree.drafters.lookup.adaptation import Adapted
 from draftree.drafters.lookup.ngram_build import GramSettings, grams_of
 from draftree.drafters.lookup.ngrams import Grams
@@ -37,12 +37,12 @@ def corpus(*documents: Sequence[int], n: int = 3, vocab: int = 100, **how: int) 
     return grams_of([np.array(d, np.int64) for d in documents], GramSettings(n, vocab, **how))
 
 
-def read(drafter: ADEDDrafter, *texts: Sequence[int], state: State | None = None) -> State:
+def read(drafter: ADEDDrafter, *texts: Sequence[int], state: ADEDState | None = None) -> ADEDState:
     """The state after texts whose last tokens are the roots."""
     return drafter.start([np.array(t[:-1], np.int64) for t in texts], np.array([t[-1] for t in texts]), TAPS, state)
 
 
-def after(drafter: ADEDDrafter, state: State, path: Sequence[int], row: int = 0, k: int = 20) -> Q:
+def after(drafter: ADEDDrafter, state: ADEDState, path: Sequence[int], row: int = 0, k: int = 20) -> Q:
     """q of the candidates after a path; its first token is the root."""
     tree = Tree.planted(np.array([row]), np.array(path[:1]))
     for token in path[1:]:
@@ -54,7 +54,7 @@ def after(drafter: ADEDDrafter, state: State, path: Sequence[int], row: int = 0,
     return dict(zip(candidates.tokens[0][there].tolist(), np.exp(candidates.log_q[0][there]).tolist(), strict=True))
 
 
-def step(drafter: ADEDDrafter, state: State, root: int, accepted: Sequence[int], bonus: int, row: int = 0) -> State:
+def step(drafter: ADEDDrafter, state: ADEDState, root: int, accepted: Sequence[int], bonus: int, row: int = 0) -> ADEDState:
     tree = Tree.planted(np.array([row]), np.array([root]))
     for token in accepted:
         tree = append(tree, np.array([len(tree) - 1]), Candidates(np.array([[token]]), np.zeros((1, 1))))

@@ -239,7 +239,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return Guesses(np.zeros(0, np.int64), {}, (), none, none)
 
     def truncate(self, state: Lookaheads, lengths: Ints, rows: Ints | None = None) -> Lookaheads:
-        """The texts cut, and pools of their own n-grams alone; the window is drawn when the text goes on."""
+        """Some rows' texts cut, their pools of their own n-grams alone; the window is drawn when the text goes on."""
         found, cut = list(state.rows), every(rows, len(lengths))
         for r in cut.tolist():
             text = found[r].text[: lengths[r]]

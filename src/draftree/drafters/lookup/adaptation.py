@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.drafters.lookup.ngram_build import Run, contexts, joined, summed
-from draftree.drafters.lookup.ngrams import Array, Table, stored_at
+from draftree.drafters.lookup.ngram_build import Counts, contexts, joined, summed
+from draftree.drafters.lookup.ngrams import Table, stored_at
 from draftree.drafters.lookup.suffix_array import context_of
-from draftree.kernels.compiled import compiled
+from draftree.kernels.compiled import Array, compiled
 from draftree.tree import Floats, Ints
 
 
@@ -38,11 +38,13 @@ class Increments(NamedTuple):
 
     def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Increments":
         """With the increments of finished texts; more than `most` of one n-gram make no difference to its weight."""
-        runs = [Run(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
+        runs = [Counts(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
         for text in texts:
             times = text.times[n - 1 :]
             there = times > 0
-            runs.append(Run(contexts(text.tokens, n, width)[there], text.tokens[n - 1 :][there], times[there].astype(np.int64)))
+            runs.append(
+                Counts(contexts(text.tokens, n, width)[there], text.tokens[n - 1 :][there], times[there].astype(np.int64))
+            )
         run = summed(joined(runs), n, width)
         context, start = np.unique(run.context, return_index=True)
         start = np.append(start, len(run.token)).astype(np.int64)
@@ -149,20 +151,27 @@ def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -
     return found
 
 
+class Weighting(NamedTuple):
+    """The numbers by which n-grams are looked up and adapted.
+
+    Attributes:
+        n: tokens of an n-gram.
+        width: bits of an id.
+        top: successors of a context that are read from the table.
+        increment: added to a weight for each time it is seen (Algorithm 2).
+        cap: the most that a weight grows to.
+    """
+
+    n: int
+    width: int
+    top: int
+    increment: float
+    cap: float
+
+
 @compiled
 def successors(
-    table: Table,
-    memory: Increments,
-    text: Adapted,
-    frontier: Ints,
-    tokens: Ints,
-    parents: Ints,
-    k: int,
-    n: int,
-    width: int,
-    top: int,
-    increment: float,
-    cap: float,
+    table: Table, memory: Increments, text: Adapted, frontier: Ints, tokens: Ints, parents: Ints, k: int, by: Weighting
 ) -> tuple[Ints, Floats]:
     """The likeliest tokens after nodes of one row.
 
@@ -173,15 +182,12 @@ def successors(
         frontier: [F] nodes.
         tokens, parents: [N] of the tree.
         k: likeliest successors wanted.
-        n: tokens of an n-gram.
-        width: bits of an id.
-        top: successors of a context that are read from the table.
-        increment, cap: Algorithm 2.
 
     Returns:
         [F, K] tokens and log q, the likeliest first, of equals the lower id; −∞ behind the last.
     """
     found_tokens, log_q = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)
+    n, width, top, increment, cap = by
     most = min(top, len(table.share)) + memory.widest + len(text.tokens)
     weights = np.empty(most)
     ids, times = np.empty(most, np.int64), np.empty(most, np.int64)

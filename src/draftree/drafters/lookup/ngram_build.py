@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draftree.boundary.knobs import Knobs, knob
-from draftree.drafters.lookup.ngrams import BLOCK, FULL, HEADER, Array, Grams, check, kinds, table_of, width_of
+from draftree.drafters.lookup.ngrams import BLOCK, FULL, HEADER, Grams, check, kinds, table_of, width_of
 from draftree.errors import UserError
+from draftree.kernels.compiled import Array
 from draftree.tree import Ints
 
 PIECE = 1 << 22
@@ -24,7 +25,7 @@ EVERY = 1024
 """Of a sorted run, every so-manieth context is looked at to cut runs into ranges of equal size."""
 
 
-class Run(NamedTuple):
+class Counts(NamedTuple):
     """Distinct n-grams in the order of context and token: three arrays [S] of one length."""
 
     context: Array
@@ -32,9 +33,9 @@ class Run(NamedTuple):
     times: Array
 
 
-def joined(runs: Iterable[Run]) -> Run:
+def joined(runs: Iterable[Counts]) -> Counts:
     """Runs one behind the other, in no order."""
-    return Run(*(np.concatenate(column) for column in zip(*runs, strict=True)))
+    return Counts(*(np.concatenate(column) for column in zip(*runs, strict=True)))
 
 
 def contexts(text: Ints, n: int, width: int) -> Array:
@@ -46,7 +47,7 @@ def contexts(text: Ints, n: int, width: int) -> Array:
     return found
 
 
-def summed(run: Run, n: int, width: int) -> Run:
+def summed(run: Counts, n: int, width: int) -> Counts:
     """The run in order, equal n-grams added up."""
     if n * width <= 64:
         order = np.argsort(run.context << np.uint64(width) | run.token.astype(np.uint64))
@@ -57,7 +58,7 @@ def summed(run: Run, n: int, width: int) -> Run:
     new[1:] = (context[1:] != context[:-1]) | (token[1:] != token[:-1])
     starts = np.flatnonzero(new)
     count = np.add.reduceat(run.times[order], starts) if starts.size else run.times[:0]
-    return Run(context[starts], token[starts], count)
+    return Counts(context[starts], token[starts], count)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
     return Grams(table, plan.n, plan.vocab)
 
 
-def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -> Iterator[Run]:
+def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -> Iterator[Counts]:
     """The corpus's n-grams, a number of documents at a time (a long one in parts), each counted once.
 
     Args:
@@ -132,7 +133,7 @@ def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -
         plan: of the build.
         read: counts what was read.
     """
-    waiting = list[Run]()
+    waiting = list[Counts]()
     size = 0
     for document in documents:
         read.update(documents=1, tokens=len(document))
@@ -143,7 +144,7 @@ def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -
             part = ids[start : start + plan.piece + plan.n - 1]
             grams = len(part) - plan.n + 1
             token = part[plan.n - 1 :].astype(np.uint32)
-            waiting.append(Run(contexts(part, plan.n, plan.width), token, np.ones(grams, np.int64)))
+            waiting.append(Counts(contexts(part, plan.n, plan.width), token, np.ones(grams, np.int64)))
             size += grams
             read.update(grams=grams)
             if size >= plan.piece:
@@ -190,7 +191,7 @@ class Threads:
         while waiting:
             yield waiting.popleft().result()
 
-    def sorted(self, run: Run) -> "SortedRun":
+    def sorted(self, run: Counts) -> "SortedRun":
         """A sorted run on disk."""
         made = summed(run, self.plan.n, self.plan.width)
         files = []
@@ -214,12 +215,12 @@ class SortedRun(NamedTuple):
     files: Sequence[tuple[str, Any]]
     sample: Array
 
-    def part(self, low: int, high: int | None) -> Run:
+    def part(self, low: int, high: int | None) -> Counts:
         """The contexts of a range. Only for so long is anything mapped, so that no more of it lies in memory."""
         maps = [np.memmap(file, kind, "r") for file, kind in self.files]
         start = int(np.searchsorted(maps[0], np.uint64(low)))
         end = len(maps[0]) if high is None else int(np.searchsorted(maps[0], np.uint64(high)))
-        return Run(*(np.array(column[start:end]) for column in maps))
+        return Counts(*(np.array(column[start:end]) for column in maps))
 
 
 def _ranges(runs: Sequence[SortedRun], plan: GramSettings) -> list[tuple[int, int | None]]:
@@ -229,7 +230,7 @@ def _ranges(runs: Sequence[SortedRun], plan: GramSettings) -> list[tuple[int, in
     return list(zip([0, *cuts], [*cuts, None], strict=True))
 
 
-def likeliest(run: Run, plan: GramSettings) -> TablePart:
+def likeliest(run: Counts, plan: GramSettings) -> TablePart:
     """The likeliest successors of each context, of equally likely ones the lower id first."""
     new = np.ones(len(run.context), np.bool_)
     new[1:] = run.context[1:] != run.context[:-1]

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftree.boundary.files import Entries, read_object
 from draftree.errors import UserError, shown
-from draftree.kernels.compiled import compiled
+from draftree.kernels.compiled import Array, compiled
 from draftree.tree import Floats, Ints
 
-Array = NDArray[Any]
 HEADER = "ngrams.json"
 BLOCK = 64
 """Contexts between two running sums."""

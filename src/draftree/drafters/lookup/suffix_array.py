@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftree.kernels.compiled import compiled
+from draftree.kernels.compiled import Array, compiled
 from draftree.tree import Floats, Ints
-
-Array = NDArray[Any]
 
 SEPARATOR = 2**32 - 1
 """Stands behind every document."""
