@@ -260,10 +260,9 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         waiting[rows] = state.read[rows] < state.hidden.lengths[rows]
         if not waiting.any():
             return state
-        begin, ends = np.where(waiting, state.cache.lengths, state.read), np.where(waiting, state.hidden.lengths, state.read)
-        prefix = state.prefix.clone()
-        for at in range(0, int((ends - begin).max()), CHUNK):
-            starts = np.minimum(begin + at, ends)
+        ends, prefix = np.where(waiting, state.hidden.lengths, state.read), state.prefix.clone()
+        for at in range(0, int((ends - state.read).max()), CHUNK):
+            starts = np.minimum(state.read + at, ends)
             out = self._prefix_pass(state, starts, min(CHUNK, int((ends - starts).max())))
             ended = np.flatnonzero((starts < ends) & (ends <= starts + out.shape[1]))
             mine, last = (torch.from_numpy(i).to(out.device) for i in (ended, (ends - starts)[ended] - 1))
