@@ -52,8 +52,9 @@ def test_the_training_forward_is_the_decoding_forward(method: str, name: str, ro
 def test_the_comparison_sees_a_feature_off_by_one(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     t = target("llama")
     drafter = drafter_of(method, t)
-    stock = drafter._features
-    monkeypatch.setattr(drafter, "_features", lambda batch: stock(batch).roll(1, dims=1))
+    stock = drafter._train_pass
+    shifted = lambda tokens, features, *rest: stock(tokens, features.roll(1, dims=1), *rest)
+    monkeypatch.setattr(drafter, "_train_pass", shifted)
     assert forwards.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-3
 
 

@@ -187,12 +187,31 @@ class PairDrafter(Trainable[Pairs]):
         return _bare(rewind(state.decoding, np.maximum(lengths - 1, 0), rows), state.features)
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        features, count = self._features(batch), batch.tokens.shape[1]
-        depth = torch.arange(count) - block_starts(count, block, phase).clamp(min=1)  # no pair stands before the first token
-        states = features.new_zeros(len(features), count, self.model.width)
-        for d, (out, _) in enumerate(self.aligned(batch, features, int(depth.max()) + 1)):
-            states[:, depth == d] = out[:, depth == d].to(states.dtype)  # autocast's outputs are narrower than features
+        rows, count = batch.tokens.shape
+        cuts = sorted({max(int(s), 1) for s in block_starts(count, block, phase)})  # no pair stands before the first token
+        ends = [*cuts[1:], count]
+        cache, at = DynamicCache(), torch.arange(1, count)
+        features = self._features(batch)
+        out = self._train_pass(batch.tokens[:, 1:], features[:, :-1], at - 1, at[None, :] <= at[:, None], cache)
+        states = features.new_zeros(rows, count, self.model.width)
+        states[:, cuts] = out[:, [s - 1 for s in cuts]].to(states.dtype)  # autocast's outputs are narrower than features
+        owner, depth = torch.zeros(count - 1, dtype=torch.long), torch.zeros(count - 1, dtype=torch.long)
+        true = at.clone()
+        for d in range(1, block):
+            mine = torch.tensor([s for s, e in zip(cuts, ends, strict=True) if s + d < e], dtype=torch.long)
+            if not len(mine):
+                break
+            owner, depth = torch.cat((owner, mine)), torch.cat((depth, torch.full((len(mine),), d)))
+            true = torch.cat((true, torch.full((len(mine),), count)))  # drafted pairs are nobody's history
+            visible = (true[None, :] <= mine[:, None]) | ((depth[None, :] > 0) & (owner[None, :] == mine[:, None]))
+            out = self._train_pass(batch.tokens[:, mine + d], states[:, mine + d - 1], mine + d - 1, visible, cache)
+            states[:, mine + d] = out.to(states.dtype)
         return self.model.logits(states)
+
+    def _train_pass(self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache) -> Tensor:
+        mask = additive(visible[None, None].to(features.device), features.dtype)
+        out: Tensor = self.model(tokens, features, positions.to(features.device).expand(len(tokens), -1), mask, cache)
+        return out
 
     def _features(self, batch: Batch) -> Tensor:
         """[B, T, D] the true ones; the target's may be half precision."""
@@ -218,8 +237,7 @@ class PairDrafter(Trainable[Pairs]):
         for j in range(steps):
             places = [(at[None, :] <= at[:, None] - j) | ((at[None, :] == at[:, None]) & (j > at[:, None]))]
             places += [at[None, :] == at[:, None] - j + i for i in range(1, j + 1)]
-            mask = additive(torch.cat(places, dim=1)[None, None], features.dtype)
-            out = self.model(batch.tokens[:, 1:], fed, at.expand(len(fed), -1), mask, cache)
+            out = self._train_pass(batch.tokens[:, 1:], fed, at, torch.cat(places, dim=1), cache)
             yield nn.functional.pad(out, (0, 0, 1, 0)), torch.arange(count, device=out.device) > j
             fed = nn.functional.pad(out[:, :-1], (0, 0, 1, 0))
 
