@@ -25,7 +25,7 @@ import typer
 from tokenizers import Tokenizer
 
 from draftree.costs import Costs
-from draftree.drafters.aded import ADED, ADEDDrafter, State
+from draftree.drafters.aded import ADED, ADEDDrafter, ADEDState
 from draftree.drafters.lookup.ngram_build import GramSettings, build
 from draftree.drafters.lookup.ngrams import Grams
 from draftree.engine import load
@@ -68,7 +68,7 @@ def sources() -> list[Path]:
 class Timed:
     """A drafter as a policy asks it; adds up its time."""
 
-    def __init__(self, drafter: ADEDDrafter, state: State) -> None:
+    def __init__(self, drafter: ADEDDrafter, state: ADEDState) -> None:
         self.drafter, self.state, self.seconds = drafter, state, 0.0
 
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:

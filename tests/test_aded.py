@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.costs import Costs
-from draftree.drafters.aded import ADED, ADEDDrafter, State
+from draftree.drafters.aded import ADED, ADEDDrafter, ADEDState
 from draftree.drafters.lookup.adaptation import Adapted
 from draftree.drafters.lookup.ngram_build import GramSettings, grams_of
 from draftree.drafters.lookup.ngrams import Grams
@@ -37,12 +37,12 @@ def corpus(*documents: Sequence[int], n: int = 3, vocab: int = 100, **how: int) 
     return grams_of([np.array(d, np.int64) for d in documents], GramSettings(n, vocab, **how))
 
 
-def read(drafter: ADEDDrafter, *texts: Sequence[int], state: State | None = None) -> State:
+def read(drafter: ADEDDrafter, *texts: Sequence[int], state: ADEDState | None = None) -> ADEDState:
     """The state after texts whose last tokens are the roots."""
     return drafter.start([np.array(t[:-1], np.int64) for t in texts], np.array([t[-1] for t in texts]), TAPS, state)
 
 
-def after(drafter: ADEDDrafter, state: State, path: Sequence[int], row: int = 0, k: int = 20) -> Q:
+def after(drafter: ADEDDrafter, state: ADEDState, path: Sequence[int], row: int = 0, k: int = 20) -> Q:
     """q of the candidates after a path; its first token is the root."""
     tree = Tree.planted(np.array([row]), np.array(path[:1]))
     for token in path[1:]:
@@ -54,7 +54,7 @@ def after(drafter: ADEDDrafter, state: State, path: Sequence[int], row: int = 0,
     return dict(zip(candidates.tokens[0][there].tolist(), np.exp(candidates.log_q[0][there]).tolist(), strict=True))
 
 
-def step(drafter: ADEDDrafter, state: State, root: int, accepted: Sequence[int], bonus: int, row: int = 0) -> State:
+def step(drafter: ADEDDrafter, state: ADEDState, root: int, accepted: Sequence[int], bonus: int, row: int = 0) -> ADEDState:
     tree = Tree.planted(np.array([row]), np.array([root]))
     for token in accepted:
         tree = append(tree, np.array([len(tree) - 1]), Candidates(np.array([[token]]), np.zeros((1, 1))))
@@ -269,16 +269,16 @@ def test_weights_are_those_of_algorithm_2_over_a_session(
             text += [*written, 1]
             matrix.adjust(text, window)
         for context in np.ndindex(*[4] * (n - 1)):
-            got = after(drafter, replace(state, rows=(_with_text(state.rows[0], context, n),)), context[-1:])
+            got = after(drafter, replace(state, rows=(_with_text(state.rows[0], context),)), context[-1:])
             assert got == pytest.approx(matrix.q(context), abs=2e-4)
             rounding = 4 * 0.5 / 65535  # of four shares stored in 16 bits
             assert not got or sum(got.values()) == pytest.approx(1.0, rel=0, abs=rounding + 1e-9), "renormalised"
         state = drafter.carry(state)
 
 
-def _with_text(row: Adapted, context: tuple[int, ...], n: int) -> Adapted:
+def _with_text(row: Adapted, context: tuple[int, ...]) -> Adapted:
     """The row as if its text ended with a context, with no increments for it."""
-    return row.plus(np.array(context), n)
+    return row.plus(np.array(context))
 
 
 def test_an_earlier_state_stays_as_it_was() -> None:
@@ -291,7 +291,7 @@ def test_an_earlier_state_stays_as_it_was() -> None:
     assert [r.tokens.tolist() for r in (*one.rows, *other.rows)] == [[1, 2, 4, 1, 2, 4, 1, 2], [1, 2, 4, 1, 2, 3, 3]]
 
 
-def test_a_long_text_is_indexed_like_one_read_at_once() -> None:
+def test_a_long_text_is_looked_up_like_one_read_at_once() -> None:
     rng = np.random.default_rng(2)
     text, drafter = rng.integers(0, 5, 900), ADEDDrafter(ADED(prompt=False, window=900), Grams.none(3, 5))
     grown = read(drafter, text[:10])
@@ -301,7 +301,7 @@ def test_a_long_text_is_indexed_like_one_read_at_once() -> None:
     for i in range(2, 900):
         seen[tuple(text[i - 2 : i].tolist())].add(int(text[i]))
     for a, b in np.ndindex(5, 5):
-        assert set(after(drafter, replace(grown, rows=(grown.rows[0].plus(np.array([a, b]), 3),)), [b])) == seen[a, b]
+        assert set(after(drafter, replace(grown, rows=(grown.rows[0].plus(np.array([a, b])),)), [b])) == seen[a, b]
 
 
 # Rows and sessions.
@@ -373,7 +373,7 @@ def refusals(folder: Path) -> list[tuple[str, Any]]:
         ("cap is 0.0, allowed is a finite number above 0", lambda: ADED(cap=0.0)),
         ("window is 0", lambda: ADED(window=0)),
         ("did you mean 'top'", lambda: ADED.build([], 5, folder, {"tip": "2"}, print)),
-        ("n is '7', allowed is 2, 3 and 4", lambda: ADED.build([], 5, folder, {"n": "7"}, print)),
+        ("n is 7, allowed is a whole number in 2 … 4", lambda: ADED.build([], 5, folder, {"n": "7"}, print)),
         ("has token 9, allowed are 0 … 4", lambda: corpus([1, 2, 9], vocab=5)),
         ("allowed with a vocabulary of 4,000,000 is at most 3", lambda: Grams.none(4, 4_000_000)),
     ]

@@ -126,7 +126,7 @@ def after(t: Target, drafter: GLIDEDrafter, text: Ints, limits: Sequence[int]) -
     visible = torch.arange(len(text))[None, :] < torch.tensor(limits)[:, None]
     with torch.no_grad():
         glimpse = Glimpse([kv[layer] for layer in drafter.needs.kv], visible[None, None])
-        logits = drafter.model(ids, torch.arange(len(text))[None], glimpse=glimpse).logits
+        logits = drafter.model(ids, position_ids=torch.arange(len(text))[None], glimpse=glimpse).logits
     return torch.log_softmax(logits[0, -1], dim=-1)
 
 
@@ -255,7 +255,7 @@ def test_a_draft_layer_reads_the_layer_of_the_target_that_is_named(kv_layer: int
     t.prefill(stored, [ids[0].numpy()], drafter.needs)
     with torch.no_grad():
         glimpse = Glimpse([stored.layer(i) for i in reads], earlier_blocks(9, 3, 0)[None, None])
-        want = drafter.model(ids, torch.arange(9)[None], glimpse=glimpse).logits
+        want = drafter.model(ids, position_ids=torch.arange(9)[None], glimpse=glimpse).logits
         assert worst(drafter.forward(batch, 3, 0), want) < NOISE
     trained, steps = forwards.both(t, drafter, tokens_of(1, 14), 5, 2)
     assert worst(steps, trained) < NOISE

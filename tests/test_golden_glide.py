@@ -59,7 +59,7 @@ def test_the_network_gives_the_official_logits(drafter: GLIDEDrafter, unit: dict
     kv = [(unit[f"target_key_layer{i}"], unit[f"target_value_layer{i}"]) for i in drafter.needs.kv]
     glimpse = Glimpse(kv, torch.ones(1, 1, count, count - 1, dtype=torch.bool))
     with torch.no_grad():
-        logits = drafter.model(ids, torch.arange(count)[None], glimpse=glimpse).logits
+        logits = drafter.model(ids, position_ids=torch.arange(count)[None], glimpse=glimpse).logits
     assert float((logits - unit["draft_logits"]).abs().max()) < 5e-5
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from draftree.costs import Costs
 from draftree.drafters.lookup.suffix_tree import END, Limits, Outputs, by_context, in_memory, in_text
-from draftree.drafters.suffix import Suffix, SuffixDrafter, Written
+from draftree.drafters.suffix import Suffix, SuffixDrafter, SuffixState
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.target import Needs
@@ -34,10 +34,10 @@ def ints(text: Sequence[int]) -> Ints:
     return np.array(text, np.int64)
 
 
-def reading(drafter: SuffixDrafter, texts: Sequence[Sequence[int]], earlier: Sequence[Sequence[int]] = ()) -> Written:
+def reading(drafter: SuffixDrafter, texts: Sequence[Sequence[int]], earlier: Sequence[Sequence[int]] = ()) -> SuffixState:
     """The state after texts (without their roots), with earlier outputs in the memory."""
     memory = Outputs.empty().remember([ints(e) for e in earlier], drafter.knobs.longest, drafter.knobs.memory)
-    carried = Written((), ints([]), memory)
+    carried = SuffixState((), ints([]), memory)
     return drafter.start([ints(t) for t in texts], ints([0] * len(texts)), TAPS, carried)
 
 
@@ -52,7 +52,7 @@ def below(tree: Tree, parent: int, *tokens: int) -> Tree:
     return tree.append(np.full(n, parent), ints(tokens), np.zeros(n), np.zeros(n), row)
 
 
-def asked(drafter: SuffixDrafter, state: Written, tree: Tree, nodes: Sequence[int], k: int = 99) -> list[dict[int, float]]:
+def asked(drafter: SuffixDrafter, state: SuffixState, tree: Tree, nodes: Sequence[int], k: int = 99) -> list[dict[int, float]]:
     """q by token after nodes, in the order proposed."""
     found, _ = drafter.expand(state, tree, ints(nodes), k, Drawing())
     return [
@@ -289,7 +289,7 @@ def test_rows_do_not_mix_and_few_candidates_are_the_first() -> None:
 # State.
 
 
-def committed(drafter: SuffixDrafter, state: Written, root: int, *tokens: int) -> Written:
+def committed(drafter: SuffixDrafter, state: SuffixState, root: int, *tokens: int) -> SuffixState:
     tree = Tree.planted(ints([0]), ints([root]))
     for token in tokens:
         tree = below(tree, len(tree) - 1, token)

@@ -24,7 +24,7 @@ from draftree.doctor.noise import narrow_and_wide
 from draftree.drafters.base import Drafter, Trainable
 from draftree.errors import UserError
 from draftree.evaluation.driven import DEPTHS, Places, Text, drive
-from draftree.formats.checkpoint import about, fingerprint
+from draftree.formats.checkpoint import Checkpoint, fingerprint
 from draftree.models.attention import DEAD, Attending, attending
 from draftree.models.target import Needs, Target
 
@@ -198,7 +198,7 @@ def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
     """What its checkpoint says of its target, and how it is rotated."""
     if not isinstance(drafter, Trainable):
         return
-    said = about(Path(drafter.knobs.checkpoint)) if drafter.knobs.checkpoint else {}
+    said = Checkpoint.at(Path(drafter.knobs.checkpoint)).about if drafter.knobs.checkpoint else {}
     if said.get("target_hash", fingerprint(target.decoder.config)) != fingerprint(target.decoder.config):
         yield Finding(
             "trained for", str(said.get("target")), "warn", "its checkpoint was trained for a target of another config"

@@ -4,30 +4,30 @@ The first part with a whole q, a trained drafter, is the guide, and its q is lef
 finds gets the acceptance that such finds had so far, and the guide's other tokens share what is left: with nothing found
 the candidates are the guide's own. Without a guide, all parts' finds are judged.
 
-Shapes: R rows, P parts, F frontier nodes, K candidates, X features, M candidates of all nodes in one list, C distinct ones.
+Shapes: R rows, P parts, F frontier nodes, K candidates, X features, C distinct candidates of all nodes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self, final
+from dataclasses import dataclass, field, replace
+from typing import Any, final
 
 import numpy as np
 import torch
 
 from draftree.calibration import Logistic
-from draftree.drafters.base import Drafter, Method, every, put
+from draftree.drafters.base import Drafter, Method, put
 from draftree.errors import UserError
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)
-"""What a find is worth beside a guide, before any was judged: log-odds of its acceptance as weights of `_features`. A find
+"""The worth of a find beside a guide, before any was judged: log-odds of its acceptance as weights of `_features`. A find
 multiplies the odds that the guide gives the token, as independent evidence does; modestly, by 2.7 for one of q = ½."""
 ALONE = (0.0, 1.0, 0.0, 2.0)
 """And without a guide: at first, the part's own q is the estimate."""
 PRIOR = 4.0
-"""How many examples of unit curvature these count for."""
+"""The number of examples of unit curvature that these count for."""
 RECENT, NEUTRAL = 0.2, 0.5
 """The share of the last find in what is remembered of a row's last ones, and what is remembered of none."""
 CERTAIN = 1e-4
@@ -56,7 +56,7 @@ class Fused(Method):
 
 @dataclass(frozen=True)
 class Trust:
-    """What is known in one row of how often one part's finds are accepted, given that their parent was.
+    """Estimates of how often one part's finds are accepted in one row, given that their parent was.
 
     Attributes:
         beside: where there was a guide.
@@ -71,7 +71,7 @@ class Trust:
 
 @dataclass(frozen=True)
 class Find:
-    """What a part found after a frontier, kept until the verdict says what of it was right.
+    """Candidates that a part found after a frontier, kept until the verdict says which of them were right.
 
     Attributes:
         part: which one.
@@ -152,7 +152,7 @@ class FusedDrafter(Drafter[Fusing]):
         fresh = (tuple(replace(trust, recent=NEUTRAL) for trust in known),) * len(prompts)
         if state is None or len(state.trust) != len(prompts):  # what `carry` leaves has one row, which stands for all
             return Fusing(tuple(inner), fresh)
-        return Fusing(tuple(inner), put(state.trust, every(rows, len(prompts)), fresh))
+        return Fusing(tuple(inner), put(state.trust, rows, fresh))
 
     def expand(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Fusing]:
         """The merged candidates; samples stay one part's own, the first's that can draw them."""
@@ -186,7 +186,7 @@ class FusedDrafter(Drafter[Fusing]):
 
     def truncate(self, state: Fusing, lengths: Ints, rows: Ints | None = None) -> Fusing:
         inner = [part.truncate(s, lengths, rows) for part, s in zip(self.parts, state.parts, strict=True)]
-        return Fusing(tuple(inner), put(state.trust, every(rows, len(lengths)), (state.together,) * len(lengths)))
+        return Fusing(tuple(inner), put(state.trust, rows, (state.together,) * len(lengths)))
 
     def carry(self, state: Fusing) -> Fusing:
         inner = [part.carry(s) for part, s in zip(self.parts, state.parts, strict=True)]
@@ -233,55 +233,6 @@ def _log_odds(log_q: Floats) -> Floats:
     return np.asarray(np.log(q) - np.log1p(-q))
 
 
-@dataclass(frozen=True)
-class _Proposals:
-    """Candidates of all nodes in one list.
-
-    Attributes:
-        at: [M] the node each follows, by its place in the frontier.
-        token: [M] its id.
-        parts: [M] who proposes it, a bit for each part.
-        log_q: [M] of the guide, −∞ for what it does not propose.
-        value: [M] of what was found, 0 for what was not.
-        seen: [M] the guide's q of what was found, 0 for what was not.
-    """
-
-    at: Ints
-    token: Ints
-    parts: Ints
-    log_q: Floats
-    value: Floats
-    seen: Floats
-
-    @classmethod
-    def of(cls, found: Find) -> Self:
-        at, rank = np.nonzero(found.there)
-        value, seen = found.value[at, rank], found.guide[at, rank]
-        return cls(at, found.tokens[at, rank], np.full(len(at), 1 << found.part), np.full(len(at), -np.inf), value, seen)
-
-    @classmethod
-    def guided(cls, guide: Candidates) -> Self:
-        at, rank = np.nonzero(guide.log_q > -np.inf)
-        zero = np.zeros(len(at))
-        return cls(at, guide.tokens[at, rank], np.full(len(at), guide.source + 1), guide.log_q[at, rank], zero, zero)
-
-    @classmethod
-    def joined(cls, several: Sequence[Self]) -> Self:
-        return cls(*(np.concatenate([getattr(each, f.name) for each in several]) for f in fields(cls)))
-
-    def distinct(self) -> tuple[Self, Ints]:
-        """One for each node and token, and where in the list it came first [C]."""
-        key = self.at * (self.token.max(initial=0) + 1) + self.token
-        _, first, which = np.unique(key, return_index=True, return_inverse=True)
-        parts, log_q, value, seen = np.zeros(len(first), np.int64), np.full(len(first), -np.inf), *np.zeros((2, len(first)))
-        np.bitwise_or.at(parts, which, self.parts)
-        for largest, column in ((log_q, self.log_q), (value, self.value), (seen, self.seen)):
-            np.maximum.at(largest, which, column)
-        return replace(
-            self, at=self.at[first], token=self.token[first], parts=parts, log_q=log_q, value=value, seen=seen
-        ), first
-
-
 def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidates:
     """The K best candidates of each node by falling q, equal ones in the order of parts and ranks.
 
@@ -294,42 +245,65 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
         finds: of the other parts, at least one.
         k: how many.
     """
-    nodes, several = len(finds[0].tokens), [_Proposals.of(f) for f in finds]
+    listed: list[tuple[Any, ...]] = [(f.tokens, f.there, 1 << f.part, -np.inf, f.value, f.guide) for f in finds]
     if guide is not None:
         before = sum((1 << f.part) <= guide.source for f in finds)
-        several.insert(before, _Proposals.guided(guide))
-    every, first = _Proposals.joined(several).distinct()
-    log_q = _shared(every, nodes)
+        listed.insert(before, (guide.tokens, guide.log_q > -np.inf, guide.source + 1, guide.log_q, 0.0, 0.0))
+    at, token, parts, first, log_q, value, seen = _distinct(listed)
+    nodes = len(finds[0].tokens)
+    log_q = _shared(at, log_q, value, seen, nodes)
 
-    order = np.lexsort((first, -log_q, every.at))
-    place = np.arange(len(order)) - np.searchsorted(every.at[order], every.at[order])
+    order = np.lexsort((first, -log_q, at))
+    place = np.arange(len(order)) - np.searchsorted(at[order], at[order])
     order, place = order[place < k], place[place < k]
     shape = nodes, int(place.max()) + 1
     tokens, values, sources = np.zeros(shape, np.int64), np.full(shape, -np.inf), np.full(shape, -1)
-    at = every.at[order], place
-    tokens[at], values[at], sources[at] = every.token[order], log_q[order], every.parts[order] - 1
+    there = at[order], place
+    tokens[there], values[there], sources[there] = token[order], log_q[order], parts[order] - 1
     if guide is None:
         return Candidates(tokens, values, sources=sources)
     return Candidates(tokens, values, guide.log_probs, sources=sources, unconditioned=guide.unconditioned)
 
 
-def _shared(every: _Proposals, nodes: int) -> Floats:
+def _distinct(listed: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """One candidate for each node and token.
+
+    Args:
+        listed: of each part [F, K] tokens, where there is a candidate, the part's bit, and log q of the guide, value and the
+            guide's q of what was found: arrays, or one number for all.
+
+    Returns:
+        [C] the node each follows, its token, the bits of who proposes it, where it came first, and the largest of its three
+        numbers: −∞ where the guide does not propose it, 0 and 0 where it was not found.
+    """
+    columns = zip(*([np.broadcast_to(column, part[0].shape) for column in part] for part in listed), strict=True)
+    tokens, there, bits, *numbers = (np.concatenate(column, axis=1) for column in columns)
+    at, token = np.nonzero(there)[0], tokens[there]
+    _, first, which = np.unique(at * (token.max(initial=0) + 1) + token, return_index=True, return_inverse=True)
+    parts, largest = np.zeros(len(first), np.int64), np.full((3, len(first)), -np.inf)
+    np.bitwise_or.at(parts, which, bits[there])
+    for most, column in zip(largest, numbers, strict=True):
+        np.maximum.at(most, which, column[there])
+    return at[first], token[first], parts, first, *largest
+
+
+def _shared(at: Ints, log_q: Floats, value: Floats, seen: Floats, nodes: int) -> Floats:
     """[C] log q of distinct candidates: what was found has its value, the guide's others share the rest in their proportions.
 
     That is Jeffrey's rule: what was learnt of some tokens says nothing of how the others compare with each other. So siblings
     sum to 1 at most. After a node where nothing was found, q is the guide's, bit for bit.
     """
-    found = every.value > 0
-    total = np.bincount(every.at, every.value, nodes)
+    found = value > 0
+    total = np.bincount(at, value, nodes)
     cut = MOST / np.maximum(total, MOST)
-    listed = np.bincount(every.at, np.where(found, 0, np.exp(every.log_q)), nodes)
-    rest = np.maximum(1 - np.bincount(every.at, every.seen, nodes), np.maximum(listed, CERTAIN))  # q sums to 1 only nearly
+    listed = np.bincount(at, np.where(found, 0, np.exp(log_q)), nodes)
+    rest = np.maximum(1 - np.bincount(at, seen, nodes), np.maximum(listed, CERTAIN))  # q sums to 1 only nearly
     shift = np.where(total > 0, np.log1p(-total * cut) - np.log(rest), 0.0)
-    return np.where(found, np.log(np.where(found, every.value * cut[every.at], 1.0)), every.log_q + shift[every.at])
+    return np.where(found, np.log(np.where(found, value * cut[at], 1.0)), log_q + shift[at])
 
 
 def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Trust:
-    """What is known of a part after a step of its row.
+    """The trust in a part after a step of its row.
 
     Args:
         trust: what was known.
@@ -354,7 +328,7 @@ def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Tru
 
 
 def _together(rows: Sequence[Trust]) -> Trust:
-    """What several rows have learnt of one part: their weights' mean by what is known of each."""
+    """The trust of several rows in one part: their weights' mean by what is known of each."""
     if len(rows) == 1:
         return rows[0]
     beside, alone = (_mean([getattr(row, name) for row in rows]) for name in ("beside", "alone"))

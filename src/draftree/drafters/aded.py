@@ -8,9 +8,9 @@ from typing import Any, final
 
 import numpy as np
 
-from draftree.boundary.knobs import knob
+from draftree.boundary.knobs import knob, read
 from draftree.drafters.base import Drafter, every, put
-from draftree.drafters.lookup.adaptation import Adapted, Increments, successors
+from draftree.drafters.lookup.adaptation import Adapted, Increments, Weighting, successors
 from draftree.drafters.lookup.datastore import Documents, Stored
 from draftree.drafters.lookup.ngram_build import GramSettings, build, grams_of
 from draftree.drafters.lookup.ngrams import Grams, width_of
@@ -92,20 +92,16 @@ class ADED(Stored):
     def build(
         cls, documents: Documents, vocab: int, folder: Path, settings: Mapping[str, str], tell: Callable[[str], None]
     ) -> dict[str, Any]:
-        values = dict(SETTINGS)
-        for name, text in settings.items():
+        for name in settings:
             if name not in SETTINGS:
                 raise UnknownName("setting of an aded datastore", name, SETTINGS)
-            if not text.isdecimal() or (name == "n" and text not in ("2", "3", "4")):
-                allowed = "2, 3 and 4" if name == "n" else "a whole number of at least 0"
-                raise UserError(f"aded: {name} is '{text}', allowed is {allowed}")
-            values[name] = int(text)
-        return build(documents, GramSettings(values["n"], vocab, values["top"], values["threshold"]), folder, tell)
+        given = SETTINGS | {name: read(text, int) for name, text in settings.items()}
+        return build(documents, GramSettings(vocab=vocab, **given), folder, tell)
 
 
 @dataclass(frozen=True)
-class State:
-    """What is known of each row.
+class ADEDState:
+    """The state of all rows.
 
     Attributes:
         memory: increments of earlier texts of the session; the same for all rows.
@@ -119,7 +115,7 @@ class State:
 
 
 @final
-class ADEDDrafter(Drafter[State]):
+class ADEDDrafter(Drafter[ADEDState]):
     """Looks up what followed the last n − 1 tokens.
 
     Args:
@@ -133,25 +129,25 @@ class ADEDDrafter(Drafter[State]):
     def __init__(self, knobs: ADED, grams: Grams) -> None:
         self.knobs, self.grams = knobs, grams
         self._most = math.ceil(min(knobs.cap / knobs.increment, 2**31 - 1))
-        self._width = width_of(grams.vocab)
+        self._by = Weighting(grams.n, width_of(grams.vocab), knobs.top, float(knobs.increment), float(knobs.cap))
 
     @property
     def described(self) -> str:
         return f"{replace(self.knobs, datastore='')}, {len(self.grams)} {self.grams.n}-grams"
 
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None, rows: Ints | None = None
-    ) -> State:
-        state = state or State(Increments.empty(), ())
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: ADEDState | None = None, rows: Ints | None = None
+    ) -> ADEDState:
+        state = state or ADEDState(Increments.empty(), ())
         found, begun = list(state.rows) or [Adapted.empty()] * len(prompts), every(rows, len(prompts))
         shared = state.shared or (0,) * len(prompts)
         for r in begun.tolist():
             found[r] = self._read(np.append(prompts[r], roots[r]), shared[r])
-        return State(state.memory, tuple(found))
+        return ADEDState(state.memory, tuple(found))
 
     def _read(self, text: Ints, shared: int) -> Adapted:
         """A prompt and its root; what was read of it before is in the memory."""
-        row = Adapted.empty().plus(text, self.grams.n)
+        row = Adapted.empty().plus(text)
         if self.knobs.adapt and self.knobs.prompt:
             row = row.incremented(max(0, shared - self.grams.n + 1), self.grams.n)
         return self._stepped(row)
@@ -162,46 +158,35 @@ class ADEDDrafter(Drafter[State]):
             return row
         return row.incremented(len(row.tokens) - self.knobs.window, self.grams.n)
 
-    def expand(self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, State]:
+    def expand(self, state: ADEDState, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, ADEDState]:
         tokens, log_q = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)
-        rows, knobs = tree.row[frontier], self.knobs
+        rows = tree.row[frontier]
         for row in np.unique(rows).tolist():
             here = rows == row
             tokens[here], log_q[here] = successors(
-                self.grams.table,
-                state.memory,
-                state.rows[row],
-                frontier[here],
-                tree.tokens,
-                tree.parents,
-                k,
-                self.grams.n,
-                self._width,
-                knobs.top,
-                knobs.increment,
-                knobs.cap,
+                self.grams.table, state.memory, state.rows[row], frontier[here], tree.tokens, tree.parents, k, self._by
             )
         return Candidates(tokens, log_q), state
 
-    def commit(self, state: State, tree: Tree, verdict: Verdict, taps: Taps) -> State:
+    def commit(self, state: ADEDState, tree: Tree, verdict: Verdict, taps: Taps) -> ADEDState:
         rows = list(state.rows)
         for root in range(tree.roots):  # the root is in the text already; the bonus is the next one
             new = np.append(tree.tokens[verdict.paths[root]], verdict.bonus[root])
             row = int(tree.row[root])
-            rows[row] = self._stepped(rows[row].plus(new, self.grams.n))
+            rows[row] = self._stepped(rows[row].plus(new))
         return replace(state, rows=tuple(rows))
 
-    def truncate(self, state: State, lengths: Ints, rows: Ints | None = None) -> State:
+    def truncate(self, state: ADEDState, lengths: Ints, rows: Ints | None = None) -> ADEDState:
         cut = every(rows, len(lengths))
         left = put(state.rows, cut, (Adapted.empty(),) * len(lengths))
         if not self.knobs.session:
-            return State(state.memory, left)
+            return ADEDState(state.memory, left)
         shared = put(state.shared or (0,) * len(lengths), cut, lengths.tolist())
-        return State(self._remembered(state, cut), left, shared)
+        return ADEDState(self._remembered(state, cut), left, shared)
 
-    def carry(self, state: State) -> State | None:
-        return State(self._remembered(state, np.arange(len(state.rows))), ()) if self.knobs.session else None
+    def carry(self, state: ADEDState) -> ADEDState | None:
+        return ADEDState(self._remembered(state, np.arange(len(state.rows))), ()) if self.knobs.session else None
 
-    def _remembered(self, state: State, rows: Ints) -> Increments:
+    def _remembered(self, state: ADEDState, rows: Ints) -> Increments:
         """The increments of earlier texts with those of some rows."""
-        return state.memory.plus([state.rows[row] for row in rows], self.grams.n, self._width, self._most)
+        return state.memory.plus([state.rows[row] for row in rows], self.grams.n, self._by.width, self._most)

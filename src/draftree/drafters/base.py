@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import Knobs, Part, knob, real, several
 from draftree.errors import UserError, shown
-from draftree.formats.checkpoint import ABOUT, FILES, Checkpoint, note, shipped
+from draftree.formats.checkpoint import ABOUT, FILES, Checkpoint, fingerprint, shipped
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Drafter(ABC, Generic[State]):
-    """What proposes tokens after the nodes of a tree.
+    """Proposes tokens after the nodes of a tree.
 
     Attributes:
         knobs: of its method, if it has any.
@@ -45,12 +45,12 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def needs(self) -> Needs:
-        """Which of the target's internals it reads; none by default."""
+        """The target's internals that it reads; none by default."""
         return Needs()
 
     @property
     def described(self) -> str:
-        """What it is, in a line: tells apart drafters that cost or learn differently."""
+        """A line that tells apart drafters that cost or learn differently."""
         return repr(self.knobs) if self.knobs else type(self).__name__
 
     @property
@@ -97,7 +97,7 @@ class Drafter(ABC, Generic[State]):
         """
 
     def carry(self, state: State) -> State | None:
-        """What a finished call leaves for later ones with other texts; nothing by default.
+        """The part of a finished call's state that later calls with other texts begin with; nothing by default.
 
         It knows no rows: `start` is given it as it is, with any number of prompts. Whatever a drafter learns over a session
         passes through here, so that while rows are written none of them depends on its neighbours.
@@ -114,10 +114,10 @@ def every(rows: Ints | None, count: int) -> Ints:
     return np.arange(count) if rows is None else rows
 
 
-def put(old: Sequence[T], rows: Ints, new: Sequence[T]) -> tuple[T, ...]:
-    """[R] a value for each row: new ones [R] in some rows, the old ones in the others."""
+def put(old: Sequence[T], rows: Ints | None, new: Sequence[T]) -> tuple[T, ...]:
+    """[R] a value for each row: the new ones [R] in the rows that are named (all by default), the old ones in the others."""
     found = list(old)
-    for row in rows.tolist():
+    for row in every(rows, len(found)).tolist():
         found[row] = new[row]
     return tuple(found)
 
@@ -232,7 +232,8 @@ class Trainable(Drafter[State]):
     @final
     def save(self, folder: Path) -> None:
         """Writes a checkpoint: `config.json` and weights, in the layout its kind of weights is published in."""
-        self.write(folder, {ABOUT: note(self.knobs.kind(), self.settled.fixed, self._target)})
+        made_for = {"target": self._target.name, "target_hash": fingerprint(self._target.decoder.config)}
+        self.write(folder, {ABOUT: {"drafter": self.knobs.kind()} | made_for | self.settled.fixed})
 
     def write(self, folder: Path, about: dict[str, Any]) -> None:
         """Writes what `published` gives, and `about` into the config."""
@@ -307,7 +308,7 @@ def number_text(value: Any) -> str:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Stage(Recipe):
-    """How a method is trained where nothing else is asked for: as its paper says, or its official code.
+    """The training of a method where nothing else is asked for: as its paper says, or its official code.
 
     Attributes:
         name: of the stage, by which it is chosen.

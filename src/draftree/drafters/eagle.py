@@ -121,7 +121,7 @@ class EAGLEDrafter(PairDrafter):
     needs = Needs(hidden=(LAST,))
 
     def loss(self, batch: Batch) -> Tensor:
-        true = batch.hidden[LAST].to(self._like.dtype)  # the target's may be half precision
+        true = self._features(batch)
         at, total = before(batch.learn), torch.zeros((), device=true.device)
         wanted = batch.target(at)
         for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):

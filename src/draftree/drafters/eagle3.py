@@ -255,7 +255,7 @@ class EAGLE3Drafter(PairDrafter):
             self.model.choose(np.sort(frequent))
 
     def loss(self, batch: Batch) -> Tensor:
-        features = self.model.fuse({k: h.to(self._like.dtype) for k, h in batch.hidden.items()})
+        features = self._features(batch)
         at, total = before(batch.learn), features.new_zeros(())
         said = batch.target(at)
         for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):

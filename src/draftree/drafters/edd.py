@@ -19,7 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
-from draftree.drafters.neural.language_model import SPARE, Decoding, copied, load_model, propose, rewind, save_model
+from draftree.drafters.neural.language_model import SPARE, CachingDrafter, Decoding, copied, load_model, save_model
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import additive, dual_block
 from draftree.errors import UserError
@@ -27,8 +27,7 @@ from draftree.formats.checkpoint import Checkpoint
 from draftree.models.attention import AUTO, Attending, attending
 from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Taps, Target
-from draftree.sampling.drawing import Drawing
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import Ints, Tree, Verdict
 
 
 @final
@@ -88,12 +87,11 @@ class EDD(TrainableMethod):
 
 
 @final
-class EDDDrafter(Trainable[Decoding]):
+class EDDDrafter(Trainable[Decoding], CachingDrafter):
     """The decoder; its cache holds the soft prompt for positions 0 … root − 1, and behind it the step's nodes."""
 
     knobs: EDD
     model: PreTrainedModel
-    expands_paths = True
 
     def __init__(self, knobs: EDD, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
@@ -122,14 +120,8 @@ class EDDDrafter(Trainable[Decoding]):
         state = state or Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
         return self._encode(state, taps)
 
-    def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
-        return propose(self.decoder, state, tree, frontier, k, drawing)
-
     def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
         return self._encode(Decoding.empty(state.cache), taps)  # true encodings take the place of what was drafted
-
-    def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
-        return rewind(state, lengths, rows)
 
     @torch.inference_mode()
     def _encode(self, state: Decoding, taps: Taps) -> Decoding:
@@ -145,7 +137,7 @@ class EDDDrafter(Trainable[Decoding]):
         return self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens)))
 
     def _states(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
-        """What the head reads after each token [B, T, D], for blocks of a length, and of a phase of each sample."""
+        """[B, T, D] the last norm's output after each token, for blocks of a length, and of a phase of each sample."""
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
         (layer,) = self.needs.hidden

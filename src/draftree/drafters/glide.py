@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self, cast, final
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import Cache
 
 from draftree.boundary.files import Entries
 from draftree.boundary.knobs import knob
@@ -36,7 +37,7 @@ from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 OFFICIAL = "smallLlamaForCausalLM"
-"""What a published checkpoint's config calls the model."""
+"""The name of the model in a published checkpoint's config."""
 PREFIX = "small_model."
 """Before the names of tensors that were saved together with the target."""
 
@@ -119,7 +120,7 @@ class GLIDE(TrainableMethod):
         )
 
     def views(self, target: Target) -> tuple[View | None, ...]:
-        """What each draft layer reads of the target; while `auto` is not settled, the paper's layers.
+        """The part of the target that each draft layer reads; while `auto` is not settled, the paper's layers.
 
         Raises:
             UserError: the target has no such layers.
@@ -240,11 +241,16 @@ class GLIDEDrafter(Trainable[Glimpsing]):
         return starts
 
     def _read(self, state: Glimpsing, feed: Feed) -> Tensor:
-        """What the head reads after the tokens fed [R, n, D]; their keys and values go into scratch slots."""
+        """[R, n, D] the last norm's output after the tokens fed; their keys and values go into scratch slots."""
         cache = state.own.cache
         places = torch.from_numpy(feed.positions).to(self.decoder.device)
         past, mask = cache.writer(feed.starts, feed.tokens.shape[1]), self.decoder.mask(feed, cache.lengths)
-        states: Tensor = self.model.model(feed.tokens, places, mask, past, self._glimpse(state, feed.positions))
+        return self._states(feed.tokens, places, mask, past, self._glimpse(state, feed.positions))
+
+    def _states(self, ids: Tensor, places: Tensor, mask: Any, past: Cache | None, glimpse: Glimpse | None) -> Tensor:
+        """[R, n, D] the last norm's output after each token; without a mask a token sees those before it."""
+        out = self.model.model(ids, mask, places, past, use_cache=past is not None, glimpse=glimpse)
+        states: Tensor = out.last_hidden_state
         return states
 
     def _glimpse(self, state: Glimpsing, positions: Ints) -> Glimpse | None:
@@ -277,29 +283,28 @@ class GLIDEDrafter(Trainable[Glimpsing]):
         return Glimpsing(own, taps.cache, tuple(limits))
 
     def truncate(self, state: Glimpsing, lengths: Ints, rows: Ints | None = None) -> Glimpsing:
-        limits = put(state.limits, every(rows, len(lengths)), (NOTHING,) * len(lengths))
+        limits = put(state.limits, rows, (NOTHING,) * len(lengths))
         return Glimpsing(rewind(state.own, lengths, rows), state.target, limits)
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        logits: Tensor = self.model.lm_head(self._states(batch, block, [phase] * len(batch.tokens)))
+        logits: Tensor = self.model.lm_head(self._trained(batch, block, [phase] * len(batch.tokens)))
         return logits
 
-    def _states(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
-        """What the head reads after each token [B, T, D], for a phase of each sample."""
+    def _trained(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
+        """[B, T, D] the last norm's output after each token, for a phase of each sample."""
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
         glimpse = None
         if self._layers:
             visible = torch.stack([earlier_blocks(count, block, phase) for phase in phases])[:, None]
             glimpse = Glimpse([batch.kv[layer] for layer in self._layers], visible.to(batch.tokens.device))
-        states: Tensor = self.model.model(batch.tokens, positions, None, None, glimpse)
-        return states
+        return self._states(batch.tokens, positions, None, None, glimpse)
 
     def loss(self, batch: Batch) -> Tensor:
         block = self.knobs.block
         fixed = self.knobs.variant == "official"
         phases = [0 if fixed else int(torch.randint(block, (), generator=g)) for g in batch.generators]
-        states = self._states(batch, block, phases)[before(batch.learn)]
+        states = self._trained(batch, block, phases)[before(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.model.lm_head(states))
 
 
@@ -345,7 +350,7 @@ def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:
 
 
 def _large(target: Target) -> dict[str, int]:
-    """What the config says of the target."""
+    """The entries of the config that describe the target."""
     config, shapes = target.decoder.config, target.decoder.shapes
     heads = int(config.num_attention_heads)
     return {"large_hidden_size": target.decoder.hidden, "large_num_attention_heads": heads, "large_head_dim": shapes[-1].key}

@@ -10,6 +10,7 @@ Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidde
 import re
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
@@ -17,28 +18,26 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from draftree.boundary.knobs import knob
-from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod, every
-from draftree.drafters.neural.heads import ResBlock, by_depth, lm_head, newest, offered, teacher
+from draftree.drafters.base import Batch, Stage, TrainableMethod, every
+from draftree.drafters.neural.heads import HeadsDrafter, ResBlock, lm_head, newest, offered
 from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.llama import Rotary, initialise, like, run, stores
-from draftree.drafters.neural.losses import before, kl
 from draftree.drafters.neural.masks import additive
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.models.cache import LayerShape, SlotCache
-from draftree.models.target import CHUNK, LAST, Needs, Taps, Target
+from draftree.models.target import CHUNK, LAST, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 FILE = "hydra_lm_head.safetensors"
 PREFIX, EMBEDDING = "prefix_embeding_layer.", "input_embed_fn.weight"  # sic
 UNUSED = frozenset({f"{PREFIX}embed_tokens.weight", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq"})
-"""What the official file holds of the prefix layer without a use."""
+"""Tensors of the prefix layer that the official file holds without a use."""
 Arch = Literal["prefix-mlp", "mlp"]
 
 
@@ -125,7 +124,7 @@ def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
 
 
 def _places(knobs: Hydra) -> list[int]:
-    """Where a head's blocks stand in the official code's list: with dropout between them, or not."""
+    """The places of a head's blocks in the official code's list: with dropout between them, or not."""
     return [2 * i + 1 if knobs.arch == "prefix-mlp" else i for i in range(knobs.layers)]
 
 
@@ -223,12 +222,11 @@ class Prefixed:
 
 
 @final
-class HydraDrafter(Trainable[Prefixed]):
+class HydraDrafter(HeadsDrafter[Prefixed]):
     """Drafts a depth with a head of its own."""
 
     knobs: Hydra
     model: HydraNet
-    needs = Needs(hidden=(LAST,))
 
     @torch.inference_mode()
     def start(
@@ -262,10 +260,9 @@ class HydraDrafter(Trainable[Prefixed]):
         waiting[rows] = state.read[rows] < state.hidden.lengths[rows]
         if not waiting.any():
             return state
-        begin, ends = np.where(waiting, state.cache.lengths, state.read), np.where(waiting, state.hidden.lengths, state.read)
-        prefix = state.prefix.clone()
-        for at in range(0, int((ends - begin).max()), CHUNK):
-            starts = np.minimum(begin + at, ends)
+        ends, prefix = np.where(waiting, state.hidden.lengths, state.read), state.prefix.clone()
+        for at in range(0, int((ends - state.read).max()), CHUNK):
+            starts = np.minimum(state.read + at, ends)
             out = self._prefix_pass(state, starts, min(CHUNK, int((ends - starts).max())))
             ended = np.flatnonzero((starts < ends) & (ends <= starts + out.shape[1]))
             mine, last = (torch.from_numpy(i).to(out.device) for i in (ended, (ends - starts)[ended] - 1))
@@ -311,40 +308,21 @@ class HydraDrafter(Trainable[Prefixed]):
         state.hidden.truncate(lengths)  # the next prompt's last token is always read anew, and with it the prefix
         return replace(state, read=state.cache.lengths.copy())
 
-    def _prefixes(self, batch: Batch) -> Tensor:
-        """[B, T, D] what the heads read at each token."""
-        states = batch.hidden[LAST].to(self._like.dtype)
-        if self.model.prefix_embeding_layer is None:
-            return states
-        at = torch.arange(states.shape[1], device=states.device)
-        mask = additive((at[None, :] <= at[:, None])[None, None], states.dtype)
-        out: Tensor = self.model.prefix_embeding_layer(states, self.model.rotary(states, at[None]), mask, None)
-        return out
+    def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
+        prefix, embedded = batch.hidden[LAST].to(self._like.dtype), self.model.embed(batch.tokens)
+        if self.model.prefix_embeding_layer is not None:
+            at = torch.arange(prefix.shape[1], device=prefix.device)
+            mask = additive((at[None, :] <= at[:, None])[None, None], prefix.dtype)
+            prefix = self.model.prefix_embeding_layer(prefix, self.model.rotary(prefix, at[None]), mask, None)
 
-    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        """Logits [B, T, V]; zeros where there is no head: beyond the last one, and in a block that begins the text."""
-        prefix, embedded = self._prefixes(batch), self.model.embed(batch.tokens)
-        logits = prefix.new_zeros(*batch.tokens.shape, self._target.decoder.vocab)
-        for depth, starts in by_depth(batch.tokens.shape[1], block, phase, self.knobs.heads):
-            path = torch.stack([embedded[:, starts + i] for i in range(depth + 1)], dim=-2)
-            logits[:, starts + depth] = self.model.logits(depth, prefix[:, starts - 1], path).to(logits.dtype)
-        return logits
-
-    def loss(self, batch: Batch) -> Tensor:
-        """The unweighted sum over heads of KL or cross-entropy of learnt tokens, the text's own tokens as the path."""
-        prefix, embedded = self._prefixes(batch), self.model.embed(batch.tokens)
-        total = prefix.new_zeros(())
-        whole = batch.target(before(batch.learn)) if self.knobs.loss == "kl" else None
-        for head in range(self.knobs.heads):
-            distance = 2 + head
-            at = before(batch.learn, distance)
+        def read(head: int, at: Any) -> Tensor:
             path = torch.stack([embedded.roll(-1 - i, 1)[at] for i in range(head + 1)], dim=-2)
-            logits = self.model.logits(head, prefix[at], path).float()
-            if whole is None:
-                total = total + cross_entropy(logits, batch.tokens.roll(-distance, 1)[at], reduction="sum")
-            else:
-                total = total + kl(teacher(whole, batch, distance), logits)
-        return total / batch.count
+            return self.model.logits(head, prefix[at], path)
+
+        return [partial(read, head) for head in range(self.knobs.heads)]
+
+    def weights(self, head: int) -> tuple[float, float]:
+        return (0.0, 1.0) if self.knobs.loss == "kl" else (1.0, 0.0)
 
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The official layout; the target's embedding and what has no use only where the file read held it."""

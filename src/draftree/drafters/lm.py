@@ -1,16 +1,13 @@
 """A small causal language model as drafter (Leviathan et al. 2022; EDD + PCT, section 4.1, calls a trained one VDM)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from draftree.drafters.base import Drafter, Method
-from draftree.drafters.neural.language_model import Decoding, keep_path, propose, read, rewind
+from draftree.drafters.base import Method
+from draftree.drafters.neural.language_model import LanguageModelDrafter
 from draftree.errors import UserError
 from draftree.models.decoder import one_layer
-from draftree.models.target import Taps, Target
-from draftree.sampling.drawing import Drawing
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.models.target import Target
 
 
 @final
@@ -42,36 +39,16 @@ class LM(Method):
 
 
 @final
-class LMDrafter(Drafter[Decoding]):
-    """Drafts with a whole language model, which keeps a cache of its own.
-
-    Args:
-        model: driven as a target is, because it is fed just like one.
-    """
-
-    expands_paths = True
+class LMDrafter(LanguageModelDrafter):
+    """Drafts with a whole language model."""
 
     def __init__(self, model: Target) -> None:
-        self.small = model
+        self.small, self.decoder = model, model.decoder
 
     @property
     def described(self) -> str:
         return f"lm {self.small.name}"
 
     @property
-    def language_model(self) -> Target:
+    def language_model(self) -> Target | None:
         return self.small
-
-    def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
-    ) -> Decoding:
-        return read(self.small, prompts, state, rows)
-
-    def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
-        return propose(self.small.decoder, state, tree, frontier, k, drawing)
-
-    def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
-        return keep_path(state, tree, verdict)
-
-    def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
-        return rewind(state, lengths, rows)

@@ -80,7 +80,7 @@ class Lookahead(Method):
 @final
 @dataclass(frozen=True)
 class Guesses:
-    """What is known of one text.
+    """The state of one row.
 
     Attributes:
         text: the committed tokens.
@@ -239,7 +239,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return Guesses(np.zeros(0, np.int64), {}, (), none, none)
 
     def truncate(self, state: Lookaheads, lengths: Ints, rows: Ints | None = None) -> Lookaheads:
-        """The texts cut, and pools of their own n-grams alone; the window is drawn when the text goes on."""
+        """Some rows' texts cut, their pools of their own n-grams alone; the window is drawn when the text goes on."""
         found, cut = list(state.rows), every(rows, len(lengths))
         for r in cut.tolist():
             text = found[r].text[: lengths[r]]
@@ -313,14 +313,14 @@ def filled(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
 
 
 def after(pool: Pool, token: int, path: Gram) -> Nexts:
-    """What followed `token` and then `path` in a pool's n-grams."""
+    """The tokens that followed `token` and then `path` in a pool's n-grams, and their shares."""
     known = pool.get(token)
     return NOTHING if known is None else trie(known).get(path, NOTHING)
 
 
 @lru_cache(maxsize=256)
 def trie(known: tuple[Gram, ...]) -> Mapping[Gram, Nexts]:
-    """What came next behind each beginning of a first token's n-grams; a more recent one weighs more."""
+    """The tokens that came next behind each beginning of a first token's n-grams; a more recent one weighs more."""
     weights: dict[Gram, dict[int, float]] = {}
     for age, gram in enumerate(reversed(known), start=1):
         for i, token in enumerate(gram):

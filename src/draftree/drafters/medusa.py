@@ -6,22 +6,21 @@ root. What follows the root's children does not depend on which of them it was: 
 Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V vocabulary, K heads.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from draftree.boundary.knobs import knob
-from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
-from draftree.drafters.neural.heads import ResBlock, by_depth, lm_head, newest, offered, teacher
-from draftree.drafters.neural.losses import before, kl
+from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.heads import HeadsDrafter, ResBlock, lm_head, newest, offered
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.medusa import FILE, FILES, MERGED, PREFIX, VLLM, counted, left_to_the_target, loaded, renamed, to_vllm
-from draftree.models.target import LAST, Needs, Taps, Target
+from draftree.models.target import LAST, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
@@ -97,12 +96,11 @@ class Heads:
 
 
 @final
-class MedusaDrafter(Trainable[Heads]):
+class MedusaDrafter(HeadsDrafter[Heads]):
     """Drafts all depths from one hidden state a row."""
 
     knobs: Medusa
     model: nn.ModuleList
-    needs = Needs(hidden=(LAST,))
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Heads | None = None, rows: Ints | None = None
@@ -132,28 +130,19 @@ class MedusaDrafter(Trainable[Heads]):
     def truncate(self, state: Heads, lengths: Ints, rows: Ints | None = None) -> Heads:
         return Heads(state.hidden)  # the next prompt's last token is always read anew
 
-    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        """Logits [B, T, V]; zeros where there is no head: beyond the last one, and in a block that begins the text."""
+    def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
         states = batch.hidden[LAST].to(self._like.dtype)
-        logits = states.new_zeros(*batch.tokens.shape, self._target.decoder.vocab)
-        for depth, starts in by_depth(batch.tokens.shape[1], block, phase, len(self.model)):
-            logits[:, starts + depth] = self.model[depth](states[:, starts - 1]).to(logits.dtype)
-        return logits
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Σ decay^(i + 1) · (cross-entropy or KL of head i), over learnt tokens (section 2.2.1, eq. 1)."""
-        states = batch.hidden[LAST].to(self._like.dtype)
-        share, total = self.knobs.distil, states.new_zeros(())
-        whole = batch.target(before(batch.learn)) if share else None
-        for i, head in enumerate(self.model):
-            distance = 2 + i
-            at = before(batch.learn, distance)
-            logits = head(states[at]).float()
-            part = (1 - share) * cross_entropy(logits, batch.tokens.roll(-distance, 1)[at], reduction="sum")
-            if whole is not None:
-                part = part + share * kl(teacher(whole, batch, distance), logits)
-            total = total + self.knobs.decay ** (i + 1) * part
-        return total / batch.count
+        def read(head: nn.Module, at: Any) -> Tensor:
+            logits: Tensor = head(states[at])
+            return logits
+
+        return [partial(read, head) for head in self.model]
+
+    def weights(self, head: int) -> tuple[float, float]:
+        """Those of section 2.2.1, eq. 1, divided between text and target."""
+        weight, share = self.knobs.decay ** (head + 1), self.knobs.distil
+        return weight * (1 - share), weight * share
 
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The official layout, or vLLM's where it came in that; heads read from a merged model stand alone."""

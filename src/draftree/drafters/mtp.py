@@ -71,7 +71,7 @@ class MTP(TrainableMethod):
 
 
 def prefix(target: Target) -> str:
-    """How the names begin of the tensors of the layer behind the target's last."""
+    """The beginning of the names of the tensors of the layer behind the target's last."""
     return f"model.layers.{int(target.decoder.config.num_hidden_layers)}."
 
 
@@ -172,7 +172,7 @@ class MTPDrafter(PairDrafter):
 
     def loss(self, batch: Batch) -> Tensor:
         at, total = before(batch.learn), torch.zeros((), device=batch.tokens.device)
-        for out, known in self.aligned(batch, batch.hidden[LAST].to(self._like.dtype), self.knobs.steps):
+        for out, known in self.aligned(batch, self._features(batch), self.knobs.steps):
             chosen = at & known
             total = total + draft_loss(self.knobs.loss, batch, self.model.logits(out[chosen]), chosen)
         return total / self.knobs.steps

@@ -96,7 +96,7 @@ class REST(Stored):
 @final
 @dataclass(frozen=True)
 class Retrieval:
-    """What a step has found so far.
+    """The state: texts, and the tries that a step has found so far.
 
     Attributes:
         texts: each row's committed tokens.

@@ -8,11 +8,11 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every
-from draftree.drafters.lookup.suffix_tree import Limits, Outputs, Shorts, children, draft
+from draftree.drafters.lookup.suffix_tree import Draft, Limits, Outputs, children, draft
 from draftree.drafters.lookup.texts import Texts, cut, extended
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
-from draftree.tree import MAX_NODES, Candidates, Floats, Ints, Tree, Verdict
+from draftree.tree import MAX_NODES, Candidates, Ints, Tree, Verdict
 
 
 @final
@@ -50,8 +50,8 @@ class Suffix(Method):
 
 
 @dataclass(frozen=True)
-class Written:
-    """What the drafter has read.
+class SuffixState:
+    """The texts that the drafter has read.
 
     Attributes:
         texts: each row's committed text.
@@ -64,11 +64,11 @@ class Written:
     texts: Texts
     begun: Ints
     memory: Outputs
-    drafts: tuple[tuple[int, tuple[int, Shorts, Floats]], ...] = ()
+    drafts: tuple[tuple[int, tuple[int, Draft]], ...] = ()
 
 
 @final
-class SuffixDrafter(Drafter[Written]):
+class SuffixDrafter(Drafter[SuffixState]):
     """Drafts the likeliest continuations by frequency."""
 
     knobs: Suffix
@@ -79,15 +79,17 @@ class SuffixDrafter(Drafter[Written]):
         self._limits = Limits(knobs.longest, knobs.length, float(knobs.factor), float(knobs.least), knobs.places)
 
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Written | None = None, rows: Ints | None = None
-    ) -> Written:
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: SuffixState | None = None, rows: Ints | None = None
+    ) -> SuffixState:
         fresh = state is None or not state.texts  # what `carry` leaves knows no rows
         lengths, at = np.array([len(p) for p in prompts], np.int64), every(None if fresh else rows, len(prompts))
         begun = lengths.copy() if state is None or fresh else state.begun.copy()
         begun[at] = lengths[at]
-        return Written(tuple(prompts), begun, Outputs.empty() if state is None else state.memory)
+        return SuffixState(tuple(prompts), begun, Outputs.empty() if state is None else state.memory)
 
-    def expand(self, state: Written, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Written]:
+    def expand(
+        self, state: SuffixState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, SuffixState]:
         width = min(k, MAX_NODES)
         tokens, log_q = np.zeros((len(frontier), width), np.int64), np.full((len(frontier), width), -np.inf)
         rows, depth, drafts = tree.row[frontier], int(tree.depth.max()), dict(state.drafts)
@@ -98,27 +100,27 @@ class SuffixDrafter(Drafter[Written]):
             room[: len(text)], room[len(text)] = text, root
             end = len(text) + 1
             if row not in drafts or drafts[row][0] != root:
-                drafts[row] = root, *draft(room, end, state.memory, self._limits)
+                drafts[row] = root, draft(room, end, state.memory, self._limits)
             tokens[mine], log_q[mine] = children(
-                room, end, *drafts[row][1:], tree.parents, tree.tokens, frontier[mine], width, state.memory, self._limits
+                room, end, drafts[row][1], tree.parents, tree.tokens, frontier[mine], width, state.memory, self._limits
             )
         used = max(1, int((log_q > -np.inf).sum(axis=1).max(initial=0)))
         return Candidates(tokens[:, :used], log_q[:, :used]), replace(state, drafts=tuple(drafts.items()))
 
-    def commit(self, state: Written, tree: Tree, verdict: Verdict, taps: Taps) -> Written:
+    def commit(self, state: SuffixState, tree: Tree, verdict: Verdict, taps: Taps) -> SuffixState:
         return replace(state, texts=extended(state.texts, tree, verdict), drafts=())
 
-    def truncate(self, state: Written, lengths: Ints, rows: Ints | None = None) -> Written:
+    def truncate(self, state: SuffixState, lengths: Ints, rows: Ints | None = None) -> SuffixState:
         at, begun = every(rows, len(lengths)), state.begun.copy()
         begun[at] = lengths[at]
-        return Written(cut(state.texts, lengths, rows), begun, self._remembered(state, at))
+        return SuffixState(cut(state.texts, lengths, rows), begun, self._remembered(state, at))
 
-    def carry(self, state: Written) -> Written | None:
+    def carry(self, state: SuffixState) -> SuffixState | None:
         if not self.knobs.session:
             return None
-        return Written((), np.zeros(0, np.int64), self._remembered(state, np.arange(len(state.texts))))
+        return SuffixState((), np.zeros(0, np.int64), self._remembered(state, np.arange(len(state.texts))))
 
-    def _remembered(self, state: Written, rows: Ints) -> Outputs:
+    def _remembered(self, state: SuffixState, rows: Ints) -> Outputs:
         """The memory with what some rows have written since they were started."""
         if not self.knobs.session:
             return state.memory

@@ -1,6 +1,5 @@
 """The vanilla draft model: one transformer layer of the target's shape, trained alone (EDD + PCT, section 4.1)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
@@ -9,13 +8,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
-from draftree.drafters.neural.language_model import Decoding, copied, keep_path, load_model, propose, read, rewind, save_model
+from draftree.drafters.neural.language_model import Decoding, LanguageModelDrafter, copied, load_model, save_model
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.decoder import Decoder
-from draftree.models.target import Taps, Target
-from draftree.sampling.drawing import Drawing
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.models.target import Target
 
 
 @final
@@ -45,40 +42,26 @@ class VDM(TrainableMethod):
 
 
 @final
-class VDMDrafter(Trainable[Decoding]):
-    """Drafts with a small language model of its own, as `lm` does; reads nothing of the target."""
+class VDMDrafter(Trainable[Decoding], LanguageModelDrafter):
+    """Drafts with a small language model of its own, as `lm` does."""
 
     knobs: VDM
     model: PreTrainedModel
-    expands_paths = True
 
     def __init__(self, knobs: VDM, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
-        self.small = Target(Decoder(model), "vdm")
-
-    def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
-    ) -> Decoding:
-        return read(self.small, prompts, state, rows)
-
-    def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
-        return propose(self.small.decoder, state, tree, frontier, k, drawing)
-
-    def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
-        return keep_path(state, tree, verdict)
-
-    def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
-        return rewind(state, lengths, rows)
+        self.decoder = Decoder(model)
+        self.small = Target(self.decoder, "vdm")
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        return self.small.decoder.head(self._states(batch))  # every token sees all before it, wherever a block begins
+        return self.decoder.head(self._states(batch))  # every token sees all before it, wherever a block begins
 
     def _states(self, batch: Batch) -> Tensor:
-        states: Tensor = self.small.decoder.stack(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        states: Tensor = self.decoder.stack(input_ids=batch.tokens, use_cache=False).last_hidden_state
         return states
 
     def loss(self, batch: Batch) -> Tensor:
-        return draft_loss(self.knobs.loss, batch, self.small.decoder.head(self._states(batch)[before(batch.learn)]))
+        return draft_loss(self.knobs.loss, batch, self.decoder.head(self._states(batch)[before(batch.learn)]))
 
     def write(self, folder: Path, about: dict[str, Any]) -> None:
         save_model(folder, self.model, about)

@@ -61,20 +61,6 @@ def fingerprint(config: PreTrainedConfig) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def about(folder: Path) -> dict[str, Any]:
-    """The entry of a folder's config that is ours; empty for a published checkpoint.
-
-    Raises:
-        UserError: the folder has no config, or the entry is no object.
-    """
-    return Checkpoint.at(folder).about
-
-
-def note(method: str, knobs: Mapping[str, Any], target: Target) -> dict[str, Any]:
-    """The entry of the config that is ours, for a drafter of a target."""
-    return {"drafter": method, "target": target.name, "target_hash": fingerprint(target.decoder.config), **knobs}
-
-
 def sizes(target: Target) -> dict[str, int]:
     """The entries of a drafter's config that must be the target's."""
     return {"vocab_size": target.decoder.vocab, "hidden_size": target.decoder.hidden}

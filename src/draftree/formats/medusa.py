@@ -18,7 +18,7 @@ PREFIX = "medusa_head."
 VLLM = "blocks.0.layers.0.weight"
 """A tensor of vLLM's layout alone."""
 BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
-HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
+HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 
 
 def loaded(stored: Checkpoint) -> Checkpoint:
@@ -37,7 +37,7 @@ def loaded(stored: Checkpoint) -> Checkpoint:
 
 
 def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
-    """How many heads, and blocks a head, a file of the official layout holds; configs are often wrong.
+    """The numbers of heads, and of blocks a head, in a file of the official layout; configs are often wrong.
 
     Raises:
         UserError: it holds no heads, or lacks some.
@@ -68,14 +68,8 @@ def to_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[st
     """Config and tensors of the official layout in vLLM's."""
     heads, layers = counted(tensors, Path())
     vocab, hidden = tensors[f"0.{layers}.weight"].shape
-    renamed = {}
-    for name, value in tensors.items():
-        if block := re.fullmatch(r"(\d+)\.(\d+)\.linear\.(weight|bias)", name):
-            renamed[f"blocks.{block[1]}.layers.{block[2]}.{block[3]}"] = value
-        elif head := HEAD.fullmatch(name):
-            renamed[f"lm_heads.{head[1]}.weight"] = value
-        else:
-            renamed[name] = value
+    blocks = {re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name): value for name, value in tensors.items()}
+    renamed = {HEAD.sub(r"lm_heads.\1.weight", name): value for name, value in blocks.items()}
     kept = {k: v for k, v in config.items() if k == "base_model_name_or_path"}
     sizes = {"hidden_size": hidden, "vocab_size": vocab, "truncated_vocab_size": vocab}
     return kept | sizes | {
@@ -93,20 +87,12 @@ def from_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[
     if "token_map" in tensors or config.get("truncated_vocab_size", config.get("vocab_size")) != config.get("vocab_size"):
         got = f"vocab_size={config.get('vocab_size')}, truncated_vocab_size={config.get('truncated_vocab_size')}"
         raise UserError(f"medusa: got heads with {got}; allowed are heads over the whole vocabulary")
-    renamed = {}
-    for name, value in tensors.items():
-        if block := re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)", name):
-            official = f"{block[1]}.{block[2]}.linear."
-            renamed[official + block[3]] = value
-            if block[3] == "weight" and name.removesuffix("weight") + "bias" not in tensors:
-                renamed[official + "bias"] = value.new_zeros(len(value))
-    heads, layers = counted(renamed, Path())
+    blocks = {re.sub(r"^blocks\.(\d+)\.layers\.(\d+)\.", r"\1.\2.linear.", name): value for name, value in tensors.items()}
     shared = next((tensors[k] for k in ("lm_head.weight", "lm_heads.0.weight") if k in tensors), None)
-    for name, value in tensors.items():
-        if head := re.fullmatch(r"lm_heads\.(\d+)\.weight", name):
-            renamed[f"{head[1]}.{layers}.weight"] = value
-        elif not name.startswith("blocks.") and name != "lm_head.weight":
-            renamed[name] = value
+    heads, layers = counted(blocks, Path())
+    named = {re.sub(r"^lm_heads\.(\d+)\.", rf"\1.{layers}.", k): v for k, v in blocks.items() if k != "lm_head.weight"}
+    no_bias = {re.sub("weight$", "bias", k): v.new_zeros(len(v)) for k, v in named.items() if BLOCK.fullmatch(k)}
+    renamed = no_bias | named
     if config.get("original_lm_head") and shared is not None:
         renamed |= {f"{i}.{layers}.weight": shared for i in range(heads)}
     sizes = {"medusa_num_heads": heads, "medusa_num_layers": layers}

@@ -22,21 +22,21 @@ PREFIXES: Mapping[str, Mapping[str, str]] = {
     "eagle": {"fc.": "fusion_fc.", "layers.0.": "transformer."},
     "eagle3": {"midlayer.": "layers.0."},
 }
-"""How names begin in the original layout, and here."""
+"""The beginnings of names in the original layout, and here."""
 LEFT_OUT: Mapping[str, Sequence[str]] = {"eagle": (EMBEDDING,), "eagle3": ()}
 """Tensors of the original layout that have no place here."""
 ARCHITECTURES = {"eagle": ("EagleSpeculator", "LlamaForCausalLM"), "eagle3": ("Eagle3Speculator", "LlamaForCausalLMEagle3")}
-"""What configs call the network here, and in the original layout."""
+"""The network's name in configs here, and in the original layout."""
 VERSIONS = {"eagle": "0.1.0", "eagle3": "0.2.0"}
 """Of the library, whose layout is written; later versions have no EAGLE-1."""
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 FIELDS = ("draft_vocab_size", "norm_before_residual", "target_hidden_size", LAYER_IDS)
-"""What EAGLE-3's config says outside the layer's; the original layout has it all in one."""
+"""The entries of EAGLE-3's config outside the layer's; the original layout has it all in one."""
 TYPES: Mapping[str, Any] = {
     "draft_vocab_size": int | None, "target_hidden_size": int | None, "norm_before_residual": bool | None, "bias": bool,
     "fusion_bias": bool, LAYER_IDS: list[int] | None,
 }  # fmt: skip
-"""What entries are, in either layout, where they are there."""
+"""The types of entries, in either layout, where they are there."""
 UNSUPPORTED = ("layernorms", "norm_before_fc", "fc_norm", "norm_output")
 """Flags of networks that differ from the published methods, in either layout."""
 HARMLESS = ("fusion_bias", "norm_before_residual", "embed_requires_grad", "tie_word_embeddings", "use_cache", "return_dict")

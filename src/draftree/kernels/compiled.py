@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 
 from numba import njit
 from numba.core import event
+from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., object])
+Array = NDArray[Any]
 
 OURS = __name__.partition(".")[0]
 COMPILING = "draftree: compiling for this machine, once after the installation; it takes about 10 s"

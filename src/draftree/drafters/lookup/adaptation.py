@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.drafters.lookup.ngram_build import Run, contexts, summed
-from draftree.drafters.lookup.ngrams import Array, Table, stored_at
+from draftree.drafters.lookup.ngram_build import Counts, contexts, joined, summed
+from draftree.drafters.lookup.ngrams import Table, stored_at
 from draftree.drafters.lookup.suffix_array import context_of
-from draftree.kernels.compiled import compiled
+from draftree.kernels.compiled import Array, compiled
 from draftree.tree import Floats, Ints
 
 
@@ -38,12 +38,14 @@ class Increments(NamedTuple):
 
     def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Increments":
         """With the increments of finished texts; more than `most` of one n-gram make no difference to its weight."""
-        runs = [Run(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
+        runs = [Counts(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
         for text in texts:
             times = text.times[n - 1 :]
             there = times > 0
-            runs.append(Run(contexts(text.tokens, n, width)[there], text.tokens[n - 1 :][there], times[there].astype(np.int64)))
-        run = summed(Run(*(np.concatenate(column) for column in zip(*runs, strict=True))), n, width)
+            runs.append(
+                Counts(contexts(text.tokens, n, width)[there], text.tokens[n - 1 :][there], times[there].astype(np.int64))
+            )
+        run = summed(joined(runs), n, width)
         context, start = np.unique(run.context, return_index=True)
         start = np.append(start, len(run.token)).astype(np.int64)
         widest = int(np.diff(start).max(initial=0))
@@ -51,63 +53,31 @@ class Increments(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """A row's text with the increments of its n-grams, and an index of their contexts.
+    """A row's text with the increments of its n-grams.
+
+    Nothing is indexed: a lookup scans the text, which takes 6 µs at 10,000 tokens.
 
     Attributes:
         tokens: [T] the text, the root at its end.
         times: [T] how many increments the n-gram got that ends here.
-        heads: [power of 2] the last place of each bucket of contexts, −1 for none.
-        before: [T] the place before this one in its bucket.
     """
 
     tokens: Ints
     times: Array
-    heads: Array
-    before: Array
 
     @classmethod
     def empty(cls) -> "Adapted":
-        none = np.zeros(0, np.int32)
-        return cls(np.zeros(0, np.int64), none, np.full(256, -1, np.int32), none)
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.int32))
 
-    def plus(self, tokens: Ints, n: int) -> "Adapted":
-        """With further tokens behind, and no increments for them yet. The arrays here stay as they are."""
-        old, new = len(self.tokens), len(tokens)
-        text = np.concatenate((self.tokens, tokens))
-        before = np.concatenate((self.before, np.full(new, -1, np.int32)))
-        times = np.concatenate((self.times, np.zeros(new, np.int32)))
-        if len(text) > len(self.heads):
-            heads = np.full(1 << (2 * len(text)).bit_length(), -1, np.int32)
-            index(text, heads, before, 0, n)
-        else:
-            heads = self.heads.copy()
-            index(text, heads, before, old, n)
-        return Adapted(text, times, heads, before)
+    def plus(self, tokens: Ints) -> "Adapted":
+        """With further tokens behind, and no increments for them yet."""
+        return Adapted(np.append(self.tokens, tokens), np.append(self.times, np.zeros(len(tokens), np.int32)))
 
     def incremented(self, since: int, n: int) -> "Adapted":
         """With one increment more for each n-gram that lies behind place `since` (Algorithm 2, lines 2-13)."""
         times = self.times.copy()
         times[max(0, since) + n - 1 :] += 1
         return self._replace(times=times)
-
-
-@compiled
-def bucket(text: Ints, at: int, n: int, size: int) -> int:
-    """Of the context before place `at`; `size` is a power of 2."""
-    mixed = np.uint64(0)
-    for i in range(at - n + 1, at):
-        mixed = (mixed ^ np.uint64(text[i])) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    return int(mixed & np.uint64(size - 1))
-
-
-@compiled
-def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
-    """Enters the contexts of the places from `start` on."""
-    for at in range(max(start, n - 1), len(text)):
-        slot = bucket(text, at, n, len(heads))
-        before[at] = heads[slot]
-        heads[slot] = at
 
 
 @compiled
@@ -138,33 +108,38 @@ def _earlier(memory: Increments, context: Ints, width: int, tokens: Ints, times:
 def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -> int:
     """Adds the increments of the row's own text."""
     n = len(context) + 1
-    at = text.heads[bucket(context, n - 1, n, len(text.heads))]
-    while at >= 0:
-        same = text.times[at] > 0
-        for i in range(n - 1):
-            same = same and text.tokens[at - n + 1 + i] == context[i]
-        if same:
+    for at in range(len(text.tokens) - 1, n - 2, -1):
+        same = n - 2
+        while same >= 0 and text.tokens[at - n + 1 + same] == context[same]:
+            same -= 1
+        if same < 0 and text.times[at] > 0:
             found = _added(tokens, times, found, text.tokens[at], text.times[at])
-        at = text.before[at]
     return found
+
+
+class Weighting(NamedTuple):
+    """The numbers by which n-grams are looked up and adapted.
+
+    Attributes:
+        n: tokens of an n-gram.
+        width: bits of an id.
+        top: successors of a context that are read from the table.
+        increment: added to a weight for each time it is seen (Algorithm 2).
+        cap: the most that a weight grows to.
+    """
+
+    n: int
+    width: int
+    top: int
+    increment: float
+    cap: float
 
 
 @compiled
 def successors(
-    table: Table,
-    memory: Increments,
-    text: Adapted,
-    frontier: Ints,
-    tokens: Ints,
-    parents: Ints,
-    k: int,
-    n: int,
-    width: int,
-    top: int,
-    increment: float,
-    cap: float,
+    table: Table, memory: Increments, text: Adapted, frontier: Ints, tokens: Ints, parents: Ints, k: int, by: Weighting
 ) -> tuple[Ints, Floats]:
-    """What may follow nodes of one row.
+    """The likeliest tokens after nodes of one row.
 
     The weight of an n-gram is its share in the table (0 if it is not there) plus its increments, at most `cap` if it has
     any; q is its weight divided by those of all, what the table has pruned included.
@@ -173,15 +148,12 @@ def successors(
         frontier: [F] nodes.
         tokens, parents: [N] of the tree.
         k: likeliest successors wanted.
-        n: tokens of an n-gram.
-        width: bits of an id.
-        top: successors of a context that are read from the table.
-        increment, cap: Algorithm 2.
 
     Returns:
         [F, K] tokens and log q, the likeliest first, of equals the lower id; −∞ behind the last.
     """
     found_tokens, log_q = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)
+    n, width, top, increment, cap = by
     most = min(top, len(table.share)) + memory.widest + len(text.tokens)
     weights = np.empty(most)
     ids, times = np.empty(most, np.int64), np.empty(most, np.int64)

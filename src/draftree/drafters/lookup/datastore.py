@@ -1,4 +1,4 @@
-"""What drafters share that search a datastore: a folder built from a corpus, with a note of what it is and for whom.
+"""Drafters that search a datastore: a folder built from a corpus, with a note of what it is and for whom.
 
 The note is the entry of the folder's `config.json` that is ours, as a trained drafter has one. Token ids mean nothing
 without the tokenizer they come from, so the note has a hash of it, and no other tokenizer's datastore is opened.
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from draftree.boundary.files import Entries
 from draftree.drafters.base import Method
 from draftree.errors import UserError
-from draftree.formats.checkpoint import CONFIG, about
+from draftree.formats.checkpoint import CONFIG, Checkpoint
 from draftree.models.target import Target
 from draftree.tree import Ints
 
@@ -79,14 +79,14 @@ class Stored(Method):
 
 
 def note(folder: Path) -> dict[str, Any]:
-    """What a datastore says of itself; it has a `drafter`.
+    """The note of a datastore; it has a `drafter`.
 
     Raises:
         UserError: it is not a datastore.
     """
     if not folder.is_dir():
         raise UserError(f"datastore '{folder}' does not exist: a folder was expected that draftree datastore build has made")
-    said = about(folder)
+    said = Checkpoint.at(folder).about
     if "drafter" not in said or "tokenizer" not in said:
         raise UserError(f"'{folder}' is not a datastore: its config.json does not say of which drafter and tokenizer")
     return said

@@ -3,18 +3,20 @@
 import json
 import os
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftree.drafters.lookup.ngrams import BLOCK, FULL, HEADER, Array, Grams, check, kinds, table_of, width_of
+from draftree.boundary.knobs import Knobs, knob
+from draftree.drafters.lookup.ngrams import BLOCK, FULL, HEADER, Grams, check, kinds, table_of, width_of
 from draftree.errors import UserError
+from draftree.kernels.compiled import Array
 from draftree.tree import Ints
 
 PIECE = 1 << 22
@@ -23,12 +25,17 @@ EVERY = 1024
 """Of a sorted run, every so-manieth context is looked at to cut runs into ranges of equal size."""
 
 
-class Run(NamedTuple):
+class Counts(NamedTuple):
     """Distinct n-grams in the order of context and token: three arrays [S] of one length."""
 
     context: Array
     token: Array
     times: Array
+
+
+def joined(runs: Iterable[Counts]) -> Counts:
+    """Runs one behind the other, in no order."""
+    return Counts(*(np.concatenate(column) for column in zip(*runs, strict=True)))
 
 
 def contexts(text: Ints, n: int, width: int) -> Array:
@@ -40,7 +47,7 @@ def contexts(text: Ints, n: int, width: int) -> Array:
     return found
 
 
-def summed(run: Run, n: int, width: int) -> Run:
+def summed(run: Counts, n: int, width: int) -> Counts:
     """The run in order, equal n-grams added up."""
     if n * width <= 64:
         order = np.argsort(run.context << np.uint64(width) | run.token.astype(np.uint64))
@@ -51,12 +58,12 @@ def summed(run: Run, n: int, width: int) -> Run:
     new[1:] = (context[1:] != context[:-1]) | (token[1:] != token[:-1])
     starts = np.flatnonzero(new)
     count = np.add.reduceat(run.times[order], starts) if starts.size else run.times[:0]
-    return Run(context[starts], token[starts], count)
+    return Counts(context[starts], token[starts], count)
 
 
 @dataclass(frozen=True)
-class GramSettings:
-    """How a table is built.
+class GramSettings(Knobs):
+    """The settings of a table's build.
 
     Attributes:
         n: tokens of an n-gram, 2 to 4.
@@ -66,10 +73,10 @@ class GramSettings:
         piece: n-grams sorted at a time.
     """
 
-    n: int
-    vocab: int
-    top: int = 12
-    threshold: int = 1
+    n: int = knob(least=2, most=4)
+    vocab: int = knob(least=1)
+    top: int = knob(12, least=0)
+    threshold: int = knob(1, least=0)
     piece: int = PIECE
 
     @property
@@ -95,17 +102,18 @@ def build(documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Cal
         UserError: there is not one n-gram in the corpus, or an id is not below the vocabulary.
     """
     check(plan.n, plan.vocab)
-    seen = Seen()
+    read = Counter(documents=0, tokens=0, grams=0)
     with tempfile.TemporaryDirectory(dir=folder) as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
         work = Threads(pool, plan, Path(scratch), tell)
-        runs = list(work.ordered(work.sorted, _pieces(documents, plan, seen), "sorting piece {}"))
-        if not seen.grams:
-            raise UserError(f"the corpus is empty: none of {seen.documents:,} documents has {plan.n} tokens")
-        with closing(TableWriter(folder, plan)) as out:
-            ranges = _ranges(runs, plan)
+        runs = list(work.ordered(work.sorted, _pieces(documents, plan, read), "sorting piece {}"))
+        if not read["grams"]:
+            raise UserError(f"the corpus is empty: none of {read['documents']:,} documents has {plan.n} tokens")
+        ranges = _ranges(runs, plan)
+        with ExitStack() as files:
+            out = TableWriter(folder, plan, files)
             for rows in work.ordered(work.merged, ((runs, r) for r in ranges), f"merging part {{}} of {len(ranges)}"):
                 out.write(rows)
-    return asdict(seen) | out.finish()
+    return dict(read) | out.finish()
 
 
 def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
@@ -117,44 +125,37 @@ def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
     return Grams(table, plan.n, plan.vocab)
 
 
-@dataclass
-class Seen:
-    """What was read of a corpus."""
+def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -> Iterator[Counts]:
+    """The corpus's n-grams, a number of documents at a time (a long one in parts), each counted once.
 
-    documents: int = 0
-    tokens: int = 0
-    grams: int = 0
-
-
-def _pieces(documents: Iterable[Ints], plan: GramSettings, seen: Seen) -> Iterator[Run]:
-    """The corpus's n-grams, a number of documents at a time (a long one in parts), each counted once."""
-    waiting: list[tuple[Array, Array]] = []
+    Args:
+        documents: of the corpus.
+        plan: of the build.
+        read: counts what was read.
+    """
+    waiting = list[Counts]()
     size = 0
     for document in documents:
-        seen.documents += 1
-        seen.tokens += len(document)
+        read.update(documents=1, tokens=len(document))
         ids = np.asarray(document)
         if ids.size and not 0 <= ids.min() <= ids.max() < plan.vocab:
-            raise UserError(f"document {seen.documents} has token {ids.max()}, allowed are 0 … {plan.vocab - 1}")
+            raise UserError(f"document {read['documents']} has token {ids.max()}, allowed are 0 … {plan.vocab - 1}")
         for start in range(0, max(0, len(ids) - plan.n + 1), plan.piece):
             part = ids[start : start + plan.piece + plan.n - 1]
-            waiting.append((contexts(part, plan.n, plan.width), part[plan.n - 1 :].astype(np.uint32)))
-            size += len(waiting[-1][1])
-            seen.grams += len(waiting[-1][1])
+            grams = len(part) - plan.n + 1
+            token = part[plan.n - 1 :].astype(np.uint32)
+            waiting.append(Counts(contexts(part, plan.n, plan.width), token, np.ones(grams, np.int64)))
+            size += grams
+            read.update(grams=grams)
             if size >= plan.piece:
-                yield _joined(waiting)
+                yield joined(waiting)
                 waiting, size = [], 0
     if size:
-        yield _joined(waiting)
-
-
-def _joined(parts: Sequence[tuple[Array, Array]]) -> Run:
-    context, token = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Run(context, token, np.ones(len(token), np.int64))
+        yield joined(waiting)
 
 
 class TablePart(NamedTuple):
-    """What is stored of a range of contexts: [C] contexts and how many successors each has, [S] tokens and shares."""
+    """A range of contexts as it is stored: [C] contexts and how many successors each has, [S] tokens and shares."""
 
     context: Array
     size: Array
@@ -190,7 +191,7 @@ class Threads:
         while waiting:
             yield waiting.popleft().result()
 
-    def sorted(self, run: Run) -> "SortedRun":
+    def sorted(self, run: Counts) -> "SortedRun":
         """A sorted run on disk."""
         made = summed(run, self.plan.n, self.plan.width)
         files = []
@@ -202,10 +203,10 @@ class Threads:
         return SortedRun(files, made.context[::EVERY].copy())
 
     def merged(self, job: tuple[Sequence["SortedRun"], tuple[int, int | None]]) -> TablePart:
-        """What is stored of the contexts in a range."""
+        """The contexts in a range as they are stored."""
         runs, (low, high) = job
-        joined = Run(*(np.concatenate(column) for column in zip(*(run.part(low, high) for run in runs), strict=True)))
-        return kept(summed(joined, self.plan.n, self.plan.width), self.plan)
+        whole = joined(run.part(low, high) for run in runs)
+        return likeliest(summed(whole, self.plan.n, self.plan.width), self.plan)
 
 
 class SortedRun(NamedTuple):
@@ -214,12 +215,12 @@ class SortedRun(NamedTuple):
     files: Sequence[tuple[str, Any]]
     sample: Array
 
-    def part(self, low: int, high: int | None) -> Run:
+    def part(self, low: int, high: int | None) -> Counts:
         """The contexts of a range. Only for so long is anything mapped, so that no more of it lies in memory."""
         maps = [np.memmap(file, kind, "r") for file, kind in self.files]
         start = int(np.searchsorted(maps[0], np.uint64(low)))
         end = len(maps[0]) if high is None else int(np.searchsorted(maps[0], np.uint64(high)))
-        return Run(*(np.array(column[start:end]) for column in maps))
+        return Counts(*(np.array(column[start:end]) for column in maps))
 
 
 def _ranges(runs: Sequence[SortedRun], plan: GramSettings) -> list[tuple[int, int | None]]:
@@ -229,7 +230,7 @@ def _ranges(runs: Sequence[SortedRun], plan: GramSettings) -> list[tuple[int, in
     return list(zip([0, *cuts], [*cuts, None], strict=True))
 
 
-def kept(run: Run, plan: GramSettings) -> TablePart:
+def likeliest(run: Counts, plan: GramSettings) -> TablePart:
     """The likeliest successors of each context, of equally likely ones the lower id first."""
     new = np.ones(len(run.context), np.bool_)
     new[1:] = run.context[1:] != run.context[:-1]
@@ -250,16 +251,11 @@ def kept(run: Run, plan: GramSettings) -> TablePart:
 class TableWriter:
     """A table being written, range by range."""
 
-    def __init__(self, folder: Path, plan: GramSettings) -> None:
+    def __init__(self, folder: Path, plan: GramSettings, files: ExitStack) -> None:
         self.folder, self.plan, self.distinct = folder, plan, 0
         self.kinds = kinds(plan.n, plan.vocab, plan.top or FULL)
         self.first = np.zeros(plan.vocab + 1, np.int64)
-        self.files = {name: open(folder / f"{name}.bin", "wb") for name in self.kinds}  # noqa: SIM115
-
-    def close(self) -> None:
-        """Closes the files."""
-        for file in self.files.values():
-            file.close()
+        self.files = {name: files.enter_context(open(folder / f"{name}.bin", "wb")) for name in self.kinds}  # noqa: SIM115
 
     def write(self, rows: TablePart) -> None:
         """Adds a range behind those before."""

@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftree.boundary.files import Entries, read_object
 from draftree.errors import UserError, shown
-from draftree.kernels.compiled import compiled
+from draftree.kernels.compiled import Array, compiled
 from draftree.tree import Floats, Ints
 
-Array = NDArray[Any]
 HEADER = "ngrams.json"
 BLOCK = 64
 """Contexts between two running sums."""
 FULL = 65535
-"""What a share of 1 is stored as."""
+"""The number that stands for a share of 1."""
 
 
 def width_of(vocab: int) -> int:
@@ -78,7 +76,7 @@ class Grams:
     vocab: int
 
     def __len__(self) -> int:
-        """How many n-grams are stored."""
+        """The number of n-grams stored."""
         return len(self.table.share)
 
     @classmethod
@@ -116,7 +114,7 @@ class Grams:
 
 
 def _fit(table: Table, vocab: int) -> bool:
-    """Whether arrays are as long as each other says; what they hold is looked at where it is used."""
+    """True where arrays are as long as each other says; what they hold is looked at where it is used."""
     contexts, stored = len(table.size), len(table.share)
     sums = ((table.first, vocab, contexts), (table.sums, -(-contexts // BLOCK), stored))
     return (
@@ -157,7 +155,7 @@ def kinds(n: int, vocab: int, most: int) -> dict[str, str]:
 
 @compiled
 def placed_at(table: Table, context: Ints, width: int) -> int:
-    """Which context of the table it is, −1 for none."""
+    """The number of a context in the table, −1 for none."""
     if context[0] >= len(table.first) - 1:
         return -1
     low, end = table.first[context[0]], table.first[context[0] + 1]

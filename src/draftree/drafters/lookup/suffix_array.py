@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftree.kernels.compiled import compiled
+from draftree.kernels.compiled import Array, compiled
 from draftree.tree import Floats, Ints
-
-Array = NDArray[Any]
 
 SEPARATOR = 2**32 - 1
 """Stands behind every document."""
@@ -79,7 +77,7 @@ def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
 
 @compiled
 def _before(tokens: Array, place: Any, query: Ints, whole: bool) -> bool:
-    """Whether the suffix at a place comes before a query; of those that begin with it do, if `whole`, all that go on."""
+    """True where the suffix at a place comes before a query; of those that begin with it do, if `whole`, all that go on."""
     for j in range(len(query)):
         if not 0 <= place + j < len(tokens):  # behind the end, or in a broken file
             return True
@@ -105,7 +103,7 @@ def _first(tokens: Array, suffixes: Array, query: Ints, whole: bool) -> int:
 
 @compiled
 def search(tokens: Array, suffixes: Array, context: Ints, longest: int, shortest: int) -> tuple[int, int, int]:
-    """Where the longest end of a context stands in the corpus with something behind it.
+    """Finds the longest end of a context that stands in the corpus with something behind it.
 
     Where an end stands, shorter ones stand too, so that its length is found by halving.
 
@@ -182,7 +180,7 @@ def _runs(rows: Ints, depth: int, begin: Ints, end: Ints, layer: int, size: int)
 
 @compiled
 def _most_frequent(count: Ints, k: int) -> Ints:
-    """Which are the k largest, in their own order; of equals the first."""
+    """The places of the k largest, in their own order; of equals the first."""
     return np.sort(np.argsort(-count, kind="mergesort")[:k])
 
 

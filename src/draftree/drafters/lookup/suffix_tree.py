@@ -23,6 +23,8 @@ from draftree.tree import MAX_NODES, Floats, Ints
 Shorts = NDArray[np.int32]
 Occurrences = tuple[Shorts, Shorts]
 """Places where a match ends, and how many tokens match there; longest first."""
+Draft = tuple[Shorts, Floats]
+"""[M, 2] tokens and their parents (−1 for the pattern itself), and [M] q of each given its parent."""
 
 END = -1
 """Stands behind every document of the memory."""
@@ -31,7 +33,7 @@ BLOCKS = 8
 
 
 class Limits(NamedTuple):
-    """What a draft may be.
+    """Bounds of a draft.
 
     Attributes:
         longest: pattern in tokens.
@@ -127,7 +129,7 @@ def by_context(tokens: Shorts, longest: int) -> Shorts:
 
 @compiled
 def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
-    """Where the end of a text stands in it before: the longest matches, the latest of equals first.
+    """The places before where the end of a text stands in it: the longest matches, the latest of equals first.
 
     Args:
         text: of which the first `end` tokens count.
@@ -168,7 +170,7 @@ def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrence
 
 @compiled
 def compare(tokens: Shorts, start: int, place: int, text: Shorts, end: int, most: int) -> tuple[int, int]:
-    """How many tokens backwards from a place are those of the text's end, and whether the next is less, none, or more."""
+    """The number of tokens backwards from a place that are the text's end; the sign of the next, 0 where there is none."""
     for n in range(min(most, end)):
         here = tokens[place - n] if place - n >= start else END - 1
         if here != text[end - 1 - n]:
@@ -178,7 +180,7 @@ def compare(tokens: Shorts, start: int, place: int, text: Shorts, end: int, most
 
 @compiled
 def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurrences:
-    """Where the end of a text stands in the memory: the longest matches, of equals those of later blocks first."""
+    """The places where the end of a text stands in the memory: the longest matches, of equals those of later blocks first."""
     tokens, order, most, found = memory.tokens, memory.order, limits.longest, 0
     blocks = len(memory.blocks) - 1
     places, lengths = np.empty(blocks * limits.places, np.int32), np.empty(blocks * limits.places, np.int32)
@@ -303,17 +305,14 @@ def best_of(
 
 
 @compiled
-def draft(text: Shorts, end: int, memory: Outputs, limits: Limits) -> tuple[Shorts, Floats]:
+def draft(text: Shorts, end: int, memory: Outputs, limits: Limits) -> Draft:
     """The draft behind a text: of all lengths of its last tokens, in itself and in the memory, the one of the largest score.
 
-    Of equal scores that of the longer pattern wins, and the text before the memory.
+    Of equal scores that of the longer pattern wins, and the text before the memory. Siblings stand by falling q, the lower
+    token of equals first.
 
     Args:
         text: of which the first `end` tokens count.
-
-    Returns:
-        [M, 2] tokens and their parents, and [M] q of each given its parent; siblings by falling q, the lower token of
-        equals first.
     """
     none, shares = np.empty((0, 2), np.int32), np.empty(0)
     nodes, shares, score = best_of(text, end, in_text(text, end, limits), limits, none, shares, 0.0)
@@ -333,16 +332,7 @@ def child(nodes: Shorts, node: int, token: int) -> int:
 
 @compiled
 def children(
-    text: Shorts,
-    end: int,
-    nodes: Shorts,
-    shares: Floats,
-    parents: Ints,
-    tokens: Ints,
-    frontier: Ints,
-    k: int,
-    memory: Outputs,
-    limits: Limits,
+    text: Shorts, end: int, drafted: Draft, parents: Ints, tokens: Ints, frontier: Ints, k: int, memory: Outputs, limits: Limits
 ) -> tuple[Ints, Floats]:
     """Up to K candidates [F, K] and their log q after the frontier's nodes of one root.
 
@@ -350,7 +340,7 @@ def children(
 
     Args:
         text: up to the root, which is token `end` − 1; behind it there is room for the deepest path.
-        nodes, shares: the draft behind the root.
+        drafted: the draft behind the root.
         parents: [N] of the tree.
         tokens: [N] of the tree.
     """
@@ -362,15 +352,16 @@ def children(
         node = below
         for i in range(depth - 1, -1, -1):
             text[end + i], node = tokens[node], parents[node]
-        its_nodes, its_shares, at = nodes, shares, -1
+        nodes, shares = drafted
+        at = -1
         for i in range(end, end + depth):
-            at = child(its_nodes, at, text[i])
+            at = child(nodes, at, text[i])
             if at < -1:
-                its_nodes, its_shares = draft(text, i + 1, memory, limits)
+                nodes, shares = draft(text, i + 1, memory, limits)
                 at = -1
         rank = 0
-        for i in range(at + 1, len(its_nodes)):
-            if its_nodes[i, 1] == at and rank < k:
-                found[f, rank], log_q[f, rank] = its_nodes[i, 0], np.log(its_shares[i])
+        for i in range(at + 1, len(nodes)):
+            if nodes[i, 1] == at and rank < k:
+                found[f, rank], log_q[f, rank] = nodes[i, 0], np.log(shares[i])
                 rank += 1
     return found, log_q

@@ -1,4 +1,4 @@
-"""What drafters share whose state is the text itself: each row's committed tokens.
+"""Drafters whose state is the text itself: each row's committed tokens.
 
 Shapes: F frontier nodes, K candidates.
 """
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draftree.drafters.base import every, put
+from draftree.drafters.base import put
 from draftree.tree import Floats, Ints, Tree, Verdict
 
 Texts = tuple[Ints, ...]
@@ -24,7 +24,7 @@ def extended(texts: Texts, tree: Tree, verdict: Verdict) -> Texts:
 
 def cut(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
     """The first `lengths[r]` tokens of the texts of some rows, or of all; the others as they are."""
-    return put(texts, every(rows, len(texts)), [t[:n] for t, n in zip(texts, lengths.tolist(), strict=True)])
+    return put(texts, rows, [t[:n] for t, n in zip(texts, lengths.tolist(), strict=True)])
 
 
 def ragged(candidates: Sequence[tuple[Sequence[int] | Ints, Sequence[float] | Floats]], k: int) -> tuple[Ints, Floats]:

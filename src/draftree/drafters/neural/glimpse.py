@@ -10,16 +10,8 @@ from typing import Any, Self, cast, final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import Cache, LlamaConfig, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    repeat_kv,
-    rotate_half,
-)
+from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding, repeat_kv, rotate_half
 
 from draftree.models.architectures import LENGTH_DEPENDENT_ROPE
 from draftree.models.target import Target
@@ -30,7 +22,7 @@ OFFICIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 
 @dataclass(frozen=True)
 class View:
-    """What a draft layer reads of the target.
+    """The part of the target that a draft layer reads.
 
     Attributes:
         layer: the target's, counted from 0.
@@ -123,89 +115,46 @@ class CrossAttention(nn.Module):
 
 
 @final
-class GlimpseLayer(nn.Module):
+class GlimpseLayer(LlamaDecoderLayer):
     """A Llama layer with cross-attention behind its self-attention, on the residual as it is (the official order)."""
 
     def __init__(self, config: LlamaConfig, index: int, view: View | None) -> None:
-        super().__init__()
-        self.self_attn = LlamaAttention(config, index)
+        super().__init__(config, index)
         self.cross_attn = None if view is None else CrossAttention(config, view)
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.index = index
 
     def forward(
         self,
-        states: Tensor,
-        positions: Tensor,
-        turns: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        past: Cache | None,
-        glimpse: Glimpse | None,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
     ) -> Tensor:
-        """[B, n, D]."""
+        """[B, n, D] of states [B, n, D]; transformers hands on `glimpse`, a `Glimpse`, from the call of the model."""
+        states, glimpse = hidden_states, kwargs.get("glimpse")
         own, _ = self.self_attn(
-            self.input_layernorm(states), position_embeddings=turns, attention_mask=mask, past_key_values=past
+            self.input_layernorm(states),
+            position_embeddings=position_embeddings,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
         )
         states = states + own
         if self.cross_attn is not None and glimpse is not None:
-            states = states + self.cross_attn(states, positions, glimpse.kv[self.index], glimpse.visible)
+            states = states + self.cross_attn(states, position_ids, glimpse.kv[self.index], glimpse.visible)
         out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return out
 
 
 @final
-class GlimpseStack(nn.Module):
-    """Embedding, layers and last norm."""
+class GlimpseModel(LlamaForCausalLM):
+    """The network, under the tensor names of the official code."""
 
-    def __init__(self, config: LlamaConfig, views: Sequence[View | None]) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList([GlimpseLayer(config, i, view) for i, view in enumerate(views)])
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary = LlamaRotaryEmbedding(config)
-
-    def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, past: Cache | None, glimpse: Glimpse | None
-    ) -> Tensor:
-        """What the head reads after each token, [B, n, D]."""
-        states = self.embed_tokens(ids)
-        turns = self.rotary(states, positions)
-        for layer in self.layers:
-            states = layer(states, positions, turns, mask, past, glimpse)
-        out: Tensor = self.norm(states)
-        return out
-
-
-@final
-class GlimpseModel(PreTrainedModel):
-    """The network, under the tensor names of the official code, in the form of a transformers model with a cache."""
-
-    config_class = LlamaConfig
-    _supports_sdpa = True
+    _tied_weights_keys = {}  # noqa: RUF012  (whatever a config says, embedding and LM head are two)
 
     def __init__(self, config: LlamaConfig, views: Sequence[View | None]) -> None:
         super().__init__(config)
-        self.model = GlimpseStack(config, views)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.model.layers = nn.ModuleList([GlimpseLayer(config, i, view) for i, view in enumerate(views)])
         cast(Any, self).post_init()  # untyped, as much of transformers is
-
-    def get_output_embeddings(self) -> nn.Linear:
-        head: nn.Linear = self.lm_head
-        return head
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool = True,
-        logits_to_keep: int | Tensor = 0,
-        glimpse: Glimpse | None = None,
-    ) -> CausalLMOutputWithPast:
-        """Logits [B, n, V], or [B, kept, V]; without a mask every token sees those before it."""
-        states = self.model(input_ids, position_ids, attention_mask, past_key_values, glimpse)
-        at = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithPast(logits=self.lm_head(states[:, at]))

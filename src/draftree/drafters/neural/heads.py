@@ -1,19 +1,22 @@
-"""What drafters share that are a row of heads, one for each depth, on the target's last hidden state: Medusa, Hydra.
+"""Drafters that are a row of heads, one for each depth, on the target's last hidden state: Medusa, Hydra.
 
 Shapes: R rows, F frontier nodes, K candidates, B batch, T tokens, M learnt positions, D hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from draftree.drafters.base import Batch
-from draftree.drafters.neural.losses import before
+from draftree.drafters.base import Batch, State, Trainable
+from draftree.drafters.neural.losses import before, kl
 from draftree.drafters.neural.masks import block_starts
-from draftree.models.target import Target
+from draftree.models.target import LAST, Needs, Target
 from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints
 
@@ -66,29 +69,42 @@ def offered(logits: Tensor, heads: int, k: int, drawing: Drawing, rows: Ints, de
     return replace(found, tokens=np.where(beyond, 0, found.tokens), log_q=np.where(beyond, -np.inf, found.log_q))
 
 
-def by_depth(count: int, block: int, phase: int, heads: int) -> Iterator[tuple[int, Tensor]]:
-    """For each depth that has a head, the first positions s of the blocks that reach it; their heads read position s − 1.
+class HeadsDrafter(Trainable[State]):
+    """Drafts each depth with a head of its own, trained on the text's own tokens."""
 
-    A block that begins the text has nothing before it and is left out: decoding begins behind a prompt.
+    needs = Needs(hidden=(LAST,))
 
-    Args:
-        count: T.
-        block: length of a block.
-        phase: how many tokens the first one lacks.
-        heads: how many there are.
-    """
-    start, at = block_starts(count, block, phase), torch.arange(count)
-    for depth in range(min(heads, block)):
-        yield depth, start[(at - start == depth) & (start > 0)]
+    @abstractmethod
+    def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
+        """For each head a function that gives its logits [N, V] from N positions of a text, an index into [B, T]."""
 
+    @abstractmethod
+    def weights(self, head: int) -> tuple[float, float]:
+        """The weights of a head's cross-entropy with the text and of its KL(p‖q) to the target."""
 
-def teacher(whole: Tensor, batch: Batch, distance: int) -> Tensor:
-    """The target's logits for the learnt tokens that stand `distance` behind a position of the text.
+    @final
+    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
+        """Logits [B, T, V]; zeros where there is no head: beyond the last one, and in a block that begins the text."""
+        count = batch.tokens.shape[1]
+        start, at = block_starts(count, block, phase), torch.arange(count)
+        logits = self._like.new_zeros(*batch.tokens.shape, self._target.decoder.vocab)
+        for depth, read in enumerate(self.readers(batch)[:block]):
+            begun = start[(at - start == depth) & (start > 0)]  # decoding begins behind a prompt
+            logits[:, begun + depth] = read((slice(None), begun - 1)).to(logits.dtype)
+        return logits
 
-    Args:
-        whole: [M, V] its logits for all learnt tokens, `batch.target(before(batch.learn))`.
-        batch: the text.
-        distance: at least 1.
-    """
-    reached = torch.arange(batch.tokens.shape[1], device=batch.tokens.device) >= distance - 1
-    return whole[reached.expand_as(batch.learn)[before(batch.learn)]]
+    @final
+    def loss(self, batch: Batch) -> Tensor:
+        """The heads' weighted losses over learnt tokens."""
+        total, learnt = self._like.new_zeros(()), before(batch.learn)
+        whole = batch.target(learnt) if self.weights(0)[1] else None
+        places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.learn)
+        for head, read in enumerate(self.readers(batch)):
+            distance, (text, target) = 2 + head, self.weights(head)
+            at = before(batch.learn, distance)
+            logits = read(at).float()
+            if text:
+                total = total + text * cross_entropy(logits, batch.tokens.roll(-distance, 1)[at], reduction="sum")
+            if whole is not None:  # learnt tokens that have a position so far before them
+                total = total + target * kl(whole[(places > head)[learnt]], logits)
+        return total / batch.count

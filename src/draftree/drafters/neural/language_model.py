@@ -1,4 +1,4 @@
-"""What drafters that are transformers share: a cache of committed tokens, and the nodes fed so far behind them.
+"""Drafters that are transformers: a cache of committed tokens, and the nodes fed so far behind them.
 
 Shapes: R rows, F frontier nodes, V vocabulary, S slots.
 """
@@ -16,13 +16,13 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
 from draftree.boundary.files import filled, understood
-from draftree.drafters.base import every, put
+from draftree.drafters.base import Drafter, every, put
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, one_layer, pretrained
 from draftree.models.feed import Feed
-from draftree.models.target import Needs, Target
+from draftree.models.target import Needs, Taps, Target
 from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
@@ -104,7 +104,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a frontier's nodes lie in one pass.
+    """The places of a frontier's nodes in one pass.
 
     Attributes:
         feed: of each row its pending tokens, if this is the step's first pass, and its nodes of the frontier.
@@ -179,19 +179,7 @@ def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
     """The state with at most `lengths[r]` committed tokens of some rows in the cache, nothing pending there."""
     state.cache.truncate(lengths)
     empty = Decoding.empty(state.cache)
-    return replace(empty, pending=put(state.pending, every(rows, len(lengths)), empty.pending))
-
-
-def read(small: Target, prompts: Sequence[Ints], state: Decoding | None, rows: Ints | None) -> Decoding:
-    """The state of a language model that has read some rows' prompts, going on from what an earlier state has cached."""
-    state = state or Decoding.empty(small.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
-    begun, mine = every(rows, len(prompts)), [prompts[row] for row in every(rows, len(prompts))]
-    if max(map(len, mine)) >= small.decoder.context:  # it never gets to draft: see `propose`
-        rest = tuple(p[n:] for p, n in zip(prompts, state.cache.lengths.tolist(), strict=True))
-        return replace(state, pending=put(state.pending, begun, rest))
-    if any(len(p) > n for p, n in zip(mine, state.cache.lengths[begun].tolist(), strict=True)):
-        small.prefill(state.cache, mine, Needs(), begun)
-    return state
+    return replace(empty, pending=put(state.pending, rows, empty.pending))
 
 
 def no_candidates(nodes: int, k: int) -> Candidates:
@@ -199,14 +187,51 @@ def no_candidates(nodes: int, k: int) -> Candidates:
     return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))
 
 
-@torch.inference_mode()
-def propose(
-    decoder: Decoder, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing
-) -> tuple[Candidates, Decoding]:
-    """Candidates after the frontier's nodes; nothing beyond the context the drafter itself knows."""
-    waiting = np.array([len(p) for p in state.pending])
-    if int((state.cache.lengths + waiting)[tree.row[frontier]].max() + tree.depth[frontier].max()) >= decoder.context:
-        return no_candidates(len(frontier), k), state
-    layout = lay_out(state, tree, frontier, decoder.device)
-    logits = layout.pick(decoder.forward(state.cache, layout.feed))
-    return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), replace(state, fed=layout.fed)
+class CachingDrafter(Drafter[Decoding]):
+    """Drafts with a transformer that has a cache of its own, and nothing beyond the context that it knows.
+
+    Attributes:
+        decoder: the transformer.
+    """
+
+    decoder: Decoder
+    expands_paths = True
+
+    @torch.inference_mode()
+    def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
+        waiting = np.array([len(p) for p in state.pending])
+        lengths = (state.cache.lengths + waiting)[tree.row[frontier]]
+        if int(lengths.max() + tree.depth[frontier].max()) >= self.decoder.context:
+            return no_candidates(len(frontier), k), state
+        layout = lay_out(state, tree, frontier, self.decoder.device)
+        logits = layout.pick(self.decoder.forward(state.cache, layout.feed))
+        return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), replace(state, fed=layout.fed)
+
+    def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
+        return rewind(state, lengths, rows)
+
+
+class LanguageModelDrafter(CachingDrafter):
+    """Drafts with a causal language model that reads the text alone, nothing of the target.
+
+    Attributes:
+        small: the model, driven as a target is, because it is fed just like one.
+    """
+
+    small: Target
+
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
+    ) -> Decoding:
+        """The state once the rows that begin were read, as far as they are not cached."""
+        state = state or Decoding.empty(self.small.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
+        begun, mine = every(rows, len(prompts)), [prompts[row] for row in every(rows, len(prompts))]
+        if max(map(len, mine)) >= self.decoder.context:  # it never gets to draft: see `expand`
+            rest = tuple(p[n:] for p, n in zip(prompts, state.cache.lengths.tolist(), strict=True))
+            return replace(state, pending=put(state.pending, begun, rest))
+        if any(len(p) > n for p, n in zip(mine, state.cache.lengths[begun].tolist(), strict=True)):
+            self.small.prefill(state.cache, mine, Needs(), begun)
+        return state
+
+    def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
+        return keep_path(state, tree, verdict)

@@ -24,7 +24,7 @@ OTHERS = ("architectures", "model_type", "transformers_version", "torch_dtype", 
 """Entries of a published config that no network depends on."""
 
 
-def like(config: PreTrainedConfig, **changes: Any) -> LlamaConfig:
+def like(config: PreTrainedConfig) -> LlamaConfig:
     """A Llama config of one layer with the sizes and the rope of a target, whatever its architecture."""
     values = {k: v for k in SIZES if (v := getattr(config, k, None)) is not None}
     values.setdefault("intermediate_size", 4 * config.hidden_size)
@@ -32,7 +32,7 @@ def like(config: PreTrainedConfig, **changes: Any) -> LlamaConfig:
     rope.pop("partial_rotary_factor", None)  # a Llama's keys are rotated whole
     theta = rope.get("rope_theta", 10000.0)
     plain = {"rope_type": "default", "rope_theta": theta if isinstance(theta, (int, float)) else 10000.0}
-    return of_values(values | {"rope_parameters": rope if rope.get("rope_type") in ("linear", "llama3") else plain} | changes)
+    return of_values(values | {"rope_parameters": rope if rope.get("rope_type") in ("linear", "llama3") else plain})
 
 
 def of_values(values: Mapping[str, Any]) -> LlamaConfig:
@@ -66,7 +66,7 @@ def published(config: LlamaConfig, architecture: str) -> dict[str, Any]:
 
 
 def stores(config: LlamaConfig) -> LayerShape:
-    """What a layer of a config stores for a token."""
+    """The shape of what a layer of a config stores for a token."""
     heads, width = config.num_key_value_heads, config.head_dim
     assert heads is not None
     assert width is not None

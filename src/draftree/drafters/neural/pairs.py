@@ -1,4 +1,4 @@
-"""What drafters share that go on from the target's features: EAGLE, EAGLE-3, MTP.
+"""Drafters that go on from the target's features: EAGLE, EAGLE-3, MTP.
 
 They read pairs (f_t, x_{t+1}) at position t: what the target made of token t, and the token that follows it. The output of
 pair t stands for the target's feature of x_{t+1}, and is fed back as a feature where the true one is not known yet.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
-from draftree.drafters.base import Batch, Trainable, every, put
+from draftree.drafters.base import Batch, Trainable, put
 from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, lay_out, rewind
 from draftree.drafters.neural.masks import additive, block_starts
 from draftree.models.cache import LayerShape, SlotCache
@@ -97,7 +97,7 @@ class PairDrafter(Trainable[Pairs]):
         self._remember(state, taps)
         cache = state.decoding.cache
         unread = [p[n + 1 :] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
-        rest = put((NOTHING,) * len(prompts), every(rows, len(prompts)), unread)
+        rest = put((NOTHING,) * len(prompts), rows, unread)
         self._read(state, rest, np.arange(len(rest)))
         for row, tokens in enumerate(rest):
             cache.keep(row, cache.lengths[row] + np.arange(len(tokens)))
@@ -191,7 +191,7 @@ class PairDrafter(Trainable[Pairs]):
         cuts = sorted({max(int(s), 1) for s in block_starts(count, block, phase)})  # no pair stands before the first token
         ends = [*cuts[1:], count]
         cache, at = DynamicCache(), torch.arange(1, count)
-        features = self.model.fuse({k: h.to(self._like.dtype) for k, h in batch.hidden.items()})
+        features = self._features(batch)
         out = self._train_pass(batch.tokens[:, 1:], features[:, :-1], at - 1, at[None, :] <= at[:, None], cache)
         states = features.new_zeros(rows, count, self.model.width)
         states[:, cuts] = out[:, [s - 1 for s in cuts]].to(states.dtype)  # autocast's outputs are narrower than features
@@ -212,6 +212,10 @@ class PairDrafter(Trainable[Pairs]):
         mask = additive(visible[None, None].to(features.device), features.dtype)
         out: Tensor = self.model(tokens, features, positions.to(features.device).expand(len(tokens), -1), mask, cache)
         return out
+
+    def _features(self, batch: Batch) -> Tensor:
+        """[B, T, D] the true ones; the target's may be half precision."""
+        return self.model.fuse({layer: h.to(self._like.dtype) for layer, h in batch.hidden.items()})
 
     def aligned(self, batch: Batch, features: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs after each token as decoding has them 0, 1, … steps behind the last true feature.
