@@ -147,7 +147,7 @@ class ADEDDrafter(Drafter[ADEDState]):
 
     def _read(self, text: Ints, shared: int) -> Adapted:
         """A prompt and its root; what was read of it before is in the memory."""
-        row = Adapted.empty().plus(text)
+        row = Adapted.empty().plus(text, self.grams.n)
         if self.knobs.adapt and self.knobs.prompt:
             row = row.incremented(max(0, shared - self.grams.n + 1), self.grams.n)
         return self._stepped(row)
@@ -173,7 +173,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         for root in range(tree.roots):  # the root is in the text already; the bonus is the next one
             new = np.append(tree.tokens[verdict.paths[root]], verdict.bonus[root])
             row = int(tree.row[root])
-            rows[row] = self._stepped(rows[row].plus(new))
+            rows[row] = self._stepped(rows[row].plus(new, self.grams.n))
         return replace(state, rows=tuple(rows))
 
     def truncate(self, state: ADEDState, lengths: Ints, rows: Ints | None = None) -> ADEDState:
