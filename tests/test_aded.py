@@ -269,16 +269,16 @@ def test_weights_are_those_of_algorithm_2_over_a_session(
             text += [*written, 1]
             matrix.adjust(text, window)
         for context in np.ndindex(*[4] * (n - 1)):
-            got = after(drafter, replace(state, rows=(_with_text(state.rows[0], context),)), context[-1:])
+            got = after(drafter, replace(state, rows=(_with_text(state.rows[0], context, n),)), context[-1:])
             assert got == pytest.approx(matrix.q(context), abs=2e-4)
             rounding = 4 * 0.5 / 65535  # of four shares stored in 16 bits
             assert not got or sum(got.values()) == pytest.approx(1.0, rel=0, abs=rounding + 1e-9), "renormalised"
         state = drafter.carry(state)
 
 
-def _with_text(row: Adapted, context: tuple[int, ...]) -> Adapted:
+def _with_text(row: Adapted, context: tuple[int, ...], n: int) -> Adapted:
     """The row as if its text ended with a context, with no increments for it."""
-    return row.plus(np.array(context))
+    return row.plus(np.array(context), n)
 
 
 def test_an_earlier_state_stays_as_it_was() -> None:
@@ -291,7 +291,7 @@ def test_an_earlier_state_stays_as_it_was() -> None:
     assert [r.tokens.tolist() for r in (*one.rows, *other.rows)] == [[1, 2, 4, 1, 2, 4, 1, 2], [1, 2, 4, 1, 2, 3, 3]]
 
 
-def test_a_long_text_is_looked_up_like_one_read_at_once() -> None:
+def test_a_long_text_is_indexed_like_one_read_at_once() -> None:
     rng = np.random.default_rng(2)
     text, drafter = rng.integers(0, 5, 900), ADEDDrafter(ADED(prompt=False, window=900), Grams.none(3, 5))
     grown = read(drafter, text[:10])
@@ -301,7 +301,7 @@ def test_a_long_text_is_looked_up_like_one_read_at_once() -> None:
     for i in range(2, 900):
         seen[tuple(text[i - 2 : i].tolist())].add(int(text[i]))
     for a, b in np.ndindex(5, 5):
-        assert set(after(drafter, replace(grown, rows=(grown.rows[0].plus(np.array([a, b])),)), [b])) == seen[a, b]
+        assert set(after(drafter, replace(grown, rows=(grown.rows[0].plus(np.array([a, b]), 3),)), [b])) == seen[a, b]
 
 
 # Rows and sessions.
