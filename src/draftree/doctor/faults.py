@@ -102,8 +102,7 @@ def compared(alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Te
 
 def _z(gains: Floats, places: Places) -> float:
     """A mean gain in standard errors; the places of one block are not independent, so blocks are what is counted."""
-    _, block = np.unique(np.stack((places.text, places.root)), axis=1, return_inverse=True)
-    sums = np.bincount(block.ravel(), gains)
+    sums = np.bincount(places.block, gains)
     spread = float(sums.std(ddof=1)) * np.sqrt(len(sums)) if len(sums) > 1 else 0.0
     return float(sums.sum()) / spread if spread > 0 else 0.0
 
@@ -145,12 +144,12 @@ def _layers(record: Recording, layers: tuple[int, ...], count: int) -> Iterator[
             if all(0 <= layer + by <= count for layer in group):
                 given = {layer: layer + by for layer in group}
                 names = ", ".join(f"{new} for {old}" for old, new in given.items())
-                yield Alternative(LAYER, f"hidden state {names}", record.told(given))
+                yield Alternative(LAYER, f"hidden state {names}", replace(record, given=given))
 
 
 def _tokens(record: Recording, layers: tuple[int, ...]) -> Iterator[Alternative]:
     for by, word in ((-1, "earlier"), (1, "later")) if layers else ():
-        yield Alternative(TOKEN, f"each token's hidden state taken one token {word}", record.told(later=by))
+        yield Alternative(TOKEN, f"each token's hidden state taken one token {word}", replace(record, later=by))
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from draftree.drafters.base import Drafter
 from draftree.engine import UNIT, Engine
 from draftree.errors import UserError
 from draftree.evaluation import suites
-from draftree.evaluation.driven import TEXTS, TOKENS, read, spread
+from draftree.evaluation.driven import TEXTS, TOKENS, fitting, read, spread
 from draftree.models.target import Target
 from draftree.request import Request
 from draftree.sampling.noise import Keyed
@@ -93,17 +93,11 @@ def prompts(target: Target, data: Path | None = None, count: int = TEXTS, tokens
     Raises:
         UserError: the file cannot be read, or no prompt fits the target's context.
     """
-    context = target.decoder.context
     if data is not None:
         found = [t.tokens[: t.start].tolist() for t in read(target, data, count, tokens)]
     else:
         found = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
-    fit = [p for p in found if len(p) + tokens <= context]
-    if not fit:
-        shortest = min(map(len, found)) + tokens
-        told = f"with {tokens} new tokens the shortest has {shortest}, allowed is the target's context of {context}"
-        raise UserError(f"all {len(found)} prompts are too long: {told}")
-    return spread(fit, count)
+    return spread(fitting(found, target, tokens), count)
 
 
 def examine(

@@ -100,13 +100,12 @@ class Bench:
         return Quality(overlap, costs.ratio)
 
     def remember(self, requests: Sequence[Request]) -> None:
-        """Writes again, for a run that goes on, what cells have learnt from: what a drafter or a policy keeps is not saved."""
-        for cell in (c for c in self.cells if not c.plain):
-            for request in requests:
-                self.write(cell, request, last=True)
-                session = self.sessions[cell]
-                if session.carried is None and not any(memory is not None for memory in session.learned.values()):
-                    break  # nothing is learnt
+        """Writes again, for a run that goes on, what cells learn from: what a drafter or a policy keeps is not saved."""
+        for (drafter, policy), engine in self.engines.items():
+            if engine.drafter.remembers or engine.policy.start() is not None:
+                for cell in (c for c in self.cells if (c.drafter, c.policy) == (drafter, policy)):
+                    for request in requests:
+                        self.write(cell, request, last=True)
 
     def run(self, journal: Journal, advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, PromptResult]]:
         """All prompts, in order; those in the journal are not run again."""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from draftree.evaluation.cells import Cell, PromptResult
 from draftree.stats import Stats, Step, Work
 
 
-@dataclass
+@dataclass(frozen=True)
 class Journal:
     """The prompts that a run has done so far, in a file beside its output, so that an interrupted one can go on.
 
@@ -24,28 +24,20 @@ class Journal:
 
     path: Path
     key: Mapping[str, Any]
-    _begun: bool = field(default=False, init=False)
 
     def read(self, cells: Sequence[Cell]) -> list[dict[Cell, PromptResult]]:
         """The prompts done, if the journal is of this run; a last line that was broken off is not counted."""
-        lines = list(self._lines())
-        if not lines or lines[0] != json.loads(json.dumps(self.key)):
-            return []
-        found = []
-        with suppress(UserError), understood("what comes after it cannot be read"):
-            for line in lines[1:]:
-                found.append(dict(zip(cells, map(_written, line), strict=True)))
-        self._begun = True
-        write_text(self.path, "".join(map(_line, lines[: 1 + len(found)])))
+        lines, found = list(self._lines()), list[dict[Cell, PromptResult]]()
+        if lines and lines[0] == json.loads(json.dumps(self.key)):
+            with suppress(UserError), understood("what comes after it cannot be read"):
+                for line in lines[1:]:
+                    found.append(dict(zip(cells, map(_written, line), strict=True)))
+        write_text(self.path, "".join(map(_line, [self.key, *lines[1 : 1 + len(found)]])))
         return found
 
     def add(self, done: Mapping[Cell, PromptResult]) -> None:
-        """Notes one prompt."""
-        line = [[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]
-        if not self._begun:
-            write_text(self.path, _line(self.key))
-            self._begun = True
-        append(self.path, _line(line))
+        """Notes one prompt; the journal was read before."""
+        append(self.path, _line([[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]))
 
     def remove(self) -> None:
         """Forgets it: the result is saved."""
