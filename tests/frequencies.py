@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import chi2
 
-from draftree.doctor.statistics import LEAST, ChiSquare, pooled, survival
+from draftree.doctor.statistics import LEAST, ChiSquare, pooled
 
 
 def goodness(counts: ArrayLike, p: ArrayLike, least: float = LEAST) -> ChiSquare:
@@ -23,4 +24,5 @@ def goodness(counts: ArrayLike, p: ArrayLike, least: float = LEAST) -> ChiSquare
     bins = pooled(expected, least)
     found, expected = np.bincount(bins, found), np.bincount(bins, expected)
     statistic = float(((found - expected) ** 2 / np.where(expected > 0, expected, 1)).sum())
-    return ChiSquare(statistic, len(expected) - 1, survival(statistic, len(expected) - 1))
+    dof = len(expected) - 1
+    return ChiSquare(statistic, dof, float(chi2.sf(statistic, dof)) if dof else 1.0)

@@ -1,4 +1,4 @@
-"""What may be wrong with a drafter: it is driven again with one thing changed, and does better where that was the fault.
+"""Looks for a drafter's fault: it is driven again with one thing changed, and does better where that was the fault.
 
 Each alternative is one change of what the drafter is told or of how it is read; weights are left as they are.
 """
@@ -25,7 +25,7 @@ OLD_THETA = 10_000.0
 CERTAIN, BESIDE = 3.0, 1.0
 """Overlap must rise and cross-entropy fall, one by so many standard errors and the other by so many, to count as better."""
 GAIN = 0.005
-"""By how much overlap must rise."""
+"""The least rise of overlap that counts."""
 UNTRAINED = 0.1
 """Agreement below which a drafter knows nothing of the target; one that is put right knows something."""
 NEGLIGIBLE = 1e-4
@@ -51,10 +51,10 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Better:
-    """What an alternative gained.
+    """The gain of an alternative.
 
     Attributes:
-        cause: what is wrong if it helps.
+        cause: the fault.
         change: what was changed.
         overlap: before and after.
         agreement: before and after.
@@ -76,7 +76,7 @@ class Better:
 
     @property
     def sure(self) -> bool:
-        """Whether it cannot be chance."""
+        """True where it cannot be chance."""
         less, more = sorted((self.z, self.z_surprise))
         return more >= CERTAIN and less >= BESIDE and self.gain >= GAIN and self.agreement[1] >= UNTRAINED
 
@@ -234,7 +234,7 @@ def _instead(old: Tensor, base: float, exact: Tensor) -> Tensor:
 
 
 def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractContextManager[None]]:
-    """What changes a buffer of some modules for a while."""
+    """A context in which a buffer of some modules has other values."""
 
     @contextmanager
     def changed() -> Iterator[None]:
@@ -265,7 +265,7 @@ class Map:
 
     @property
     def complaints(self) -> list[str]:
-        """What is wrong with it as it stands."""
+        """Its faults as it stands, in words."""
         ids, vocab, found = self.drafted, len(self.t2d), []
         if outside := int(((ids < 0) | (ids >= vocab)).sum()):
             found.append(f"{outside} of {len(ids)} draft ids stand for none of the target's 0 … {vocab - 1}")
@@ -279,7 +279,7 @@ class Map:
         return found
 
     def putting(self, ids: Tensor) -> Callable[[], AbstractContextManager[None]]:
-        """What makes the draft ids stand for other ones for a while."""
+        """A context in which the draft ids stand for other ones."""
         inside = ids.clamp(0, len(self.t2d) - 1)
         return _putting("d2t", {self.module: inside - torch.arange(len(ids), device=ids.device)})
 

@@ -1,4 +1,4 @@
-"""Whether a drafter is trained as what it decodes as: its draft distributions along a text, computed both ways.
+"""A drafter's distributions along a text by its training forward and by decoding; they should be the same.
 
 Shapes: B texts, T tokens, V vocabulary.
 """

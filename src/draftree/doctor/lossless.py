@@ -1,4 +1,4 @@
-"""Whether what is written is what the target would have written, on the user's own target, drafter and prompts.
+"""Examines the output against the target's own, on the user's target, drafter and prompts.
 
 Texts are compared with plain decoding's token for token where a rule promises them: in greedy decoding, and for the same
 seed. A rule that promises no more than the distribution is put to a two-sample test of the tokens that come behind a fixed
@@ -29,7 +29,6 @@ from draftree.doctor.noise import (
     Noise,
     Root,
     behind,
-    common,
     distances,
     noise,
     opened,
@@ -43,6 +42,7 @@ from draftree.drafters.base import Drafter
 from draftree.engine import UNIT, Engine
 from draftree.errors import UserError
 from draftree.evaluation import suites
+from draftree.evaluation.compare import common
 from draftree.evaluation.driven import TEXTS, TOKENS, fitting, read, spread
 from draftree.models.target import Target
 from draftree.request import Request
@@ -50,9 +50,9 @@ from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
 
 LEVEL = 1e-3
-"""How probable it is that a frequency test fails by chance, all tests of a report together."""
+"""The probability that a frequency test fails by chance, all tests of a report together."""
 SURE = 0.99
-"""How surely an error is found that is as large as is told."""
+"""The probability with which an error of the size that is told is found."""
 ROWS = 40
 """Trials that are made in one batch."""
 Drawn = list[tuple[int, ...]]
@@ -61,7 +61,7 @@ Drawn = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Plan(Knobs):
-    """How much is tried.
+    """The extent of an examination.
 
     Attributes:
         max_new_tokens: of each text.
@@ -82,7 +82,7 @@ class Plan(Knobs):
 
 
 def prompts(target: Target, data: Path | None = None, count: int = TEXTS, tokens: int = TOKENS) -> list[list[int]]:
-    """What is to be continued: what stands before the responses of a file, or shipped prompts.
+    """The prompts to continue: what stands before the responses of a file, or shipped prompts.
 
     Args:
         target: whose tokenizer it is about.
@@ -123,7 +123,7 @@ def examine(
     Raises:
         UserError: a prompt cannot be served.
     """
-    work = _Work(target, [Engine(target, drafter, c.grown, c.rule, costs) for c in chosen], list(chosen), plan, tell)
+    work = _Work(target, [(c, Engine(target, drafter, c.grown, c.rule, costs)) for c in chosen], plan, tell)
     if work.drawn:
         critical(1, LEVEL)  # a package that is missing is told before the texts are written
     work.total = work.size(len(prompts))
@@ -138,8 +138,7 @@ class _Work:
     """An examination under way."""
 
     target: Target
-    engines: list[Engine]
-    cases: list[Case]
+    pairs: list[tuple[Case, Engine]]
     plan: Plan
     tell: Tell
     total: int = 0
@@ -152,21 +151,20 @@ class _Work:
     @property
     def drawn(self) -> list[tuple[Case, Engine]]:
         """The cases that are tested by frequencies."""
-        return [(c, e) for c, e in zip(self.cases, self.engines, strict=True) if not c.keeps_text]
+        return [(c, e) for c, e in self.pairs if not c.keeps_text]
 
     def followed(self, temperature: float) -> list[tuple[Case, Engine]]:
         """The cases that are compared at a temperature."""
-        pairs = zip(self.cases, self.engines, strict=True)
-        return [(c, e) for c, e in pairs if c.keeps_text and c.temperature == temperature]
+        return [(c, e) for c, e in self.pairs if c.keeps_text and c.temperature == temperature]
 
     @property
     def runs(self) -> list[Sampling]:
-        """How each text is written; where none is to be compared, greedily: noise and roots are still wanted."""
-        temperatures = dict.fromkeys(c.temperature for c in self.cases if c.keeps_text) or [0.0]
+        """The samplings of each text; where none is to be compared, greedy: noise and roots are still wanted."""
+        temperatures = dict.fromkeys(c.temperature for c, _ in self.pairs if c.keeps_text) or [0.0]
         return [Sampling(t, seed=self.plan.seed + i) for t in temperatures for i in range(self.plan.seeds if t else 1)]
 
     def size(self, texts: int) -> int:
-        """How much there is to do."""
+        """The number of runs and batches to come."""
         runs = sum(1 + len(self.followed(s.temperature)) for s in self.runs)
         batches = sum(len(self.numbers(i, min(self.plan.roots, texts))) for i in range(min(self.plan.roots, texts)))
         return texts * runs + batches * (len(self.drawn) + len({c.temperature for c, _ in self.drawn}))
@@ -182,7 +180,7 @@ class _Work:
         for sampling in self.runs:
             self.advance(f"plain decoding, T = {sampling.temperature:g}")
             base = Heard()
-            self.engines[0].plain([request], sampling, base)
+            self.pairs[0][1].plain([request], sampling, base)
             self.noise = self.noise.joined(noise(self.target, prompt, base))
             best = best or opened(text, prompt, base)
             for case, engine in self.followed(sampling.temperature):
