@@ -613,7 +613,7 @@ MISTAKES = {
     "no drafter": ([], {"--drafter": None}, "needs --drafter"),
     "no such drafter": ([], {"--drafter": "eagel"}, "did you mean 'eagle'"),
     "an option of drafters": (["--bf16"], {}, "train c2t was given --bf16, allowed are --batch-size"),
-    "half an epoch": (["--epochs", "1.5"], {}, "epochs is 1.5, allowed for c2t is a whole number"),
+    "half an epoch": (["--epochs", "1.5"], {}, "epochs is 1.5, allowed is a whole number of at least 1"),
     "no batch": (["--batch-size", "0"], {}, "batch_size is 0"),
     "no rate": (["--lr", "0"], {}, "lr is 0.0"),
     "nothing held out": (["--held-out", "0"], {}, "held_out is 0.0"),

@@ -127,14 +127,11 @@ def alternatives(target: Target, drafter: Drafter[Any], texts: Sequence[Text], c
     source: Source = target if needs.kv else record
     found = [] if needs.kv else [*_layers(record, layers, count), *_tokens(record, layers)]
     if needs.kv:
-        found += [Alternative(KV, f"the keys and values of {_one(by)}", Lifted(target, by)) for by in (-1, 1)]
+        words = {-1: "one layer earlier", 1: "one layer deeper"}
+        found += [Alternative(KV, f"the keys and values of {word}", Lifted(target, by)) for by, word in words.items()]
     if isinstance(drafter, Trainable):
         found += [*_ropes(target, drafter, source), *_maps(chart, source)]
     return found
-
-
-def _one(by: int) -> str:
-    return "one layer deeper" if by > 0 else "one layer earlier"
 
 
 def _layers(record: Recording, layers: tuple[int, ...], count: int) -> Iterator[Alternative]:
@@ -224,13 +221,10 @@ def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[
         bases = ", ".join(sorted({f"{theta(frequencies(m)):.0f}" for m in group.values()}))
         where = "" if group is own else f" in {next(iter(group))}"
         for name, base, exact in wanted:
-            new = {m: _instead(frequencies(m), base, exact) for m in group.values()}
-            if any(not torch.allclose(frequencies(m).double(), f.double(), rtol=1e-3) for m, f in new.items()):
+            old = {m: frequencies(m) for m in group.values()}
+            new = {m: exact.clone() if exact.shape == f.shape else powers(base, len(f)).to(f) for m, f in old.items()}
+            if any(not torch.allclose(old[m].double(), f.double(), rtol=1e-3) for m, f in new.items()):
                 yield Alternative(ROPE, f"{name} {base:.0f} instead of {bases}{where}", source, _putting("inv_freq", new))
-
-
-def _instead(old: Tensor, base: float, exact: Tensor) -> Tensor:
-    return exact.clone() if exact.shape == old.shape else powers(base, len(old)).to(old)
 
 
 def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractContextManager[None]]:

@@ -6,7 +6,7 @@ the fault.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def examine(
     Args:
         target: the model it drafts for.
         drafter: opened for that target.
-        texts: see `answers` and `read`.
+        texts: see `driven.answers` and `driven.read`.
         costs: of the pairing, for the speed-up; without them none is predicted.
         tell: told what is done next.
     """
@@ -129,7 +129,9 @@ def examine(
     suspects = [*_broken(drafter, chart), *_tokenizer(target, drafter)]
     depths: tuple[Depth, ...] = ()
     if not any(s.cause == NUMBERS for s in suspects):
-        with _usable(chart):
+        # Draft ids that stand for no token of the target stand for its last one: else the drafter could not draft at all.
+        usable = nullcontext() if chart is None or not chart.complaints else chart.putting(chart.drafted)()
+        with usable:
             more, depths, likely = _driven(target, drafter, texts, costs, chart, tell)
         findings, suspects = findings + more, suspects + likely
     tell(3, "measuring the target's numerical noise", STAGES)
@@ -139,11 +141,6 @@ def examine(
     findings.append(attention)
     count = sum(len(t.tokens) - t.start for t in texts)
     return Report(target.name, drafter.described, len(texts), count, tuple(findings), depths, layers, _merged(suspects))
-
-
-def _usable(chart: Map | None) -> AbstractContextManager[None]:
-    """Inside, draft ids that stand for no token of the target stand for its last one: the drafter could not draft at all."""
-    return nullcontext() if chart is None or not chart.complaints else chart.putting(chart.drafted)()
 
 
 def _driven(

@@ -124,9 +124,6 @@ def priced(engines: Mapping[tuple[str, str], Engine], tell: Tell = silent) -> di
     """The same engines with the costs that were given for their drafter, or else this machine's."""
     known = {drafter: engine.costs for (drafter, _), engine in engines.items()}
     for (drafter, _), engine in engines.items():
-
-        def named(done: int, remark: str = "", of: int | None = None, drafter: str = drafter) -> None:
-            tell(done, f"{drafter}: {remark}", of)
-
+        named = lambda done, remark="", of=None, drafter=drafter: tell(done, f"{drafter}: {remark}", of)
         known[drafter] = known[drafter] or measured(engine.target, engine.drafter, tell=named)
     return {pair: replace(engine, costs=known[pair[0]]) for pair, engine in engines.items()}

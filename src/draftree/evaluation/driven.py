@@ -282,13 +282,13 @@ TEXTS, TOKENS, PROMPT = 12, 48, 16
 """Texts measured on, tokens of each that are drafted, and tokens of a plain text that are taken for its prompt."""
 
 
-def answers(target: Target, suite: str = "demo", count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
-    """The target's own greedy answers to prompts spread over a suite: text as it will be drafted.
+def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
+    """The target's own greedy answers to shipped prompts, spread evenly: text as it will be drafted.
 
     Raises:
         UserError: no prompt fits the target's context, or every answer is shorter than 2 tokens.
     """
-    encoded = [encode(target.tokenizer, p.content) for p in suites.load(suite).prompts]
+    encoded = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
     if texts := answered(target, spread(fitting(encoded, target, tokens), count), tokens):
         return texts
     raise UserError("the target answers every prompt with fewer than 2 tokens; name text to measure on with --data FILE")

@@ -1,4 +1,4 @@
-"""From what was written to rows of figures with intervals, and from saved rows to tables.
+"""Rows of figures with bootstrap intervals, from the output of a benchmark; saved results are written and read.
 
 Shapes: P prompts, B bootstrap samples.
 """
@@ -66,14 +66,6 @@ class Totals:
         """[B] τ of samples of prompts [B, P]; 1 where no step was taken."""
         accepted, steps = self.accepted[chosen].sum(-1), self.steps[chosen].sum(-1)
         return np.where(steps > 0, (accepted + steps) / np.maximum(steps, 1), 1.0)
-
-    def speed(self, chosen: Ints) -> Floats:
-        """[B] tokens per second of samples of prompts [B, P]."""
-        return rate(self.tokens, self.seconds, chosen)
-
-    def counted_speed(self, chosen: Ints) -> Floats:
-        """[B] tokens per counted second of samples of prompts [B, P]; the prompts' reading is not counted."""
-        return rate(self.tokens, self.counted, chosen)
 
 
 def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
@@ -157,7 +149,7 @@ def row(
         "draft_steps_per_step": stats.draft_steps_per_step,
         "speedup": stats.tokens_per_second / base.tokens_per_second,
         "counted_seconds": spent if spent else None,
-        "counted_speedup": float(mine.counted_speed(everyone) / theirs.counted_speed(everyone)) if spent else None,
+        "counted_speedup": float(_counted_speedup(mine, theirs, everyone)) if spent else None,
         "draft_share": drafting / spent if spent else None,
         "promises_text": promises_text(stats.acceptor),
         "same_output": different == 0,
@@ -184,12 +176,17 @@ def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
     chosen = samples(len(mine.steps), seed)
     sampled = {
         "acceptance_length": mine.acceptance_length(chosen),
-        "tokens_per_second": mine.speed(chosen),
-        "speedup": mine.speed(chosen) / base.speed(chosen),
+        "tokens_per_second": (speed := rate(mine.tokens, mine.seconds, chosen)),
+        "speedup": speed / rate(base.tokens, base.seconds, chosen),
     }
     if mine.counted.any():
-        sampled["counted_speedup"] = mine.counted_speed(chosen) / base.counted_speed(chosen)
+        sampled["counted_speedup"] = _counted_speedup(mine, base, chosen)
     return {name: bounds(values) for name, values in sampled.items()}
+
+
+def _counted_speedup(mine: Totals, base: Totals, chosen: Ints) -> Floats:
+    """[B] ratios of tokens per counted second of samples of prompts [B, P]; the prompts' reading is not counted."""
+    return rate(mine.tokens, mine.counted, chosen) / rate(base.tokens, base.counted, chosen)
 
 
 NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
@@ -202,13 +199,10 @@ def promises_text(acceptor: str | None) -> bool:
     return rule is None or rule.keeps_text
 
 
-def _on_a_line(found: re.Match[str]) -> str:
-    return "[" + " ".join(found[0][1:-1].split()) + "]"
-
-
 def save(result: Mapping[str, Any], path: Path) -> None:
     """Writes a result, whole or not at all."""
-    write_text(path, NUMBERS.sub(_on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n")
+    on_a_line = lambda found: "[" + " ".join(found[0][1:-1].split()) + "]"
+    write_text(path, NUMBERS.sub(on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -218,8 +212,7 @@ def read(path: Path) -> dict[str, Any]:
         UserError: the file is not one.
     """
     what = "a result as `draftree bench --out` writes it"
-    found = read_object(path, what)
-    said = Entries(found, path)
-    if not said.get("rows", list[ResultRow]) or not said.get("provenance", dict):
+    result = Entries(read_object(path, what), path)
+    if not result.get("rows", list[ResultRow]) or not result.get("provenance", dict):
         raise UserError(f"'{path}' is not {what}: it has no rows or no provenance")
-    return found
+    return dict(result.values)

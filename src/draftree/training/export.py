@@ -40,7 +40,7 @@ LAYERS = 32
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The new checkpoint.
 
     Attributes:
         drafter: the method.

@@ -119,7 +119,7 @@ def searched(search: str, table: Floats, most: int) -> Callable[[int], Paths]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A tree and what is expected of it.
+    """A tree and the expectations of it.
 
     Attributes:
         paths: its nodes.
@@ -133,7 +133,7 @@ class Plan:
 
     @classmethod
     def of(cls, paths: Paths, table: Floats, costs: Costs) -> Self:
-        """What is expected of some paths."""
+        """Some paths with the expectations of them."""
         tau = expected(paths, table)
         return cls(paths, tau, tau * costs.target_seconds(1) / seconds(paths, costs))
 
@@ -144,7 +144,7 @@ class Plan:
 
 
 def seconds(paths: Paths, costs: Costs) -> float:
-    """What one step with a tree costs: a draft step for every layer that has children below it, pass and commit."""
+    """The cost of a step with a tree: a draft step for every layer that has children below it, pass and commit."""
     layers = Counter(map(len, {path[:-1] for path in paths}))
     return costs.step(Work(tuple(layers[d] for d in sorted(layers)), 1 + len(paths), 1, costs.context))
 

@@ -40,7 +40,7 @@ ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class Knobs:
-    """What `--set` sets.
+    """The knobs of trees and net.
 
     Attributes:
         features: P+H+d, P+H, P+d, H+d or P: joint probability, entropy, depth (table 1).
@@ -123,7 +123,7 @@ class Nodes:
 
     @property
     def trees(self) -> int:
-        """How many there are."""
+        """The number of trees."""
         return len(np.unique(self.tree))
 
     def take(self, which: Ints | Bools) -> "Nodes":
@@ -139,9 +139,14 @@ class Nodes:
 
     def sampled(self, negatives: float, rng: np.random.Generator) -> "Nodes":
         """All accepted nodes, and for each of them `negatives` others."""
-        wrong = np.flatnonzero(~self.accepted)
-        count = min(len(wrong), round(negatives * int(self.accepted.sum())))
-        return self.take(np.sort(np.concatenate((np.flatnonzero(self.accepted), rng.choice(wrong, count, replace=False)))))
+        right, wrong = np.flatnonzero(self.accepted), np.flatnonzero(~self.accepted)
+        chosen = rng.choice(wrong, self.sampling(negatives) - len(right), replace=False)
+        return self.take(np.sort(np.concatenate((right, chosen))))
+
+    def sampling(self, negatives: float) -> int:
+        """The number of nodes that `sampled` takes."""
+        right = int(self.accepted.sum())
+        return min(len(self), right + round(negatives * right))
 
 
 def labels(tree: Tree, text: Sequence[int]) -> Bools:
@@ -313,7 +318,7 @@ def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Re
 
 
 def about(target: Target, drafter: Drafter[Any], spec: str, requests: Sequence[Request], knobs: Knobs) -> dict[str, Any]:
-    """What trees depend on."""
+    """All that trees depend on."""
     weights = fingerprint(drafter.model) if isinstance(drafter, Trainable) else ""
     grown = {name: getattr(knobs, name) for name in ("depth", "width", "entropy_top", "tokens")}
     models = {"target": fingerprint(target.decoder.model), "drafter": f"{spec}: {drafter.described}", "weights": weights}

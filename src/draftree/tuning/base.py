@@ -1,4 +1,4 @@
-"""The contract of a tuning: what fits a policy to a drafter, a target and data. Each file of this package is one."""
+"""The contract of a tuning: it fits a policy to a drafter, a target and data. Each file of this package is one."""
 
 import importlib
 import os

@@ -48,7 +48,7 @@ PLAN, TREES = "training.json", "trees"
 
 @dataclass(frozen=True)
 class Plan:
-    """How it is learnt (appendix B.2).
+    """The numbers of learning (appendix B.2).
 
     Attributes:
         epochs: passes over the entries; more where they come to fewer than `Knobs.steps`.
@@ -74,17 +74,15 @@ class Plan:
         Raises:
             UserError: one of them is out of its range.
         """
-        numbers = {f.name: given[f.name] for f in fields(cls) if f.name in given}
-        if not float(numbers.get("epochs", 1)).is_integer():
-            raise UserError(f"epochs is {numbers['epochs']}, allowed for c2t is a whole number")
-        numbers |= {"epochs": int(numbers["epochs"])} if "epochs" in numbers else {}
-        usual: dict[str, Any] = {"lr": 1e-4} if tuned else {}
-        return cls(**usual | numbers)
+        numbers = {"lr": 1e-4 if tuned else cls.lr} | {f.name: given[f.name] for f in fields(cls) if f.name in given}
+        if float(numbers.get("epochs", math.inf)).is_integer():
+            numbers["epochs"] = int(numbers["epochs"])
+        return cls(**numbers)
 
 
 @dataclass(frozen=True)
 class Round:
-    """What some steps came to on the texts held out, every node of their trees counted.
+    """Figures after some steps on the texts held out, every node of their trees counted.
 
     Attributes:
         step: how many steps were made.
@@ -119,7 +117,7 @@ def picked(rounds: Sequence[Round]) -> Round:
 
 
 def rises(rounds: Sequence[Round]) -> bool:
-    """Whether held-out AUC still rises: the last `PATIENCE` rounds brought more than `RISE` over all before."""
+    """True while held-out AUC rises: the last `PATIENCE` rounds brought more than `RISE` over all before."""
     before, last = rounds[:-PATIENCE], rounds[-PATIENCE:]
     return not before or max(r.auc for r in last) > max(r.auc for r in before) + RISE
 
@@ -152,14 +150,14 @@ def learn(
     start: Classifier | None = None,
     tell: Tell = silent,
 ) -> tuple[Classifier, list[Round]]:
-    """Trains a classifier; returns the picked round's, and what each round came to.
+    """Trains a classifier; returns the picked round's, and the figures of each round.
 
     Args:
         learnt: entries of the texts to learn; negatives are drawn from them here.
         held: all entries of the others.
         knobs: features, size, M, negatives, steps.
         plan: of learning.
-        start: what it begins with; random weights by default.
+        start: the classifier that it begins with; random weights by default.
         tell: told of each round.
 
     Raises:
@@ -171,8 +169,8 @@ def learn(
     rng = np.random.default_rng([plan.seed, 1])
     sampled = learnt.sampled(knobs.negatives, rng)
     inputs = _inputs(sampled, knobs)
-    scale = Scale(inputs.mean(0), np.maximum(inputs.std(0), 1e-6))
-    x, y = torch.from_numpy((inputs - scale.mean) / scale.deviation).float(), torch.from_numpy(sampled.accepted).float()
+    scale = mean, deviation = inputs.mean(0), np.maximum(inputs.std(0), 1e-6)
+    x, y = torch.from_numpy((inputs - mean) / deviation).float(), torch.from_numpy(sampled.accepted).float()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         net = nn.Sequential(nn.Linear(x.shape[1], knobs.hidden), nn.ReLU(), nn.Linear(knobs.hidden, 1))
@@ -199,15 +197,11 @@ def full(entries: int, knobs: Knobs, plan: Plan) -> int:
     return max(plan.epochs * math.ceil(entries / plan.batch_size), knobs.steps)
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Mean and standard deviation of each feature, [X]: a net learns faster from features of one size.
+Scale = tuple[Floats, Floats]
+"""Mean and standard deviation of each feature, [X]: a net learns faster from features of one size.
 
-    It is a part of the first layer: W (x − m) / s + b = (W / s) x + (b − (W / s) m).
-    """
-
-    mean: Floats
-    deviation: Floats
+It is a part of the first layer: W (x − m) / s + b = (W / s) x + (b − (W / s) m).
+"""
 
 
 def _inputs(nodes: Nodes, knobs: Knobs) -> Floats:
@@ -238,14 +232,14 @@ def _pass(
 
 def _numpy(net: nn.Sequential, knobs: Knobs, scale: Scale) -> Classifier:
     first, bias, last, last_bias = (p.detach().double().numpy().copy() for p in net.parameters())
-    first /= scale.deviation
-    known = knobs.features, knobs.entropy_top, knobs.log_joint
-    return Classifier(first, bias - first @ scale.mean, last[0], last_bias[0], *known)
+    first /= scale[1]
+    read = knobs.features, knobs.entropy_top, knobs.log_joint
+    return Classifier(first, bias - first @ scale[0], last[0], last_bias[0], *read)
 
 
 def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
-    bias = start.hidden_bias + start.hidden_weight @ scale.mean
-    given = start.hidden_weight * scale.deviation, bias, start.output_weight[None], start.output_bias[None]
+    bias = start.hidden_bias + start.hidden_weight @ scale[0]
+    given = start.hidden_weight * scale[1], bias, start.output_weight[None], start.output_bias[None]
     with torch.no_grad():
         for parameter, value in zip(net.parameters(), given, strict=True):
             parameter.copy_(torch.from_numpy(value))
@@ -253,7 +247,7 @@ def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         texts: how many the target wrote.
@@ -261,9 +255,9 @@ class Trained:
         nodes: of these trees.
         accepted: of these nodes.
         entries: learnt, after negative sampling.
-        rounds: what each came to.
+        rounds: the figures of each.
         step: after which the classifier that is kept was measured.
-        to_the_end: whether held-out AUC had stopped rising, or the paper's epochs and `STEPS` steps were made.
+        to_the_end: true where held-out AUC had stopped rising, or the paper's epochs and `STEPS` steps were made.
     """
 
     texts: int
@@ -282,7 +276,7 @@ class Trained:
 
     @property
     def ending(self) -> str:
-        """How far it was trained, in words."""
+        """The extent of the training, in words."""
         end = f"{self.rounds[-1].step:,} steps"
         if not self.to_the_end:
             return f"not trained to the end: after {end} held-out AUC may still rise"
@@ -299,17 +293,12 @@ class Trained:
 
 
 def summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]) -> Trained:
-    accepted, entries = sum(int(t.accepted.sum()) for t in texts), entries_of(learnt, knobs)
+    """The result of a run on the trees of some texts, of which `learnt` were learnt."""
+    accepted, entries = sum(int(t.accepted.sum()) for t in texts), learnt.sampling(knobs.negatives)
     nodes, trees = sum(map(len, texts)), sum(t.trees for t in texts)
     usual = full(entries, replace(knobs, steps=STEPS), replace(plan, epochs=Plan.epochs))
     to_the_end = not rises(rounds) or rounds[-1].step >= usual
     return Trained(len(texts), trees, nodes, accepted, entries, tuple(rounds), picked(rounds).step, to_the_end)
-
-
-def entries_of(learnt: Nodes, knobs: Knobs) -> int:
-    """How many are learnt after negative sampling."""
-    right = int(learnt.accepted.sum())
-    return right + min(len(learnt) - right, round(knobs.negatives * right))
 
 
 def split(texts: Sequence[Nodes], plan: Plan) -> tuple[Nodes, Nodes]:

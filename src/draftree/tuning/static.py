@@ -84,7 +84,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Which of a drafter's candidates were the target's tokens.
+    """The ranks of the target's tokens among a drafter's candidates.
 
     Attributes:
         ranks: [M, D] of the target's token at each depth below each root, `MISSED` or `UNKNOWN`.
@@ -210,7 +210,7 @@ def settled(driven: Driven, choose: Callable[[Floats], Plan], costs: Costs) -> t
 
 
 def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
-    """What goes into the file: the tree, and what it was made from.
+    """The content of the file: the tree, and all that it was made from.
 
     Raises:
         UserError: nothing was ever accepted.
@@ -262,13 +262,8 @@ def _prompt(row: rows.Row, where: str, target: Target) -> list[int]:
     return ids[: (len(ids) + 3) // 4]
 
 
-def texts_of(files: Sequence[Path], target: Target, settings: Settings) -> list[Text]:
-    found = [text for path in files for text in driven.read(target, path, settings.prompts, settings.tokens)]
-    return sorted(spread(found, settings.prompts), key=lambda text: len(text.tokens))
-
-
 def shown(said: dict[str, Any]) -> Fitted:
-    """What was found, as it is written and as it is told."""
+    """The result in figures, words and tables."""
     rates = [
         {"depth": str(d), "places": str(n), **{f"rank {r}": f"{a:.3f}" for r, a in enumerate(rates[:SHOWN])}}
         for d, (n, rates) in enumerate(zip(said["places"], said["acceptance"], strict=True), 1)
@@ -328,13 +323,15 @@ class Search(Tuning):
         return shown(said)
 
     def _texts(self, target: Target, data: Sequence[Path], tell: Tell) -> list[Text]:
-        """What the drafter is driven along, as the settings say: the target's answers, or texts as they are."""
+        """The texts that the drafter is driven along: the target's answers, or the data as they are."""
+        count, tokens, texts = self.settings.prompts, self.settings.tokens, list[Text]()
         if not self.settings.answers:
-            return texts_of(data, target, self.settings)
-        prompts, texts = prompts_of(data, target, self.settings), list[Text]()
+            texts += (text for path in data for text in driven.read(target, path, count, tokens))
+            return sorted(spread(texts, count), key=lambda text: len(text.tokens))
+        prompts = prompts_of(data, target, self.settings)
         for i in range(0, len(prompts), BATCH):
             tell(i, "answering", len(prompts))
-            texts += answered(target, prompts[i : i + BATCH], self.settings.tokens)
+            texts += answered(target, prompts[i : i + BATCH], tokens)
         if not texts:
             raise UserError("the target answers every prompt with fewer than 2 tokens; answers=false reads the data as it is")
         return texts
