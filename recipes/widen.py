@@ -42,7 +42,7 @@ from transformers import AutoConfig
 from draftree.cli.terminal import progress
 from draftree.demo import demo_folder
 from draftree.errors import UnknownName, UserError
-from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, about, fingerprint, read_config, read_tensors
+from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint, about, fingerprint
 
 FLOOR, DEPTH = 2.0**-20, -(2.0**60)
 """What every embedding holds in the channel that new rows of the LM head read, and their weight for it."""
@@ -260,7 +260,7 @@ def place(target: str) -> Path:
         UserError: it is none, or not a Llama's.
     """
     folder = demo_folder() if target == "demo" else Path(target)
-    kind = read_config(folder).get("model_type")
+    kind = Checkpoint.at(folder).config.get("model_type")
     if kind != "llama":
         raise UserError(f"target '{target}' is of type {kind}, allowed is llama")
     return folder
@@ -303,7 +303,7 @@ def copy_beside(source: Path, home: Path) -> None:
 
 def write_target(folder: Path, source: Path, widening: Widening, tell: Callable[[int], None] = lambda _: None) -> int:
     """Writes a target layer by layer, and returns how many parameters it has."""
-    config, tensors = read_config(source), read_tensors(source).tensors
+    config, tensors = Checkpoint.at(source).config, Checkpoint.at(source).loaded().tensors
     if config.get("tie_word_embeddings", False):
         tensors.pop("lm_head.weight", None)  # some files hold a copy
     if widening.padded_vocab:
@@ -330,7 +330,7 @@ def write_drafter(folder: Path, source: Path, widening: Widening, target: Path) 
     Raises:
         UserError: its layer is not of the target's shape.
     """
-    stored = read_tensors(source)
+    stored = Checkpoint.at(source).loaded()
     own = replace(Shape.of(stored.config), num_hidden_layers=widening.small.num_hidden_layers)
     if own != widening.small:
         raise UserError(f"the drafter in '{source}' has the sizes {own}, allowed are its target's: {widening.small}")
@@ -374,7 +374,7 @@ def widen(
         UserError: the target or a drafter cannot be widened so, or there is such a folder.
     """
     source = place(target)
-    config, homes = read_config(source), [drafter_folder(d, target) for d in drafters]
+    config, homes = Checkpoint.at(source).config, [drafter_folder(d, target) for d in drafters]
     small = Shape.of(config)
     large = enlarged(small, wanted)
     if dtype == torch.float16 and large.vocab_size > small.vocab_size:
@@ -387,7 +387,7 @@ def widen(
     with progress("widening", large.num_hidden_layers + 1) as tell:
         counts["target"] = write_target(out / "target", source, Widening(small, large, config, dtype, seed), tell)
     for method, home in chosen.items():
-        widening = Widening(small, large, read_config(home), dtype, seed)
+        widening = Widening(small, large, Checkpoint.at(home).config, dtype, seed)
         counts[method] = write_drafter(out / method, home, widening, out / "target")
     return counts
 

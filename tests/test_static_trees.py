@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from draftree import Request, load
+from draftree.boundary.knobs import parsed as parsed_knobs
 from draftree.cli.app import main
 from draftree.costs import Costs, CostTable
 from draftree.data.prompts import encode, question
@@ -395,7 +396,7 @@ def test_the_last_line_tells_what_was_found_and_the_tree_is_used(
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "knob": (["--set", "node=3"], "did you mean 'nodes'"),
     "no value": (["--set", "nodes"], "not key=value"),
-    "value": (["--set", "nodes=many"], "nodes is 'many', allowed is none or a whole number"),
+    "value": (["--set", "nodes=many"], "nodes is 'many', allowed is a whole number or auto"),
     "nodes": (["--set", "nodes=0"], "nodes is 0, allowed is auto or 1 …"),
     "too many": (["--set", "nodes=4", "--set", "width=1", "--set", "depth=3"], "auto or 1 … 3, with depth 3 and width 1"),
     "search": (["--set", "search=beam"], "allowed is greedy or sequoia"),
@@ -435,7 +436,7 @@ def test_a_drafter_must_be_named_and_no_file_is_overwritten(
 
 
 def test_knobs_may_stand_in_the_spec() -> None:
-    parsed = lambda items: Settings(**base.parsed(Settings, "static", items))
+    parsed = lambda items: Settings(**parsed_knobs(items, Settings, "'static'"))
     assert parsed(["nodes=auto", "search=greedy", "answers=false"]) == Settings("greedy", answers=False)
     assert parsed(["nodes=7"]).nodes == 7
 

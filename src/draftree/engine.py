@@ -43,14 +43,14 @@ from draftree.timing import measured
 from draftree.tree import Draw, Ints
 
 UNIT = Costs({1: 1.0}, {1: 1.0})
-"""For policies that do not ask what anything costs."""
+"""Stands for the costs where the policy does not read any."""
 SHIPPED, UNTRAINED = "edd", "suffix"
 """The drafter where none is named: the demo target's, and any other's, which needs no training."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a finished call leaves for the next one: each row's text in the caches, and the caches."""
+    """The prefix cache: each row's text, and the caches of target and drafter that hold it."""
 
     texts: list[Ints]
     cache: SlotCache
@@ -185,7 +185,7 @@ class Engine:
         reuse: bool = True,
         source: Callable[[Rows], Chance] | None = None,
     ) -> tuple[Rows, Iterator[list[Emitted]]]:
-        """The rows that will be written, and the steps that write them; `write` in slow motion.
+        """The rows that will be written, and an iterator whose every step writes some tokens; `write` runs it to the end.
 
         Args:
             requests: one for each row.
@@ -205,7 +205,7 @@ class Engine:
         with self._lock:
             parts = Parts(self.target, self.drafter, self.policy, acceptor, self.prices(len(requests)))
             held, self.held = self.held, None  # first of all: a call that is interrupted leaves no cache half changed
-            trained = self.rest()
+            trained = rest(self.target)
             cache, state = self._beginning(requests, held if reuse and not trained else None)
             rows = Rows(cache, source, self.calls, self._stats(acceptor, requests))
             self.calls += self.drafter.remembers  # one that carries nothing knows of no other call
@@ -235,12 +235,8 @@ class Engine:
         """Writes one token a pass: the baseline, and what `generate` must equal."""
         return plain(self.target, requests, on_tokens, sampling, self._lock)
 
-    def rest(self) -> bool:
-        """Puts the target into evaluation mode; whether it was not, which is told: its weights may have changed."""
-        return rest(self.target)
-
     def keeps_text(self, sampling: Sampling = GREEDY) -> bool:
-        """Whether texts are the very ones that plain decoding writes, and not only of the same distribution."""
+        """True where texts are the very ones that plain decoding writes, and not only of the same distribution."""
         acceptor = self.acceptor or (Greedy() if sampling.greedy else Match())
         return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
 
@@ -288,9 +284,6 @@ class Engine:
             self._measured = measured(self.target, self.drafter, rows)
         return self._measured
 
-    def _cache(self, requests: Sequence[Request]) -> SlotCache:
-        return cache_of(self.target, requests)
-
     def _stats(self, acceptor: Acceptor, requests: Sequence[Request]) -> Stats:
         draw = Draw.POINT if all(request.sampling.greedy for request in requests) else acceptor.draw
         return Stats(acceptor=type(acceptor).__name__.lower(), draw=draw.value, deepest=self.policy.deepest)
@@ -298,7 +291,7 @@ class Engine:
     def _beginning(self, requests: Sequence[Request], held: Held | None) -> tuple[SlotCache, Any]:
         """The target's cache and the drafter's state that a call begins with, as much of the last one's as can be used."""
         if held is None or len(held.texts) != len(requests) or not self.target.reuses_prefixes:
-            return self._cache(requests), self.carried
+            return cache_of(self.target, requests), self.carried
         shared = np.array([common(t, r.prompt) for t, r in zip(held.texts, requests, strict=True)], np.int64)
         held.cache.truncate(shared)
         return held.cache, self.drafter.truncate(held.drafter_state, shared)
@@ -332,7 +325,7 @@ def plain(
 
 
 def rest(target: Target) -> bool:
-    """Puts a target into evaluation mode; whether it was not, which is told: its weights may have changed."""
+    """Puts a target into evaluation mode; true, with a warning, where it was not: its weights may have changed."""
     if training := warn_of_training(target.decoder.model):
         target.decoder.model.train(False)
     return training

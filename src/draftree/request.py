@@ -62,7 +62,7 @@ class Request(Knobs):
     before: Sequence[int] = ()
     logprobs: int | None = knob(None, least=0)
     keep_scores: bool = False
-    sampling: Sampling = GREEDY
+    sampling: Sampling = knob(GREEDY, rule=("a Sampling", lambda value: isinstance(value, Sampling)))
 
     def __post_init__(self) -> None:
         for name, kind in (("prompt", tuple), ("before", tuple), ("eos", frozenset)):

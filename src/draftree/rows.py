@@ -1,4 +1,4 @@
-"""The sequences being written: what is committed, how much may still come, where each one stops.
+"""The rows of a batch: which request each one writes, what is committed, how much may still come, where it stops.
 
 Shapes: R rows, N nodes, V vocabulary.
 """
@@ -109,11 +109,11 @@ class Rows:
 
     @property
     def chance(self) -> Chance:
-        """What the acceptor draws from."""
+        """The randomness that the acceptor draws from."""
         return self.noise if self._source is None else self._source(self)
 
     def drawing(self, kind: Draw) -> Drawing:
-        """How the drafter is to draw in this step; where all rows are greedy there is nothing to draw."""
+        """The draft sampling parameters of this step; where all rows are greedy there is nothing to draw."""
         if all(request.sampling.greedy for request in self.requests):
             return Drawing()
         settings = [request.sampling for request in self.requests]
@@ -137,7 +137,7 @@ class Rows:
         return np.array(found, np.int64)
 
     def guided(self, tree: Tree, frontier: Ints) -> Callable[[Tensor], Tensor] | None:
-        """What the rows' guides make of draft logits [F, V] after a frontier; None where there are none."""
+        """A function that applies the rows' guides to draft logits [F, V] after a frontier; None where there are none."""
         guides = [self.requests[row].guides for row in tree.row[frontier].tolist()]
         if not any(guides):
             return None
@@ -161,7 +161,7 @@ class Rows:
         return Distributions(logits, processors, partial(self.shown, tree), greedy)
 
     def room(self, target: Target) -> Room:
-        """How deep each row's tree may be: no deeper than the tokens it still may write before the bonus."""
+        """Bounds of each row's tree: no deeper than the tokens it still may write before the bonus."""
         depth = [
             min(r.max_new_tokens - len(w) - 1, target.depth_room(len(c)))
             for r, w, c in zip(self.requests, self.written, self.committed, strict=True)
@@ -210,7 +210,7 @@ class Rows:
         return events
 
     def _cut(self, row: int, tokens: list[int], full: bool) -> tuple[int, Ending | None]:
-        """How many of a step's tokens a row emits, and why it ends with them if it does.
+        """The number of a step's tokens that a row emits, and the reason why it ends with them, if it does.
 
         Args:
             row: which.
@@ -251,7 +251,7 @@ class Rows:
 
 
 def _guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
-    """[V] draft logits after a row's guides; nothing is left where one cannot follow a draft: the target may never write it."""
+    """[V] draft logits after a row's guides; all −∞ where a guide rejects the drafted prefix, which the target cannot write."""
     try:
         return processed(logits, guides, ids)
     except UserError:
@@ -259,7 +259,7 @@ def _guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int
 
 
 def _logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> list[Logprob]:
-    """How likely each token was after the node before it, and the likeliest ones there."""
+    """Log-probabilities of the tokens, each after the node before it, and of the likeliest ones there."""
     found = []
     for node, token in zip(kept.tolist(), tokens, strict=False):
         log_p = torch.log_softmax(p.raw(node).double().cpu(), dim=-1)

@@ -46,7 +46,10 @@ def planned(stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later:
     known = {f.name for f in fields(trainer.Plan)} - state.FREE
     with understood(f"'{out / state.PLAN}' is not what a run was asked for"):
         numbers = {k: v for k, v in begun.items() if k in known} | {"betas": tuple(begun["betas"])}
+    try:
         trainer.Plan(**numbers)
+    except UserError as error:
+        raise UserError(f"'{out / state.PLAN}' is not what a run was asked for: {error}") from error
     return trainer.Plan(**numbers | dict(given))
 
 

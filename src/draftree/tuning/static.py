@@ -75,8 +75,8 @@ class Settings:
         check(self, "static: ")
         full = min(MAX_NODES, sum(self.width**d for d in range(1, self.depth + 1)))  # no step verifies more
         if self.nodes != "auto" and not 1 <= self.nodes <= full:
-            told = f"allowed are auto and 1 … {full}, with depth {self.depth} and width {self.width}"
-            raise UserError(f"static: nodes is {self.nodes}, {told}")
+            told = f"auto or 1 … {full}, with depth {self.depth} and width {self.width}"
+            raise UserError(f"static: nodes is {self.nodes}, allowed is {told}")
 
 
 # Acceptance by rank and depth.

@@ -1,0 +1,49 @@
+"""Greedy and sampled requests, each with its own seed and cuts, in one batch: every text is the one it is alone."""
+
+import numpy as np
+import pytest
+
+from draftree.acceptors.rejection import Rejection
+from draftree.engine import Engine
+from draftree.errors import UserError
+from draftree.policies.chain import Chain
+from draftree.policies.pct import PCT
+from draftree.registry import part
+from draftree.request import Request
+from draftree.sampling.settings import Sampling
+from draftree.testing import tiny_target
+
+SAMPLINGS = (Sampling(), Sampling(1.0, seed=3), Sampling(0.7, top_k=9, seed=8), Sampling(), Sampling(1.3, top_p=0.9, seed=3))
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    prompts = ([5, 6, 7, 5, 6], [8], [5, 6, 7, 5, 6], [1, 2, 1, 2, 1, 2], [9, 9, 3])
+    return [Request(p, 9 + i, number=i, sampling=s) for i, (p, s) in enumerate(zip(prompts, SAMPLINGS, strict=True))]
+
+
+@pytest.mark.parametrize("drafter", ["edd", "pld", "medusa", "suffix", "eagle"])
+def test_rows_of_all_temperatures_are_written_as_each_alone(drafter: str, requests: list[Request]) -> None:
+    target = tiny_target()
+    engine = Engine(target, part("drafter", drafter)().example(target), PCT())
+    alone = [engine.plain([request]).tokens[0] for request in requests]
+    assert engine.write(requests).tokens == alone == engine.plain(requests).tokens
+    assert engine.write(requests[::-1], reuse=False).tokens == alone[::-1]
+
+
+def test_one_sampling_for_all_takes_the_place_of_each_ones_own(requests: list[Request]) -> None:
+    target = tiny_target()
+    engine = Engine(target, part("drafter", "pld")().example(target), PCT())
+    greedy = [engine.plain([Request(r.prompt, r.max_new_tokens)]).tokens[0] for r in requests]
+    assert engine.write(requests, Sampling()).tokens == greedy
+    assert engine.write(requests).tokens != greedy
+
+
+def test_a_rule_that_does_not_serve_a_row_is_refused(requests: list[Request]) -> None:
+    target = tiny_target()
+    engine = Engine(target, part("drafter", "pld")().example(target), Chain(), Rejection())
+    with pytest.raises(UserError, match="acceptor 'rejection' does not serve temperature 0"):
+        engine.write(requests)
+    tokens = engine.write([r for r in requests if not r.sampling.greedy]).tokens
+    assert [len(t) for t in tokens] == [10, 11, 13]
+    assert all(np.unique(t).size > 1 for t in tokens)
