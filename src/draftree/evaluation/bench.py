@@ -76,11 +76,6 @@ class Bench:
                 done[cell].append(self.write(cell, request, last=repeat == self.repeats - 1))
         return {cell: PromptResult(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()}
 
-    def warm(self) -> None:
-        """Runs every cell for a moment."""
-        for cell in self.cells:
-            self.write(cell, short(self.requests[0]))
-
     @property
     def prices(self) -> dict[str, Costs | CostTable]:
         """The cost model of each drafter, where that is known."""
@@ -109,7 +104,8 @@ class Bench:
 
     def run(self, journal: Journal, advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, PromptResult]]:
         """All prompts, in order; those in the journal are not run again."""
-        self.warm()
+        for cell in self.cells:  # the warm-up
+            self.write(cell, short(self.requests[0]))
         done = journal.read(self.cells)[: len(self.requests)]
         self.remember(self.requests[: len(done)])
         for index in range(len(self.requests)):

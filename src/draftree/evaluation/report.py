@@ -5,7 +5,7 @@ Shapes: P prompts, B bootstrap samples.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from draftree.costs import Costs, CostTable, counted, counted_plain
 from draftree.errors import UserError
 from draftree.evaluation.cells import Cell, PromptResult, Quality
 from draftree.registry import part
-from draftree.stats import repeated_ngrams, total
+from draftree.stats import Work, repeated_ngrams, total
 from draftree.tree import Floats, Ints
 
 SAMPLES = 2000
@@ -43,8 +43,8 @@ class Totals:
     counted: Floats
 
     @classmethod
-    def of(cls, written: Sequence[PromptResult], counted: Sequence[float] | None = None) -> "Totals":
-        """The sums of one cell."""
+    def of(cls, written: Sequence[PromptResult], seconds: Callable[[Sequence[Work]], float] = lambda _: 0.0) -> "Totals":
+        """The sums of one cell; `seconds` gives those by the cost model."""
         stats = [w.stats for w in written]
         columns = (
             [sum(step.accepted for step in s.steps) for s in stats],
@@ -52,7 +52,7 @@ class Totals:
             [len(s.steps) for s in stats],
             [s.new_tokens for s in stats],
             [float(s.seconds) for s in stats],
-            [0.0] * len(stats) if counted is None else counted,
+            [seconds(s.work) for s in stats],
         )
         return cls(*map(np.array, columns))
 
@@ -136,7 +136,11 @@ def row(
     """
     stats, base = total([w.stats for w in written]), total([w.stats for w in plain])
     different = sum(a.tokens != b.tokens for a, b in zip(written, plain, strict=True))
-    mine, theirs, drafting = _totals(written, plain, costs)
+    mine, theirs, drafting = Totals.of(written), Totals.of(plain), 0.0
+    if costs is not None:
+        mine = Totals.of(written, lambda work: counted(costs, work)[0])
+        theirs = Totals.of(plain, lambda work: counted_plain(costs, work))
+        drafting = sum(counted(costs, w.stats.work)[1] for w in written)
     everyone = np.arange(len(written))
     spent = float(mine.counted.sum())
     return {
@@ -158,17 +162,6 @@ def row(
         "intervals": intervals(mine, theirs, seed),
         "per_prompt": mine.per_prompt,
     }
-
-
-def _totals(
-    written: Sequence[PromptResult], plain: Sequence[PromptResult], costs: Costs | CostTable | None
-) -> tuple[Totals, Totals, float]:
-    """Sums of a cell and of the baseline, both counted in the cell's costs, and the drafter's part of the cell's seconds."""
-    if costs is None:
-        return Totals.of(written), Totals.of(plain), 0.0
-    mine = [counted(costs, w.stats.work) for w in written]
-    base = [counted_plain(costs, w.stats.work) for w in plain]
-    return Totals.of(written, [whole for whole, _ in mine]), Totals.of(plain, base), sum(part for _, part in mine)
 
 
 def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:

@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from draftree.boundary.files import existing, understood, whole
 from draftree.boundary.progress import Tell, silent
@@ -56,10 +57,8 @@ def read(target: Target, ids: Tensor, needs: Needs) -> Features:
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     """[B, T] rows padded with zeros at the end."""
-    out = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = row
-    return out
+    found: np.ndarray = pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True).numpy()
+    return found
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ class Shards:
         return Features(hidden, {layer: (of_layer(layer, "k"), of_layer(layer, "v")) for layer in self.needs.kv})
 
     def _padded(self, parts: list[Tensor]) -> Tensor:
-        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(self.target.decoder.device)
+        return pad_sequence(parts, batch_first=True).to(self.target.decoder.device)
 
     def _get(self, name: str, sample: int, key: str) -> Tensor:
         path = self._file(name, sample // SHARD)

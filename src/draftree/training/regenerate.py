@@ -77,7 +77,10 @@ def regenerate(
     with processes.agreed():
         asked = list(prompts(paths, target.tokenizer, how.max_tokens))
     about = {**asdict(how), "target": target.name, "prompts": _digest(asked)}
-    if not _finished(out, about):
+    finished = False
+    with suppress(UserError):
+        finished = read_object(out / ABOUT, "of a finished regeneration") == about and (out / FILE).is_file()
+    if not finished:
         parts = out / PARTS / _digest(about)
         done = _done(parts)
         processes.same(len(done), "the answers written so far")
@@ -183,13 +186,6 @@ def _done(parts: Path) -> dict[int, Row]:
                 said = json.loads(line)
                 found[int(said["number"])] = dict(said["row"])
     return found
-
-
-def _finished(out: Path, about: dict[str, Any]) -> bool:
-    try:
-        return read_object(out / ABOUT, "of a finished regeneration") == about and (out / FILE).is_file()
-    except UserError:
-        return False
 
 
 def _join(out: Path, about: dict[str, Any], done: dict[int, Row], count: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from draftree.boundary.files import bytes_text, understood, writable
+from draftree.boundary.files import bytes_text, writable
 from draftree.boundary.progress import Tell, silent
 from draftree.data.samples import Sample, read
 from draftree.drafters.base import Stage, TrainableMethod, plan_text
@@ -44,11 +44,10 @@ def planned(stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later:
             raise UserError(f"stage '{name}' goes on from the weights of '{names[0]}', allowed is it with --init-from")
         begun = {**asdict(stages[names.index(name)]), "stage": name}
     known = {f.name for f in fields(trainer.Plan)} - state.FREE
-    with understood(f"'{out / state.PLAN}' is not what a run was asked for"):
-        numbers = {k: v for k, v in begun.items() if k in known} | {"betas": tuple(begun["betas"])}
     try:
+        numbers = {k: v for k, v in begun.items() if k in known} | {"betas": tuple(begun["betas"])}
         trainer.Plan(**numbers)
-    except UserError as error:
+    except (UserError, TypeError) as error:
         raise UserError(f"'{out / state.PLAN}' is not what a run was asked for: {error}") from error
     return trainer.Plan(**numbers | dict(given))
 

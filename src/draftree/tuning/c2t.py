@@ -245,60 +245,33 @@ def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
             parameter.copy_(torch.from_numpy(value))
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The result of a run.
+def summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]) -> Fitted:
+    """The result of a run: figures, the picked round in a line, and the extent of the training.
 
-    Attributes:
-        texts: how many the target wrote.
-        trees: grown before their steps.
-        nodes: of these trees.
-        accepted: of these nodes.
-        entries: learnt, after negative sampling.
+    It was trained to the end where held-out AUC had stopped rising, or the paper's epochs and `STEPS` steps were made.
+
+    Args:
+        texts: entries of each text that the target wrote.
+        learnt: those of the texts to learn, before negative sampling.
+        knobs: of the trees and the net.
+        plan: of learning.
         rounds: the figures of each.
-        step: after which the classifier that is kept was measured.
-        to_the_end: true where held-out AUC had stopped rising, or the paper's epochs and `STEPS` steps were made.
     """
-
-    texts: int
-    trees: int
-    nodes: int
-    accepted: int
-    entries: int
-    rounds: tuple[Round, ...]
-    step: int
-    to_the_end: bool
-
-    @property
-    def kept(self) -> Round:
-        """The figures of the classifier that was saved."""
-        return next(r for r in self.rounds if r.step == self.step)
-
-    @property
-    def ending(self) -> str:
-        """The extent of the training, in words."""
-        end = f"{self.rounds[-1].step:,} steps"
-        if not self.to_the_end:
-            return f"not trained to the end: after {end} held-out AUC may still rise"
-        return f"trained to the end: {end}, after which held-out AUC {'still rose' if rises(self.rounds) else 'rose no more'}"
-
-    @property
-    def fitted(self) -> Fitted:
-        """The same in figures and words."""
-        line = (
-            f"step {self.step:,} of {self.rounds[-1].step:,}, {self.kept.told}; {self.entries:,} entries of "
-            f"{self.trees:,} trees ({self.accepted:,} of {self.nodes:,} nodes accepted)"
-        )
-        return Fitted({"policy": "c2t"} | asdict(self), [line, self.ending])
-
-
-def summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]) -> Trained:
-    """The result of a run on the trees of some texts, of which `learnt` were learnt."""
-    accepted, entries = sum(int(t.accepted.sum()) for t in texts), learnt.sampling(knobs.negatives)
-    nodes, trees = sum(map(len, texts)), sum(t.trees for t in texts)
+    best, steps, entries = picked(rounds), rounds[-1].step, learnt.sampling(knobs.negatives)
+    nodes, trees, accepted = sum(map(len, texts)), sum(t.trees for t in texts), sum(int(t.accepted.sum()) for t in texts)
     usual = full(entries, replace(knobs, steps=STEPS), replace(plan, epochs=Plan.epochs))
-    to_the_end = not rises(rounds) or rounds[-1].step >= usual
-    return Trained(len(texts), trees, nodes, accepted, entries, tuple(rounds), picked(rounds).step, to_the_end)
+    to_the_end = not rises(rounds) or steps >= usual
+    ending = f"not trained to the end: after {steps:,} steps held-out AUC may still rise"
+    if to_the_end:
+        still = "still rose" if rises(rounds) else "rose no more"
+        ending = f"trained to the end: {steps:,} steps, after which held-out AUC {still}"
+    line = (
+        f"step {best.step:,} of {steps:,}, {best.told}; {entries:,} entries of {trees:,} trees ({accepted:,} of {nodes:,} "
+        "nodes accepted)"
+    )
+    figures = {"policy": "c2t", "texts": len(texts), "trees": trees, "nodes": nodes, "accepted": accepted, "entries": entries,
+               "rounds": [asdict(r) for r in rounds], "step": best.step, "to_the_end": to_the_end}  # fmt: skip
+    return Fitted(figures, [line, ending])
 
 
 def split(texts: Sequence[Nodes], plan: Plan) -> tuple[Nodes, Nodes]:
@@ -358,14 +331,15 @@ class Training(Tuning):
         learnt, held = split(texts, plan)
         net, rounds = learn(learnt, held, knobs, plan, self.start, tell)
         end = summed(texts, learnt, knobs, plan, rounds)
-        said = {"target": target.name, "drafter": self.drafter, **{k: v for k, v in asdict(end).items() if k != "rounds"}}
-        figures = {name: getattr(end.kept, name) for name in ("auc", "recall", "positive_rate")}
+        figures = {k: v for k, v in end.figures.items() if k not in ("policy", "rounds")}
+        said = {"target": target.name, "drafter": self.drafter, **figures}
+        best = {name: getattr(picked(rounds), name) for name in ("auc", "recall", "positive_rate")}
         note = {"command": command(), **asdict(plan), **asdict(knobs), **said, "skipped_too_long": too_long,
-                "data": kept.about["prompts"], "ending": end.ending, "history": [asdict(r) for r in rounds],
+                "data": kept.about["prompts"], "ending": end.lines[1], "history": end.figures["rounds"],
                 "held_out_trees": held.trees}  # fmt: skip
         with filled(out, last=CONFIG) as folder:
-            replace(net, trained_on=said | figures).save(folder)
+            replace(net, trained_on=said | best).save(folder)
             (folder / PLAN).write_text(json.dumps(note, indent=1) + "\n")
         if self.trees is None:
             shutil.rmtree(kept.folder)
-        return end.fitted
+        return end
