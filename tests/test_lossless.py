@@ -17,7 +17,7 @@ from draftree.acceptors.match import Match
 from draftree.data.prompts import encode, question
 from draftree.doctor.cases import Case, cases
 from draftree.doctor.findings import Finding
-from draftree.doctor.lossless import LEVEL, Plan, examine, prompts
+from draftree.doctor.lossless import LEVEL, Extent, examine, prompts
 from draftree.doctor.noise import Heard, Noise, behind, distances, noise, shifts
 from draftree.doctor.verdicts import Report
 from draftree.drafters.lm import LMDrafter
@@ -33,7 +33,7 @@ from draftree.testing.fakes import tiny_target
 from draftree.tree import Draw, Tree, Verdict
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7], [9, 3, 2, 3]]
-SHORT = Plan(max_new_tokens=14, seeds=1, trials=120)
+SHORT = Extent(max_new_tokens=14, seeds=1, trials=120)
 TEMPERATURE = 2.0
 """At which the tiny target's next token is open."""
 
@@ -58,7 +58,7 @@ def finding(report: Report, name: str) -> Finding:
     return next(f for f in report.findings if f.name == name)
 
 
-def checked(target: Target, chosen: Sequence[Case], plan: Plan = SHORT) -> Report:
+def checked(target: Target, chosen: Sequence[Case], plan: Extent = SHORT) -> Report:
     report = examine(target, imitator(), PROMPTS, chosen, plan)
     json.dumps(report.as_json(), allow_nan=False)
     return report
@@ -117,7 +117,7 @@ def test_mistakes_are_told(policies: list[str], acceptors: list[str], temperatur
 
 def test_a_plan_of_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="trials is 0, allowed is a whole number of at least 100"):
-        Plan(trials=0)
+        Extent(trials=0)
 
 
 def verifications(target: Target, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor], what: str) -> None:

@@ -44,9 +44,9 @@ def test_two_samples_are_compared_with_their_sum() -> None:
 
 
 def test_rare_outcomes_share_a_bin() -> None:
-    assert pooled(np.array([1.0, 20, 3, 30, 8, 2]), 10).tolist() == [0, 1, 0, 2, 0, 0]
-    assert pooled(np.array([1.0, 20, 4]), 10).tolist() == [0, 0, 0]
-    assert pooled(np.array([1.0, 2, 3]), 10).tolist() == [0, 0, 0]
+    assert pooled(np.array([1.0, 20, 3, 30, 8, 2])).tolist() == [0, 1, 0, 2, 0, 0]
+    assert pooled(np.array([1.0, 20, 4])).tolist() == [0, 0, 0]
+    assert pooled(np.array([1.0, 2, 3])).tolist() == [0, 0, 0]
     assert goodness([1, 2, 3], [1 / 3] * 3).dof == 0
     assert goodness([1, 2, 3], [1 / 3] * 3).p_value == 1
 

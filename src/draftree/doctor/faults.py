@@ -34,7 +34,7 @@ NEGLIGIBLE = 1e-4
 
 @dataclass(frozen=True)
 class Alternative:
-    """One thing changed.
+    """A drafter driven with one thing changed.
 
     Attributes:
         cause: what is wrong if it helps.
@@ -71,7 +71,7 @@ class Better:
 
     @property
     def gain(self) -> float:
-        """Of overlap."""
+        """The rise of overlap."""
         return self.overlap[1] - self.overlap[0]
 
     @property
@@ -82,7 +82,7 @@ class Better:
 
     @property
     def evidence(self) -> str:
-        """In words."""
+        """The gain in words."""
         return (
             f"with {self.change}, overlap goes from {self.overlap[0]:.3f} to {self.overlap[1]:.3f} and agreement from "
             f"{self.agreement[0]:.2f} to {self.agreement[1]:.2f} (overlap rises by {self.z:.1f} standard errors, cross-entropy "
@@ -206,11 +206,6 @@ def theta(frequencies: Tensor) -> float:
     return float(frequencies[1].double() ** -k) if k > 1 else 1.0
 
 
-def powers(base: float, k: int) -> Tensor:
-    """[k] rotary frequencies of a base."""
-    return base ** (-torch.arange(k, dtype=torch.float64) / k)
-
-
 def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[Alternative]:
     """The target's frequencies, and those of the base that configs have where they name none; of all modules, and of each."""
     theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
@@ -222,7 +217,9 @@ def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[
         where = "" if group is own else f" in {next(iter(group))}"
         for name, base, exact in wanted:
             old = {m: frequencies(m) for m in group.values()}
-            new = {m: exact.clone() if exact.shape == f.shape else powers(base, len(f)).to(f) for m, f in old.items()}
+            # θ^(−i/k) where the target's own do not fit
+            powers = {m: base ** -torch.linspace(0, 1, len(f) + 1, dtype=torch.float64)[:-1] for m, f in old.items()}
+            new = {m: exact.clone() if exact.shape == f.shape else powers[m].to(f) for m, f in old.items()}
             if any(not torch.allclose(old[m].double(), f.double(), rtol=1e-3) for m, f in new.items()):
                 yield Alternative(ROPE, f"{name} {base:.0f} instead of {bases}{where}", source, _putting("inv_freq", new))
 
@@ -246,7 +243,7 @@ def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractCo
 
 @dataclass(frozen=True)
 class Map:
-    """A draft vocabulary: how far each draft id lies below the target's id it stands for, and which of those can be drafted."""
+    """A draft vocabulary: the offset of each draft id to the target's id it stands for, and a mark on those that can be drafted."""
 
     module: nn.Module
     d2t: Tensor
@@ -279,7 +276,7 @@ class Map:
 
 
 def vocabulary_map(model: nn.Module) -> Map | None:
-    """The one that a model has, if it has any."""
+    """The vocabulary map of a model, if it has one."""
     for module in model.modules():
         d2t, t2d = module._buffers.get("d2t"), module._buffers.get("t2d")
         if isinstance(d2t, Tensor) and isinstance(t2d, Tensor):

@@ -80,7 +80,7 @@ class Depth:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found.
+    """The result of an examination of a drafter.
 
     Attributes:
         target: its name.
@@ -140,7 +140,9 @@ def examine(
     layers, attention = _attention(target, drafter.needs, texts)
     findings.append(attention)
     count = sum(len(t.tokens) - t.start for t in texts)
-    return Report(target.name, drafter.described, len(texts), count, tuple(findings), depths, layers, _merged(suspects))
+    causes = dict.fromkeys(s.cause for s in suspects)
+    merged = tuple(Suspect(c, "; ".join(s.evidence for s in suspects if s.cause == c)) for c in causes)
+    return Report(target.name, drafter.described, len(texts), count, tuple(findings), depths, layers, merged)
 
 
 def _driven(
@@ -312,12 +314,6 @@ def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
     """True for a drafter with weights that hardly ever says what the target says; one that looks up text may find nothing."""
     weights = isinstance(drafter, Trainable) or drafter.language_model is not None
     return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED
-
-
-def _merged(suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:
-    """One suspect for each cause, with all evidence."""
-    causes = dict.fromkeys(s.cause for s in suspects)
-    return tuple(Suspect(c, "; ".join(s.evidence for s in suspects if s.cause == c)) for c in causes)
 
 
 def _attention(target: Target, needs: Needs, texts: Sequence[Text]) -> tuple[tuple[Attending, ...], Finding]:

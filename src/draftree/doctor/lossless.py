@@ -60,7 +60,7 @@ Drawn = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Plan(Knobs):
+class Extent(Knobs):
     """The extent of an examination.
 
     Attributes:
@@ -105,7 +105,7 @@ def examine(
     drafter: Drafter[Any],
     prompts: Sequence[Sequence[int]],
     chosen: Sequence[Case],
-    plan: Plan = Plan(),
+    extent: Extent = Extent(),
     costs: Costs | CostTable = UNIT,
     tell: Tell = silent,
 ) -> Report:
@@ -116,14 +116,14 @@ def examine(
         drafter: opened for that target.
         prompts: token ids.
         chosen: see `cases`.
-        plan: how much is tried.
+        extent: how much is tried.
         costs: for policies that read them.
         tell: is told how far it is.
 
     Raises:
         UserError: a prompt cannot be served.
     """
-    work = _Work(target, [(c, Engine(target, drafter, c.grown, c.rule, costs)) for c in chosen], plan, tell)
+    work = _Work(target, [(c, Engine(target, drafter, c.grown, c.rule, costs)) for c in chosen], extent, tell)
     if work.drawn:
         critical(1, LEVEL)  # a package that is missing is told before the texts are written
     work.total = work.size(len(prompts))
@@ -139,7 +139,7 @@ class _Work:
 
     target: Target
     pairs: list[tuple[Case, Engine]]
-    plan: Plan
+    extent: Extent
     tell: Tell
     total: int = 0
     done: int = 0
@@ -161,12 +161,12 @@ class _Work:
     def runs(self) -> list[Sampling]:
         """The samplings of each text; where none is to be compared, greedy: noise and roots are still wanted."""
         temperatures = dict.fromkeys(c.temperature for c, _ in self.pairs if c.keeps_text) or [0.0]
-        return [Sampling(t, seed=self.plan.seed + i) for t in temperatures for i in range(self.plan.seeds if t else 1)]
+        return [Sampling(t, seed=self.extent.seed + i) for t in temperatures for i in range(self.extent.seeds if t else 1)]
 
     def size(self, texts: int) -> int:
         """The number of runs and batches to come."""
         runs = sum(1 + len(self.followed(s.temperature)) for s in self.runs)
-        batches = sum(len(self.numbers(i, min(self.plan.roots, texts))) for i in range(min(self.plan.roots, texts)))
+        batches = sum(len(self.numbers(i, min(self.extent.roots, texts))) for i in range(min(self.extent.roots, texts)))
         return texts * runs + batches * (len(self.drawn) + len({c.temperature for c, _ in self.drawn}))
 
     def advance(self, what: str) -> None:
@@ -175,7 +175,7 @@ class _Work:
 
     def compare(self, text: int, prompt: list[int]) -> None:
         """All cases on one prompt."""
-        request = Request(prompt, self.plan.max_new_tokens, self.target.eos, text, keep_scores=True)
+        request = Request(prompt, self.extent.max_new_tokens, self.target.eos, text, keep_scores=True)
         best: Root | None = None
         for sampling in self.runs:
             self.advance(f"plain decoding, T = {sampling.temperature:g}")
@@ -207,30 +207,26 @@ class _Work:
         """All frequency tests."""
         if self.drawn and not self.roots:
             raise UserError("every text ends with its first token, so nothing can be drawn behind one; give other prompts")
-        roots = sorted(self.roots, key=lambda r: r.distance)[: self.plan.roots]
+        self.roots = sorted(self.roots, key=lambda r: r.distance)[: self.extent.roots]
         for temperature in dict.fromkeys(c.temperature for c, _ in self.drawn):
             # Each has its own seed: with the same one, both samples would follow the same noise.
-            first, second = (Sampling(temperature, seed=self.plan.seed + i) for i in (0, 1))
-            plain = [
-                plainly(self.target, root, first, self.batches(i, len(roots), "plain sampling")) for i, root in enumerate(roots)
-            ]
+            first, second = (Sampling(temperature, seed=self.extent.seed + i) for i in (0, 1))
+            plain = [plainly(self.target, r, first, self.batches(i, "plain sampling")) for i, r in enumerate(self.roots)]
             for case, engine in self.drawn:
                 if case.temperature == temperature:
-                    ours = [
-                        speculated(engine, root, second, self.batches(i, len(roots), case.name)) for i, root in enumerate(roots)
-                    ]
+                    ours = [speculated(engine, r, second, self.batches(i, case.name)) for i, r in enumerate(self.roots)]
                     self.tests += [self.tested(case, plain, ours, look) for look in (1, LOOK)]
 
     def numbers(self, root: int, roots: int) -> list[range]:
         """The numbers of the trials behind one of the roots, batch by batch."""
-        first, end = (self.plan.trials * i // roots for i in (root, root + 1))
+        first, end = (self.extent.trials * i // roots for i in (root, root + 1))
         rows = math.ceil((end - first) / math.ceil((end - first) / ROWS))  # batches of one size go on in one another's caches
         return [range(n, min(n + rows, end)) for n in range(first, end, rows)]
 
-    def batches(self, root: int, roots: int, what: str) -> Iterator[range]:
+    def batches(self, root: int, what: str) -> Iterator[range]:
         """The same, telling how far it is."""
-        for numbers in self.numbers(root, roots):
-            self.advance(f"{what}: {numbers[0]:,} of {self.plan.trials:,} trials")
+        for numbers in self.numbers(root, len(self.roots)):
+            self.advance(f"{what}: {numbers[0]:,} of {self.extent.trials:,} trials")
             yield numbers
 
     def tested(self, case: Case, plain: Sequence[Drawn], ours: Sequence[Drawn], look: int) -> Frequencies:
@@ -246,7 +242,7 @@ class _Work:
 
     @property
     def level(self) -> float:
-        """Below it a p-value is too small."""
+        """The p-value below which a test fails."""
         return LEVEL / max(2 * sum(not c.rule.lossy for c, _ in self.drawn), 1)
 
     def report(self, drafter: str, texts: int) -> Report:

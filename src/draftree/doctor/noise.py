@@ -59,7 +59,7 @@ class Noise:
         return type(self)(**{name: max(mine[name], theirs[name]) for name in mine})
 
     def allowed(self, dtype: torch.dtype) -> float:
-        """Up to what a difference of logits is explained; what the dtype cannot tell apart always is."""
+        """The largest difference of logits that noise explains; differences below the dtype's precision always are."""
         return FACTOR * max(self.logits, torch.finfo(dtype).eps * self.scale)
 
 

@@ -30,30 +30,29 @@ class ChiSquare(NamedTuple):
     p_value: float
 
 
-def two_sample(counts_a: ArrayLike, counts_b: ArrayLike, least: float = LEAST) -> ChiSquare:
+def two_sample(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
     """Pearson's test that two samples were drawn from one distribution, whatever it is.
 
     Args:
         counts_a: [V] how often each outcome came in one sample.
         counts_b: [V] how often in the other.
-        least: outcomes that are expected less often in the smaller sample share a bin with others.
     """
     a, b = np.asarray(counts_a, np.float64), np.asarray(counts_b, np.float64)
     share = a.sum() / (a.sum() + b.sum())
     # Given how often an outcome came in both together, which sample it came in says all; so bins may be chosen by the sum.
-    bins = pooled((a + b) * min(share, 1 - share), least)
+    bins = pooled((a + b) * min(share, 1 - share))
     found = _scipy().stats.chi2_contingency([np.bincount(bins, a), np.bincount(bins, b)], correction=False)
     return ChiSquare(float(found.statistic), int(found.dof), float(found.pvalue))
 
 
-def pooled(expected: Floats, least: float = LEAST) -> Ints:
-    """[V] the bin of each outcome, so that each bin expects `least` together: the rarest share theirs."""
+def pooled(expected: Floats) -> Ints:
+    """[V] the bin of each outcome, so that each bin expects `LEAST` together: the rarest share theirs."""
     bins, last, mass, order = np.zeros(len(expected), np.int64), 0, 0.0, np.argsort(expected, kind="stable")
     for i in order.tolist():
-        if mass >= least:
+        if mass >= LEAST:
             last, mass = last + 1, 0.0
         bins[i], mass = last, mass + float(expected[i])
-    if mass < least and last > 0:
+    if mass < LEAST and last > 0:
         bins[bins == last] = last - 1
     return bins
 

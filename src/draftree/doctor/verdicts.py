@@ -83,7 +83,7 @@ class Frequencies:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found.
+    """The result of an examination of the output.
 
     Attributes:
         target: its name.
@@ -126,7 +126,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """All of it in a line."""
+        """The verdict in a line."""
         said = [f"{name} is lossy by design" for name in self.lossy]
         if not self.lossless:
             nobody = [] if self.promised else ["nothing that was asked for promises it"]

@@ -1,4 +1,4 @@
-"""Runs to be compared: the plain baseline and every cell side by side, one text at a time.
+"""Benchmarks the plain baseline and every cell side by side, one text at a time.
 
 No cache is reused between runs, whoever comes first changes from prompt to prompt, and all of it happens in one process.
 What a drafter keeps over a session goes from prompt to prompt, within its own cell.
@@ -29,7 +29,7 @@ TOGETHER = 8
 
 @dataclass(frozen=True)
 class Bench:
-    """Everything to be run.
+    """A benchmark: cells, engines and requests.
 
     Attributes:
         cells: the baseline of each temperature among them.

@@ -18,6 +18,7 @@ from draftree.errors import UnknownName, UserError
 from draftree.models.target import Target
 from draftree.registry import build
 from draftree.training import state, trainer
+from draftree.training.features import Shards
 from draftree.training.job import LOG, Fitted, Job, items
 from draftree.training.processes import Processes, check_tracker
 from draftree.training.regenerate import Regeneration, regenerate
@@ -127,7 +128,7 @@ class Training(Job):
                 state.check(out, {k: v for k, v in asked.items() if k != "max_tokens"})  # which the target's context may cut
                 device = processes.device(place.get("device")) if isinstance(target, str) else place.get("device")
                 model = target_of(target, place.get("dtype"), device)
-                plan = fitted(plan, out, model.decoder.context)
+                plan = within_context(plan, out, model.decoder.context)
                 torch.manual_seed(plan.seed)  # of the weights it begins with
                 begun = self.init_from and state.begun(self.method, self.init_from, model)
                 drafter = begun or self.method.fresh(model)
@@ -143,9 +144,9 @@ class Training(Job):
                 trainer.split(samples, plan)  # refuses too few of them before the target reads them
             plan = plan.parted(samples, processes.world)
             if plan.cache_features:
-                shards = trainer.cached(model, drafter, samples, plan, out)
+                home = Path(plan.features or out / "features")
+                shards = Shards.at(home, model, samples, drafter.needs)
                 if size := shards.size:
-                    home = shards.folder.parent
                     LOG.info("features of %s texts take %s in %s", f"{len(samples):,}", bytes_text(size), home)
                 shards.fill(processes, tell)  # before the training, where it can be seen how far this is
             LOG.info("training by %s", plan_text(asdict(plan)))
@@ -169,7 +170,7 @@ class Training(Job):
             return read(data, target.tokenizer, plan.max_tokens)
 
 
-def fitted(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
+def within_context(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
     """A plan for a target with so many positions, which no sample is longer than; a run begun before keeps its length."""
     begun = state.before(out) or {}
     return plan if plan.max_tokens == begun.get("max_tokens") else replace(plan, max_tokens=min(plan.max_tokens, context))

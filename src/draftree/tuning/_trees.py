@@ -91,8 +91,7 @@ class Knobs:
         for key in own.keys() & given.keys():
             if given[key] != own[key]:
                 raise UserError(f"c2t: {key} is {given[key]}, allowed is {own[key]}: the classifier begun with has it")
-        usual: dict[str, Any] = {"share": 0.1}
-        return cls(**usual | own | given)
+        return cls(**{"share": 0.1} | own | given)
 
 
 @dataclass(frozen=True)

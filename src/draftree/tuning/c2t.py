@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from draftree.boundary.files import filled, inside, locked
-from draftree.boundary.knobs import check, knob
+from draftree.boundary.knobs import Knobs as Checked
+from draftree.boundary.knobs import knob
 from draftree.boundary.progress import Tell, silent
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
@@ -47,7 +48,7 @@ PLAN, TREES = "training.json", "trees"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Checked):
     """The numbers of learning (appendix B.2).
 
     Attributes:
@@ -63,9 +64,6 @@ class Plan:
     lr: float = knob(1e-3, above=0)
     held_out: float = knob(0.05, above=0, below=1)  # c2t picks by what is held out
     seed: int = knob(0, least=0, most=2**64 - 1)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], tuned: bool = False) -> Self:
@@ -168,7 +166,8 @@ def learn(
             raise UserError(f"of the {len(nodes)} drafted nodes {name} none was accepted; at least 1 is needed: use more data")
     rng = np.random.default_rng([plan.seed, 1])
     sampled = learnt.sampled(knobs.negatives, rng)
-    inputs = _inputs(sampled, knobs)
+    read = {"P": scaled(sampled.log_p, knobs.log_joint), "H": sampled.entropy, "d": sampled.depth}
+    inputs = np.stack([read[name] for name in knobs.features.split("+")], axis=1)
     scale = mean, deviation = inputs.mean(0), np.maximum(inputs.std(0), 1e-6)
     x, y = torch.from_numpy((inputs - mean) / deviation).float(), torch.from_numpy(sampled.accepted).float()
     with torch.random.fork_rng(devices=[]):
@@ -202,12 +201,6 @@ Scale = tuple[Floats, Floats]
 
 It is a part of the first layer: W (x − m) / s + b = (W / s) x + (b − (W / s) m).
 """
-
-
-def _inputs(nodes: Nodes, knobs: Knobs) -> Floats:
-    """[n, X] features."""
-    read = {"P": scaled(nodes.log_p, knobs.log_joint), "H": nodes.entropy, "d": nodes.depth}
-    return np.stack([read[name] for name in knobs.features.split("+")], axis=1)
 
 
 def _shuffled(entries: int, batch_size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
@@ -319,7 +312,7 @@ class Training(Tuning):
         if (out / CONFIG).is_file() and not (out / TREES).is_dir():  # they are removed last
             raise UserError(f"'{out}' holds a finished classifier: name another folder to train into")
 
-    def fitted(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
+    def tune(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
         knobs, plan = self.knobs, self.plan
         requests, too_long = prompts(target, data, knobs)
         if too_long:

@@ -32,7 +32,7 @@ from draftree.models.target import Target
 from draftree.timing import measured
 from draftree.training.job import Fitted, items
 from draftree.tree import MAX_NODES, Bools, Floats, Ints
-from draftree.tuning._shapes import Paths, Plan, fastest, searched
+from draftree.tuning._shapes import Paths, Shape, fastest, searched
 from draftree.tuning.base import Tuning
 
 ROUNDS = 6
@@ -129,7 +129,7 @@ class Driven:
 
     @property
     def everywhere(self) -> Acceptance:
-        """With all tokens as roots."""
+        """The acceptance with all tokens as roots."""
         return Acceptance(np.concatenate(self.texts), self.width)
 
     def decoded(self, paths: Paths) -> tuple[Acceptance, float]:
@@ -188,7 +188,7 @@ def _compared(block: Block, depths: int) -> Ints:
 # The tree.
 
 
-def settled(driven: Driven, choose: Callable[[Floats], Plan], costs: Costs) -> tuple[Plan, Acceptance, float]:
+def settled(driven: Driven, choose: Callable[[Floats], Shape], costs: Costs) -> tuple[Shape, Acceptance, float]:
     """The best of the trees found one after the other, each for the roots that decoding with the one before it leads to.
 
     Args:
@@ -199,13 +199,13 @@ def settled(driven: Driven, choose: Callable[[Floats], Plan], costs: Costs) -> t
     Returns:
         The tree, with what is expected of it at its own roots; the acceptance there; τ of decoding along the texts.
     """
-    seen, tried = driven.everywhere, dict[Paths, tuple[Plan, Acceptance, float]]()
+    seen, tried = driven.everywhere, dict[Paths, tuple[Shape, Acceptance, float]]()
     for _ in range(ROUNDS):
         paths = choose(seen.table).paths if seen.table.any() else ()
         if not paths or paths in tried:
             break
         seen, tau = driven.decoded(paths)
-        tried[paths] = Plan.of(paths, seen.table, costs), seen, tau
+        tried[paths] = Shape.of(paths, seen.table, costs), seen, tau
     return max(tried.values(), key=lambda found: found[2] * found[0].speedup / found[0].tau)
 
 
@@ -219,16 +219,16 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
     if nodes == "auto":
         choose = lambda table: fastest(search, table, costs)
     else:
-        choose = lambda table: Plan.of(searched(search, table, nodes)(nodes), table, costs)
+        choose = lambda table: Shape.of(searched(search, table, nodes)(nodes), table, costs)
     if not driven.everywhere.table.any():
         raise UserError("static: none of the drafter's candidates was the target's token: it does not fit this target or data")
-    plan, seen, tau = settled(driven, choose, costs)
+    shape, seen, tau = settled(driven, choose, costs)
     grow = searched(search, seen.table, max(SIZES))
-    sizes = [Plan.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)]  # each at its own roots
+    sizes = [Shape.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)]  # each at its own roots
     return {
-        "paths": [list(path) for path in sorted(plan.paths, key=lambda path: (len(path), path))],
-        "tau": plan.tau, "decoded_tau": tau, "nodes": len(plan.paths), "depth": plan.depth,
-        "speedup": plan.speedup, "settings": asdict(settings),
+        "paths": [list(path) for path in sorted(shape.paths, key=lambda path: (len(path), path))],
+        "tau": shape.tau, "decoded_tau": tau, "nodes": len(shape.paths), "depth": shape.depth,
+        "speedup": shape.speedup, "settings": asdict(settings),
         "sizes": [{"nodes": len(p.paths), "depth": p.depth, "tau": p.tau, "speedup": p.speedup} for p in sizes],
         "places": seen.places.tolist(), "acceptance": np.round(seen.table, 6).tolist(), "costs": asdict(costs),
     }  # fmt: skip
@@ -307,7 +307,7 @@ class Search(Tuning):
         if out.exists():
             raise UserError(f"'{out}' exists, allowed is a new file")
 
-    def fitted(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
+    def tune(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
         texts = self._texts(target, data, tell)
         ranks = list[Ints]()
         for i in range(0, len(texts), BATCH):
