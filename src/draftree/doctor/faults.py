@@ -243,7 +243,7 @@ def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractCo
 
 @dataclass(frozen=True)
 class Map:
-    """A draft vocabulary: the offset of each draft id to the target's id it stands for, and a mark on those that can be drafted."""
+    """A draft vocabulary: each draft id's offset to the target's id it stands for, and a mark on ids that can be drafted."""
 
     module: nn.Module
     d2t: Tensor
