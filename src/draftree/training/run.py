@@ -121,11 +121,9 @@ class Training(Job):
         with processes.alone(out):
             with processes.agreed():
                 tell(0, "loading")
+                # Refused before the target answers or is read, and not by the trainer after it; its context may cut max_tokens.
                 plan.together(processes.world)
-                asked = (
-                    asdict(plan) | self.about
-                )  # refused before the target answers or is read, and not by the trainer after it
-                state.check(out, {k: v for k, v in asked.items() if k != "max_tokens"})  # which the target's context may cut
+                state.check(out, {k: v for k, v in (asdict(plan) | self.about).items() if k != "max_tokens"})
                 device = processes.device(place.get("device")) if isinstance(target, str) else place.get("device")
                 model = target_of(target, place.get("dtype"), device)
                 plan = within_context(plan, out, model.decoder.context)
