@@ -86,7 +86,7 @@ def prompts(target: Target, data: Path | None = None, count: int = TEXTS, tokens
 
     Args:
         target: whose tokenizer it is about.
-        data: a file as `doctor.read` takes it.
+        data: a file as `driven.read` takes it.
         count: how many prompts at most, spread over all.
         tokens: how many will be written behind each.
 
