@@ -48,7 +48,7 @@ def told(value: Floats, sampled: Floats, stretch: int) -> dict[str, str]:
     heads = [f"{i * stretch}–{(i + 1) * stretch - 1}" for i in range(len(value))]
     there = ~np.isnan(value)
     ends = np.nanquantile(sampled[:, there], (0.025, 0.975), axis=0)
-    shown = iter([tables.spread(figure, bounds) for figure, bounds in zip(value[there], ends.T, strict=True)])
+    shown = iter([tables.interval(figure, bounds) for figure, bounds in zip(value[there], ends.T, strict=True)])
     return {head: next(shown) if known else "" for head, known in zip(heads, there, strict=True)}
 
 

@@ -4,23 +4,24 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import chi2
 
-from draftree.doctor.statistics import LEAST, ChiSquare, pooled, survival
+from draftree.doctor.statistics import ChiSquare, pooled
 
 
-def goodness(counts: ArrayLike, p: ArrayLike, least: float = LEAST) -> ChiSquare:
+def goodness(counts: ArrayLike, p: ArrayLike) -> ChiSquare:
     """Whether outcomes were drawn from p.
 
     Args:
         counts: [V] how often each came.
         p: [V] its probability.
-        least: outcomes that are expected less often share a bin with others.
     """
     found, expected = np.asarray(counts, np.float64), np.asarray(p, np.float64)
     expected = expected * (found.sum() / expected.sum())
     if (found[expected == 0] > 0).any():
         return ChiSquare(math.inf, max(int((expected > 0).sum()) - 1, 0), 0.0)
-    bins = pooled(expected, least)
+    bins = pooled(expected)
     found, expected = np.bincount(bins, found), np.bincount(bins, expected)
     statistic = float(((found - expected) ** 2 / np.where(expected > 0, expected, 1)).sum())
-    return ChiSquare(statistic, len(expected) - 1, survival(statistic, len(expected) - 1))
+    dof = len(expected) - 1
+    return ChiSquare(statistic, dof, float(chi2.sf(statistic, dof)) if dof else 1.0)

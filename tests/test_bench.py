@@ -21,11 +21,13 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import report, suites
 from draftree.evaluation import tables as shown_tables
+from draftree.evaluation.bench import Bench
 from draftree.evaluation.cells import Cell, PromptResult, assemble, chosen, product
 from draftree.evaluation.compare import difference
 from draftree.evaluation.journal import Journal
 from draftree.models.target import Target
 from draftree.policies.chain import Chain
+from draftree.registry import part
 from draftree.request import Request
 from draftree.stats import Stats, Step, Work
 from draftree.testing.fakes import tiny_target
@@ -216,8 +218,6 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
 
 
 def test_an_interrupted_bench_goes_on(folder: str, prompts: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    from draftree.evaluation.bench import Bench
-
     out, whole, calls = tmp_path / "r.json", Bench.prompt, []
 
     def prompt(self: Bench, index: int) -> dict[Cell, PromptResult]:
@@ -477,6 +477,16 @@ def test_tokens_of_a_step_by_where_in_the_text_it_begins() -> None:
     assert np.isnan(places.lengths(sums, np.array([[1, 1], [0, 1]]))).tolist() == [[False, True], [False, False]]
     shown = places.told(np.array([2.0, np.nan]), np.array([[1.0, np.nan], [3.0, 1.0]]), 4)
     assert shown == {"0–3": "2.00 [1.05, 2.95]", "4–7": ""}
+
+
+def test_only_cells_that_learn_write_again_what_is_done() -> None:
+    target = tiny_target()
+    for name, learns in (("pld", False), ("suffix", True)):
+        cell = Cell(name, "chain", 0.0)
+        engine = Engine(target, part("drafter", name)().open(target), Chain())
+        work = Bench([Cell(None, None, 0.0), cell], {(name, "chain"): engine}, [])
+        work.remember([Request([3, 1, 4], 4)])
+        assert (cell in work.sessions) is learns
 
 
 def test_a_difference_is_told_with_its_place_and_margin() -> None:

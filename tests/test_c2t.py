@@ -367,10 +367,10 @@ def test_complete_trees_are_recorded_before_they_are_cut(monkeypatch: pytest.Mon
     target = tiny_target()
     request, plan = text_of(target, 12)
     monkeypatch.setattr(_trees, "VERIFIED", 2)  # of the three right nodes two are verified
-    recorder = Recorder(Knobs(depth=3, width=2, entropy_top=5))
+    recorder = Recorder(Knobs(depth=3, width=2), [5])
     done = Engine(target, Always([plan], 61), recorder).write([request], on_tokens=recorder.tell)
     assert recorder.written == done.tokens[0] == plan[3:]
-    nodes = recorder.nodes()
+    [nodes] = recorder.nodes()
     # Behind the prompt's token each step writes 3: trees with room for 10, 7, 4 and 1 layers; complete are 2 + 4 + 4 nodes.
     assert np.bincount(nodes.tree).tolist() == [10, 10, 10, 2]
     assert np.bincount(nodes.tree, nodes.accepted).tolist() == [3, 3, 3, 1], "verified or not"
@@ -383,9 +383,9 @@ def test_complete_trees_are_recorded_before_they_are_cut(monkeypatch: pytest.Mon
 
 def test_a_text_without_trees_has_no_entries() -> None:
     target = tiny_target()
-    recorder = Recorder(Knobs())
+    recorder = Recorder(Knobs(), [1000])
     Engine(target, Never([[]], 61), recorder).write([Request([3], 1)], on_tokens=recorder.tell)
-    assert len(recorder.nodes()) == 0
+    assert len(recorder.nodes()[0]) == 0
 
 
 # Learning.
@@ -457,10 +457,10 @@ def test_a_run_says_whether_it_was_trained_to_the_end() -> None:
     ended = lambda rounds, knobs=Knobs(steps=1): c2t.summed(texts, learnt, knobs, plan, rounds)
     rising = rounds_of(*np.linspace(0.5, 0.99, 40))
     short, whole, flat = ended(rising[:-1]), ended(rising), ended(rounds_of(*[0.9] * 30))
-    assert (short.to_the_end, whole.to_the_end, flat.to_the_end) == (False, True, True)
-    assert short.ending == "not trained to the end: after 3,900 steps held-out AUC may still rise"
-    assert whole.ending == "trained to the end: 4,000 steps, after which held-out AUC still rose"
-    assert flat.ending == "trained to the end: 3,000 steps, after which held-out AUC rose no more"
+    assert [end.figures["to_the_end"] for end in (short, whole, flat)] == [False, True, True]
+    assert short.lines[1] == "not trained to the end: after 3,900 steps held-out AUC may still rise"
+    assert whole.lines[1] == "trained to the end: 4,000 steps, after which held-out AUC still rose"
+    assert flat.lines[1] == "trained to the end: 3,000 steps, after which held-out AUC rose no more"
 
 
 def test_fine_tuning_begins_with_the_weights() -> None:
@@ -613,7 +613,7 @@ MISTAKES = {
     "no drafter": ([], {"--drafter": None}, "needs --drafter"),
     "no such drafter": ([], {"--drafter": "eagel"}, "did you mean 'eagle'"),
     "an option of drafters": (["--bf16"], {}, "train c2t was given --bf16, allowed are --batch-size"),
-    "half an epoch": (["--epochs", "1.5"], {}, "epochs is 1.5, allowed for c2t is a whole number"),
+    "half an epoch": (["--epochs", "1.5"], {}, "epochs is 1.5, allowed is a whole number of at least 1"),
     "no batch": (["--batch-size", "0"], {}, "batch_size is 0"),
     "no rate": (["--lr", "0"], {}, "lr is 0.0"),
     "nothing held out": (["--held-out", "0"], {}, "held_out is 0.0"),

@@ -17,6 +17,7 @@ from draftree.cli.app import main
 from draftree.costs import CostTable
 from draftree.demo import demo_folder
 from draftree.doctor import faults, fit, noise
+from draftree.doctor.findings import Finding
 from draftree.doctor.fit import FORWARDS, NUMBERS, STRANGER, TOKENIZER, Report, examine
 from draftree.drafters import edd, medusa
 from draftree.drafters.eagle3 import EAGLE3Drafter
@@ -54,6 +55,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "NARROW", 2)
 
 
+def finding(report: Report, name: str) -> Finding:
+    return next(f for f in report.findings if f.name == name)
+
+
 def causes(report: Report) -> list[str]:
     return [s.cause for s in report.suspects]
 
@@ -63,12 +68,12 @@ def test_a_shipped_drafter_is_healthy(demo: Target, texts: list[Text], name: str
     report = examine(demo, build("drafter", name).open(demo), texts, FLAT)
     assert report.healthy
     assert report.suspects == ()
-    assert report["agreement"].verdict == report["attention"].verdict == "ok"
+    assert finding(report, "agreement").verdict == finding(report, "attention").verdict == "ok"
     assert json.loads(json.dumps(report.as_json(), allow_nan=False))["healthy"] is True
     assert sum(d.places for d in report.depths) == sum(len(t.tokens) - 1 - t.start for t in texts)
     tau = 1 + sum(np.cumprod([d.accepted for d in report.depths]))
-    assert report["acceptance length"].value == pytest.approx(tau)
-    assert report["speed-up"].value == pytest.approx(tau / (1 + DEPTHS * 0.1))
+    assert finding(report, "acceptance length").value == pytest.approx(tau)
+    assert finding(report, "speed-up").value == pytest.approx(tau / (1 + DEPTHS * 0.1))
 
 
 def test_a_hidden_layer_off_by_one_is_named(demo: Target, texts: list[Text]) -> None:
@@ -89,7 +94,7 @@ def test_a_wrong_rope_is_named(demo: Target, texts: list[Text], tmp_path: Path, 
     report = examine(demo, drafter, texts[:6])
     assert causes(report) == [faults.ROPE]
     assert f"the target's rotary base 10000 instead of {base:.0f}" in report.suspects[0].evidence
-    assert report["rope"].verdict == "warn"
+    assert finding(report, "rope").verdict == "warn"
     for name, module in faults.rotaries(drafter.model).items():  # it was put back
         assert torch.equal(faults.frequencies(module), before[name])
 
@@ -141,7 +146,7 @@ def test_weights_that_are_no_numbers_are_named(demo: Target, texts: list[Text]) 
 def test_an_untrained_drafter_is_named(demo: Target, texts: list[Text]) -> None:
     report = examine(demo, EDD().fresh(demo), texts[:3])
     assert causes(report) == [STRANGER]
-    assert report["agreement"].verdict == "bad"
+    assert finding(report, "agreement").verdict == "bad"
 
 
 def trace(name: str, count: int = 12, tokens: int = 36) -> tuple[Target, list[Text]]:

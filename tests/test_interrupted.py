@@ -433,6 +433,7 @@ def test_a_journal_is_read_up_to_what_is_broken(rest: str, tmp_path: Path) -> No
     cell = cells.Cell(None, None, 0.0)
     done = {cell: cells.PromptResult([1, 2], [])}
     kept = journal.Journal(tmp_path / "j", {"run": 1})
+    assert kept.read([cell]) == []
     kept.add(done)
     with kept.path.open("a", encoding="utf-8", errors="surrogateescape") as file:
         file.write(rest + "\n")

@@ -156,8 +156,13 @@ def test_a_broken_one_is_told_where_it_is_asked_for(
     assert draftree("list")[0] == 0
 
 
-def test_a_broken_drafter_leaves_folders_to_those_that_know_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_drafter_leaves_folders_to_those_that_know_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Callable[..., tuple[int, str, str]]
+) -> None:
     install(monkeypatch, tmp_path, "others", {}, {"draftree.drafters": {"gone": "nowhere:Gone"}})
+    status, _, told = draftree("train", "gone", "--data", tmp_path, "--out", tmp_path / "out")
+    assert (status, told.count("\n")) == (2, 1)
+    assert "drafter 'gone' of package 'others' cannot be used" in told
     folder = tmp_path / "one"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama"}')

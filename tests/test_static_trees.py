@@ -29,7 +29,7 @@ from draftree.sampling.drawing import Drawing
 from draftree.testing.fakes import Always, Never, Scripted, Sometimes, tiny_target
 from draftree.tree import Candidates, Floats, Tree
 from draftree.tuning import base
-from draftree.tuning._shapes import Forests, Paths, Plan, expected, fastest, greedy, searched, seconds
+from draftree.tuning._shapes import Forests, Paths, Shape, expected, fastest, greedy, searched, seconds
 from draftree.tuning.static import MISSED, UNKNOWN, Acceptance, Driven, Search, Settings, drive, settled, written
 from folders import target_folder
 
@@ -167,7 +167,7 @@ def test_a_tree_is_settled_on_for_its_own_roots() -> None:
     driven = Driven([np.stack([ranks[i : i + 2] for i in range(60)])], width=2)
     assert driven.everywhere.table[0] == pytest.approx([2 / 3, 1 / 3])
     costs = Costs({1: 0.01}, {1: 1.0})
-    choose = lambda table: Plan.of(greedy(table, 2), table, costs)
+    choose = lambda table: Shape.of(greedy(table, 2), table, costs)
     plan, seen, tau = settled(driven, choose, costs)
     assert set(plan.paths) == {(0,), (0, 0)}
     assert (plan.tau, tau) == (3.0, 3.0)
@@ -314,7 +314,7 @@ def test_no_other_size_or_depth_is_faster(search: str) -> None:
         costs = Costs({1: rng.uniform(0.02, 0.5), 8: 0.5}, {1: 1.0, 16: rng.uniform(1, 2), 32: 4.0}, commit=0.1)
         best = fastest(search, table, costs, most=30)
         others = [
-            Plan.of(searched("greedy", table[:d], 30)(n), table, costs).speedup for d in range(1, 5) for n in range(1, 31)
+            Shape.of(searched("greedy", table[:d], 30)(n), table, costs).speedup for d in range(1, 5) for n in range(1, 31)
         ]
         assert best.speedup >= max(others) * (1 - 1e-12)
         assert best.tau == pytest.approx(expected(best.paths, table))

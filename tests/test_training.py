@@ -337,13 +337,13 @@ def test_checkpoint_errors(target, samples, tmp_path) -> None:
 def test_a_run_may_begin_with_the_weights_of_another(target, samples, tmp_path) -> None:
     first = EDD(max_block=7, loss="ce").fresh(target)
     train(target, first, samples, plan(epochs=0.2), tmp_path)
-    drafter = begun(EDD(loss="kl", min_block=1), ["loss"], tmp_path, target)
+    drafter = begun(EDD(loss="kl", min_block=1, named=frozenset({"loss"})), tmp_path, target)
     assert drafter.knobs == EDD(max_block=7, loss="kl")  # what was not set is the checkpoint's
     for key, value in weights(first).items():
         assert torch.equal(weights(drafter)[key], value.half().float()), key
     assert all(p.requires_grad and p.dtype == torch.float32 for p in drafter.model.parameters())
     with pytest.raises(UserError, match="holds a drafter 'edd', asked for was 'vdm'"):
-        begun(VDM(), [], tmp_path, target)
+        begun(VDM(), tmp_path, target)
 
 
 def test_a_published_checkpoint_goes_on_as_the_network_it_is(target, tmp_path) -> None:
@@ -352,7 +352,7 @@ def test_a_published_checkpoint_goes_on_as_the_network_it_is(target, tmp_path) -
     config = json.loads((tmp_path / "config.json").read_text())
     del config["draftree"], config["rope_parameters"]
     (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": 500.0}))
-    drafter = begun(EAGLE(), [], tmp_path, target)
+    drafter = begun(EAGLE(), tmp_path, target)
     like, at = torch.zeros(1), torch.arange(9)[None]
     turned = drafter.model.rotary(like, at)[0]
     assert not torch.allclose(turned, EAGLE().fresh(target).model.rotary(like, at)[0])

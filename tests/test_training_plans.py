@@ -22,7 +22,7 @@ from draftree.errors import UserError
 from draftree.registry import names, part, stages
 from draftree.testing.fakes import tiny_target
 from draftree.training import state, trainer
-from draftree.training.run import fitted, planned
+from draftree.training.run import planned, within_context
 from draftree.training.trainer import Plan, Progress, scale, train
 from folders import target_folder
 
@@ -156,8 +156,8 @@ def test_a_batch_that_is_cut_by_itself_learns_the_same(tmp_path: Path, monkeypat
 
 
 def test_lengths_are_cut_to_the_targets_context(tmp_path: Path) -> None:
-    assert fitted(Plan(max_tokens=2048), tmp_path, 64).max_tokens == 64
-    assert fitted(Plan(max_tokens=2048), tmp_path, 4096).max_tokens == 2048
+    assert within_context(Plan(max_tokens=2048), tmp_path, 64).max_tokens == 64
+    assert within_context(Plan(max_tokens=2048), tmp_path, 4096).max_tokens == 2048
 
 
 # What a run keeps
@@ -215,7 +215,7 @@ def test_a_run_goes_on_with_its_stage_and_numbers(tmp_path: Path) -> None:
 
 def test_a_run_longer_than_the_context_keeps_its_length(tmp_path: Path) -> None:
     interrupted(tmp_path, Plan(max_tokens=100))
-    assert fitted(Plan(max_tokens=100), tmp_path, 64).max_tokens == 100
+    assert within_context(Plan(max_tokens=100), tmp_path, 64).max_tokens == 100
 
 
 @pytest.mark.parametrize("held", ["[1]", "{", '{"lr": "much"}', '{"betas": 3}'])

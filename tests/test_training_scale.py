@@ -25,6 +25,7 @@ from accelerate.state import AcceleratorState, PartialState
 from safetensors.torch import load_file
 
 from draftree import Request, Target
+from draftree.boundary.progress import Tell, silent
 from draftree.cli import app
 from draftree.data import samples
 from draftree.data.samples import Sample
@@ -434,9 +435,9 @@ def asked(tmp_path: Path) -> list[Path]:
 HOW = Regeneration(tokens=12, batch=2, max_tokens=64)
 
 
-def regenerated(folder: Path, asked: list[Path], out: Path, listen: Callable[[int, int], None] = lambda *_: None) -> list[Any]:
+def regenerated(folder: Path, asked: list[Path], out: Path, tell: Tell = silent) -> list[Any]:
     target = Target.load(str(folder), device="cpu")
-    path = regenerate(target, asked, out, HOW, Processes.on(torch.device("cpu")), listen)
+    path = regenerate(target, asked, out, HOW, Processes.on(torch.device("cpu")), tell)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -466,7 +467,7 @@ def test_the_target_writes_the_answers_anew(folder: Path, asked: list[Path], tmp
 def test_regeneration_goes_on_where_it_stopped(folder: Path, asked: list[Path], tmp_path: Path) -> None:
     straight = regenerated(folder, asked, tmp_path / "straight")
 
-    def interrupt(done: int, of: int) -> None:
+    def interrupt(done: int, remark: str = "", of: int | None = None) -> None:
         assert of == len(ASKED)
         raise KeyboardInterrupt
 
@@ -476,10 +477,10 @@ def test_regeneration_goes_on_where_it_stopped(folder: Path, asked: list[Path], 
     with part.open("a") as file:
         file.write('{"number": 1, "ro')  # a line that was broken off
     rest: list[int] = []
-    assert regenerated(folder, asked, tmp_path / "out", lambda done, of: rest.append(of)) == straight
+    assert regenerated(folder, asked, tmp_path / "out", lambda done, remark="", of=None: rest.append(of)) == straight
     assert set(rest) == {len(ASKED) - HOW.batch}
     again: list[int] = []
-    assert regenerated(folder, asked, tmp_path / "out", lambda done, of: again.append(of)) == straight
+    assert regenerated(folder, asked, tmp_path / "out", lambda done, remark="", of=None: again.append(of)) == straight
     assert (again, list((tmp_path / "out").glob("*.partial"))) == ([], [])
     asked[0].write_text(json.dumps(ASKED[3]))
     assert regenerated(folder, asked, tmp_path / "out") == straight[3:]  # other data are answered anew

@@ -84,7 +84,7 @@ def examine_output(given: Mapping[str, Any]) -> None:
     from draftree.registry import build
     from draftree.timing import measured
 
-    plan = lossless.Plan(given["max_new_tokens"], trials=given["trials"])
+    plan = lossless.Extent(given["max_new_tokens"], trials=given["trials"])
     chosen = cases(given["policy"], given["acceptor"], given["temperature"])
     fixed, drafter = inputs.fixed_costs(given["costs"]), inputs.drafter(given["drafter"], given["target"])
     method = build("drafter", drafter)

@@ -109,13 +109,15 @@ def job(name: str) -> "type[Job]":
         UserError: there is nothing of that name to train, or a package is not installed.
     """
     from draftree.drafters.base import TrainableMethod
-    from draftree.registry import parts
+    from draftree.registry import names, part, parts
     from draftree.tuning import base as tunings
 
     if name in tunings.names():
         return tunings.part(name)
     drafters = [n for n, method in parts("drafter").items() if issubclass(method, TrainableMethod)]
     if name not in drafters:
+        if name in names("drafter"):
+            part("drafter", name)  # a plug-in that cannot be used says why
         raise UnknownName("drafter or policy that can be trained", name, [*drafters, *tunings.names()])
     try:
         from draftree.training.run import Training

@@ -15,7 +15,7 @@ CHAINS, TREES = "chain", "vct:width=2,depth=2"
 
 @dataclass(frozen=True)
 class Case:
-    """What is examined: a rule with a policy at a temperature.
+    """One pairing to examine: a rule with a policy at a temperature.
 
     Attributes:
         acceptor: its spec.
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def keeps_text(self) -> bool:
-        """Whether its texts must be plain decoding's; else their distribution must be."""
+        """True where its texts must be plain decoding's; else their distribution must be."""
         return self.rule.keeps_text or self.temperature == 0
 
 
@@ -57,7 +57,8 @@ def cases(policies: Sequence[str], acceptors: Sequence[str], temperatures: Seque
         UserError: something does not exist, or serves none of the temperatures.
     """
     grown = {p: build("policy", p) for p in policies}
-    rules: dict[str, Acceptor] = {a: build("acceptor", a) for a in acceptors or _exact()}
+    kinds: dict[str, type[Acceptor]] = parts("acceptor")
+    rules: dict[str, Acceptor] = {a: build("acceptor", a) for a in acceptors or (a for a in kinds if not kinds[a].lossy)}
     found: list[Case] = []
     for temperature in dict.fromkeys(temperatures):
         greedy = Sampling(temperature).greedy
@@ -71,11 +72,6 @@ def cases(policies: Sequence[str], acceptors: Sequence[str], temperatures: Seque
             allowed = "0" if rules[name].greedy else "above 0"
             raise UserError(f"acceptor '{name}' serves none of the temperatures {given}; allowed: {allowed}")
     return found
-
-
-def _exact() -> list[str]:
-    rules: dict[str, type[Acceptor]] = parts("acceptor")
-    return [name for name, rule in rules.items() if not rule.lossy]
 
 
 def _with_policies(name: str, rule: Acceptor, temperature: float, grown: dict[str, Policy]) -> list[Case]:

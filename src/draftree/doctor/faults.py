@@ -1,4 +1,4 @@
-"""What may be wrong with a drafter: it is driven again with one thing changed, and does better where that was the fault.
+"""Looks for a drafter's fault: it is driven again with one thing changed, and does better where that was the fault.
 
 Each alternative is one change of what the drafter is told or of how it is read; weights are left as they are.
 """
@@ -25,7 +25,7 @@ OLD_THETA = 10_000.0
 CERTAIN, BESIDE = 3.0, 1.0
 """Overlap must rise and cross-entropy fall, one by so many standard errors and the other by so many, to count as better."""
 GAIN = 0.005
-"""By how much overlap must rise."""
+"""The least rise of overlap that counts."""
 UNTRAINED = 0.1
 """Agreement below which a drafter knows nothing of the target; one that is put right knows something."""
 NEGLIGIBLE = 1e-4
@@ -34,7 +34,7 @@ NEGLIGIBLE = 1e-4
 
 @dataclass(frozen=True)
 class Alternative:
-    """One thing changed.
+    """A drafter driven with one thing changed.
 
     Attributes:
         cause: what is wrong if it helps.
@@ -51,10 +51,10 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Better:
-    """What an alternative gained.
+    """The gain of an alternative.
 
     Attributes:
-        cause: what is wrong if it helps.
+        cause: the fault.
         change: what was changed.
         overlap: before and after.
         agreement: before and after.
@@ -71,18 +71,18 @@ class Better:
 
     @property
     def gain(self) -> float:
-        """Of overlap."""
+        """The rise of overlap."""
         return self.overlap[1] - self.overlap[0]
 
     @property
     def sure(self) -> bool:
-        """Whether it cannot be chance."""
+        """True where it cannot be chance."""
         less, more = sorted((self.z, self.z_surprise))
         return more >= CERTAIN and less >= BESIDE and self.gain >= GAIN and self.agreement[1] >= UNTRAINED
 
     @property
     def evidence(self) -> str:
-        """In words."""
+        """The gain in words."""
         return (
             f"with {self.change}, overlap goes from {self.overlap[0]:.3f} to {self.overlap[1]:.3f} and agreement from "
             f"{self.agreement[0]:.2f} to {self.agreement[1]:.2f} (overlap rises by {self.z:.1f} standard errors, cross-entropy "
@@ -102,8 +102,7 @@ def compared(alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Te
 
 def _z(gains: Floats, places: Places) -> float:
     """A mean gain in standard errors; the places of one block are not independent, so blocks are what is counted."""
-    _, block = np.unique(np.stack((places.text, places.root)), axis=1, return_inverse=True)
-    sums = np.bincount(block.ravel(), gains)
+    sums = np.bincount(places.block, gains)
     spread = float(sums.std(ddof=1)) * np.sqrt(len(sums)) if len(sums) > 1 else 0.0
     return float(sums.sum()) / spread if spread > 0 else 0.0
 
@@ -128,14 +127,11 @@ def alternatives(target: Target, drafter: Drafter[Any], texts: Sequence[Text], c
     source: Source = target if needs.kv else record
     found = [] if needs.kv else [*_layers(record, layers, count), *_tokens(record, layers)]
     if needs.kv:
-        found += [Alternative(KV, f"the keys and values of {_one(by)}", Lifted(target, by)) for by in (-1, 1)]
+        words = {-1: "one layer earlier", 1: "one layer deeper"}
+        found += [Alternative(KV, f"the keys and values of {word}", Lifted(target, by)) for by, word in words.items()]
     if isinstance(drafter, Trainable):
         found += [*_ropes(target, drafter, source), *_maps(chart, source)]
     return found
-
-
-def _one(by: int) -> str:
-    return "one layer deeper" if by > 0 else "one layer earlier"
 
 
 def _layers(record: Recording, layers: tuple[int, ...], count: int) -> Iterator[Alternative]:
@@ -145,12 +141,12 @@ def _layers(record: Recording, layers: tuple[int, ...], count: int) -> Iterator[
             if all(0 <= layer + by <= count for layer in group):
                 given = {layer: layer + by for layer in group}
                 names = ", ".join(f"{new} for {old}" for old, new in given.items())
-                yield Alternative(LAYER, f"hidden state {names}", record.told(given))
+                yield Alternative(LAYER, f"hidden state {names}", replace(record, given=given))
 
 
 def _tokens(record: Recording, layers: tuple[int, ...]) -> Iterator[Alternative]:
     for by, word in ((-1, "earlier"), (1, "later")) if layers else ():
-        yield Alternative(TOKEN, f"each token's hidden state taken one token {word}", record.told(later=by))
+        yield Alternative(TOKEN, f"each token's hidden state taken one token {word}", replace(record, later=by))
 
 
 @dataclass(frozen=True)
@@ -210,11 +206,6 @@ def theta(frequencies: Tensor) -> float:
     return float(frequencies[1].double() ** -k) if k > 1 else 1.0
 
 
-def powers(base: float, k: int) -> Tensor:
-    """[k] rotary frequencies of a base."""
-    return base ** (-torch.arange(k, dtype=torch.float64) / k)
-
-
 def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[Alternative]:
     """The target's frequencies, and those of the base that configs have where they name none; of all modules, and of each."""
     theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
@@ -225,17 +216,16 @@ def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[
         bases = ", ".join(sorted({f"{theta(frequencies(m)):.0f}" for m in group.values()}))
         where = "" if group is own else f" in {next(iter(group))}"
         for name, base, exact in wanted:
-            new = {m: _instead(frequencies(m), base, exact) for m in group.values()}
-            if any(not torch.allclose(frequencies(m).double(), f.double(), rtol=1e-3) for m, f in new.items()):
+            old = {m: frequencies(m) for m in group.values()}
+            # θ^(−i/k) where the target's own do not fit
+            powers = {m: base ** -torch.linspace(0, 1, len(f) + 1, dtype=torch.float64)[:-1] for m, f in old.items()}
+            new = {m: exact.clone() if exact.shape == f.shape else powers[m].to(f) for m, f in old.items()}
+            if any(not torch.allclose(old[m].double(), f.double(), rtol=1e-3) for m, f in new.items()):
                 yield Alternative(ROPE, f"{name} {base:.0f} instead of {bases}{where}", source, _putting("inv_freq", new))
 
 
-def _instead(old: Tensor, base: float, exact: Tensor) -> Tensor:
-    return exact.clone() if exact.shape == old.shape else powers(base, len(old)).to(old)
-
-
 def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractContextManager[None]]:
-    """What changes a buffer of some modules for a while."""
+    """A context in which a buffer of some modules has other values."""
 
     @contextmanager
     def changed() -> Iterator[None]:
@@ -253,7 +243,7 @@ def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractCo
 
 @dataclass(frozen=True)
 class Map:
-    """A draft vocabulary: how far each draft id lies below the target's id it stands for, and which of those can be drafted."""
+    """A draft vocabulary: each draft id's offset to the target's id it stands for, and a mark on ids that can be drafted."""
 
     module: nn.Module
     d2t: Tensor
@@ -266,7 +256,7 @@ class Map:
 
     @property
     def complaints(self) -> list[str]:
-        """What is wrong with it as it stands."""
+        """Its faults as it stands, in words."""
         ids, vocab, found = self.drafted, len(self.t2d), []
         if outside := int(((ids < 0) | (ids >= vocab)).sum()):
             found.append(f"{outside} of {len(ids)} draft ids stand for none of the target's 0 … {vocab - 1}")
@@ -280,13 +270,13 @@ class Map:
         return found
 
     def putting(self, ids: Tensor) -> Callable[[], AbstractContextManager[None]]:
-        """What makes the draft ids stand for other ones for a while."""
+        """A context in which the draft ids stand for other ones."""
         inside = ids.clamp(0, len(self.t2d) - 1)
         return _putting("d2t", {self.module: inside - torch.arange(len(ids), device=ids.device)})
 
 
 def vocabulary_map(model: nn.Module) -> Map | None:
-    """The one that a model has, if it has any."""
+    """The vocabulary map of a model, if it has one."""
     for module in model.modules():
         d2t, t2d = module._buffers.get("d2t"), module._buffers.get("t2d")
         if isinstance(d2t, Tensor) and isinstance(t2d, Tensor):

@@ -1,13 +1,12 @@
-"""Whether a drafter fits a target and is healthy, and what is likely wrong where it is not.
+"""Examines a drafter: its fit to a target, its quality, and the likely faults.
 
 It is driven along texts, by default the target's own greedy answers, and measured at every token. Then it is driven
 again with one thing changed at a time (the hidden layer, the rope, …): a change that makes it better for certain names
 the fault.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ TOKENIZER = "another tokenizer"
 
 @dataclass(frozen=True)
 class Suspect:
-    """What is likely wrong, and why."""
+    """A likely fault and its evidence."""
 
     cause: str
     evidence: str
@@ -81,13 +80,13 @@ class Depth:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """The result of an examination of a drafter.
 
     Attributes:
         target: its name.
-        drafter: what it is.
+        drafter: its description.
         texts: how many it was measured on.
-        tokens: how many tokens of them.
+        tokens: how many of them.
         findings: the figures.
         depths: by depth.
         layers: how much each of the target's layers attends; none where that cannot be measured.
@@ -105,11 +104,8 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is suspected; it may still be slow."""
+        """True where nothing is suspected; it may still be slow."""
         return not self.suspects
-
-    def __getitem__(self, name: str) -> Finding:
-        return next(f for f in self.findings if f.name == name)
 
     def as_json(self) -> dict[str, Any]:
         """All of it; a figure that is no finite number is null."""
@@ -124,7 +120,7 @@ def examine(
     Args:
         target: the model it drafts for.
         drafter: opened for that target.
-        texts: see `answers` and `read`.
+        texts: see `driven.answers` and `driven.read`.
         costs: of the pairing, for the speed-up; without them none is predicted.
         tell: told what is done next.
     """
@@ -133,7 +129,9 @@ def examine(
     suspects = [*_broken(drafter, chart), *_tokenizer(target, drafter)]
     depths: tuple[Depth, ...] = ()
     if not any(s.cause == NUMBERS for s in suspects):
-        with _usable(chart):
+        # Draft ids that stand for no token of the target stand for its last one: else the drafter could not draft at all.
+        usable = nullcontext() if chart is None or not chart.complaints else chart.putting(chart.drafted)()
+        with usable:
             more, depths, likely = _driven(target, drafter, texts, costs, chart, tell)
         findings, suspects = findings + more, suspects + likely
     tell(3, "measuring the target's numerical noise", STAGES)
@@ -142,18 +140,15 @@ def examine(
     layers, attention = _attention(target, drafter.needs, texts)
     findings.append(attention)
     count = sum(len(t.tokens) - t.start for t in texts)
-    return Report(target.name, drafter.described, len(texts), count, tuple(findings), depths, layers, _merged(suspects))
-
-
-def _usable(chart: Map | None) -> AbstractContextManager[None]:
-    """Inside, draft ids that stand for no token of the target stand for its last one: the drafter could not draft at all."""
-    return nullcontext() if chart is None or not chart.complaints else chart.putting(chart.drafted)()
+    causes = dict.fromkeys(s.cause for s in suspects)
+    merged = tuple(Suspect(c, "; ".join(s.evidence for s in suspects if s.cause == c)) for c in causes)
+    return Report(target.name, drafter.described, len(texts), count, tuple(findings), depths, layers, merged)
 
 
 def _driven(
     target: Target, drafter: Drafter[Any], texts: Sequence[Text], costs: Costs | None, chart: Map | None, tell: Tell
 ) -> tuple[list[Finding], tuple[Depth, ...], list[Suspect]]:
-    """What driving the drafter shows."""
+    """Drives the drafter along the texts, and again with one thing changed at a time."""
     tell(0, "driving the drafter along the texts", STAGES)
     places = drive(target, drafter, texts)
     depths = tuple(_at_depth(places, d) for d in range(1, DEPTHS + 1))
@@ -175,7 +170,7 @@ def _driven(
 
 
 def _vocabulary(target: Target, chart: Map | None) -> Finding:
-    """What opened fits; a drafter whose vocabulary or shapes do not is refused when it is opened."""
+    """The draft vocabulary; a drafter whose vocabulary or shapes do not fit is refused when it is opened."""
     vocab = target.decoder.vocab
     if chart is None:
         return Finding("vocabulary", vocab, "ok", f"drafts all {vocab} tokens of the target")
@@ -195,7 +190,7 @@ def _dtype(target: Target, drafter: Drafter[Any]) -> Finding:
 
 
 def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
-    """What its checkpoint says of its target, and how it is rotated."""
+    """Differences between the target and what the drafter was made for: the config in its checkpoint, the rope."""
     if not isinstance(drafter, Trainable):
         return
     said = Checkpoint.at(Path(drafter.knobs.checkpoint)).about if drafter.knobs.checkpoint else {}
@@ -212,7 +207,7 @@ def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
 
 
 def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
-    """What is wrong with weights and vocabulary map whatever the text."""
+    """Faults of weights and vocabulary map, whatever the text."""
     if isinstance(drafter, Trainable):
         odd = [name for name, p in drafter.model.named_parameters() if not bool(torch.isfinite(p).all())]
         if odd:
@@ -222,7 +217,7 @@ def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
 
 
 def _tokenizer(target: Target, drafter: Drafter[Any]) -> Iterator[Suspect]:
-    """Whether a language model's ids mean what the target's mean."""
+    """A fault where a language model's ids mean other tokens than the target's."""
     if drafter.language_model is None:
         return
     try:
@@ -255,10 +250,10 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
 
 
 def _graded(name: str, value: float, marks: tuple[float, float], text: str) -> Finding:
-    ok, bad = marks
-    better = value if ok > bad else -value
-    said: Said = "ok" if better >= (ok if ok > bad else -ok) else "warn" if better >= (bad if ok > bad else -bad) else "bad"
-    return Finding(name, value, said, text)
+    """A finding by two marks: ok from the first on, bad beyond the second; the first is the larger where more is better."""
+    better = np.sign(marks[0] - marks[1])
+    verdict: Said = "ok" if better * value >= better * marks[0] else "warn" if better * value >= better * marks[1] else "bad"
+    return Finding(name, value, verdict, text)
 
 
 def _figures(places: Places, depths: Sequence[Depth]) -> Iterator[Finding]:
@@ -303,12 +298,12 @@ def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) ->
     count = min(COMPARED, *(len(t.tokens) for t in longest))
     tokens = np.stack([t.tokens[:count] for t in longest])
     allowed = APART.get(target.decoder.dtype, HALF)
-    differences = {cut: apart(target, drafter, tokens, *cut) for cut in BLOCKS}
-    worst = max(differences, key=lambda cut: math.inf if math.isnan(differences[cut]) else differences[cut])
-    largest = differences[worst]
+    differences = [apart(target, drafter, tokens, *cut) for cut in BLOCKS]
+    worst = int(np.argmax(differences))  # NaN is the largest
+    largest, (length, phase) = differences[worst], BLOCKS[worst]
     text = (
-        f"draft probabilities of training forward and decoding differ by at most {largest:.1g} (in blocks of {worst[0]}, "
-        f"phase {worst[1]}); noise is below {allowed:.0e}"
+        f"draft probabilities of training forward and decoding differ by at most {largest:.1g} (in blocks of {length}, "
+        f"phase {phase}); noise is below {allowed:.0e}"
     )
     if why := drafter.decodes_otherwise:
         return Finding("training = decoding", largest, "warn", f"{text}; {why}")
@@ -316,19 +311,13 @@ def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) ->
 
 
 def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
-    """Whether a drafter with weights never says what the target says; what looks up text may find nothing."""
+    """True for a drafter with weights that hardly ever says what the target says; one that looks up text may find nothing."""
     weights = isinstance(drafter, Trainable) or drafter.language_model is not None
     return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED
 
 
-def _merged(suspects: Sequence[Suspect]) -> tuple[Suspect, ...]:
-    """One suspect for each cause, with all evidence."""
-    causes = dict.fromkeys(s.cause for s in suspects)
-    return tuple(Suspect(c, "; ".join(s.evidence for s in suspects if s.cause == c)) for c in causes)
-
-
 def _attention(target: Target, needs: Needs, texts: Sequence[Text]) -> tuple[tuple[Attending, ...], Finding]:
-    """How much the target's layers attend, and whether what is read of them is worth reading.
+    """The attention of the target's layers, with a warning where the drafter reads one that hardly attends.
 
     Keys and values are those of a layer, a hidden state is the output of one. The last, which the target's own head reads, is
     more than the work of its layer.
@@ -352,7 +341,7 @@ def _attention(target: Target, needs: Needs, texts: Sequence[Text]) -> tuple[tup
 
 
 def _noise(target: Target, texts: Sequence[Text]) -> Finding:
-    """How the margin of the two best logits changes between passes over one token and one pass over all of a text."""
+    """The change of the two best logits' margin between passes over one token and one pass over all of a text."""
     changes, margins = narrow_and_wide(target, texts)
     noise, smallest = float(changes.max()), float(margins.min())
     below, flipped = int((margins <= noise).sum()), int((changes >= margins).sum())

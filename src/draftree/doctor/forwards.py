@@ -1,9 +1,9 @@
-"""Whether a drafter is trained as what it decodes as: its draft distributions along a text, computed both ways.
+"""A drafter's distributions along a text by its training forward and by decoding; they should be the same.
 
 Shapes: B texts, T tokens, V vocabulary.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,11 +34,7 @@ def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, pha
     first = int(min(s for s in block_starts(tokens.shape[1], block, phase) if s > 0))
     texts = [Text(np.append(row, 0), first) for row in tokens]  # what stands behind the last token is not asked for
     blocks = replay(target, drafter, texts, 1, block)
-    found: list[Tensor] = []
-    for candidates in (candidates for step in blocks for _, candidates in step.asked):
-        assert candidates.log_probs is not None
-        found.append(candidates.log_probs)
-    return torch.stack(found, dim=1)
+    return torch.stack([cast(Tensor, candidates.log_probs) for step in blocks for _, candidates in step.asked], dim=1)
 
 
 def both(target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int) -> tuple[Tensor, Tensor]:

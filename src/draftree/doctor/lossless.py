@@ -1,4 +1,4 @@
-"""Whether what is written is what the target would have written, on the user's own target, drafter and prompts.
+"""Examines the output against the target's own, on the user's target, drafter and prompts.
 
 Texts are compared with plain decoding's token for token where a rule promises them: in greedy decoding, and for the same
 seed. A rule that promises no more than the distribution is put to a two-sample test of the tokens that come behind a fixed
@@ -29,7 +29,6 @@ from draftree.doctor.noise import (
     Noise,
     Root,
     behind,
-    common,
     distances,
     noise,
     opened,
@@ -43,16 +42,17 @@ from draftree.drafters.base import Drafter
 from draftree.engine import UNIT, Engine
 from draftree.errors import UserError
 from draftree.evaluation import suites
-from draftree.evaluation.driven import TEXTS, TOKENS, read, spread
+from draftree.evaluation.compare import common
+from draftree.evaluation.driven import TEXTS, TOKENS, fitting, read, spread
 from draftree.models.target import Target
 from draftree.request import Request
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
 
 LEVEL = 1e-3
-"""How probable it is that a frequency test fails by chance, all tests of a report together."""
+"""The probability that a frequency test fails by chance, all tests of a report together."""
 SURE = 0.99
-"""How surely an error is found that is as large as is told."""
+"""The probability with which an error of the size that is told is found."""
 ROWS = 40
 """Trials that are made in one batch."""
 Drawn = list[tuple[int, ...]]
@@ -60,8 +60,8 @@ Drawn = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Plan(Knobs):
-    """How much is tried.
+class Extent(Knobs):
+    """The extent of an examination.
 
     Attributes:
         max_new_tokens: of each text.
@@ -82,28 +82,22 @@ class Plan(Knobs):
 
 
 def prompts(target: Target, data: Path | None = None, count: int = TEXTS, tokens: int = TOKENS) -> list[list[int]]:
-    """What is to be continued: what stands before the responses of a file, or shipped prompts.
+    """The prompts to continue: what stands before the responses of a file, or shipped prompts.
 
     Args:
         target: whose tokenizer it is about.
-        data: a file as `doctor.read` takes it.
+        data: a file as `driven.read` takes it.
         count: how many prompts at most, spread over all.
         tokens: how many will be written behind each.
 
     Raises:
         UserError: the file cannot be read, or no prompt fits the target's context.
     """
-    context = target.decoder.context
     if data is not None:
         found = [t.tokens[: t.start].tolist() for t in read(target, data, count, tokens)]
     else:
         found = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
-    fit = [p for p in found if len(p) + tokens <= context]
-    if not fit:
-        shortest = min(map(len, found)) + tokens
-        told = f"with {tokens} new tokens the shortest has {shortest}, allowed is the target's context of {context}"
-        raise UserError(f"all {len(found)} prompts are too long: {told}")
-    return spread(fit, count)
+    return spread(fitting(found, target, tokens), count)
 
 
 def examine(
@@ -111,7 +105,7 @@ def examine(
     drafter: Drafter[Any],
     prompts: Sequence[Sequence[int]],
     chosen: Sequence[Case],
-    plan: Plan = Plan(),
+    extent: Extent = Extent(),
     costs: Costs | CostTable = UNIT,
     tell: Tell = silent,
 ) -> Report:
@@ -122,14 +116,14 @@ def examine(
         drafter: opened for that target.
         prompts: token ids.
         chosen: see `cases`.
-        plan: how much is tried.
+        extent: how much is tried.
         costs: for policies that read them.
         tell: is told how far it is.
 
     Raises:
         UserError: a prompt cannot be served.
     """
-    work = _Work(target, [Engine(target, drafter, c.grown, c.rule, costs) for c in chosen], list(chosen), plan, tell)
+    work = _Work(target, [(c, Engine(target, drafter, c.grown, c.rule, costs)) for c in chosen], extent, tell)
     if work.drawn:
         critical(1, LEVEL)  # a package that is missing is told before the texts are written
     work.total = work.size(len(prompts))
@@ -144,9 +138,8 @@ class _Work:
     """An examination under way."""
 
     target: Target
-    engines: list[Engine]
-    cases: list[Case]
-    plan: Plan
+    pairs: list[tuple[Case, Engine]]
+    extent: Extent
     tell: Tell
     total: int = 0
     done: int = 0
@@ -158,23 +151,22 @@ class _Work:
     @property
     def drawn(self) -> list[tuple[Case, Engine]]:
         """The cases that are tested by frequencies."""
-        return [(c, e) for c, e in zip(self.cases, self.engines, strict=True) if not c.keeps_text]
+        return [(c, e) for c, e in self.pairs if not c.keeps_text]
 
     def followed(self, temperature: float) -> list[tuple[Case, Engine]]:
         """The cases that are compared at a temperature."""
-        pairs = zip(self.cases, self.engines, strict=True)
-        return [(c, e) for c, e in pairs if c.keeps_text and c.temperature == temperature]
+        return [(c, e) for c, e in self.pairs if c.keeps_text and c.temperature == temperature]
 
     @property
     def runs(self) -> list[Sampling]:
-        """How each text is written; where none is to be compared, greedily: noise and roots are still wanted."""
-        temperatures = dict.fromkeys(c.temperature for c in self.cases if c.keeps_text) or [0.0]
-        return [Sampling(t, seed=self.plan.seed + i) for t in temperatures for i in range(self.plan.seeds if t else 1)]
+        """The samplings of each text; where none is to be compared, greedy: noise and roots are still wanted."""
+        temperatures = dict.fromkeys(c.temperature for c, _ in self.pairs if c.keeps_text) or [0.0]
+        return [Sampling(t, seed=self.extent.seed + i) for t in temperatures for i in range(self.extent.seeds if t else 1)]
 
     def size(self, texts: int) -> int:
-        """How much there is to do."""
+        """The number of runs and batches to come."""
         runs = sum(1 + len(self.followed(s.temperature)) for s in self.runs)
-        batches = sum(len(self.numbers(i, min(self.plan.roots, texts))) for i in range(min(self.plan.roots, texts)))
+        batches = sum(len(self.numbers(i, min(self.extent.roots, texts))) for i in range(min(self.extent.roots, texts)))
         return texts * runs + batches * (len(self.drawn) + len({c.temperature for c, _ in self.drawn}))
 
     def advance(self, what: str) -> None:
@@ -183,12 +175,12 @@ class _Work:
 
     def compare(self, text: int, prompt: list[int]) -> None:
         """All cases on one prompt."""
-        request = Request(prompt, self.plan.max_new_tokens, self.target.eos, text, keep_scores=True)
+        request = Request(prompt, self.extent.max_new_tokens, self.target.eos, text, keep_scores=True)
         best: Root | None = None
         for sampling in self.runs:
             self.advance(f"plain decoding, T = {sampling.temperature:g}")
             base = Heard()
-            self.engines[0].plain([request], sampling, base)
+            self.pairs[0][1].plain([request], sampling, base)
             self.noise = self.noise.joined(noise(self.target, prompt, base))
             best = best or opened(text, prompt, base)
             for case, engine in self.followed(sampling.temperature):
@@ -215,30 +207,26 @@ class _Work:
         """All frequency tests."""
         if self.drawn and not self.roots:
             raise UserError("every text ends with its first token, so nothing can be drawn behind one; give other prompts")
-        roots = sorted(self.roots, key=lambda r: r.distance)[: self.plan.roots]
+        self.roots = sorted(self.roots, key=lambda r: r.distance)[: self.extent.roots]
         for temperature in dict.fromkeys(c.temperature for c, _ in self.drawn):
             # Each has its own seed: with the same one, both samples would follow the same noise.
-            first, second = (Sampling(temperature, seed=self.plan.seed + i) for i in (0, 1))
-            plain = [
-                plainly(self.target, root, first, self.batches(i, len(roots), "plain sampling")) for i, root in enumerate(roots)
-            ]
+            first, second = (Sampling(temperature, seed=self.extent.seed + i) for i in (0, 1))
+            plain = [plainly(self.target, r, first, self.batches(i, "plain sampling")) for i, r in enumerate(self.roots)]
             for case, engine in self.drawn:
                 if case.temperature == temperature:
-                    ours = [
-                        speculated(engine, root, second, self.batches(i, len(roots), case.name)) for i, root in enumerate(roots)
-                    ]
+                    ours = [speculated(engine, r, second, self.batches(i, case.name)) for i, r in enumerate(self.roots)]
                     self.tests += [self.tested(case, plain, ours, look) for look in (1, LOOK)]
 
     def numbers(self, root: int, roots: int) -> list[range]:
         """The numbers of the trials behind one of the roots, batch by batch."""
-        first, end = (self.plan.trials * i // roots for i in (root, root + 1))
+        first, end = (self.extent.trials * i // roots for i in (root, root + 1))
         rows = math.ceil((end - first) / math.ceil((end - first) / ROWS))  # batches of one size go on in one another's caches
         return [range(n, min(n + rows, end)) for n in range(first, end, rows)]
 
-    def batches(self, root: int, roots: int, what: str) -> Iterator[range]:
+    def batches(self, root: int, what: str) -> Iterator[range]:
         """The same, telling how far it is."""
-        for numbers in self.numbers(root, roots):
-            self.advance(f"{what}: {numbers[0]:,} of {self.plan.trials:,} trials")
+        for numbers in self.numbers(root, len(self.roots)):
+            self.advance(f"{what}: {numbers[0]:,} of {self.extent.trials:,} trials")
             yield numbers
 
     def tested(self, case: Case, plain: Sequence[Drawn], ours: Sequence[Drawn], look: int) -> Frequencies:
@@ -254,7 +242,7 @@ class _Work:
 
     @property
     def level(self) -> float:
-        """Below it a p-value is too small."""
+        """The p-value below which a test fails."""
         return LEVEL / max(2 * sum(not c.rule.lossy for c, _ in self.drawn), 1)
 
     def report(self, drafter: str, texts: int) -> Report:

@@ -1,4 +1,4 @@
-"""What losslessness is judged by: one run of a text beside another, the numerical noise, and draws behind a root.
+"""Measurements behind the judgement of losslessness: runs compared, the numerical noise, and draws behind a root.
 
 Shapes: n tokens of a text, V vocabulary or outcomes.
 """
@@ -24,24 +24,22 @@ from draftree.sampling.settings import Sampling
 from draftree.tree import Floats, Ints, Tree, Verdict
 
 FACTOR = 4
-"""How many times the measured noise a difference may be and still be noise."""
+"""Times the measured noise up to which a difference is noise."""
 LIKELIEST = 64
 """Of a place's tokens: those whose logits are compared."""
 LOOK = 2
 """Tokens behind a root that are counted together."""
 ROOM = 8
-"""How much deeper than those trees may be, as they are in the middle of a text."""
+"""Depth beyond those tokens that trees may have, as they have in the middle of a text."""
 OPEN = 1.5
 """Entropy in nats of a good root's next token: neither certain nor different every time."""
-
-
 NARROW = 24
 """Tokens of each text that the target reads one by one, for its numerical noise."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How passes of different width differ where nothing is wrong: plain decoding's, and one over the whole text.
+    """Differences between passes of different width where nothing is wrong: plain decoding's, and one over the whole text.
 
     Attributes:
         logits: see `shifts`.
@@ -61,7 +59,7 @@ class Noise:
         return type(self)(**{name: max(mine[name], theirs[name]) for name in mine})
 
     def allowed(self, dtype: torch.dtype) -> float:
-        """Up to what a difference of logits is explained; what the dtype cannot tell apart always is."""
+        """The largest difference of logits that noise explains; differences below the dtype's precision always are."""
         return FACTOR * max(self.logits, torch.finfo(dtype).eps * self.scale)
 
 
@@ -146,13 +144,8 @@ def speculated(engine: Engine, root: Root, sampling: Sampling, batches: Iterable
     return found
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first tokens two texts share."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
 def shifts(a: Tensor, b: Tensor) -> float:
-    """How much logits [n, V] differ beside those of each place's likeliest token, at most, over the `LIKELIEST` tokens."""
+    """The largest difference of logits [n, V] relative to each place's likeliest token, over its `LIKELIEST` tokens."""
     best = a.topk(min(LIKELIEST, a.shape[-1]), dim=-1).indices
     moved = b.double().gather(-1, best) - a.double().gather(-1, best)
     apart = (moved - moved[:, :1]).abs()
@@ -160,7 +153,7 @@ def shifts(a: Tensor, b: Tensor) -> float:
 
 
 def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) -> float:
-    """By how much plain decoding preferred its own token at the first place that differs, in logits.
+    """The logit margin of plain decoding's own token over the other's at the first place that differs.
 
     Args:
         base: plain decoding's text.
@@ -180,7 +173,7 @@ def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) 
 
 @torch.inference_mode()
 def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
-    """How plain decoding's logits differ from those of one pass of the stock model over the whole text.
+    """The difference of plain decoding's logits from those of one pass of the stock model over the whole text.
 
     Where the rope changes with the length of the text, no pass over all of it is what plain decoding does; there, only the
     part before the change is looked at.

@@ -13,16 +13,16 @@ from draftree.errors import UserError
 from draftree.tree import Floats, Ints
 
 LEAST = 10.0
-"""What a bin must have to expect: with fewer the statistic is not distributed as χ² is. Rarer outcomes are put together."""
+"""The least expectation of a bin: with less the statistic is not distributed as χ² is. Rarer outcomes are put together."""
 
 
 class ChiSquare(NamedTuple):
-    """What a test found.
+    """The outcome of a test.
 
     Attributes:
         statistic: χ²; ∞ where something came that cannot come.
         dof: degrees of freedom, one less than there are bins.
-        p_value: how probable at least so large a statistic is where the frequencies are as they should be.
+        p_value: the probability of at least so large a statistic where the frequencies are as they should be.
     """
 
     statistic: float
@@ -30,57 +30,44 @@ class ChiSquare(NamedTuple):
     p_value: float
 
 
-def two_sample(counts_a: ArrayLike, counts_b: ArrayLike, least: float = LEAST) -> ChiSquare:
-    """Whether two samples were drawn from one distribution, whatever it is.
+def two_sample(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
+    """Pearson's test that two samples were drawn from one distribution, whatever it is.
 
     Args:
         counts_a: [V] how often each outcome came in one sample.
         counts_b: [V] how often in the other.
-        least: outcomes that are expected less often in the smaller sample share a bin with others.
     """
     a, b = np.asarray(counts_a, np.float64), np.asarray(counts_b, np.float64)
     share = a.sum() / (a.sum() + b.sum())
     # Given how often an outcome came in both together, which sample it came in says all; so bins may be chosen by the sum.
-    bins = pooled((a + b) * min(share, 1 - share), least)
-    a, both = _summed(a, bins), _summed(a + b, bins)
-    variance = both * share * (1 - share)
-    statistic = float(((a - both * share) ** 2 / np.where(variance > 0, variance, 1)).sum())
-    return ChiSquare(statistic, len(both) - 1, survival(statistic, len(both) - 1))
+    bins = pooled((a + b) * min(share, 1 - share))
+    found = _scipy().stats.chi2_contingency([np.bincount(bins, a), np.bincount(bins, b)], correction=False)
+    return ChiSquare(float(found.statistic), int(found.dof), float(found.pvalue))
 
 
-def pooled(expected: Floats, least: float = LEAST) -> Ints:
-    """[V] the bin of each outcome, so that each bin expects `least` together: the rarest share theirs."""
+def pooled(expected: Floats) -> Ints:
+    """[V] the bin of each outcome, so that each bin expects `LEAST` together: the rarest share theirs."""
     bins, last, mass, order = np.zeros(len(expected), np.int64), 0, 0.0, np.argsort(expected, kind="stable")
     for i in order.tolist():
-        if mass >= least:
+        if mass >= LEAST:
             last, mass = last + 1, 0.0
         bins[i], mass = last, mass + float(expected[i])
-    if mass < least and last > 0:
+    if mass < LEAST and last > 0:
         bins[bins == last] = last - 1
     return bins
 
 
-def _summed(values: Floats, bins: Ints) -> Floats:
-    """[B] the sum of each bin."""
-    return np.bincount(bins, values).astype(np.float64)
-
-
-def survival(statistic: float, dof: int) -> float:
-    """How probable it is that χ² is larger than a statistic.
+def critical(dof: int, level: float) -> float:
+    """The statistic that χ² exceeds with a probability.
 
     Raises:
         UserError: scipy is not installed.
     """
-    return float(_scipy().stats.chi2.sf(statistic, dof)) if dof > 0 else 1.0
-
-
-def critical(dof: int, level: float) -> float:
-    """The statistic that χ² exceeds with a probability."""
     return float(_scipy().stats.chi2.isf(level, dof))
 
 
 def power(noncentrality: float, dof: int, level: float) -> float:
-    """How probably a test rejects at a level where the frequencies are wrong by Σ (n p′ − n p)² / (n p) = `noncentrality`.
+    """The probability that a test rejects at a level, of frequencies wrong by Σ (n p′ − n p)² / (n p) = `noncentrality`.
 
     The statistic is then non-central χ².
     """
@@ -92,9 +79,8 @@ def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> flo
 
     By Cauchy and Schwarz an error of total variation t, measured between bins, has a non-centrality of at least 4 n t².
     """
-    enough = 2 * (critical(dof, level) + dof) + 20 / (
-        1 - sure
-    )  # Chebyshev's inequality: from here on the power is above `sure`
+    # By Chebyshev's inequality the power is above `sure` from here on.
+    enough = 2 * (critical(dof, level) + dof) + 20 / (1 - sure)
     noncentrality = _scipy().optimize.brentq(lambda x: power(x, dof, level) - sure, 0.0, enough, xtol=1e-12)
     return math.sqrt(noncentrality / (4 * n))
 

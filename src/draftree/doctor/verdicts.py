@@ -1,4 +1,4 @@
-"""What an examination of the output found, and the verdicts on it."""
+"""The result of an examination of the output: comparisons, frequency tests, and verdicts on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from draftree.doctor.noise import Noise
 
 @dataclass(frozen=True)
 class Parted:
-    """Where a text leaves plain decoding's.
+    """The first difference of a text from plain decoding's.
 
     Attributes:
         text: the number of its prompt.
         seed: of the run.
         token: the first that differs, counted from 0.
-        plain: what plain decoding chose there; None where it had ended.
-        ours: what came instead.
+        plain: the token that plain decoding chose there; None where it had ended.
+        ours: the token that came instead.
         margin: by how much plain decoding preferred its own, in logits: ∞ where it could never have chosen ours.
     """
 
@@ -83,7 +83,7 @@ class Frequencies:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """The result of an examination of the output.
 
     Attributes:
         target: its name.
@@ -111,12 +111,12 @@ class Report:
 
     @property
     def lossless(self) -> bool:
-        """Whether something was examined that promises it, and nothing was found that the noise does not explain."""
+        """True where a rule that promises it was examined, and nothing was found that the noise does not explain."""
         return self.promised and all(f.verdict != "bad" for f in self.findings)
 
     @property
     def promised(self) -> bool:
-        """Whether any rule that was examined promises plain decoding's texts, or their distribution."""
+        """True where any rule that was examined promises plain decoding's texts, or their distribution."""
         return bool(self.compared) or any(f.exact for f in self.frequencies)
 
     @property
@@ -126,7 +126,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """All of it in a line."""
+        """The verdict in a line."""
         said = [f"{name} is lossy by design" for name in self.lossy]
         if not self.lossless:
             nobody = [] if self.promised else ["nothing that was asked for promises it"]
@@ -142,9 +142,6 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """All of it; a figure that is no finite number is null."""
         return finite(self) | {"lossless": self.lossless, "summary": self.summary}
-
-    def __getitem__(self, name: str) -> Finding:
-        return next(f for f in self.findings if f.name == name)
 
 
 def plain(dtype: torch.dtype, found: Noise) -> Finding:
@@ -200,7 +197,7 @@ def frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: N
 
 
 def _lossy(case: Case, tests: Sequence[Frequencies]) -> Finding:
-    """What is told of a rule that promises nothing."""
+    """The verdict on a rule that promises nothing."""
     far = max(tests, key=lambda t: t.distance - t.chance)
     verb = "is" if far.look == 1 else "are"
     told = f"lossy by design: the next {_tokens(far.look)} {verb} {far.distance:.2f} (total variation) from plain sampling's"

@@ -1,4 +1,4 @@
-"""Runs to be compared: the plain baseline and every cell side by side, one text at a time.
+"""Benchmarks the plain baseline and every cell side by side, one text at a time.
 
 No cache is reused between runs, whoever comes first changes from prompt to prompt, and all of it happens in one process.
 What a drafter keeps over a session goes from prompt to prompt, within its own cell.
@@ -29,7 +29,7 @@ TOGETHER = 8
 
 @dataclass(frozen=True)
 class Bench:
-    """Everything to be run.
+    """A benchmark: cells, engines and requests.
 
     Attributes:
         cells: the baseline of each temperature among them.
@@ -76,11 +76,6 @@ class Bench:
                 done[cell].append(self.write(cell, request, last=repeat == self.repeats - 1))
         return {cell: PromptResult(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()}
 
-    def warm(self) -> None:
-        """Runs every cell for a moment."""
-        for cell in self.cells:
-            self.write(cell, short(self.requests[0]))
-
     @property
     def prices(self) -> dict[str, Costs | CostTable]:
         """The cost model of each drafter, where that is known."""
@@ -100,17 +95,17 @@ class Bench:
         return Quality(overlap, costs.ratio)
 
     def remember(self, requests: Sequence[Request]) -> None:
-        """Writes again, for a run that goes on, what cells have learnt from: what a drafter or a policy keeps is not saved."""
-        for cell in (c for c in self.cells if not c.plain):
-            for request in requests:
-                self.write(cell, request, last=True)
-                session = self.sessions[cell]
-                if session.carried is None and not any(memory is not None for memory in session.learned.values()):
-                    break  # nothing is learnt
+        """Writes again, for a run that goes on, what cells learn from: what a drafter or a policy keeps is not saved."""
+        for (drafter, policy), engine in self.engines.items():
+            if engine.drafter.remembers or engine.policy.start() is not None:
+                for cell in (c for c in self.cells if (c.drafter, c.policy) == (drafter, policy)):
+                    for request in requests:
+                        self.write(cell, request, last=True)
 
     def run(self, journal: Journal, advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, PromptResult]]:
         """All prompts, in order; those in the journal are not run again."""
-        self.warm()
+        for cell in self.cells:  # the warm-up
+            self.write(cell, short(self.requests[0]))
         done = journal.read(self.cells)[: len(self.requests)]
         self.remember(self.requests[: len(done)])
         for index in range(len(self.requests)):
@@ -125,9 +120,6 @@ def priced(engines: Mapping[tuple[str, str], Engine], tell: Tell = silent) -> di
     """The same engines with the costs that were given for their drafter, or else this machine's."""
     known = {drafter: engine.costs for (drafter, _), engine in engines.items()}
     for (drafter, _), engine in engines.items():
-
-        def named(done: int, remark: str = "", of: int | None = None, drafter: str = drafter) -> None:
-            tell(done, f"{drafter}: {remark}", of)
-
+        named = lambda done, remark="", of=None, drafter=drafter: tell(done, f"{drafter}: {remark}", of)
         known[drafter] = known[drafter] or measured(engine.target, engine.drafter, tell=named)
     return {pair: replace(engine, costs=known[pair[0]]) for pair, engine in engines.items()}

@@ -1,4 +1,4 @@
-"""The cells of a benchmark: which drafter, policy, acceptor and temperature meet, and what was written in each."""
+"""The cells of a benchmark: combinations of drafter, policy, acceptor and temperature, and their output."""
 
 import itertools
 import statistics
@@ -11,6 +11,7 @@ from draftree.costs import CostTable
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.evaluation.driven import fitting
 from draftree.evaluation.suites import SuitePrompt
 from draftree.models.target import Target
 from draftree.registry import build, check_exact, names
@@ -142,14 +143,10 @@ def chosen(
     Raises:
         UserError: none fits.
     """
-    context = engine.target.decoder.context
-    asked = [Request(encode(engine.tokenizer, p.content), max_new_tokens, engine.eos, p.number) for p in prompts]
-    fit = [(r, p.category) for r, p in zip(asked, prompts, strict=True) if len(r.prompt) + max_new_tokens <= context]
-    if not fit:
-        raise UserError(
-            f"all {len(prompts)} prompts are too long: with {max_new_tokens} new tokens the shortest has "
-            f"{min(len(r.prompt) for r in asked) + max_new_tokens}, allowed is the target's context of {context}"
-        )
+    encoded = [encode(engine.tokenizer, p.content) for p in prompts]
+    room = max(map(len, fitting(encoded, engine.target, max_new_tokens)))
+    asked = [Request(ids, max_new_tokens, engine.eos, p.number) for ids, p in zip(encoded, prompts, strict=True)]
+    fit = [(r, p.category) for r, p in zip(asked, prompts, strict=True) if len(r.prompt) <= room]
     check([request for request, _ in fit], engine.target)
     left_out = Counter(p.category for p in prompts) - Counter(category for _, category in fit)
     if per_category is not None:

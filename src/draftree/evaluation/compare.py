@@ -94,9 +94,14 @@ def compare(engine: Engine, request: Request, sampling: Sampling, first: Generat
     return Comparison(written.tokens, written.stats, base.stats, other is None, parted)
 
 
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """The number of first tokens that two texts share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def difference(target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]) -> Difference:
     """The first token at which another greedy output differs from plain decoding's, and the margin of its logits there."""
-    at = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain)))
+    at = common(ours, plain)
     text = np.array([*request.prompt, *plain[:at]], np.int64)
     logits = target.prefill(target.new_cache(1, len(text)), [text], Needs()).logits[0]
     best = processed(logits, request.processors, [*request.before, *text.tolist()]).topk(2).values

@@ -1,10 +1,10 @@
-"""A drafter driven along texts that are known: what it would have drafted everywhere, beside what the target says there.
+"""Drives a drafter along known texts: its drafts after every token beside the target's own choice there.
 
 Shapes: R texts, M places, N nodes, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -19,16 +19,14 @@ from draftree.engine import plain
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation import suites
 from draftree.models.cache import SlotCache
-from draftree.models.target import Needs, Probes, Taps, Target, Verified
+from draftree.models.target import LAST, Needs, Probes, Taps, Target, Verified
 from draftree.request import Request
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
 
 T = TypeVar("T")
 DEPTHS = 5
-"""How deep drafts are looked at, and how many tokens one step of the drive commits."""
-LAST = -1
-"""What the target's LM head reads."""
+"""The depth to which drafts are looked at, and the tokens that one step of the drive commits."""
 FLOOR = -20.0
 """Lowest log q that counts: a token that cannot be drafted is not infinitely surprising."""
 
@@ -43,7 +41,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Places:
-    """What was drafted and what the target says, place by place; a place is what follows a token of a text.
+    """Drafts beside the target's choices, place by place; a place is the position after a token of a text.
 
     Attributes:
         text: [M] which text.
@@ -77,21 +75,21 @@ class Places:
     @property
     def rates(self) -> Floats:
         """[depths] how often a greedy draft is accepted at a depth, where all before it were."""
-        rates = np.zeros(DEPTHS)
-        alive = dict.fromkeys(zip(self.text.tolist(), self.root.tolist(), strict=True), True)
-        for depth in range(1, DEPTHS + 1):
-            reached = matched = 0
-            for i in np.flatnonzero(self.depth == depth):
-                block = int(self.text[i]), int(self.root[i])
-                if alive[block]:
-                    reached, matched = reached + 1, matched + int(self.agree[i])
-                    alive[block] = bool(self.agree[i] and self.followed[i])
-            rates[depth - 1] = matched / reached if reached else 0.0
+        there, agree, alive = np.zeros((3, int(self.block.max()) + 1, 1 + DEPTHS), np.bool_)
+        at = self.block, self.depth
+        there[at], agree[at], alive[at], alive[:, 0] = True, self.agree, self.agree & self.followed, True
+        reached = there[:, 1:] & np.logical_and.accumulate(alive, axis=1)[:, :-1]
+        rates: Floats = (agree[:, 1:] & reached).sum(axis=0) / np.maximum(reached.sum(axis=0), 1)
         return rates
+
+    @property
+    def block(self) -> Ints:
+        """[M] the number of each place's block: of one root in one text."""
+        return np.unique(np.stack((self.text, self.root)), axis=1, return_inverse=True)[1].ravel()
 
 
 class Source(Protocol):
-    """What a drafter is driven with: a target, or something that stands in for one."""
+    """A target that a drafter is driven with, or a stand-in for one."""
 
     def new_cache(self, rows: int, slots: int) -> SlotCache: ...
     def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified: ...
@@ -101,7 +99,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Recording:
-    """What a target said along texts, so that a drafter can be driven again without it, and be told something else.
+    """A target's hidden states along texts, so that a drafter can be driven again without it, or with other states.
 
     Drafters that read keys and values, or send probes, need the target itself.
 
@@ -128,10 +126,6 @@ class Recording:
         cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
         taps = target.prefill(cache, [t.tokens for t in texts], needs).taps
         return cls(target, np.cumsum([0, *(len(t.tokens) for t in texts[:-1])]), taps.hidden)
-
-    def told(self, given: Mapping[int, int] | None = None, later: int = 0) -> Self:
-        """The recording as told otherwise."""
-        return replace(self, given=given or {}, later=later)
 
     def after(self, rows: Ints, positions: Ints) -> Tensor:
         """[M, V] logits after some tokens."""
@@ -190,9 +184,7 @@ class Block:
 
 
 @torch.inference_mode()
-def replay(
-    target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int, length: int, first: int = 0, step: int = 0
-) -> Iterator[Block]:
+def replay(target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int, length: int, step: int = 0) -> Iterator[Block]:
     """Decodes along texts: prefill, start, then for each block expand, verify and commit, as if the text were accepted.
 
     Args:
@@ -201,7 +193,6 @@ def replay(
         texts: all in one batch.
         k: how many candidates.
         length: tokens of a block; the first is its root, the others are taken for drafts.
-        first: tokens of the first block, if not so many.
         step: tokens that are committed of each block; all by default.
 
     Raises:
@@ -211,22 +202,21 @@ def replay(
     prompts = [t.tokens[: t.start] for t in texts]
     verified = target.prefill(cache, prompts, drafter.needs)
     state = drafter.start(prompts, np.array([t.tokens[t.start] for t in texts]), verified.taps)
-    last, at, size = np.array([len(t.tokens) - 1 for t in texts]), np.array([t.start for t in texts]), first or length
+    last, at = np.array([len(t.tokens) - 1 for t in texts]), np.array([t.start for t in texts])
     while (live := np.flatnonzero(at < last)).size:
-        tokens = [texts[r].tokens[at[r] : min(at[r] + size, last[r]) + 1] for r in live.tolist()]
+        tokens = [texts[r].tokens[at[r] : min(at[r] + length, last[r]) + 1] for r in live.tolist()]
         tree, asked, state = _chained(drafter, state, live, [t[:-1] for t in tokens], k)
         verified = target.verify(cache, tree, drafter.needs, drafter.probes(state))
         if not bool(torch.isfinite(verified.logits.max(-1).values).all()):
             raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
         yield Block(tree, asked, verified.logits, tokens, at.copy())
-        kept = np.array([min(len(t) - 1, step or size) for t in tokens])
+        kept = np.array([min(len(t) - 1, step or length) for t in tokens])
         paths = tuple(tree.of_row(r)[1:n] for r, n in zip(live.tolist(), kept, strict=True))
         verdict = Verdict(paths, np.array([t[n] for t, n in zip(tokens, kept, strict=True)]))
         target.commit(cache, tree, verdict)
         taps = verified.taps.take(np.concatenate([verdict.kept(root) for root in range(len(live))]))
         state = drafter.commit(state, tree, verdict, taps)
         at[live] += kept
-        size = length
 
 
 def _chained(
@@ -248,19 +238,18 @@ def _chained(
     return tree, asked, state
 
 
-def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text], phase: int = 0) -> Places:
+def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Places:
     """Decodes along texts in blocks of `DEPTHS` tokens, with one candidate asked for after every token.
 
     Args:
         target: verifies every block, as in decoding.
         drafter: drafts.
         texts: all in one batch.
-        phase: how many tokens the first block lacks.
 
     Raises:
         NotANumber: the target's logits are not finite.
     """
-    blocks = replay(target, drafter, texts, 1, DEPTHS, DEPTHS - phase)
+    blocks = replay(target, drafter, texts, 1, DEPTHS)
     return Places.joined([_compared(block, nodes, found) for block in blocks for nodes, found in block.asked])
 
 
@@ -290,24 +279,32 @@ def _beside(p: Tensor, choice: Tensor, candidates: Candidates) -> tuple[Floats, 
 
 
 TEXTS, TOKENS, PROMPT = 12, 48, 16
-"""Texts measured on, tokens of each that are drafted, and how much of a plain text is taken for its prompt."""
+"""Texts measured on, tokens of each that are drafted, and tokens of a plain text that are taken for its prompt."""
 
 
-def answers(target: Target, suite: str = "demo", count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
-    """The target's own greedy answers to prompts spread over a suite: text as it will be drafted.
+def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
+    """The target's own greedy answers to shipped prompts, spread evenly: text as it will be drafted.
 
     Raises:
         UserError: no prompt fits the target's context, or every answer is shorter than 2 tokens.
     """
-    encoded = [encode(target.tokenizer, p.content) for p in suites.load(suite).prompts]
-    fit = [e for e in encoded if len(e) + tokens <= target.decoder.context]
-    if not fit:
-        raise UserError(
-            f"no prompt of suite '{suite}' fits the target's context of {target.decoder.context} with {tokens} new tokens"
-        )
-    if texts := answered(target, spread(fit, count), tokens):
+    encoded = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
+    if texts := answered(target, spread(fitting(encoded, target, tokens), count), tokens):
         return texts
     raise UserError("the target answers every prompt with fewer than 2 tokens; name text to measure on with --data FILE")
+
+
+def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[list[int]]:
+    """The prompts of token ids behind which the target's context has room for so many new tokens.
+
+    Raises:
+        UserError: there is none.
+    """
+    context = target.decoder.context
+    if fit := [ids for ids in prompts if len(ids) + tokens <= context]:
+        return fit
+    told = f"with {tokens} new tokens the shortest has {min(map(len, prompts)) + tokens}, allowed is the target's context of"
+    raise UserError(f"all {len(prompts)} prompts are too long: {told} {context}")
 
 
 def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOKENS) -> list[Text]:

@@ -1,9 +1,9 @@
 """Keeps what a benchmark has measured so far, so that an interrupted run goes on."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from draftree.evaluation.cells import Cell, PromptResult
 from draftree.stats import Stats, Step, Work
 
 
-@dataclass
+@dataclass(frozen=True)
 class Journal:
     """The prompts that a run has done so far, in a file beside its output, so that an interrupted one can go on.
 
@@ -24,42 +24,25 @@ class Journal:
 
     path: Path
     key: Mapping[str, Any]
-    _begun: bool = field(default=False, init=False)
 
     def read(self, cells: Sequence[Cell]) -> list[dict[Cell, PromptResult]]:
         """The prompts done, if the journal is of this run; a last line that was broken off is not counted."""
-        lines = list(self._lines())
-        if not lines or lines[0] != json.loads(json.dumps(self.key)):
-            return []
-        found = []
+        lines, done = list[str](), list[dict[Cell, PromptResult]]()
         with suppress(UserError), understood("what comes after it cannot be read"):
-            for line in lines[1:]:
-                found.append(dict(zip(cells, map(_written, line), strict=True)))
-        self._begun = True
-        write_text(self.path, "".join(map(_line, lines[: 1 + len(found)])))
-        return found
+            key, *lines = self.path.read_text("utf-8", errors="replace").splitlines()
+            if json.loads(key) == json.loads(json.dumps(self.key)):
+                for line in lines:
+                    done.append(dict(zip(cells, map(_written, json.loads(line)), strict=True)))
+        write_text(self.path, "".join(f"{line}\n" for line in (json.dumps(self.key), *lines[: len(done)])))
+        return done
 
     def add(self, done: Mapping[Cell, PromptResult]) -> None:
-        """Notes one prompt."""
-        line = [[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]
-        if not self._begun:
-            write_text(self.path, _line(self.key))
-            self._begun = True
-        append(self.path, _line(line))
+        """Notes one prompt; the journal was read before."""
+        append(self.path, json.dumps([[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]) + "\n")
 
     def remove(self) -> None:
         """Forgets it: the result is saved."""
         self.path.unlink(missing_ok=True)
-
-    def _lines(self) -> Iterator[Any]:
-        """The parsed lines before the first that was broken off."""
-        if self.path.is_file():
-            with suppress(UserError), understood("what comes after it cannot be read"):
-                yield from map(json.loads, self.path.read_text("utf-8", errors="replace").splitlines())
-
-
-def _line(said: Any) -> str:
-    return json.dumps(said) + "\n"
 
 
 def _written(line: Any) -> PromptResult:

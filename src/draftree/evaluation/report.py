@@ -1,11 +1,11 @@
-"""From what was written to rows of figures with intervals, and from saved rows to tables.
+"""Rows of figures with bootstrap intervals, from the output of a benchmark; saved results are written and read.
 
 Shapes: P prompts, B bootstrap samples.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from draftree.costs import Costs, CostTable, counted, counted_plain
 from draftree.errors import UserError
 from draftree.evaluation.cells import Cell, PromptResult, Quality
 from draftree.registry import part
-from draftree.stats import repeated_ngrams, total
+from draftree.stats import Work, repeated_ngrams, total
 from draftree.tree import Floats, Ints
 
 SAMPLES = 2000
@@ -43,8 +43,8 @@ class Totals:
     counted: Floats
 
     @classmethod
-    def of(cls, written: Sequence[PromptResult], counted: Sequence[float] | None = None) -> "Totals":
-        """The sums of one cell."""
+    def of(cls, written: Sequence[PromptResult], seconds: Callable[[Sequence[Work]], float] = lambda _: 0.0) -> "Totals":
+        """The sums of one cell; `seconds` gives those by the cost model."""
         stats = [w.stats for w in written]
         columns = (
             [sum(step.accepted for step in s.steps) for s in stats],
@@ -52,7 +52,7 @@ class Totals:
             [len(s.steps) for s in stats],
             [s.new_tokens for s in stats],
             [float(s.seconds) for s in stats],
-            [0.0] * len(stats) if counted is None else counted,
+            [seconds(s.work) for s in stats],
         )
         return cls(*map(np.array, columns))
 
@@ -66,14 +66,6 @@ class Totals:
         """[B] τ of samples of prompts [B, P]; 1 where no step was taken."""
         accepted, steps = self.accepted[chosen].sum(-1), self.steps[chosen].sum(-1)
         return np.where(steps > 0, (accepted + steps) / np.maximum(steps, 1), 1.0)
-
-    def speed(self, chosen: Ints) -> Floats:
-        """[B] tokens per second of samples of prompts [B, P]."""
-        return rate(self.tokens, self.seconds, chosen)
-
-    def counted_speed(self, chosen: Ints) -> Floats:
-        """[B] tokens per counted second of samples of prompts [B, P]; the prompts' reading is not counted."""
-        return rate(self.tokens, self.counted, chosen)
 
 
 def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
@@ -144,7 +136,11 @@ def row(
     """
     stats, base = total([w.stats for w in written]), total([w.stats for w in plain])
     different = sum(a.tokens != b.tokens for a, b in zip(written, plain, strict=True))
-    mine, theirs, drafting = _totals(written, plain, costs)
+    mine, theirs, drafting = Totals.of(written), Totals.of(plain), 0.0
+    if costs is not None:
+        mine = Totals.of(written, lambda work: counted(costs, work)[0])
+        theirs = Totals.of(plain, lambda work: counted_plain(costs, work))
+        drafting = sum(counted(costs, w.stats.work)[1] for w in written)
     everyone = np.arange(len(written))
     spent = float(mine.counted.sum())
     return {
@@ -157,7 +153,7 @@ def row(
         "draft_steps_per_step": stats.draft_steps_per_step,
         "speedup": stats.tokens_per_second / base.tokens_per_second,
         "counted_seconds": spent if spent else None,
-        "counted_speedup": float(mine.counted_speed(everyone) / theirs.counted_speed(everyone)) if spent else None,
+        "counted_speedup": float(_counted_speedup(mine, theirs, everyone)) if spent else None,
         "draft_share": drafting / spent if spent else None,
         "promises_text": promises_text(stats.acceptor),
         "same_output": different == 0,
@@ -168,28 +164,22 @@ def row(
     }
 
 
-def _totals(
-    written: Sequence[PromptResult], plain: Sequence[PromptResult], costs: Costs | CostTable | None
-) -> tuple[Totals, Totals, float]:
-    """Sums of a cell and of the baseline, both counted in the cell's costs, and the drafter's part of the cell's seconds."""
-    if costs is None:
-        return Totals.of(written), Totals.of(plain), 0.0
-    mine = [counted(costs, w.stats.work) for w in written]
-    base = [counted_plain(costs, w.stats.work) for w in plain]
-    return Totals.of(written, [whole for whole, _ in mine]), Totals.of(plain, base), sum(part for _, part in mine)
-
-
 def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
     """95 % intervals by a bootstrap over prompts, paired: a sample holds the same prompts of both."""
     chosen = samples(len(mine.steps), seed)
     sampled = {
         "acceptance_length": mine.acceptance_length(chosen),
-        "tokens_per_second": mine.speed(chosen),
-        "speedup": mine.speed(chosen) / base.speed(chosen),
+        "tokens_per_second": (speed := rate(mine.tokens, mine.seconds, chosen)),
+        "speedup": speed / rate(base.tokens, base.seconds, chosen),
     }
     if mine.counted.any():
-        sampled["counted_speedup"] = mine.counted_speed(chosen) / base.counted_speed(chosen)
+        sampled["counted_speedup"] = _counted_speedup(mine, base, chosen)
     return {name: bounds(values) for name, values in sampled.items()}
+
+
+def _counted_speedup(mine: Totals, base: Totals, chosen: Ints) -> Floats:
+    """[B] ratios of tokens per counted second of samples of prompts [B, P]; the prompts' reading is not counted."""
+    return rate(mine.tokens, mine.counted, chosen) / rate(base.tokens, base.counted, chosen)
 
 
 NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
@@ -202,13 +192,10 @@ def promises_text(acceptor: str | None) -> bool:
     return rule is None or rule.keeps_text
 
 
-def _on_a_line(found: re.Match[str]) -> str:
-    return "[" + " ".join(found[0][1:-1].split()) + "]"
-
-
 def save(result: Mapping[str, Any], path: Path) -> None:
     """Writes a result, whole or not at all."""
-    write_text(path, NUMBERS.sub(_on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n")
+    on_a_line = lambda found: "[" + " ".join(found[0][1:-1].split()) + "]"
+    write_text(path, NUMBERS.sub(on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -218,8 +205,7 @@ def read(path: Path) -> dict[str, Any]:
         UserError: the file is not one.
     """
     what = "a result as `draftree bench --out` writes it"
-    found = read_object(path, what)
-    said = Entries(found, path)
-    if not said.get("rows", list[ResultRow]) or not said.get("provenance", dict):
+    result = Entries(read_object(path, what), path)
+    if not result.get("rows", list[ResultRow]) or not result.get("provenance", dict):
         raise UserError(f"'{path}' is not {what}: it has no rows or no provenance")
-    return found
+    return dict(result.values)

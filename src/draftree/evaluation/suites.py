@@ -43,7 +43,7 @@ class Suite:
 
     @property
     def summary(self) -> str:
-        """One line about it."""
+        """The suite in one line."""
         return f"{len(self.prompts)} prompts: {', '.join(c for c in self.categories if c) or 'no categories'}"
 
     def select(self, categories: Sequence[str]) -> list[SuitePrompt]:

@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from draftree.evaluation.report import ResultRow, expected_speedup
 
 
-def spread(value: float, bounds: Sequence[float]) -> str:
+def interval(value: float, bounds: Sequence[float]) -> str:
     """A figure with its interval."""
     return f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
 
 
 def cells(r: ResultRow) -> dict[str, str]:
     """A row as text, by the heads of the tables' columns."""
-    between = r["intervals"]
+    between, counted = r["intervals"], r.get("counted_speedup")
     return {
         "drafter": r["drafter"],
         "policy": r["policy"] or "",
         "acceptor": r.get("rule") or r.get("acceptor") or "",
         "draws": r.get("draw") or "",
         "T": f"{r['temperature']:g}",
-        "τ [95 %]": spread(r["acceptance_length"], between["acceptance_length"]),
+        "τ [95 %]": interval(r["acceptance_length"], between["acceptance_length"]),
         "α": figure(r["alpha"]),
         "α of the bound": figure(r.get("alpha_bound")),
         "overlap": figure(r.get("overlap")),
@@ -28,8 +28,8 @@ def cells(r: ResultRow) -> dict[str, str]:
         "nodes/step": f"{r['nodes_per_step']:.1f}",
         "depth/step": f"{r['depth_per_step']:.1f}",
         "drafts/step": figure(r.get("draft_steps_per_step")),
-        "speed-up [95 %]": spread(r["speedup"], between["speedup"]),
-        "counted speed-up [95 %]": counted_text(r),
+        "speed-up [95 %]": interval(r["speedup"], between["speedup"]),
+        "counted speed-up [95 %]": "" if counted is None else interval(counted, between["counted_speedup"]),
         "same output": same_text(r),
         "draft share": figure(r.get("draft_share")),
         "tokens/s": f"{r['tokens_per_second']:.1f}",
@@ -52,12 +52,6 @@ def same_text(r: ResultRow) -> str:
 def figure(value: float | None) -> str:
     """A figure, or nothing."""
     return "" if value is None else f"{value:.2f}"
-
-
-def counted_text(r: ResultRow) -> str:
-    """The speed-up by the cost model with its interval, where it is known."""
-    speedup = r.get("counted_speedup")
-    return "" if speedup is None else spread(speedup, r["intervals"]["counted_speedup"])
 
 
 FIRST = ("drafter", "policy", "T", "τ [95 %]", "speed-up [95 %]", "same output")

@@ -1,8 +1,6 @@
 """Builds the datastores that drafters without training search."""
 
 import json
-import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,7 +13,7 @@ from draftree.boundary.progress import Tell, silent
 from draftree.data.corpus import Documents, files
 from draftree.drafters.lookup.datastore import Stored, tokenizer_hash
 from draftree.errors import UnknownName, UserError
-from draftree.evaluation.provenance import commit
+from draftree.evaluation.provenance import command, commit
 from draftree.formats.checkpoint import ABOUT, CONFIG
 from draftree.models.target import tokenizer_of
 from draftree.registry import parts
@@ -70,7 +68,7 @@ def build(
             "text_bytes": corpus.text_bytes, "bytes": sum(path.stat().st_size for path in folder.iterdir()), **figures,
             "seconds": round(time.perf_counter() - start, 3),
             "data": list(map(str, data)), "settings": settings, "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(["draftree", *sys.argv[1:]]), "version": draftree.__version__, "commit": commit(),
+            "command": command(), "version": draftree.__version__, "commit": commit(),
         }  # fmt: skip
         (folder / CONFIG).write_text(json.dumps({ABOUT: said}, indent=2) + "\n")
     return said

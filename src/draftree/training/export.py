@@ -40,7 +40,7 @@ LAYERS = 32
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The new checkpoint.
 
     Attributes:
         drafter: the method.
@@ -108,15 +108,23 @@ def _config_of(target: str) -> PreTrainedConfig:
         return config
 
 
-def _check(method: str, folder: Path, config: PreTrainedConfig, name: str) -> Target:
-    """Opens a checkpoint for a target without weights, which refuses one that is incomplete or of other shapes."""
+def _check(method: str, folder: Path, values: Mapping[str, Any], target: str | None) -> Target:
+    """Opens a checkpoint for a target without weights, which refuses one that is incomplete or of other shapes.
+
+    Args:
+        method: its method.
+        folder: of the checkpoint.
+        values: its config.
+        target: by default any one of the sizes in the config.
+    """
+    config, name = _any_target(values, folder) if target is None else _config_of(target), target or "any"
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of copies to where nothing is, and of targets that are not named
         with understood(f"target '{name}' is not a causal language model"):
             model = AutoModelForCausalLM.from_config(config)
-        target = Target(Decoder(model), name)
-        part("drafter", method)(checkpoint=str(folder)).open(target)
-    return target
+        opened = Target(Decoder(model), name)
+        part("drafter", method)(checkpoint=str(folder)).open(opened)
+    return opened
 
 
 def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
@@ -128,11 +136,6 @@ def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
     return LlamaConfig(
         vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=1, intermediate_size=1
     )
-
-
-def _check_any(method: str, folder: Path, values: Mapping[str, Any], target: str | None) -> None:
-    """Opens a checkpoint for a target, or for any one of the sizes in its config."""
-    _check(method, folder, _any_target(values, folder) if target is None else _config_of(target), target or "any")
 
 
 def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Written:
@@ -159,7 +162,7 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
 def to_original(method: str, stored: Checkpoint, target: str | None) -> Written:
     """EAGLE's or EAGLE-3's original layout; the fusing layer's `bias` is always said."""
     stored, values = speculators.loaded(stored, method)
-    _check_any(method, stored.folder, values, target)
+    _check(method, stored.folder, values, target)
     return _original(method, stored, values)
 
 
@@ -179,7 +182,7 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
     text = fits.get_text_config(decoder=True)
     if target is None and (text.vocab_size, text.hidden_size) != (own.vocab_size, own.hidden_size):
         raise UserError(f"'{folder}' does not fit target '{name}': name the drafter's own with --target")
-    checked = _check(method, folder, fits, name)
+    checked = _check(method, folder, values, None if said else name)
     if values.get("qkv_bias"):
         raise UserError(f"'{folder}' has qkv_bias true, allowed for 'speculators' is false")
     config, tensors = _original(method, stored, values)
@@ -205,7 +208,7 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
             f"'{folder}' lacks {', '.join(lacking[:4])}, allowed for 'vllm-medusa' are heads with layers of their own"
         )
     config, tensors = medusa.to_vllm(stored.config, tensors)
-    _check_any(method, folder, config, target)
+    _check(method, folder, config, target)
     return config, tensors
 
 
@@ -214,4 +217,4 @@ FORMATS: Mapping[str, Callable[[str, Checkpoint, str | None], Written]] = {
     "eagle": to_original,
     "vllm-medusa": to_vllm_medusa,
 }
-"""The layouts, each with what gives it for a method, its checkpoint and the target that was named."""
+"""The layouts, each with the function that writes it of a method, its checkpoint and the target that was named."""

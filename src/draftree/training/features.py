@@ -7,7 +7,8 @@ Shapes: B batch, T tokens of a sample, D hidden size, H key-value heads.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from draftree.boundary.files import existing, understood, whole
 from draftree.boundary.progress import Tell, silent
 from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
+from draftree.formats.checkpoint import fingerprint
 from draftree.models.cache import Catcher
 from draftree.models.target import LAST, Needs, Target
 from draftree.training.processes import Processes
@@ -54,10 +57,8 @@ def read(target: Target, ids: Tensor, needs: Needs) -> Features:
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     """[B, T] rows padded with zeros at the end."""
-    out = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = row
-    return out
+    found: np.ndarray = pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True).numpy()
+    return found
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,6 @@ class Shards:
     @classmethod
     def at(cls, home: Path, target: Target, samples: Sequence[Sample], needs: Needs) -> "Shards":
         """The shards of some samples below a folder that may hold those of others too."""
-        from draftree.formats.checkpoint import fingerprint
-
         return cls(home / f"{fingerprint(target.decoder.config)}-{digest(samples)}", target, samples, needs)
 
     @property
@@ -135,23 +134,17 @@ class Shards:
             for done, shard in enumerate(mine, 1):
                 if names := [n for n in lacking if not self._file(n, shard).is_file()]:
                     self._write(shard, names)
-                tell(done, of=len(mine))
+                tell(done, "caching features", len(mine))
         with processes.agreed():
             if self.lacking:
                 raise UserError(f"'{self.folder}' lacks what other processes wrote: all machines must see the same folder")
 
     def _write(self, shard: int, names: Sequence[str]) -> None:
-        found: dict[str, dict[str, Tensor]] = {n: {} for n in names}
-        for name, key, tensor in self._read(range(shard * SHARD, min((shard + 1) * SHARD, len(self.samples)))):
-            if name in found:
-                found[name][key] = tensor.contiguous()
-        for name, tensors in found.items():
-            with whole(self._file(name, shard)) as partial:
-                save_file({k: t.cpu() for k, t in tensors.items()}, partial)
-
-    def _read(self, chosen: range) -> Iterator[tuple[str, str, Tensor]]:
-        """The features of samples, by series and name there, from passes over samples of about the same length."""
-        order = sorted(chosen, key=lambda i: len(self.samples[i].tokens))
+        chosen, found = (
+            range(shard * SHARD, min((shard + 1) * SHARD, len(self.samples))),
+            defaultdict[str, dict[str, Tensor]](dict),
+        )
+        order = sorted(chosen, key=lambda i: len(self.samples[i].tokens))  # passes are over samples of about the same length
         for at in range(0, len(order), TOGETHER):
             part = order[at : at + TOGETHER]
             ids = torch.from_numpy(padded([self.samples[i].tokens for i in part])).to(self.target.decoder.device)
@@ -159,10 +152,13 @@ class Shards:
             for row, i in enumerate(part):
                 count = len(self.samples[i].tokens)
                 for layer, states in features.hidden.items():
-                    yield self._hidden(layer), str(i), states[row, :count]
+                    found[self._hidden(layer)][str(i)] = states[row, :count].cpu().contiguous()
                 for layer, pair in features.kv.items():
-                    for name, tensor in zip("kv", pair, strict=True):
-                        yield self._kv(layer), f"{i}.{name}", tensor[row, :, :count]
+                    tensors = {f"{i}.{name}": t[row, :, :count].cpu().contiguous() for name, t in zip("kv", pair, strict=True)}
+                    found[self._kv(layer)].update(tensors)
+        for name in names:
+            with whole(self._file(name, shard)) as partial:
+                save_file(found[name], partial)
 
     def batch(self, chosen: Sequence[int]) -> Features:
         """The features of some samples, padded at the end."""
@@ -178,7 +174,7 @@ class Shards:
         return Features(hidden, {layer: (of_layer(layer, "k"), of_layer(layer, "v")) for layer in self.needs.kv})
 
     def _padded(self, parts: list[Tensor]) -> Tensor:
-        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(self.target.decoder.device)
+        return pad_sequence(parts, batch_first=True).to(self.target.decoder.device)
 
     def _get(self, name: str, sample: int, key: str) -> Tensor:
         path = self._file(name, sample // SHARD)

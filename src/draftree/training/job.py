@@ -1,4 +1,4 @@
-"""The contract of what is trained or tuned: made from options, fitted to a target and data."""
+"""The contract of trainings and tunings: jobs made from options and fitted to a target and data."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ LOG = logging.getLogger("draftree")
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a run came to: its figures, in words, and as tables: rows by title."""
+    """The result of a run: its figures, in words, and as tables: rows by title."""
 
     figures: Mapping[str, Any]
     lines: Sequence[str]

@@ -104,7 +104,7 @@ class Processes:
 
     @contextmanager
     def alone(self, folder: Path) -> Iterator[None]:
-        """Inside, no other run may write into a folder; the main process locks it for all of this one's.
+        """A context in which no other run may write into a folder; the main process locks it for all of this one's.
 
         Raises:
             UserError: another run does.

@@ -8,7 +8,7 @@ quarter is the prompt of what the target writes on. Decoding is greedy.
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.files import append, read_object, write_text
 from draftree.boundary.knobs import check, knob
+from draftree.boundary.progress import Tell, silent
 from draftree.data.prompts import Content, encode
 from draftree.data.rows import Messages, Row, completes, messages, rows
 from draftree.engine import plain
@@ -31,7 +32,7 @@ FILE, ABOUT, PARTS = "regenerated.jsonl", "regenerated.json", "regenerated.parti
 
 @dataclass(frozen=True)
 class Regeneration:
-    """How answers are written.
+    """The way answers are written.
 
     Attributes:
         tokens: the longest answer.
@@ -53,7 +54,7 @@ def regenerate(
     out: Path,
     how: Regeneration,
     processes: Processes,
-    listen: Callable[[int, int], None] = lambda *_: None,
+    tell: Tell = silent,
 ) -> Path:
     """Writes data whose answers are the target's; goes on where an interrupted run stopped.
 
@@ -65,7 +66,7 @@ def regenerate(
         out: the folder of the file that is written.
         how: answers are written.
         processes: of the run.
-        listen: told how many answers of how many this process has written.
+        tell: told how many answers this process has written.
 
     Returns:
         The path of the rows, `{"messages"}` and `{"prompt", "completion"}`, in the order of the data.
@@ -76,12 +77,15 @@ def regenerate(
     with processes.agreed():
         asked = list(prompts(paths, target.tokenizer, how.max_tokens))
     about = {**asdict(how), "target": target.name, "prompts": _digest(asked)}
-    if not _finished(out, about):
+    finished = False
+    with suppress(UserError):
+        finished = read_object(out / ABOUT, "of a finished regeneration") == about and (out / FILE).is_file()
+    if not finished:
         parts = out / PARTS / _digest(about)
         done = _done(parts)
         processes.same(len(done), "the answers written so far")
         with processes.agreed():
-            _write(target, asked, done, parts, how, processes, listen)
+            _write(target, asked, done, parts, how, processes, tell)
         with processes.agreed():
             if processes.main:
                 _join(out, about, _done(parts), len(asked))
@@ -91,7 +95,7 @@ def regenerate(
 
 
 def prompts(paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[Content]:
-    """What the target is asked: chats up to their last response, and the first quarter of each window of a text."""
+    """The target's prompts: chats up to their last response, and the first quarter of each window of a text."""
     for path in paths:
         for row, where in rows(path):
             chat = messages(row, where)
@@ -119,7 +123,7 @@ def _write(
     parts: Path,
     how: Regeneration,
     processes: Processes,
-    listen: Callable[[int, int], None],
+    tell: Tell,
 ) -> None:
     # Rows of one batch should end at about the same time. Which these are does not depend on what is done, as the last bits
     # of a row's logits depend on the rows beside it.
@@ -133,23 +137,17 @@ def _write(
         lines = [json.dumps({"number": i, "row": row}) + "\n" for i, row in answers]
         append(parts / f"{processes.rank}.jsonl", "\n" + "".join(lines))  # behind a line that was broken off
         written += len(batch)
-        listen(written, total)
+        tell(written, "answering", total)
 
 
 def _answers(target: Target, asked: Sequence[Content], how: Regeneration) -> list[Row]:
     """The rows of some prompts; an empty one where the target was asked nothing it could answer."""
     texts = {i: prompt for i, prompt in enumerate(asked) if isinstance(prompt, str)}
     chats = {i: prompt for i, prompt in enumerate(asked) if not isinstance(prompt, str)}
-    found: dict[int, Row] = {}
-    for i, answer in _plain(target, {i: _ids(target, text) for i, text in texts.items()}, how).items():
-        found[i] = {"prompt": texts[i], "completion": answer}
-    for i, chat in _chats(target, chats, how).items():
-        found[i] = {"messages": chat}
+    ids = {i: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]) for i, text in texts.items()}
+    found: dict[int, Row] = {i: {"messages": chat} for i, chat in _chats(target, chats, how).items()}
+    found |= {i: {"prompt": texts[i], "completion": answer} for i, answer in _plain(target, ids, how).items()}
     return [found.get(i, {}) for i in range(len(asked))]
-
-
-def _ids(target: Target, text: str) -> list[int]:
-    return list(target.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _chats(target: Target, chats: dict[int, Messages], how: Regeneration) -> dict[int, Messages]:
@@ -188,13 +186,6 @@ def _done(parts: Path) -> dict[int, Row]:
                 said = json.loads(line)
                 found[int(said["number"])] = dict(said["row"])
     return found
-
-
-def _finished(out: Path, about: dict[str, Any]) -> bool:
-    try:
-        return read_object(out / ABOUT, "of a finished regeneration") == about and (out / FILE).is_file()
-    except UserError:
-        return False
 
 
 def _join(out: Path, about: dict[str, Any], done: dict[int, Row], count: int) -> None:

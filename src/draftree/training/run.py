@@ -1,5 +1,6 @@
 """The training of a drafter from its data to its checkpoint, in each process of a run."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -8,10 +9,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from draftree.boundary.files import bytes_text, understood, writable
+from draftree.boundary.files import bytes_text, writable
 from draftree.boundary.progress import Tell, silent
 from draftree.data.samples import Sample, read
-from draftree.drafters.base import Stage, Trainable, TrainableMethod, plan_text
+from draftree.drafters.base import Stage, TrainableMethod, plan_text
 from draftree.engine import target_of
 from draftree.errors import UnknownName, UserError
 from draftree.models.target import Target
@@ -44,40 +45,31 @@ def planned(stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later:
             raise UserError(f"stage '{name}' goes on from the weights of '{names[0]}', allowed is it with --init-from")
         begun = {**asdict(stages[names.index(name)]), "stage": name}
     known = {f.name for f in fields(trainer.Plan)} - state.FREE
-    with understood(f"'{out / state.PLAN}' is not what a run was asked for"):
-        numbers = {k: v for k, v in begun.items() if k in known} | {"betas": tuple(begun["betas"])}
     try:
+        numbers = {k: v for k, v in begun.items() if k in known} | {"betas": tuple(begun["betas"])}
         trainer.Plan(**numbers)
-    except UserError as error:
+    except (UserError, TypeError) as error:
         raise UserError(f"'{out / state.PLAN}' is not what a run was asked for: {error}") from error
     return trainer.Plan(**numbers | dict(given))
 
 
-class Told:
-    """Says where a run stands, in a line; held-out figures are shown until there are newer ones."""
-
-    def __init__(self) -> None:
-        self._measured: trainer.Progress | None = None
-
-    def __call__(self, progress: trainer.Progress) -> str:
-        if progress.held_out_loss is not None:
-            self._measured = progress
-        shown = [f"loss {progress.loss:.3f}"]
-        if (found := self._measured) is not None:
-            figures = {"held-out loss": found.held_out_loss, "overlap": found.overlap}
-            figures["acceptance length"] = found.acceptance_length
-            shown += [f"{name} {figure:.3f}" for name, figure in figures.items()]
-            shown.append("by depth " + " ".join(f"{rate:.2f}" for rate in (found.acceptance_by_depth or ())[:SHOWN_DEPTHS]))
-        return ", ".join(shown)
+def remark(progress: trainer.Progress, measured: trainer.Progress) -> str:
+    """A run's loss at a step and its last held-out figures, in a line."""
+    shown = [f"loss {progress.loss:.3f}"]
+    if measured.held_out_loss is not None:
+        names = {"held-out loss": "held_out_loss", "overlap": "overlap", "acceptance length": "acceptance_length"}
+        shown += [f"{name} {getattr(measured, attribute):.3f}" for name, attribute in names.items()]
+        shown.append("by depth " + " ".join(f"{rate:.2f}" for rate in (measured.acceptance_by_depth or ())[:SHOWN_DEPTHS]))
+    return ", ".join(shown)
 
 
 SHOWN_DEPTHS = 5
 
 
 def summed(spec: str, end: trainer.Progress) -> Fitted:
-    """What a run of a drafter came to."""
+    """The result of a drafter's run."""
     figures = {k: None if v != v else v for k, v in asdict(end).items()}  # no NaN in JSON
-    return Fitted({"drafter": spec} | figures, [f"{Told()(end)} after {end.steps} steps"])
+    return Fitted({"drafter": spec} | figures, [f"{remark(end, end)} after {end.steps} steps"])
 
 
 @dataclass(frozen=True)
@@ -117,7 +109,7 @@ class Training(Job):
 
     @property
     def about(self) -> dict[str, Any]:
-        """What is written down of it beside the plan."""
+        """The part of the run's note that is not its plan."""
         regenerated = None if self.answers is None else self.answers.tokens
         return {"init_from": None if self.init_from is None else str(self.init_from), "regenerated_tokens": regenerated}
 
@@ -129,13 +121,16 @@ class Training(Job):
         with processes.alone(out):
             with processes.agreed():
                 tell(0, "loading")
-                self.check(out, plan, processes)
+                # Refused before the target answers or is read, and not by the trainer after it; its context may cut max_tokens.
+                plan.together(processes.world)
+                state.check(out, {k: v for k, v in (asdict(plan) | self.about).items() if k != "max_tokens"})
                 device = processes.device(place.get("device")) if isinstance(target, str) else place.get("device")
                 model = target_of(target, place.get("dtype"), device)
-                plan = fitted(plan, out, model.decoder.context)
+                plan = within_context(plan, out, model.decoder.context)
                 torch.manual_seed(plan.seed)  # of the weights it begins with
-                drafter = self._begun(model)
-                self.check(out, plan, processes, {"target": model.name, "drafter": drafter.described})
+                begun = self.init_from and state.begun(self.method, self.init_from, model)
+                drafter = begun or self.method.fresh(model)
+                state.check(out, asdict(plan) | self.about | {"target": model.name, "drafter": drafter.described})
             samples = self._samples(model, data, out, plan, processes, tell)
             if self.init_from is None:
                 learnt = np.concatenate([s.tokens[s.learn] for s in samples])
@@ -147,55 +142,33 @@ class Training(Job):
                 trainer.split(samples, plan)  # refuses too few of them before the target reads them
             plan = plan.parted(samples, processes.world)
             if plan.cache_features:
-                _cache(trainer.cached(model, drafter, samples, plan, out), len(samples), processes, tell)
+                home = Path(plan.features or out / "features")
+                shards = Shards.at(home, model, samples, drafter.needs)
+                if size := shards.size:
+                    LOG.info("features of %s texts take %s in %s", f"{len(samples):,}", bytes_text(size), home)
+                shards.fill(processes, tell)  # before the training, where it can be seen how far this is
             LOG.info("training by %s", plan_text(asdict(plan)))
-            told = Told()
-            listen = lambda p: tell(p.step, told(p), p.steps)
+            measured = [trainer.Progress(0, 0, math.nan)]
+
+            def listen(progress: trainer.Progress) -> None:
+                measured[:] = [progress] if progress.held_out_loss is not None else measured
+                tell(progress.step, remark(progress, measured[0]), progress.steps)
+
             end = trainer.train(model, drafter, samples, plan, out, listen, {**self.about, **settled}, self.track)
         return summed(self.spec, end)
-
-    def check(self, out: Path, plan: trainer.Plan, processes: Processes, known: Mapping[str, str] = {}) -> None:
-        """Refuses, before the target answers or is read, what the trainer would refuse after it.
-
-        Args:
-            out: the folder of the checkpoint.
-            plan: how it is trained.
-            processes: of the run.
-            known: what else the run is, as far as that is known yet.
-
-        Raises:
-            UserError: a step's samples cannot be dealt out evenly, or `out` holds another run or a finished drafter.
-        """
-        plan.together(processes.world)
-        said = {**asdict(plan), **self.about, **known}
-        if not known:
-            del said["max_tokens"]  # may still be cut to the target's context
-        state.check(out, said)
-
-    def _begun(self, target: Target) -> Trainable[Any]:
-        if self.init_from is None:
-            return self.method.fresh(target)
-        return state.begun(self.method, self.method.named, self.init_from, target)
 
     def _samples(
         self, target: Target, data: Sequence[Path], out: Path, plan: trainer.Plan, processes: Processes, tell: Tell
     ) -> list[Sample]:
         if self.answers is not None:
             how = replace(self.answers, max_tokens=plan.max_tokens)
-            data = [regenerate(target, data, out, how, processes, lambda done, of: tell(done, "answering", of))]
+            data = [regenerate(target, data, out, how, processes, tell)]
         with processes.agreed():
             tell(0, "reading")
             return read(data, target.tokenizer, plan.max_tokens)
 
 
-def fitted(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
+def within_context(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
     """A plan for a target with so many positions, which no sample is longer than; a run begun before keeps its length."""
     begun = state.before(out) or {}
     return plan if plan.max_tokens == begun.get("max_tokens") else replace(plan, max_tokens=min(plan.max_tokens, context))
-
-
-def _cache(shards: Shards, texts: int, processes: Processes, tell: Tell) -> None:
-    """Caches features before the training, where it can be seen how far this is."""
-    if size := shards.size:
-        LOG.info("features of %s texts take %s in %s", f"{texts:,}", bytes_text(size), shards.folder.parent)
-    shards.fill(processes, lambda done, remark="", of=None: tell(done, "caching features", of))

@@ -5,7 +5,7 @@ position in the data, the objective's draws and dropout are the same again.
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,12 +73,11 @@ def _logged(line: str, most: int) -> bool:
         return False
 
 
-def begun(method: TrainableMethod, given: Collection[str], folder: Path, target: Target) -> Trainable[Any]:
+def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[Any]:
     """A drafter to be trained from another checkpoint's weights on.
 
     Args:
-        method: the knobs asked for.
-        given: the names of those that were set; the others are the checkpoint's.
+        method: its knobs that were set; the others are the checkpoint's.
         folder: the checkpoint's.
         target: frozen.
 
@@ -87,9 +86,9 @@ def begun(method: TrainableMethod, given: Collection[str], folder: Path, target:
     """
     opened = replace(method, checkpoint=str(folder)).restored(target)
     opened.model.float()
-    if not given:  # a published checkpoint may have a rope or sizes that a fresh drafter would not get
+    if not method.named:  # a published checkpoint may have a rope or sizes that a fresh drafter would not get
         return opened
-    asked = {name: getattr(method, name) for name in given}
+    asked = {name: getattr(method, name) for name in method.named}
     drafter = replace(opened.knobs, **asked, checkpoint="").fresh(target)
     try:
         drafter.model.load_state_dict(opened.model.state_dict())
@@ -136,11 +135,7 @@ def resume(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer,
         # The groups' settings are this run's own: those of the file could be anything.
         optimizer.load_state_dict(optimizer.state_dict() | {"state": found["optimizer"]["state"]})
         for parameter, moments in optimizer.state.items():
-            if {name: tuple(m.shape) for name, m in moments.items()} != _moments(parameter):
+            size = tuple(parameter.shape)
+            if {name: tuple(m.shape) for name, m in moments.items()} != {"step": (), "exp_avg": size, "exp_avg_sq": size}:
                 raise ValueError("its moments are another model's")
     return int(found["step"])
-
-
-def _moments(parameter: Tensor) -> dict[str, tuple[int, ...]]:
-    """The shapes of what AdamW keeps of a parameter."""
-    return {"step": (), "exp_avg": tuple(parameter.shape), "exp_avg_sq": tuple(parameter.shape)}

@@ -66,11 +66,11 @@ class Plan(Recipe):
 
     @property
     def parts(self) -> int:
-        """In which a process works on its share of a step."""
+        """The number of parts in which a process works on its share of a step."""
         return self.accumulate or 1
 
     def parted(self, samples: Sequence[Sample], world: int) -> Self:
-        """The same with a number of parts, for `world` processes."""
+        """The same plan with a number of parts, for `world` processes."""
         if self.accumulate is not None:
             return self
         share, fit = self.batch_size // world, TOGETHER // max(len(s.tokens) for s in samples)
@@ -226,7 +226,8 @@ class Run:
             said = asdict(plan) | dict(about)
             going_on = state.check(out, said)
         steps = max(1, math.ceil(plan.epochs * len(learnt) / plan.batch_size))
-        shards = cached(target, drafter, samples, plan, out) if plan.cache_features else None
+        home = Path(plan.features or out / "features")
+        shards = Shards.at(home, target, samples, drafter.needs) if plan.cache_features else None
         if shards is not None:
             shards.fill(processes)
         accelerator = accelerator_of(device, out, track)
@@ -306,7 +307,7 @@ class Run:
 
     @contextmanager
     def tracked(self) -> Iterator[None]:
-        """Inside, the trackers listen."""
+        """A context in which the trackers listen."""
         self.accelerator.init_trackers("draftree", {k: v for k, v in self.said.items() if isinstance(v, str | int | float)})
         try:
             yield
@@ -328,11 +329,6 @@ class Run:
                 with filled(self.out, last=CONFIG) as folder:
                     self.drafter.save(folder)
                 (self.out / state.STATE).unlink(missing_ok=True)
-
-
-def cached(target: Target, drafter: Trainable[Any], samples: Sequence[Sample], plan: Plan, out: Path) -> Shards:
-    """The kept features a run reads."""
-    return Shards.at(Path(plan.features) if plan.features else out / "features", target, samples, drafter.needs)
 
 
 def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:

@@ -80,7 +80,7 @@ class Forests:
 
     @classmethod
     def planned(cls, table: Floats, nodes: int) -> Self:
-        """Solves it for a table [D, K] and all sizes up to N."""
+        """The solution for a table [D, K] and all sizes up to N."""
         depths, width = table.shape
         sizes = np.zeros((depths, width + 1, nodes + 1), np.int64)
         left = np.arange(nodes + 1)[:, None] - np.arange(1, nodes + 1)  # [n, m − 1]
@@ -110,7 +110,7 @@ class Forests:
 
 
 def searched(search: str, table: Floats, most: int) -> Callable[[int], Paths]:
-    """From a number of nodes up to `most` to the best tree."""
+    """A function that gives the best tree of a number of nodes, up to `most`."""
     if search == "sequoia":
         return Forests.planned(table, most).tree
     order = greedy(table, most)
@@ -118,8 +118,8 @@ def searched(search: str, table: Floats, most: int) -> Callable[[int], Paths]:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A tree and what is expected of it.
+class Shape:
+    """A tree with its expected τ and speed-up.
 
     Attributes:
         paths: its nodes.
@@ -133,23 +133,23 @@ class Plan:
 
     @classmethod
     def of(cls, paths: Paths, table: Floats, costs: Costs) -> Self:
-        """What is expected of some paths."""
+        """A tree of some paths, judged by an acceptance table and costs."""
         tau = expected(paths, table)
         return cls(paths, tau, tau * costs.target_seconds(1) / seconds(paths, costs))
 
     @property
     def depth(self) -> int:
-        """Of its deepest node."""
+        """The depth of its deepest node."""
         return max(map(len, self.paths), default=0)
 
 
 def seconds(paths: Paths, costs: Costs) -> float:
-    """What one step with a tree costs: a draft step for every layer that has children below it, pass and commit."""
+    """The cost of a step with a tree: a draft step for every layer that has children below it, pass and commit."""
     layers = Counter(map(len, {path[:-1] for path in paths}))
     return costs.step(Work(tuple(layers[d] for d in sorted(layers)), 1 + len(paths), 1, costs.context))
 
 
-def fastest(search: str, table: Floats, costs: Costs, most: int = MOST) -> Plan:
+def fastest(search: str, table: Floats, costs: Costs, most: int = MOST) -> Shape:
     """The tree with the most expected tokens per second, of all depths and sizes; of equal ones the shallowest and smallest.
 
     Args:
@@ -158,8 +158,8 @@ def fastest(search: str, table: Floats, costs: Costs, most: int = MOST) -> Plan:
         costs: of a step.
         most: N.
     """
-    plans = []
+    shapes = []
     for depth in range(1, len(table) + 1):
         tree = searched(search, table[:depth], most)
-        plans += [Plan.of(paths, table, costs) for n in range(1, most + 1) if (paths := tree(n))]
-    return max(plans, key=lambda plan: plan.speedup)
+        shapes += [Shape.of(paths, table, costs) for n in range(1, most + 1) if (paths := tree(n))]
+    return max(shapes, key=lambda shape: shape.speedup)

@@ -40,7 +40,7 @@ ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class Knobs:
-    """What `--set` sets.
+    """The knobs of trees and net.
 
     Attributes:
         features: P+H+d, P+H, P+d, H+d or P: joint probability, entropy, depth (table 1).
@@ -91,8 +91,7 @@ class Knobs:
         for key in own.keys() & given.keys():
             if given[key] != own[key]:
                 raise UserError(f"c2t: {key} is {given[key]}, allowed is {own[key]}: the classifier begun with has it")
-        usual: dict[str, Any] = {"share": 0.1}
-        return cls(**usual | own | given)
+        return cls(**{"share": 0.1} | own | given)
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Nodes:
 
     @property
     def trees(self) -> int:
-        """How many there are."""
+        """The number of trees."""
         return len(np.unique(self.tree))
 
     def take(self, which: Ints | Bools) -> "Nodes":
@@ -139,9 +138,14 @@ class Nodes:
 
     def sampled(self, negatives: float, rng: np.random.Generator) -> "Nodes":
         """All accepted nodes, and for each of them `negatives` others."""
-        wrong = np.flatnonzero(~self.accepted)
-        count = min(len(wrong), round(negatives * int(self.accepted.sum())))
-        return self.take(np.sort(np.concatenate((np.flatnonzero(self.accepted), rng.choice(wrong, count, replace=False)))))
+        right, wrong = np.flatnonzero(self.accepted), np.flatnonzero(~self.accepted)
+        chosen = rng.choice(wrong, self.sampling(negatives) - len(right), replace=False)
+        return self.take(np.sort(np.concatenate((right, chosen))))
+
+    def sampling(self, negatives: float) -> int:
+        """The number of nodes that `sampled` takes."""
+        right = int(self.accepted.sum())
+        return min(len(self), right + round(negatives * right))
 
 
 def labels(tree: Tree, text: Sequence[int]) -> Bools:
@@ -163,13 +167,13 @@ class Recorder(Policy):
 
     Args:
         knobs: depth and width.
-        tops: each M that entropies are taken for; that of the knobs by default.
+        tops: each M that entropies are taken for.
     """
 
-    def __init__(self, knobs: Knobs, tops: Sequence[int] = ()) -> None:
+    def __init__(self, knobs: Knobs, tops: Sequence[int]) -> None:
         self._complete = knobs.width + (knobs.depth - 1) * knobs.width**2
         self._grown = EAGLE2(self._complete, knobs.depth, knobs.width)
-        self._tops = tops or (knobs.entropy_top,)
+        self._tops = tops
         self.written: list[int] = []
         self.drafts: list[tuple[int, Tree, Floats]] = []
 
@@ -191,18 +195,15 @@ class Recorder(Policy):
         self.drafts.append((len(self.written), whole, after[:, whole.parents]))
         return fit(whole, min(VERIFIED, room.nodes))
 
-    def nodes(self, top: int = 0) -> Nodes:
-        """The entries of all trees drafted so far; a tree's depth has room for no more than what was still written.
-
-        Args:
-            top: which M's entropy they have, by its place.
-        """
-        parts = [NONE]
-        for at, tree, entropy in self.drafts:
+    def nodes(self) -> list[Nodes]:
+        """For each M the entries of all trees drafted so far; a tree's depth has room for no more than was still written."""
+        parts = [[NONE] for _ in self._tops]
+        for at, tree, entropies in self.drafts:
             assert tree.tokens[0] == self.written[at - 1]
             joint, depth, right = np.exp(tree.score), tree.depth.astype(np.float64), labels(tree, self.written[at:])
-            parts.append(Nodes(joint[1:], entropy[top, 1:], depth[1:], right[1:], np.zeros(tree.drafted, np.int64)))
-        return Nodes.joined(parts)
+            for of_top, entropy in zip(parts, entropies, strict=True):
+                of_top.append(Nodes(joint[1:], entropy[1:], depth[1:], right[1:], np.zeros(tree.drafted, np.int64)))
+        return list(map(Nodes.joined, parts))
 
 
 NONE = Nodes(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, np.bool_), np.zeros(0, np.int64))
@@ -252,11 +253,11 @@ class Collected:
         return self.folder / f"{text:06}.npz"
 
 
-def grown(target: Target, drafter: Drafter[Any], request: Request, knobs: Knobs, tops: Sequence[int] = ()) -> list[Nodes]:
-    """The entries of one text, for each M of `tops`, or for that of the knobs."""
+def grown(target: Target, drafter: Drafter[Any], request: Request, knobs: Knobs, tops: Sequence[int]) -> list[Nodes]:
+    """The entries of one text, for each M of `tops`."""
     recorder = Recorder(knobs, tops)
     Engine(target, drafter, recorder).write([request], on_tokens=recorder.tell)
-    return [recorder.nodes(i) for i in range(len(tops or (knobs.entropy_top,)))]
+    return recorder.nodes()
 
 
 def collect(
@@ -285,7 +286,7 @@ def collect(
             break
         nodes = kept[number]
         if nodes is None:
-            [kept[number]] = grown(target, drafter, request, knobs)
+            [kept[number]] = grown(target, drafter, request, knobs, [knobs.entropy_top])
             nodes = kept[number]  # in the precision in which it is kept
             assert nodes is not None
         found.append(nodes.take(nodes.tree < left))
@@ -313,7 +314,7 @@ def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Re
 
 
 def about(target: Target, drafter: Drafter[Any], spec: str, requests: Sequence[Request], knobs: Knobs) -> dict[str, Any]:
-    """What trees depend on."""
+    """All that trees depend on."""
     weights = fingerprint(drafter.model) if isinstance(drafter, Trainable) else ""
     grown = {name: getattr(knobs, name) for name in ("depth", "width", "entropy_top", "tokens")}
     models = {"target": fingerprint(target.decoder.model), "drafter": f"{spec}: {drafter.described}", "weights": weights}

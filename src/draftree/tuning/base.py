@@ -1,4 +1,4 @@
-"""The contract of a tuning: what fits a policy to a drafter, a target and data. Each file of this package is one."""
+"""The contract of a tuning: it fits a policy to a drafter, a target and data. Each file of this package is one."""
 
 import importlib
 import os
@@ -39,7 +39,7 @@ class Tuning(Job):
             self.check(out)
             tell(0, "loading")
             model = target_of(target, place.get("dtype"), place.get("device"))
-            return self.fitted(model, method.open(model), data, out, tell)
+            return self.tune(model, method.open(model), data, out, tell)
 
     @abstractmethod
     def check(self, out: Path) -> None:
@@ -50,7 +50,7 @@ class Tuning(Job):
         """
 
     @abstractmethod
-    def fitted(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
+    def tune(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
         """Learns and writes, while no other process may write to `out`."""
 
 
@@ -63,8 +63,6 @@ def names() -> tuple[str, ...]:
 def part(name: str) -> type[Tuning]:
     """The tuning in the file of that name."""
     module = importlib.import_module(f"{tuning.__name__}.{name}")
-    own = [
-        c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Tuning) and c.__module__ == module.__name__
-    ]
-    assert len(own) == 1, f"{module.__name__} must hold one tuning"
-    return own[0]
+    kinds = (kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__)
+    [own] = (kind for kind in kinds if issubclass(kind, Tuning))
+    return own

@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from draftree.boundary.files import filled, inside, locked
-from draftree.boundary.knobs import check, knob
+from draftree.boundary.knobs import Knobs as Checked
+from draftree.boundary.knobs import knob
 from draftree.boundary.progress import Tell, silent
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
@@ -47,8 +48,8 @@ PLAN, TREES = "training.json", "trees"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How it is learnt (appendix B.2).
+class Plan(Checked):
+    """The numbers of learning (appendix B.2).
 
     Attributes:
         epochs: passes over the entries; more where they come to fewer than `Knobs.steps`.
@@ -64,9 +65,6 @@ class Plan:
     held_out: float = knob(0.05, above=0, below=1)  # c2t picks by what is held out
     seed: int = knob(0, least=0, most=2**64 - 1)
 
-    def __post_init__(self) -> None:
-        check(self)
-
     @classmethod
     def of(cls, given: Mapping[str, Any], tuned: bool = False) -> Self:
         """The numbers given, and the paper's for the others: appendix B.2's, or B.4's where a classifier is tuned.
@@ -74,17 +72,15 @@ class Plan:
         Raises:
             UserError: one of them is out of its range.
         """
-        numbers = {f.name: given[f.name] for f in fields(cls) if f.name in given}
-        if not float(numbers.get("epochs", 1)).is_integer():
-            raise UserError(f"epochs is {numbers['epochs']}, allowed for c2t is a whole number")
-        numbers |= {"epochs": int(numbers["epochs"])} if "epochs" in numbers else {}
-        usual: dict[str, Any] = {"lr": 1e-4} if tuned else {}
-        return cls(**usual | numbers)
+        numbers = {"lr": 1e-4 if tuned else cls.lr} | {f.name: given[f.name] for f in fields(cls) if f.name in given}
+        if float(numbers.get("epochs", math.inf)).is_integer():
+            numbers["epochs"] = int(numbers["epochs"])
+        return cls(**numbers)
 
 
 @dataclass(frozen=True)
 class Round:
-    """What some steps came to on the texts held out, every node of their trees counted.
+    """Figures after some steps on the texts held out, every node of their trees counted.
 
     Attributes:
         step: how many steps were made.
@@ -119,7 +115,7 @@ def picked(rounds: Sequence[Round]) -> Round:
 
 
 def rises(rounds: Sequence[Round]) -> bool:
-    """Whether held-out AUC still rises: the last `PATIENCE` rounds brought more than `RISE` over all before."""
+    """True while held-out AUC rises: the last `PATIENCE` rounds brought more than `RISE` over all before."""
     before, last = rounds[:-PATIENCE], rounds[-PATIENCE:]
     return not before or max(r.auc for r in last) > max(r.auc for r in before) + RISE
 
@@ -152,14 +148,14 @@ def learn(
     start: Classifier | None = None,
     tell: Tell = silent,
 ) -> tuple[Classifier, list[Round]]:
-    """Trains a classifier; returns the picked round's, and what each round came to.
+    """Trains a classifier; returns the picked round's, and the figures of each round.
 
     Args:
         learnt: entries of the texts to learn; negatives are drawn from them here.
         held: all entries of the others.
         knobs: features, size, M, negatives, steps.
         plan: of learning.
-        start: what it begins with; random weights by default.
+        start: the classifier that it begins with; random weights by default.
         tell: told of each round.
 
     Raises:
@@ -170,9 +166,10 @@ def learn(
             raise UserError(f"of the {len(nodes)} drafted nodes {name} none was accepted; at least 1 is needed: use more data")
     rng = np.random.default_rng([plan.seed, 1])
     sampled = learnt.sampled(knobs.negatives, rng)
-    inputs = _inputs(sampled, knobs)
-    scale = Scale(inputs.mean(0), np.maximum(inputs.std(0), 1e-6))
-    x, y = torch.from_numpy((inputs - scale.mean) / scale.deviation).float(), torch.from_numpy(sampled.accepted).float()
+    read = {"P": scaled(sampled.log_p, knobs.log_joint), "H": sampled.entropy, "d": sampled.depth}
+    inputs = np.stack([read[name] for name in knobs.features.split("+")], axis=1)
+    scale = mean, deviation = inputs.mean(0), np.maximum(inputs.std(0), 1e-6)
+    x, y = torch.from_numpy((inputs - mean) / deviation).float(), torch.from_numpy(sampled.accepted).float()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         net = nn.Sequential(nn.Linear(x.shape[1], knobs.hidden), nn.ReLU(), nn.Linear(knobs.hidden, 1))
@@ -199,21 +196,11 @@ def full(entries: int, knobs: Knobs, plan: Plan) -> int:
     return max(plan.epochs * math.ceil(entries / plan.batch_size), knobs.steps)
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Mean and standard deviation of each feature, [X]: a net learns faster from features of one size.
+Scale = tuple[Floats, Floats]
+"""Mean and standard deviation of each feature, [X]: a net learns faster from features of one size.
 
-    It is a part of the first layer: W (x − m) / s + b = (W / s) x + (b − (W / s) m).
-    """
-
-    mean: Floats
-    deviation: Floats
-
-
-def _inputs(nodes: Nodes, knobs: Knobs) -> Floats:
-    """[n, X] features."""
-    read = {"P": scaled(nodes.log_p, knobs.log_joint), "H": nodes.entropy, "d": nodes.depth}
-    return np.stack([read[name] for name in knobs.features.split("+")], axis=1)
+It is a part of the first layer: W (x − m) / s + b = (W / s) x + (b − (W / s) m).
+"""
 
 
 def _shuffled(entries: int, batch_size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
@@ -238,78 +225,46 @@ def _pass(
 
 def _numpy(net: nn.Sequential, knobs: Knobs, scale: Scale) -> Classifier:
     first, bias, last, last_bias = (p.detach().double().numpy().copy() for p in net.parameters())
-    first /= scale.deviation
-    known = knobs.features, knobs.entropy_top, knobs.log_joint
-    return Classifier(first, bias - first @ scale.mean, last[0], last_bias[0], *known)
+    first /= scale[1]
+    read = knobs.features, knobs.entropy_top, knobs.log_joint
+    return Classifier(first, bias - first @ scale[0], last[0], last_bias[0], *read)
 
 
 def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
-    bias = start.hidden_bias + start.hidden_weight @ scale.mean
-    given = start.hidden_weight * scale.deviation, bias, start.output_weight[None], start.output_bias[None]
+    bias = start.hidden_bias + start.hidden_weight @ scale[0]
+    given = start.hidden_weight * scale[1], bias, start.output_weight[None], start.output_bias[None]
     with torch.no_grad():
         for parameter, value in zip(net.parameters(), given, strict=True):
             parameter.copy_(torch.from_numpy(value))
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a run came to.
+def summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]) -> Fitted:
+    """The result of a run: figures, the picked round in a line, and the extent of the training.
 
-    Attributes:
-        texts: how many the target wrote.
-        trees: grown before their steps.
-        nodes: of these trees.
-        accepted: of these nodes.
-        entries: learnt, after negative sampling.
-        rounds: what each came to.
-        step: after which the classifier that is kept was measured.
-        to_the_end: whether held-out AUC had stopped rising, or the paper's epochs and `STEPS` steps were made.
+    It was trained to the end where held-out AUC had stopped rising, or the paper's epochs and `STEPS` steps were made.
+
+    Args:
+        texts: entries of each text that the target wrote.
+        learnt: those of the texts to learn, before negative sampling.
+        knobs: of the trees and the net.
+        plan: of learning.
+        rounds: the figures of each.
     """
-
-    texts: int
-    trees: int
-    nodes: int
-    accepted: int
-    entries: int
-    rounds: tuple[Round, ...]
-    step: int
-    to_the_end: bool
-
-    @property
-    def kept(self) -> Round:
-        """The figures of the classifier that was saved."""
-        return next(r for r in self.rounds if r.step == self.step)
-
-    @property
-    def ending(self) -> str:
-        """How far it was trained, in words."""
-        end = f"{self.rounds[-1].step:,} steps"
-        if not self.to_the_end:
-            return f"not trained to the end: after {end} held-out AUC may still rise"
-        return f"trained to the end: {end}, after which held-out AUC {'still rose' if rises(self.rounds) else 'rose no more'}"
-
-    @property
-    def fitted(self) -> Fitted:
-        """The same in figures and words."""
-        line = (
-            f"step {self.step:,} of {self.rounds[-1].step:,}, {self.kept.told}; {self.entries:,} entries of "
-            f"{self.trees:,} trees ({self.accepted:,} of {self.nodes:,} nodes accepted)"
-        )
-        return Fitted({"policy": "c2t"} | asdict(self), [line, self.ending])
-
-
-def summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]) -> Trained:
-    accepted, entries = sum(int(t.accepted.sum()) for t in texts), entries_of(learnt, knobs)
-    nodes, trees = sum(map(len, texts)), sum(t.trees for t in texts)
+    best, steps, entries = picked(rounds), rounds[-1].step, learnt.sampling(knobs.negatives)
+    nodes, trees, accepted = sum(map(len, texts)), sum(t.trees for t in texts), sum(int(t.accepted.sum()) for t in texts)
     usual = full(entries, replace(knobs, steps=STEPS), replace(plan, epochs=Plan.epochs))
-    to_the_end = not rises(rounds) or rounds[-1].step >= usual
-    return Trained(len(texts), trees, nodes, accepted, entries, tuple(rounds), picked(rounds).step, to_the_end)
-
-
-def entries_of(learnt: Nodes, knobs: Knobs) -> int:
-    """How many are learnt after negative sampling."""
-    right = int(learnt.accepted.sum())
-    return right + min(len(learnt) - right, round(knobs.negatives * right))
+    to_the_end = not rises(rounds) or steps >= usual
+    ending = f"not trained to the end: after {steps:,} steps held-out AUC may still rise"
+    if to_the_end:
+        still = "still rose" if rises(rounds) else "rose no more"
+        ending = f"trained to the end: {steps:,} steps, after which held-out AUC {still}"
+    line = (
+        f"step {best.step:,} of {steps:,}, {best.told}; {entries:,} entries of {trees:,} trees ({accepted:,} of {nodes:,} "
+        "nodes accepted)"
+    )
+    figures = {"policy": "c2t", "texts": len(texts), "trees": trees, "nodes": nodes, "accepted": accepted, "entries": entries,
+               "rounds": [asdict(r) for r in rounds], "step": best.step, "to_the_end": to_the_end}  # fmt: skip
+    return Fitted(figures, [line, ending])
 
 
 def split(texts: Sequence[Nodes], plan: Plan) -> tuple[Nodes, Nodes]:
@@ -357,7 +312,7 @@ class Training(Tuning):
         if (out / CONFIG).is_file() and not (out / TREES).is_dir():  # they are removed last
             raise UserError(f"'{out}' holds a finished classifier: name another folder to train into")
 
-    def fitted(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
+    def tune(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
         knobs, plan = self.knobs, self.plan
         requests, too_long = prompts(target, data, knobs)
         if too_long:
@@ -369,14 +324,15 @@ class Training(Tuning):
         learnt, held = split(texts, plan)
         net, rounds = learn(learnt, held, knobs, plan, self.start, tell)
         end = summed(texts, learnt, knobs, plan, rounds)
-        said = {"target": target.name, "drafter": self.drafter, **{k: v for k, v in asdict(end).items() if k != "rounds"}}
-        figures = {name: getattr(end.kept, name) for name in ("auc", "recall", "positive_rate")}
+        figures = {k: v for k, v in end.figures.items() if k not in ("policy", "rounds")}
+        said = {"target": target.name, "drafter": self.drafter, **figures}
+        best = {name: getattr(picked(rounds), name) for name in ("auc", "recall", "positive_rate")}
         note = {"command": command(), **asdict(plan), **asdict(knobs), **said, "skipped_too_long": too_long,
-                "data": kept.about["prompts"], "ending": end.ending, "history": [asdict(r) for r in rounds],
+                "data": kept.about["prompts"], "ending": end.lines[1], "history": end.figures["rounds"],
                 "held_out_trees": held.trees}  # fmt: skip
         with filled(out, last=CONFIG) as folder:
-            replace(net, trained_on=said | figures).save(folder)
+            replace(net, trained_on=said | best).save(folder)
             (folder / PLAN).write_text(json.dumps(note, indent=1) + "\n")
         if self.trees is None:
             shutil.rmtree(kept.folder)
-        return end.fitted
+        return end

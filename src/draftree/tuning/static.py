@@ -32,7 +32,7 @@ from draftree.models.target import Target
 from draftree.timing import measured
 from draftree.training.job import Fitted, items
 from draftree.tree import MAX_NODES, Bools, Floats, Ints
-from draftree.tuning._shapes import Paths, Plan, fastest, searched
+from draftree.tuning._shapes import Paths, Shape, fastest, searched
 from draftree.tuning.base import Tuning
 
 ROUNDS = 6
@@ -84,7 +84,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Which of a drafter's candidates were the target's tokens.
+    """The ranks of the target's tokens among a drafter's candidates.
 
     Attributes:
         ranks: [M, D] of the target's token at each depth below each root, `MISSED` or `UNKNOWN`.
@@ -129,7 +129,7 @@ class Driven:
 
     @property
     def everywhere(self) -> Acceptance:
-        """With all tokens as roots."""
+        """The acceptance with all tokens as roots."""
         return Acceptance(np.concatenate(self.texts), self.width)
 
     def decoded(self, paths: Paths) -> tuple[Acceptance, float]:
@@ -188,7 +188,7 @@ def _compared(block: Block, depths: int) -> Ints:
 # The tree.
 
 
-def settled(driven: Driven, choose: Callable[[Floats], Plan], costs: Costs) -> tuple[Plan, Acceptance, float]:
+def settled(driven: Driven, choose: Callable[[Floats], Shape], costs: Costs) -> tuple[Shape, Acceptance, float]:
     """The best of the trees found one after the other, each for the roots that decoding with the one before it leads to.
 
     Args:
@@ -199,18 +199,18 @@ def settled(driven: Driven, choose: Callable[[Floats], Plan], costs: Costs) -> t
     Returns:
         The tree, with what is expected of it at its own roots; the acceptance there; τ of decoding along the texts.
     """
-    seen, tried = driven.everywhere, dict[Paths, tuple[Plan, Acceptance, float]]()
+    seen, tried = driven.everywhere, dict[Paths, tuple[Shape, Acceptance, float]]()
     for _ in range(ROUNDS):
         paths = choose(seen.table).paths if seen.table.any() else ()
         if not paths or paths in tried:
             break
         seen, tau = driven.decoded(paths)
-        tried[paths] = Plan.of(paths, seen.table, costs), seen, tau
+        tried[paths] = Shape.of(paths, seen.table, costs), seen, tau
     return max(tried.values(), key=lambda found: found[2] * found[0].speedup / found[0].tau)
 
 
 def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
-    """What goes into the file: the tree, and what it was made from.
+    """The content of the file: the tree, and all that it was made from.
 
     Raises:
         UserError: nothing was ever accepted.
@@ -219,16 +219,16 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
     if nodes == "auto":
         choose = lambda table: fastest(search, table, costs)
     else:
-        choose = lambda table: Plan.of(searched(search, table, nodes)(nodes), table, costs)
+        choose = lambda table: Shape.of(searched(search, table, nodes)(nodes), table, costs)
     if not driven.everywhere.table.any():
         raise UserError("static: none of the drafter's candidates was the target's token: it does not fit this target or data")
-    plan, seen, tau = settled(driven, choose, costs)
+    shape, seen, tau = settled(driven, choose, costs)
     grow = searched(search, seen.table, max(SIZES))
-    sizes = [Plan.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)]  # each at its own roots
+    sizes = [Shape.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)]  # each at its own roots
     return {
-        "paths": [list(path) for path in sorted(plan.paths, key=lambda path: (len(path), path))],
-        "tau": plan.tau, "decoded_tau": tau, "nodes": len(plan.paths), "depth": plan.depth,
-        "speedup": plan.speedup, "settings": asdict(settings),
+        "paths": [list(path) for path in sorted(shape.paths, key=lambda path: (len(path), path))],
+        "tau": shape.tau, "decoded_tau": tau, "nodes": len(shape.paths), "depth": shape.depth,
+        "speedup": shape.speedup, "settings": asdict(settings),
         "sizes": [{"nodes": len(p.paths), "depth": p.depth, "tau": p.tau, "speedup": p.speedup} for p in sizes],
         "places": seen.places.tolist(), "acceptance": np.round(seen.table, 6).tolist(), "costs": asdict(costs),
     }  # fmt: skip
@@ -262,13 +262,8 @@ def _prompt(row: rows.Row, where: str, target: Target) -> list[int]:
     return ids[: (len(ids) + 3) // 4]
 
 
-def texts_of(files: Sequence[Path], target: Target, settings: Settings) -> list[Text]:
-    found = [text for path in files for text in driven.read(target, path, settings.prompts, settings.tokens)]
-    return sorted(spread(found, settings.prompts), key=lambda text: len(text.tokens))
-
-
 def shown(said: dict[str, Any]) -> Fitted:
-    """What was found, as it is written and as it is told."""
+    """The result in figures, words and tables."""
     rates = [
         {"depth": str(d), "places": str(n), **{f"rank {r}": f"{a:.3f}" for r, a in enumerate(rates[:SHOWN])}}
         for d, (n, rates) in enumerate(zip(said["places"], said["acceptance"], strict=True), 1)
@@ -312,7 +307,7 @@ class Search(Tuning):
         if out.exists():
             raise UserError(f"'{out}' exists, allowed is a new file")
 
-    def fitted(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
+    def tune(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
         texts = self._texts(target, data, tell)
         ranks = list[Ints]()
         for i in range(0, len(texts), BATCH):
@@ -328,13 +323,15 @@ class Search(Tuning):
         return shown(said)
 
     def _texts(self, target: Target, data: Sequence[Path], tell: Tell) -> list[Text]:
-        """What the drafter is driven along, as the settings say: the target's answers, or texts as they are."""
+        """The texts that the drafter is driven along: the target's answers, or the data as they are."""
+        count, tokens, texts = self.settings.prompts, self.settings.tokens, list[Text]()
         if not self.settings.answers:
-            return texts_of(data, target, self.settings)
-        prompts, texts = prompts_of(data, target, self.settings), list[Text]()
+            texts += (text for path in data for text in driven.read(target, path, count, tokens))
+            return sorted(spread(texts, count), key=lambda text: len(text.tokens))
+        prompts = prompts_of(data, target, self.settings)
         for i in range(0, len(prompts), BATCH):
             tell(i, "answering", len(prompts))
-            texts += answered(target, prompts[i : i + BATCH], self.settings.tokens)
+            texts += answered(target, prompts[i : i + BATCH], tokens)
         if not texts:
             raise UserError("the target answers every prompt with fewer than 2 tokens; answers=false reads the data as it is")
         return texts
