@@ -7,19 +7,18 @@ that names the file, what was got and what is allowed.
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, final, get_args, get_origin
+from typing import Any, final
 
 from filelock import FileLock, Timeout
 from safetensors import safe_open
 
+from draftree.boundary.knobs import Range, Rule, rule_of
 from draftree.errors import DraftreeError, UserError, first_line, shown
 
 
@@ -86,8 +85,6 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     return found
 
 
-LARGEST = 2**63 - 1
-"""The largest whole number that arrays and tensors can count with."""
 REQUIRED: Any = object()
 """The default of an entry that has to be there."""
 
@@ -122,7 +119,7 @@ class Entries:
         if name in self.values:
             return checked(self.values[name], hint, where, least)
         if default is REQUIRED:
-            raise UserError(f"{where} is missing, allowed is {allowed(hint, least)}")
+            raise UserError(f"{where} is missing, allowed is {_rule(hint, least)[0]}")
         return default
 
 
@@ -139,45 +136,14 @@ def checked(value: Any, hint: Any, where: str, least: float | None = None) -> An
     Raises:
         UserError: it is something else.
     """
-    if not _fits(value, hint, least):
-        raise UserError(f"{where} is {shown(value)}, allowed is {allowed(hint, least)}")
+    words, fine = _rule(hint, least)
+    if not fine(value):
+        raise UserError(f"{where} is {shown(value)}, allowed is {words}")
     return float(value) if hint is float else value
 
 
-def _fits(value: Any, hint: Any, least: float | None) -> bool:
-    origin, options = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
-    if origin is Literal:
-        return any(type(value) is type(option) and value == option for option in options)
-    if origin in (Union, UnionType):
-        return any(_fits(value, option, least) for option in options)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(part, options[0], least) for part in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(part, options[1], least) for part in value.values())
-    if hint in (int, float):
-        kinds, most = ((int,), LARGEST) if hint is int else ((int, float), sys.float_info.max)
-        return type(value) in kinds and abs(value) <= most and (least is None or value >= least)  # NaN is not below `most`
-    return type(value) is (NoneType if hint is None else hint)
-
-
-def allowed(hint: Any, least: float | None = None) -> str:
-    """The values that a type hint allows, in words."""
-    origin, options = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return " or ".join(repr(option) for option in options)
-    if origin in (Union, UnionType):
-        return " or ".join(allowed(option, least) for option in options)
-    if origin in (list, dict) and options[-1] is not Any:
-        return f"{WORDS[origin]} of {allowed(options[-1], least)}"
-    return WORDS.get(origin or hint, str(hint)) + (
-        f" of at least {least}" if hint in (int, float) and least is not None else ""
-    )
-
-
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "an object", list: "a list",
-         None: "null", NoneType: "null"}  # fmt: skip
+def _rule(hint: Any, least: float | None) -> Rule:
+    return rule_of(hint, Range() if least is None else Range(least)) or ("anything", lambda _: True)
 
 
 @contextmanager
@@ -202,7 +168,7 @@ def on_disk(path: Path) -> Iterator[None]:
 
 
 def _refusal(folder: Path) -> OSError | None:
-    """Why a disk takes nothing more; None where it does."""
+    """The error of a disk that takes nothing more; None of one that does."""
     try:
         with TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 20))

@@ -8,7 +8,7 @@ import typer
 
 from draftree.boundary.files import bytes_text
 from draftree.cli.console import NOTHING_KEPT, emit, interruptible
-from draftree.cli.options import ALL, AsJson, TargetName
+from draftree.cli.options import AsJson, TargetName
 from draftree.errors import UserError
 
 
@@ -25,7 +25,7 @@ def build_datastore(
     ],
     out: Annotated[Path, typer.Option(help="The new folder, which --drafter takes.")],
     target: TargetName = "demo",
-    settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="How it is built; repeat it.")] = ALL,
+    settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="How it is built; repeat it.")] = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Build a datastore from a corpus, for the targets that have this one's tokenizer."""

@@ -1,9 +1,9 @@
-"""What the command line was given, read and checked before any work begins."""
+"""Reads and checks what the command line was given, before any work begins."""
 
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from draftree.cli import terminal
 from draftree.costs import CostTable
+from draftree.drafters.base import Drafter
 from draftree.engine import usual_drafter
 from draftree.errors import UserError
-from draftree.request import Emitted
+from draftree.models.target import Target
+from draftree.registry import build
 from draftree.sampling.grammar import Grammar
 from draftree.text.options import Options
 
@@ -54,7 +56,7 @@ def prompt_text(prompt: str) -> str:
 
 
 def options(given: Mapping[str, Any]) -> Options:
-    """What is asked of a completion, by the options of the command line.
+    """The options of a completion, by the values that the command line has.
 
     Raises:
         UserError: a value is out of its range, or cannot be read.
@@ -115,19 +117,6 @@ def repeatable(options: Options, tokens: int) -> Options:
     return replace(options, max_time=None, max_new_tokens=tokens, min_new_tokens=min(options.min_new_tokens, tokens))
 
 
-def both(
-    first: Callable[[list[Emitted]], Any], second: Callable[[list[Emitted]], Any] | None
-) -> Callable[[list[Emitted]], None]:
-    """A listener that tells two others, if there are two."""
-
-    def tell(events: list[Emitted]) -> None:
-        first(events)
-        if second is not None:
-            second(events)
-
-    return tell
-
-
 def fixed_costs(path: Path | None) -> CostTable | None:
     """The costs in a file, if one was named; they may be another machine's."""
     return None if path is None else CostTable.load(path)
@@ -154,3 +143,17 @@ def drafter(spec: str | None, target: str) -> str:
     if spec is None and told:
         terminal.remark(told)
     return usual if spec is None else spec
+
+
+def opened(spec: str | None, target: str, dtype: Any, device: str | None) -> tuple[str, Target, Drafter[Any]]:
+    """The spec of a drafter (of the usual one where none is given), the target that it is for, and the drafter.
+
+    Raises:
+        UserError: one of them does not exist, or they do not fit.
+    """
+    spec = drafter(spec, target)
+    method = build("drafter", spec)
+    quiet()
+    with terminal.busy("loading"):
+        model = Target.load(target, dtype, device)
+        return spec, model, method.open(model)

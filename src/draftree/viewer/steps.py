@@ -13,7 +13,6 @@ from draftree.request import Emitted, Origin
 from draftree.viewer.tokens import Spellings
 
 Kind = Literal["root", "accepted", "rejected", "bonus"]
-Listener = Callable[[list[Emitted]], None]
 
 
 @dataclass(frozen=True)
@@ -134,18 +133,14 @@ class Watch:
     Args:
         tokenizer: the target's.
         draw: told each step at once.
-        then: told what this was told: at once, or where steps are drawn, at the end, so that the two do not mix.
 
     Attributes:
         steps: those of row 0 so far, the prefill first.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, draw: Callable[[Step], None] | None = None, then: Listener | None = None
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, draw: Callable[[Step], None] | None = None) -> None:
         self.steps: list[Step] = []
-        self._spellings, self._draw, self._then = Spellings(tokenizer), draw, then
-        self._held: list[list[Emitted]] = []
+        self._spellings, self._draw = Spellings(tokenizer), draw
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # characters are spread over tokens
 
     def __call__(self, events: list[Emitted]) -> None:
@@ -153,16 +148,6 @@ class Watch:
             self.steps.append(self._step(event))
             if self._draw is not None:
                 self._draw(self.steps[-1])
-        self._held.append(events)
-        if self._draw is None:
-            self.end()
-
-    def end(self) -> None:
-        """Passes on what was held back."""
-        held, self._held = self._held, []
-        if self._then is not None:
-            for events in held:
-                self._then(events)
 
     def _step(self, event: Emitted) -> Step:
         whole = len(event.tokens) > len(event.path)
