@@ -62,38 +62,31 @@ def options(given: Mapping[str, Any]) -> Options:
         UserError: a value is out of its range, or cannot be read.
     """
     asked = {f.name: given[f.name] for f in fields(Options) if f.name in given}
-    read = {
-        "json_schema": None if asked["json_schema"] is None else schema_text(asked["json_schema"]),
-        "grammar": None if asked.get("grammar") is None else lark(asked["grammar"]),
-        "logit_bias": dict(map(bias, asked["logit_bias"])),
-    }
-    return Options(**asked | read)
+    asked["logit_bias"] = dict(map(bias, asked["logit_bias"]))
+    if (schema := asked["json_schema"]) is not None:
+        asked["json_schema"] = schema_text(schema)
+    if (path := asked.get("grammar")) is not None:
+        asked["grammar"] = Grammar.lark(file_text("--grammar", path, "a file with a Lark grammar"))
+    return Options(**asked)
 
 
-def lark(path: Path) -> Grammar:
-    """The grammar in a file.
+def file_text(option: str, path: str | Path, allowed: str) -> str:
+    """The text of a file that an option names.
 
     Raises:
-        UserError: it cannot be read, or is none.
+        UserError: it cannot be read; the message says what is `allowed`.
     """
     try:
-        return Grammar.lark(path.read_text("utf-8"))
+        return Path(path).read_text("utf-8")
     except (OSError, UnicodeError) as error:
-        raise UserError(f"--grammar is '{path}', allowed is a file with a Lark grammar: {error}") from error
+        raise UserError(f"{option} is '{path}', allowed is {allowed}: {error}") from error
 
 
 def schema_text(given: str) -> str:
-    """A JSON schema, or what stands in its file.
-
-    Raises:
-        UserError: it is neither JSON nor a file that can be read.
-    """
+    """A JSON schema, or what stands in its file."""
     if given.lstrip()[:1] in ("{", "[", '"', "") or given.strip() in ("true", "false"):
         return given
-    try:
-        return Path(given).read_text("utf-8")
-    except (OSError, UnicodeError) as error:
-        raise UserError(f"--json-schema is '{given}', allowed is JSON, or a file of it: {error}") from error
+    return file_text("--json-schema", given, "JSON, or a file of it")
 
 
 def bias(item: str) -> tuple[int | str, float]:

@@ -100,7 +100,7 @@ COMMON = frozenset({"name", "data", "out", "target", "knobs", "device", "dtype",
 
 
 def job(name: str) -> "type[Job]":
-    """What trains the drafter, or tunes the policy, of a name.
+    """The class of jobs that train the drafter, or tune the policy, of a name.
 
     Raises:
         UserError: there is nothing of that name to train, or a package is not installed.
@@ -127,21 +127,14 @@ def check(name: str, sort: "type[Job]", asked: Mapping[str, Any]) -> None:
     Args:
         name: of what is trained.
         sort: of training.
-        asked: the options that were given, and their values.
+        asked: the options that were given, beside those of every training.
 
     Raises:
         UserError: it says which, and what is allowed.
     """
-    from draftree.tuning import base as tunings
-
-    strange = [option for option in asked if option not in sort.options]
-    if strange and name not in tunings.names():
-        where = ", ".join(n for n in tunings.names() if strange[0] in tunings.part(n).options)
-        told = f"allowed where a policy is trained ({where}), and '{name}' is a drafter"
-        raise UserError(f"{flag(strange[0])} is '{asked[strange[0]]}', {told}")
-    if strange:
+    if strange := [flag(option) for option in asked if option not in sort.options]:
         allowed = ", ".join(sorted(map(flag, (COMMON | sort.options) - {"name", "as_json"})))
-        raise UserError(f"train {name} was given {', '.join(map(flag, strange))}, allowed are {allowed}")
+        raise UserError(f"train {name} was given {', '.join(strange)}, allowed are {allowed}")
     if "drafter" in sort.options and not asked.get("drafter"):
         raise UserError(f"train {name} needs --drafter: the drafter that the policy grows its trees with")
 
@@ -152,7 +145,7 @@ def flag(option: str) -> str:
 
 
 def show(end: "Fitted", out: Path) -> None:
-    """What a run came to: its tables, and the rest in lines."""
+    """Prints the outcome of a run: its tables, and the rest in lines."""
     from draftree.cli import terminal
 
     for title, rows in end.tables.items():

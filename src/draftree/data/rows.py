@@ -155,12 +155,8 @@ def _message(role: str, content: Any, where: str) -> dict[str, str]:
     return {"role": ROLES[role], "content": content}
 
 
-def _openai(row: Row) -> list[tuple[str, Any]]:
-    return [(m["role"], m["content"]) for m in row["messages"]]
-
-
-def _sharegpt(row: Row) -> list[tuple[str, Any]]:
-    return [(m["from"], m["value"]) for m in row["conversations"]]
+def _turns(key: str, role: str, content: str) -> Callable[[Row], list[tuple[str, Any]]]:
+    return lambda row: [(message[role], message[content]) for message in row[key]]
 
 
 def _ultrachat(row: Row) -> list[tuple[str, Any]]:
@@ -177,8 +173,8 @@ def _gsm8k(row: Row) -> list[tuple[str, Any]]:
 
 
 CHATS: Mapping[str, Callable[[Row], list[tuple[str, Any]]]] = {
-    "messages": _openai,
-    "conversations": _sharegpt,
+    "messages": _turns("messages", "role", "content"),
+    "conversations": _turns("conversations", "from", "value"),
     "data": _ultrachat,
     "question": _gsm8k,
 }

@@ -94,46 +94,25 @@ class Stops:
 
 
 @final
-class StopTexts:
-    """A criterion: whether a stop text stands in the response; what the prompt ends with is none of it.
-
-    transformers' `StopStringCriteria` counts a stop text that began in the prompt, too, and prepares a table over the whole
-    vocabulary for every new set of texts. Beyond that the two say the same.
-
-    Args:
-        tokenizer: the target's.
-        stops: what ends the response.
-        start: how many ids stand in front of the response, padding and prompt.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops, start: int) -> None:
-        self._tokenizer, self._stops, self._start = tokenizer, stops, start
-        self._longest = max(map(len, stops.texts), default=0)
-        self._decoded, self._found = Decoded(tokenizer), False
-
-    def __call__(self, ids: Tensor, scores: Any = None) -> bool:
-        response, known = ids[0, self._start :].tolist(), self._decoded.ids
-        if response[: len(known)] != known:  # another text: this is a function of the ids, and only quick for one that grows
-            self._decoded, self._found, known = Decoded(self._tokenizer), False, []
-        for token in response[len(known) :]:
-            new = max(self._decoded.sure - self._longest + 1, 0)  # what lies before has been searched
-            self._decoded.add(token)
-            self._found |= token in self._stops.ids or self._stops.find(self._decoded.text, new) is not None
-        return self._found
-
-
-@final
 class Pieces:
     """A response's text in pieces, each as soon as no later token can change or cut it away.
 
     Args:
         tokenizer: the target's.
         stops: what ends the response.
+
+    Attributes:
+        stop: the stop text that has come, if one has.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops = Stops()) -> None:
         self._decoded, self._stops, self._shown = Decoded(tokenizer), stops, 0
         self.stop: str | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens so far."""
+        return self._decoded.ids
 
     def add(self, token: int) -> str:
         """The text that is certain with a further token; none where it is part of a character, or may begin a stop text."""
@@ -153,3 +132,29 @@ class Pieces:
         piece = self._decoded.text[self._shown : end]
         self._shown = max(self._shown, end)
         return piece
+
+
+@final
+class StopTexts:
+    """A criterion: true once a stop text stands in the response; what the prompt ends with is none of it.
+
+    transformers' `StopStringCriteria` counts a stop text that began in the prompt, too, and prepares a table over the whole
+    vocabulary for every new set of texts. Beyond that the two say the same.
+
+    Args:
+        tokenizer: the target's.
+        stops: what ends the response.
+        start: how many ids stand in front of the response, padding and prompt.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops, start: int) -> None:
+        self._tokenizer, self._stops, self._start = tokenizer, stops, start
+        self._pieces = Pieces(tokenizer, stops)
+
+    def __call__(self, ids: Tensor, scores: Any = None) -> bool:
+        response, known = ids[0, self._start :].tolist(), self._pieces.ids
+        if response[: len(known)] != known:  # another text: this is a function of the ids, and only quick for one that grows
+            self._pieces = Pieces(self._tokenizer, self._stops)
+        for token in response[len(self._pieces.ids) :]:
+            self._pieces.add(token)
+        return self._pieces.stop is not None
