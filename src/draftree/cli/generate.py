@@ -1,6 +1,6 @@
 """`draftree generate`: answers or continues a prompt."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,21 +86,20 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
     reading = Reading(engine.tokenizer, stops)
     draw = partial(viewer.draw, console) if asked.show_trees and not asked.as_json else None
     watch = viewer.Watch(engine.tokenizer, draw) if asked.show_trees or asked.trees is not None else None
-    stream = terminal.Stream(console, engine.tokenizer, stops) if console.is_terminal and not asked.as_json else None
-    held: list[list[Emitted]] = []  # the text comes behind trees that are drawn
-
-    listeners: list[Callable[[list[Emitted]], Any] | None] = [reading, watch, held.append if draw else stream]
+    coloured = console.is_terminal and not asked.as_json
 
     def listen(events: list["Emitted"]) -> None:
-        for listener in filter(None, listeners):
-            listener(events)
+        tokens = reading(events)
+        if watch is not None:
+            watch(events)
+        if coloured and draw is None:
+            terminal.show_tokens(console, tokens)
 
     first = engine.write([options.request(engine.target, ids)], sampling, listen, reuse=False)
     written = reading.completion(first.stats)
-    if stream is not None:
-        for events in held:
-            stream(events)
-        stream.end()
+    if coloured:
+        terminal.show_tokens(console, reading.tokens if draw else ())  # the text comes behind trees that are drawn
+        console.print()
     elif not asked.as_json:
         print(written.text, flush=True)
     if watch is not None and asked.trees is not None:
@@ -111,7 +110,7 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
             again = inputs.repeatable(options, len(written.tokens)).request(engine.target, ids)
             result = compare(engine, again, sampling, first)
     if not asked.as_json:
-        return terminal.show_summary(console, result, stream is not None, engine.keeps_text(sampling))
+        return terminal.show_summary(console, result, coloured, engine.keeps_text(sampling))
     more = {} if options.logprobs is None else {"logprobs": written.logprobs_as_json(engine.tokenizer)}
     trees = {"trees": [s.as_json() for s in watch.steps[1:]]} if watch is not None and asked.show_trees else {}
     text = {"text": written.text, "token_ids": result.tokens, "ending": written.ending}

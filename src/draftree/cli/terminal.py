@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, fields
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Task, TextColumn, TimeE
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.progress import Tell
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Recipe, Stage, plan_text
 from draftree.evaluation.compare import Comparison
-from draftree.request import Emitted, Origin
-from draftree.text.stops import Pieces, Stops
+from draftree.request import Origin
+from draftree.text.completion import Token
 
 if TYPE_CHECKING:
     from draftree.doctor.findings import Finding
@@ -55,30 +54,10 @@ FIGURE = re.compile(r"[\d.]+( \[[\d., ]+\])?")
 """A number, with or without its interval."""
 
 
-class Stream:
-    """Prints new tokens as text, coloured by how they came, as soon as no later token can change it.
-
-    Args:
-        console: to print on.
-        tokenizer: the target's.
-        stops: what ends the response, and is not shown.
-    """
-
-    def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase, stops: Stops = Stops()) -> None:
-        self._console, self._pieces = console, Pieces(tokenizer, stops)
-
-    def __call__(self, events: list[Emitted]) -> None:
-        for event in events:
-            for origin, run in groupby(zip(event.tokens, event.origins, strict=True), key=itemgetter(1)):
-                self._show("".join(self._pieces.add(token) for token, _ in run), STYLES[origin])
-
-    def end(self) -> None:
-        """Prints what was held back, and ends the line."""
-        self._show(self._pieces.rest(), STYLES["bonus"])
-        self._console.print()
-
-    def _show(self, text: str, style: str) -> None:
-        self._console.out(text, style=style, end="", highlight=False)
+def show_tokens(console: Console, tokens: Iterable[Token]) -> None:
+    """Prints what tokens add to a text, coloured by how they came."""
+    for origin, run in groupby(tokens, key=attrgetter("origin")):
+        console.out("".join(token.text for token in run), style=STYLES[origin], end="", highlight=False)
 
 
 def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
