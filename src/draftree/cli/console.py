@@ -16,7 +16,7 @@ from draftree.errors import DraftreeError, cut
 
 
 def given(ctx: typer.Context, option: str) -> bool:
-    """Whether an option was set, be it to its default."""
+    """True for an option that was set, be it to its default."""
     source = ctx.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -56,7 +56,7 @@ GRACE = 2.0
 
 
 def speaks() -> bool:
-    """Whether this is the process that speaks, of those that a launcher may have started together."""
+    """True in the process that speaks, of those that a launcher may have started together."""
     together = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
     return not together or os.environ.get("RANK", "0") == "0"
 

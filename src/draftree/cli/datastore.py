@@ -33,11 +33,10 @@ def build_datastore(
     if as_json:
         return emit({"out": str(out)} | note)
     left_out = f", {note['undecodable']} files left out that are not UTF-8 text" if note["undecodable"] else ""
-    terminal.output().print(
+    terminal.line(
         f"{out}: datastore for '{note['drafter']}', {note['documents']:,} documents, {note['tokens']:,} tokens, "
-        f"{bytes_text(note['text_bytes'])} of text in {bytes_text(note['bytes'])}{left_out}",
-        soft_wrap=True, markup=False, highlight=False,
-    )  # fmt: skip
+        f"{bytes_text(note['text_bytes'])} of text in {bytes_text(note['bytes'])}{left_out}"
+    )
 
 
 def show_datastore(folder: Annotated[Path, typer.Argument(help="Of a datastore.")], as_json: AsJson = False) -> None:

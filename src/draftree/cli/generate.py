@@ -46,9 +46,8 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     from draftree import viewer
     from draftree.cli import inputs, terminal
     from draftree.data.prompts import encode, question
-    from draftree.evaluation.cells import assemble
+    from draftree.engine import load
     from draftree.evaluation.compare import warm
-    from draftree.models.target import Target
 
     options = inputs.options(asked.completion)
     text, fixed = inputs.prompt_text(asked.prompt), inputs.fixed_costs(asked.costs)
@@ -59,8 +58,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     drafter = inputs.drafter(asked.drafter, asked.target)
     inputs.quiet()
     with terminal.busy("loading") as tell:
-        load = partial(Target.load, asked.target, asked.dtype, asked.device)
-        engine = assemble(load, [(drafter, asked.policy)], fixed, asked.acceptor)[drafter, asked.policy]
+        engine = load(asked.target, drafter, asked.policy, asked.acceptor, fixed, asked.dtype, asked.device)
         ids = encode(engine.tokenizer, text if asked.raw else question(text))
         engine = warm(engine, options.request(engine.target, ids), options.sampling, asked.baseline, tell)
     about = {"prompt": text, "target": asked.target, "drafter": drafter, "policy": asked.policy}

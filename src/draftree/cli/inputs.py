@@ -121,13 +121,11 @@ def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, C
     Raises:
         UserError: there are as many files as neither allows, or one is not a file of costs.
     """
-    found, drafters = [CostTable.load(path) for path in paths], list(dict.fromkeys(drafters))
-    if len(found) not in (0, 1, len(drafters)):
-        raise UserError(
-            f"{len(found)} files of costs were given for {len(drafters)} drafters, allowed is one for all of them, or one for "
-            "each in their order"
-        )
-    return dict(zip(drafters, found * len(drafters) if len(found) == 1 else found, strict=False))
+    tables, drafters = [CostTable.load(path) for path in paths], list(dict.fromkeys(drafters))
+    if len(tables) not in (0, 1, len(drafters)):
+        told = f"{len(tables)} files of costs were given for {len(drafters)} drafters"
+        raise UserError(f"{told}, allowed is one for all of them, or one for each in their order")
+    return dict(zip(drafters, tables * len(drafters) if len(tables) == 1 else tables, strict=False))
 
 
 def drafter(spec: str | None, target: str) -> str:

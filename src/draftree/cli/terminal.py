@@ -1,4 +1,4 @@
-"""What the command line shows: text as it is written, tables, and how far a run is."""
+"""Output of the command line: text as it is written, tables, and the progress of a run."""
 
 import re
 import threading
@@ -43,6 +43,11 @@ def output() -> Console:
     """Standard output."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def line(text: str) -> None:
+    """Prints a line on standard output, as it is."""
+    output().print(text, soft_wrap=True, markup=False)
 
 
 def errors() -> Console:
@@ -175,14 +180,14 @@ LONG = 600.0
 
 
 def _standing(task: Task) -> str:
-    """Where work is, in a line: how much is done, of how many, and the time left where that can be estimated."""
+    """The state of work in a line: how much is done, of how many, and the time left where that can be estimated."""
     of = "" if task.total is None else f" of {task.total:,.0f}"
     left = [f"about {duration(task.time_remaining)} left"] if task.time_remaining else []
     return ", ".join([f"{task.description}: {task.completed:,.0f}{of}", *left, *filter(None, [task.fields["remark"]])])
 
 
 def show_summary(console: Console, result: Comparison, coloured: bool, keeps_text: bool = True) -> None:
-    """What one text took, under it.
+    """Prints the figures of one text, under it.
 
     Args:
         console: to print on.
@@ -214,7 +219,7 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
 
 
 def verdict(result: Comparison, keeps_text: bool) -> str:
-    """Whether the output is plain decoding's, and what it means if it is not."""
+    """The comparison with plain decoding in words: the same output, or what another one means."""
     if result.same_output:
         return "the same output"
     if keeps_text:
@@ -265,7 +270,7 @@ VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
 def show_report(console: Console, title: str, report: "Report") -> None:
-    """What the doctor found: the figures, those by depth, and in the last line what is likely wrong."""
+    """Prints the doctor's findings: the figures, those by depth, and in the last line what is likely wrong."""
     console.print(_findings(f"{title}, on {report.tokens} tokens of {report.texts} texts", report.findings))
     if report.depths:
         rows = [
@@ -288,20 +293,18 @@ LAYERS_BESIDE = 3
 
 
 def _attention(layers: Sequence["Attending"]) -> Table:
-    """How much each layer attends, several of them side by side."""
+    """A table of the layers' attention, several of them side by side."""
     found = Table(title="attention of the target's layers", title_justify="left", header_style="bold")
     for name in ("layer", "output/\nresidual", "entropy/\nlog n") * LAYERS_BESIDE:
         found.add_column(name, justify="right")
     lines = -(-len(layers) // LAYERS_BESIDE)
     for line in range(lines):
-        cells = [_attends(i, layers[i]) for i in range(line, len(layers), lines)]
-        found.add_row(*(text for cell in cells for text in cell))
+        cells = list[str]()
+        for i in range(line, len(layers), lines):
+            output = f"[yellow]{layers[i].output:.3f}[/]" if layers[i].dead else f"{layers[i].output:.3f}"
+            cells += [str(i), output, f"{layers[i].entropy:.2f}"]
+        found.add_row(*cells)
     return found
-
-
-def _attends(number: int, layer: "Attending") -> tuple[str, str, str]:
-    output = f"{layer.output:.3f}"
-    return str(number), f"[yellow]{output}[/]" if layer.dead else output, f"{layer.entropy:.2f}"
 
 
 def _findings(title: str, findings: Sequence["Finding"]) -> Table:
@@ -320,7 +323,7 @@ SHOWN_PARTED = 10
 
 
 def show_lossless(console: Console, title: str, report: "Examined") -> None:
-    """Whether the output is the target's own: a verdict on each case, the texts that differ, and in the last line all of it."""
+    """Prints how output compares with the target's own: a verdict on each case, texts that differ, and all in the last line."""
     console.print(_findings(f"{title}, {report.texts} prompts", report.findings))
     worst = sorted(report.parted, key=lambda found: -found[1].margin)
     for case, p in worst[:SHOWN_PARTED]:
@@ -339,7 +342,7 @@ def knobs_text(knobs: Mapping[str, Any]) -> str:
 
 
 def stage_row(drafter: str, stage: Stage) -> dict[str, str]:
-    """How a drafter is trained by default, as a row of a table."""
+    """A drafter's default numbers of training, as a row of a table."""
     numbers = plan_text({f.name: getattr(stage, f.name) for f in fields(Recipe)})
     by_us = f"; ours: {', '.join(stage.ours)}" if stage.ours else ""
     told = {"loss": f"{stage.loss}, on {stage.data}", "source": stage.source + by_us}

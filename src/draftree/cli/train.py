@@ -151,4 +151,4 @@ def show(end: "Fitted", out: Path) -> None:
     for title, rows in end.tables.items():
         terminal.output().print(terminal.table(title, rows))
     for line in (f"{out}: {end.lines[0]}", *end.lines[1:]):
-        terminal.output().print(line, soft_wrap=True, markup=False)
+        terminal.line(line)

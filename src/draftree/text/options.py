@@ -1,4 +1,4 @@
-"""Everything that one may ask of a completion, and the request it stands for."""
+"""The options of a completion, and the request they stand for."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -33,7 +33,7 @@ Forced = Callable[[Sequence[int]], int | None]
 
 @dataclass(frozen=True)
 class Options(Parameters):
-    """What is asked of a completion; what is not named is as plain greedy decoding has it.
+    """The options of a completion; what is not named is as plain greedy decoding has it.
 
     Attributes:
         max_new_tokens: how many tokens may be written.
@@ -98,7 +98,7 @@ class Options(Parameters):
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen."""
+        """The settings by which tokens are chosen."""
         return Sampling(**{f.name: getattr(self, f.name) for f in fields(Choice)})
 
     @property
@@ -107,7 +107,7 @@ class Options(Parameters):
 
     @cached_property
     def constraint(self) -> Grammar | None:
-        """What the response must be, whichever way it was given."""
+        """The grammar that the response must follow, whichever way it was given."""
         if self.json_schema is not None:
             return Grammar.json_schema(self.json_schema)
         return self.grammar if self.regex is None else Grammar.regex(self.regex)
@@ -180,7 +180,7 @@ class Options(Parameters):
 
 
 def _first(rules: Sequence[Forced]) -> Forced:
-    """What the first of some rules forces that forces anything."""
+    """The rules as one: the token of the first of them that forces any."""
     return lambda ids: next((token for rule in rules if (token := rule(ids)) is not None), None)
 
 

@@ -41,15 +41,11 @@ def layout(step: Step) -> Layout:
     row = rows(items)
     labels = [SIGNS[i.kind] + short(i.text, LONGEST) for i in items]
     figures = [percent(i.q) if i.rank else "" for i in items]
-    widths = [measure(a, b) for a, b in zip(labels, figures, strict=True)]
+    cells = [cell_len(a) + (len(b) + 1 if b else 0) for a, b in zip(labels, figures, strict=True)]
+    widths = [2 * PAD + CELL * n for n in cells]
     left = columns(items, widths)
     boxes = tuple(Box(left[item.depth], row[i] * ROW, widths[i], labels[i], figures[i]) for i, item in enumerate(items))
     return Layout(boxes, max(b.x + b.width for b in boxes), max(row) * ROW + HEIGHT)
-
-
-def measure(text: str, figure: str) -> float:
-    """A box's width."""
-    return 2 * PAD + CELL * (cell_len(text) + (len(figure) + 1 if figure else 0))
 
 
 def columns(items: list[Node], widths: list[float]) -> list[float]:

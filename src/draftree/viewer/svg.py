@@ -93,19 +93,15 @@ def edge(item: Node, parent: Box, box: Box) -> str:
 
 def node(item: Node, box: Box) -> str:
     """A box with its text, its q and a tooltip; the higher its value, the fuller it is."""
+    opacity = 0.5 * math.sqrt(item.value) if item.rank else 0.0  # the root, because most values are small
     return "\n".join(
         [
             f'<g class="{item.kind}" transform="translate({box.x:.1f} {box.y:g})"><title>{escape(tip(item))}</title>',
-            f'<rect width="{box.width:.1f}" height="{HEIGHT:g}" rx="5" fill-opacity="{fullness(item):.2f}"/>',
+            f'<rect width="{box.width:.1f}" height="{HEIGHT:g}" rx="5" fill-opacity="{opacity:.2f}"/>',
             f'<text class="label" x="{PAD:g}" y="15">{escape(box.label)}</text>',
             f'<text class="figure" x="{box.width - PAD:.1f}" y="15" text-anchor="end">{escape(box.figure)}</text></g>',
         ]
     )
-
-
-def fullness(item: Node) -> float:
-    """A box's opacity; the root of the value, because most values are small."""
-    return 0.5 * math.sqrt(item.value) if item.rank else 0.0
 
 
 def tip(n: Node) -> str:
