@@ -414,14 +414,14 @@ def test_a_stream_shows_no_stop_text() -> None:
     assert shown.getvalue() == "the EN "
 
 
-def test_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     shown = Console(file=io.StringIO(), width=80)
     monkeypatch.setattr(terminal, "output", lambda: shown)
     monkeypatch.setattr(terminal, "errors", lambda: shown)
     shown.print(terminal.table("prompts [b]", [{"drafter": "runs/a[b]"}]))
     terminal.remark("features in runs/c[b]")
     show(summed("edd", Progress(1, 1, 0.5)), Path("runs/d[b]"))
-    said = shown.file.getvalue()
+    said = shown.file.getvalue() + capsys.readouterr().err
     assert all(name in said for name in ("prompts [b]", "runs/a[b]", "runs/c[b]", "runs/d[b]"))
 
 

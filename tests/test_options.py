@@ -98,85 +98,16 @@ def test_processors_are_transformers_own_in_its_order_and_ours_behind_them(targe
         logit_bias={"a": 1, 9: -3.0}, repetition_penalty=2, no_repeat_ngram_size=2, bad_words="x", min_new_tokens=3,
         suppress=[5], frequency_penalty=1, presence_penalty=1, beginning="b", regex="[a-z]+",
     )  # fmt: skip
-    request = asked.request(target, [4, 5, 6], number=7, before=[0, 0])
+    request = asked.request(target, [4, 5, 6], number=7)
     assert [type(p) for p in request.processors] == [
         SequenceBiasLogitsProcessor, RepetitionPenaltyLogitsProcessor, NoRepeatNGramLogitsProcessor,
         NoBadWordsLogitsProcessor, MinNewTokensLengthLogitsProcessor, SuppressTokensLogitsProcessor, FrequencyPenalty,
         PresencePenalty, ForcedBeginning, Constrained,
     ]  # fmt: skip
     assert request.guides == request.processors
-    assert (request.number, request.before, request.eos) == (7, (0, 0), {1})
+    assert (request.number, request.eos) == (7, {1})
     assert Options().request(target, [4]) == Request([4], 128, frozenset({1}))
     assert Options(ignore_eos=True, min_new_tokens=2).request(target, [4]) == Request([4], 128)
-
-
-def test_padding_is_neither_penalised_nor_part_of_the_response(target: Target) -> None:
-    asked = Options(repetition_penalty=2, frequency_penalty=1, beginning=[9], min_new_tokens=1)
-    plain, padded = asked.request(target, [4, 5]), asked.request(target, [4, 5], before=[0, 0, 0])
-
-    def shown(request: Request, response: list[int]) -> list[float]:
-        scores = torch.linspace(-1, 1, 260, dtype=torch.float64)[None]
-        for step in request.processors:
-            scores = step(torch.tensor([[*request.before, *request.prompt, *response]]), scores)
-        return scores[0].tolist()
-
-    for response in ([], [9], [9, 4, 4]):
-        assert shown(padded, response) == shown(plain, response)
-    assert padded.forced is not None
-    assert padded.forced([0, 0, 0, 4, 5]) == 9
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"logit_bias": {260: 1.0}}, "logit_bias names token id 260, allowed are 0 … 259"),
-        ({"logit_bias": {"ab": 1.0}}, "logit_bias names 'ab', which is 2 tokens"),
-        ({"suppress": [999]}, "suppress names token id 999, allowed are 0 … 259"),
-        ({"beginning": [300]}, "beginning names token id 300"),
-    ],
-    ids=str,
-)
-def test_a_token_that_does_not_exist_is_told(target: Target, wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        Options(**wrong).request(target, [4])
-
-
-def test_a_text_needs_a_tokenizer() -> None:
-    bare = tiny_target()
-    bare.name = "./nowhere"  # else a hub would be asked
-    with pytest.raises(UserError, match="has no tokenizer"):
-        Options(stop="a").request(bare, [4])
-    assert Options(suppress=[3]).request(bare, [4]).criteria == ()
-
-
-EVERY: dict[str, dict[str, Any]] = {
-    "temperature": {"temperature": 0.7},
-    "top_k": {"temperature": 1.3, "top_k": 7},
-    "top_p": {"temperature": 1.0, "top_p": 0.8},
-    "min_p": {"temperature": 1.0, "min_p": 0.1},
-    "typical_p": {"temperature": 1.0, "typical_p": 0.6},
-    "seed": {"temperature": 1.0, "seed": 9},
-    "repetition_penalty": {"repetition_penalty": 1.8},
-    "frequency_penalty": {"frequency_penalty": 1.5},
-    "presence_penalty": {"presence_penalty": 2.5},
-    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
-    "logit_bias": {"logit_bias": {"a": 4.0, 40: 3.0, 41: float("-inf")}},
-    "suppress": {"suppress": list(range(30, 120))},
-    "bad_words": {"bad_words": ["a", "bc", "e"]},
-    "min_new_tokens": {"logit_bias": {1: 6.0}, "min_new_tokens": 9},
-    "stop": {"logit_bias": {"a": 5.0, "b": 5.0}, "stop": ["ab", "ba", "aaaaa", "bbbb"]},
-    "json_schema": {"json_schema": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}},
-                                    "required": ["name"], "additionalProperties": False}},
-    "regex": {"regex": "(yes|no), [a-c]{3,8}!"},
-    "grammar": {"grammar": Grammar.lark('start: "x" start | "y"')},
-    "beginning": {"beginning": "Sure: "},
-    "logprobs": {"logprobs": 2},
-    "ignore_eos": {"logit_bias": {1: 5.0}, "ignore_eos": True},
-    "all of them": {"repetition_penalty": 1.2, "frequency_penalty": 0.7, "presence_penalty": 0.3, "no_repeat_ngram_size": 3,
-                    "logit_bias": {"a": 3.0}, "suppress": [50], "bad_words": ["b"], "min_new_tokens": 5, "stop": ["zz"],
-                    "top_k": 50, "top_p": 0.95, "beginning": "!"},
-}  # fmt: skip
-"""Every option that does not depend on time."""
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -7,7 +7,7 @@ that names the file, what was got and what is allowed.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
@@ -310,24 +310,21 @@ def inside(folder: Path) -> Path:
     return folder / ".lock"
 
 
-def writable(path: Path, folder: bool = False) -> None:
+def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) -> None:
     """Refuses, before the work, an output that could not be written after it.
 
+    Args:
+        path: of the output.
+        folder: whether it is one.
+        endings: of a file's name, if not all are allowed.
+
     Raises:
-        UserError: it is of the other kind, or its place cannot be written to.
+        UserError: it is of the other kind, its name ends otherwise, or its place cannot be written to.
     """
+    if endings and path.suffix.lower() not in endings:
+        raise UserError(f"the file is '{path}', allowed is a name that ends in {', '.join(endings)}")
     if path.exists() and path.is_dir() is not folder:
         raise UserError(f"'{path}' is a {'file' if folder else 'folder'}, allowed is a {'folder' if folder else 'file'}")
     home = existing(path if folder else path.parent)
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise UserError(f"'{path}' cannot be written: '{home}' is not a folder with the right to write")
-
-
-def bytes_text(size: int) -> str:
-    """A size on disk with its unit, in powers of 1,000."""
-    amount = float(size)
-    for unit in ("bytes", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:,.1f} GB"

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from draftree.boundary.interruption import STATUSES, Interrupted, raised
 from draftree.cli import bench, costs, datastore, doctor, export, generate, parts, train
-from draftree.cli.console import fail, tell
+from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning, UnknownName, UserError
 
 
@@ -83,7 +83,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them
         warnings.simplefilter("default", DraftreeWarning)
-        warnings.showwarning = lambda message, *_: tell(str(message))
+        warnings.showwarning = lambda message, *_: remark(str(message))
     with raised() as signals:
         try:
             command = typer.main.get_command(app)
@@ -100,5 +100,5 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     if signals:
         status = 128 + signals[0]  # typer's own is always that of Ctrl-C
     if status in STATUSES:
-        tell("interrupted")
+        remark("interrupted")
     sys.exit(status or 0)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from draftree.boundary.files import locked
+from draftree.boundary.files import locked, writable
 from draftree.boundary.knobs import knob
-from draftree.cli.console import emit, given, interruptible
+from draftree.cli.console import emit, given, interruptible, remark
 from draftree.cli.options import AsJson, Device, DType, Seed, TargetName, asks_for
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ class BenchOptions:
 @asks_for
 def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     """Measure drafters × policies on a file of prompts, with plain decoding interleaved."""
-    from draftree.boundary import files
     from draftree.cli import inputs, terminal
     from draftree.engine import usual_drafter
     from draftree.evaluation import suites, tables
@@ -64,7 +63,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     pairs = paired(*crossed, asked.pair, asked.acceptor)
     prompts, fixed = suites.load(asked.suite), inputs.costs_of_each(asked.costs, [d for d, *_ in pairs])
     cells, selected = product(pairs, asked.temperature), prompts.select(asked.category)
-    files.writable(asked.out)
+    writable(asked.out)
     ctx.with_resource(locked(asked.out))
     if whole and not asked.drafter:
         inputs.drafter(None, asked.target)  # says which it is
@@ -76,7 +75,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
         )
     if too_long:
         of = ", ".join(f"{count} of {name or 'no category'}" for name, count in too_long.items())
-        terminal.remark(f"prompts left out, too long for the target's context: {of}")
+        remark(f"prompts left out, too long for the target's context: {of}")
     suite = {"name": prompts.name, "sha256": prompts.sha256, "categories": asked.category, "limit": asked.limit,
              "per_category": asked.per_category, "skipped_too_long": too_long,
              "turns": "of several, the first is asked"}  # fmt: skip

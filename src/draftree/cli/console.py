@@ -35,11 +35,11 @@ def interruptible(again: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        tell(again)
+        remark(again)
         raise
 
 
-def tell(message: str) -> None:
+def remark(message: str) -> None:
     """A line on standard error, as long as there is one: a terminal that was closed takes nothing."""
     with suppress(OSError):
         print(f"draftree: {cut(message)}", file=sys.stderr, flush=True)
@@ -47,7 +47,7 @@ def tell(message: str) -> None:
 
 def fail(message: str, status: int) -> NoReturn:
     """Ends the program with one line."""
-    tell(message)
+    remark(message)
     sys.exit(status)
 
 

@@ -29,9 +29,8 @@ def show_costs(
 
     if plot is not None:
         plots.check(plot)
-    for path in (out, plot):
-        if path is not None:
-            files.writable(path)
+    if out is not None:
+        files.writable(out)
     spec, model, opened = inputs.opened(drafter, target, dtype, device)
     with terminal.busy("measuring what a step costs") as tell:
         for several in dict.fromkeys(map(bracket, rows)):

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
-from draftree.boundary.files import bytes_text
 from draftree.cli.console import NOTHING_KEPT, emit, interruptible
 from draftree.cli.options import AsJson, TargetName
 from draftree.errors import UserError
@@ -35,7 +35,7 @@ def build_datastore(
     left_out = f", {note['undecodable']} files left out that are not UTF-8 text" if note["undecodable"] else ""
     terminal.line(
         f"{out}: datastore for '{note['drafter']}', {note['documents']:,} documents, {note['tokens']:,} tokens, "
-        f"{bytes_text(note['text_bytes'])} of text in {bytes_text(note['bytes'])}{left_out}"
+        f"{decimal(note['text_bytes'])} of text in {decimal(note['bytes'])}{left_out}"
     )
 
 
@@ -66,7 +66,7 @@ def parsed(settings: Sequence[str]) -> dict[str, str]:
 
 def _shown(key: str, value: Any) -> str:
     if key.endswith("bytes"):
-        return bytes_text(value)
+        return decimal(value)
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, dict):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftree.boundary.files import writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson, CostsFile, Device, DrafterSpec, DType, TargetName, asks_for
@@ -54,7 +55,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     if options.logprobs is not None and not asked.as_json:
         raise UserError("--logprobs was given, allowed is it only with --json")
     if asked.trees is not None:
-        viewer.check_picture(asked.trees)
+        writable(asked.trees, endings=viewer.FORMATS)
     drafter = inputs.drafter(asked.drafter, asked.target)
     inputs.quiet()
     with terminal.busy("loading") as tell:

@@ -11,6 +11,7 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar
 
 from draftree.cli import terminal
+from draftree.cli.console import remark
 from draftree.costs import CostTable
 from draftree.drafters.base import Drafter
 from draftree.engine import usual_drafter
@@ -25,7 +26,7 @@ class Remarks(logging.Handler):
     """Shows what the library logs as remarks."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        terminal.remark(record.getMessage())
+        remark(record.getMessage())
 
 
 def quiet() -> None:
@@ -132,7 +133,7 @@ def drafter(spec: str | None, target: str) -> str:
     """The spec of a drafter; where none is given the usual one for the target, and one that is not trained for it is told."""
     usual, told = usual_drafter(target)
     if spec is None and told:
-        terminal.remark(told)
+        remark(told)
     return usual if spec is None else spec
 
 

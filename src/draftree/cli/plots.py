@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftree.boundary.files import writable
 from draftree.costs import Costs, CostTable
 from draftree.errors import UserError
 
@@ -17,10 +18,9 @@ def check(path: Path) -> None:
     """Refuses, before the work, a picture that could not be drawn after it.
 
     Raises:
-        UserError: the file's name does not end in a format, or matplotlib is missing.
+        UserError: it cannot be written, or matplotlib is missing.
     """
-    if path.suffix.lower() not in FORMATS:
-        raise UserError(f"the picture is '{path}', allowed is a name that ends in {', '.join(FORMATS)}")
+    writable(path, endings=FORMATS)
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftree.boundary.progress import Tell
+from draftree.cli.console import remark
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Recipe, Stage, plan_text
 from draftree.evaluation.compare import Comparison
@@ -146,11 +147,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 180 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def remark(text: str) -> None:
-    """A line on standard error."""
-    errors().print(f"draftree: {text}", soft_wrap=True, markup=False)
-
-
 class _Remarked(Bar):
     """A bar with its remark below: beside it, a narrow terminal would have room for one of the two."""
 
@@ -186,7 +182,7 @@ def _standing(task: Task) -> str:
     return ", ".join([f"{task.description}: {task.completed:,.0f}{of}", *left, *filter(None, [task.fields["remark"]])])
 
 
-def show_summary(console: Console, result: Comparison, coloured: bool, keeps_text: bool = True) -> None:
+def show_summary(console: Console, result: Comparison, coloured: bool, keeps_text: bool) -> None:
     """Prints the figures of one text, under it.
 
     Args:

@@ -168,11 +168,6 @@ class Call:
         """The criteria that have to be asked."""
         return [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
 
-    @property
-    def pads(self) -> bool:
-        """True where transformers fills rows that have ended; without EOS criteria they go on until all have."""
-        return any(getattr(c, "eos_token_id", None) is not None for c in self.criteria)
-
     def requests(self) -> list[Request]:
         """One for each row, its number in the batch deciding its noise."""
         longest = min((c.max_length for c in self.criteria if type(c) is MaxLengthCriteria), default=2**31)
@@ -243,7 +238,8 @@ def write(
     stats = [engine.write(requests, sampling, partial(tell, range(len(rows))), reuse).stats]
     steps = max(len(row.tokens) for row in rows)
     short = [r for r, row in enumerate(rows) if len(row.tokens) < steps and row.ending != "context"]
-    if short and not call.pads:
+    pads = any(getattr(c, "eos_token_id", None) is not None for c in call.criteria)
+    if short and not pads:  # transformers fills rows that have ended; without EOS criteria they go on until all have
         rest = [requests[r] for r in short]
         longer = [
             replace(r, prompt=[*r.prompt, *rows[n].tokens], max_new_tokens=steps - len(rows[n].tokens), criteria=())

@@ -126,7 +126,10 @@ class Hook:
             engine = self._opened(model)
             criteria = [*stopping_criteria]
             if stop_strings is not None and not any(type(c) is StopStringCriteria for c in criteria):  # the user's own one wins
-                criteria.append(stops(self._tokenizer, engine, stop_strings))
+                try:
+                    criteria.append(StopStringCriteria(self._tokenizer or engine.tokenizer, stop_strings))
+                except UserError as error:
+                    raise UserError(f"stop_strings need a tokenizer, speculate(tokenizer=…) takes one: {error}") from error
             rows = prompts(input_ids, model_kwargs, engine.target.decoder.window is not None)
             call = Call(input_ids, rows, generation_config, [*logits_processor], criteria)
             sampling = call.sampling(self._seed if seed is None else Options(seed=seed).seed)
@@ -180,18 +183,6 @@ def without_stop_strings(options: Mapping[str, Any], default: GenerationConfig |
     if "stop_strings" in options or (default is not None and default.stop_strings is not None):
         changed["stop_strings"] = None
     return changed
-
-
-def stops(tokenizer: PreTrainedTokenizerBase | None, engine: Writer, strings: str | list[str]) -> StopStringCriteria:
-    """The criterion for stop strings, with the target's own tokenizer where no other is given.
-
-    Raises:
-        UserError: there is no tokenizer.
-    """
-    try:
-        return StopStringCriteria(tokenizer=tokenizer or engine.tokenizer, stop_strings=strings)
-    except UserError as error:
-        raise UserError(f"stop_strings need a tokenizer, speculate(tokenizer=…) takes one: {error}") from error
 
 
 def check_types(costs: Any, tokenizer: Any) -> None:

@@ -116,20 +116,18 @@ class Options(Parameters):
         """The stop texts for a tokenizer."""
         return Stops.of(tokenizer, _texts(self.stop))
 
-    def request(self, target: Target, prompt: Sequence[int], number: int = 0, before: Sequence[int] = ()) -> Request:
+    def request(self, target: Target, prompt: Sequence[int], number: int = 0) -> Request:
         """The request for a prompt; the time of `max_time` begins with it.
 
         Args:
             target: that will write.
             prompt: its ids.
             number: decides the noise, together with the seed.
-            before: padding in front of the prompt that processors and criteria are shown.
 
         Raises:
             UserError: a token does not exist, or the target has no tokenizer where a text must be read.
         """
-        start = len(before) + len(prompt)
-        steps = tuple(self._processors(target, start, len(before)))
+        steps = tuple(self._processors(target, len(prompt)))
         rules: list[Forced] = [s.forced for s in steps if isinstance(s, ForcedBeginning | Constrained)]
         return Request(
             prompt,
@@ -139,13 +137,12 @@ class Options(Parameters):
             steps,
             guides=steps,  # all of them are functions of the text alone
             forced=_first(rules) if rules else None,
-            criteria=tuple(self._criteria(target, start)),
-            before=before,
+            criteria=tuple(self._criteria(target, len(prompt))),
             logprobs=self.logprobs,
             sampling=self.sampling,
         )
 
-    def _processors(self, target: Target, start: int, padding: int) -> Iterator[LogitsProcessor]:
+    def _processors(self, target: Target, start: int) -> Iterator[LogitsProcessor]:
         """In transformers' order; what it lacks comes where it puts a caller's own, and the grammar has the last word."""
         vocab, device = target.decoder.vocab, str(target.decoder.device)
         eos = [] if self.ignore_eos else sorted(target.eos)
@@ -153,7 +150,7 @@ class Options(Parameters):
             biases = {_token(target, key): float(bias) for key, bias in self.logit_bias.items()}
             yield SequenceBiasLogitsProcessor([[[_known("logit_bias", i, vocab)], bias] for i, bias in biases.items()])
         if self.repetition_penalty != 1:
-            yield RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty), padding or None)
+            yield RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty))
         if self.no_repeat_ngram_size:
             yield NoRepeatNGramLogitsProcessor(int(self.no_repeat_ngram_size))
         if banned := [ids for ids in _spellings(target, _texts(self.bad_words)) if ids not in [[e] for e in eos]]:

@@ -73,9 +73,6 @@ class Stops:
         special = {str(t): i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         return cls(tuple(s for s in given if s not in special), {special[s]: s for s in given if s in special})
 
-    def __bool__(self) -> bool:
-        return bool(self.texts or self.ids)
-
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
         """The place and the text of the stop text that is complete first; of several the longest.
 
@@ -144,7 +141,7 @@ class StopTexts:
     Args:
         tokenizer: the target's.
         stops: what ends the response.
-        start: how many ids stand in front of the response, padding and prompt.
+        start: how many ids stand in front of the response.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops, start: int) -> None:

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from rich.filesize import decimal
 
-from draftree.boundary.files import bytes_text, understood, writable
+from draftree.boundary.files import understood, writable
 from draftree.boundary.progress import Tell, silent
 from draftree.data.samples import Sample, read
 from draftree.drafters.base import Stage, Trainable, TrainableMethod, plan_text
@@ -194,5 +195,5 @@ def fitted(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
 def _cache(shards: Shards, texts: int, processes: Processes, tell: Tell) -> None:
     """Caches features before the training, where it can be seen how far this is."""
     if size := shards.size:
-        LOG.info("features of %s texts take %s in %s", f"{texts:,}", bytes_text(size), shards.folder.parent)
+        LOG.info("features of %s texts take %s in %s", f"{texts:,}", decimal(size), shards.folder.parent)
     shards.fill(processes, lambda done, remark="", of=None: tell(done, "caching features", of))
