@@ -195,7 +195,7 @@ MISTAKES = {
     "no category": (["bench", "--suite", "demo", "--category", "maths", "--out", "x.json"], "did you mean 'math'"),
     "no out": (["bench", "--suite", "demo"], "--out"),
     "out is a folder": (["bench", "--suite", "demo", "--out", ".", "--drafter", "pld", "--policy", "chain"], "folder"),
-    "no picture": (["costs", "--drafter", "pld", "--plot", "x.gif"], "allowed is a name that ends in .pdf, .png, .svg"),
+    "no picture": (["costs", "--drafter", "pld", "--plot", "x.gif"], "known are .pdf, .png, .svg"),
     "no rows": (["costs", "--drafter", "pld", "--rows", "0"], "--rows"),
     "costs for more drafters": (["bench", "--suite", "demo", "--drafter", "pld", "--out", "x.json", "--costs", "one.json",
                                  "--costs", "one.json"], "2 files of costs were given for 1 drafters"),

@@ -110,6 +110,59 @@ def test_processors_are_transformers_own_in_its_order_and_ours_behind_them(targe
     assert Options(ignore_eos=True, min_new_tokens=2).request(target, [4]) == Request([4], 128)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"logit_bias": {260: 1.0}}, "logit_bias names token id 260, allowed are 0 … 259"),
+        ({"logit_bias": {"ab": 1.0}}, "logit_bias names 'ab', which is 2 tokens"),
+        ({"suppress": [999]}, "suppress names token id 999, allowed are 0 … 259"),
+        ({"beginning": [300]}, "beginning names token id 300"),
+    ],
+    ids=str,
+)
+def test_a_token_that_does_not_exist_is_told(target: Target, wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        Options(**wrong).request(target, [4])
+
+
+def test_a_text_needs_a_tokenizer() -> None:
+    bare = tiny_target()
+    bare.name = "./nowhere"  # else a hub would be asked
+    with pytest.raises(UserError, match="has no tokenizer"):
+        Options(stop="a").request(bare, [4])
+    assert Options(suppress=[3]).request(bare, [4]).criteria == ()
+
+
+EVERY: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.7},
+    "top_k": {"temperature": 1.3, "top_k": 7},
+    "top_p": {"temperature": 1.0, "top_p": 0.8},
+    "min_p": {"temperature": 1.0, "min_p": 0.1},
+    "typical_p": {"temperature": 1.0, "typical_p": 0.6},
+    "seed": {"temperature": 1.0, "seed": 9},
+    "repetition_penalty": {"repetition_penalty": 1.8},
+    "frequency_penalty": {"frequency_penalty": 1.5},
+    "presence_penalty": {"presence_penalty": 2.5},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
+    "logit_bias": {"logit_bias": {"a": 4.0, 40: 3.0, 41: float("-inf")}},
+    "suppress": {"suppress": list(range(30, 120))},
+    "bad_words": {"bad_words": ["a", "bc", "e"]},
+    "min_new_tokens": {"logit_bias": {1: 6.0}, "min_new_tokens": 9},
+    "stop": {"logit_bias": {"a": 5.0, "b": 5.0}, "stop": ["ab", "ba", "aaaaa", "bbbb"]},
+    "json_schema": {"json_schema": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}},
+                                    "required": ["name"], "additionalProperties": False}},
+    "regex": {"regex": "(yes|no), [a-c]{3,8}!"},
+    "grammar": {"grammar": Grammar.lark('start: "x" start | "y"')},
+    "beginning": {"beginning": "Sure: "},
+    "logprobs": {"logprobs": 2},
+    "ignore_eos": {"logit_bias": {1: 5.0}, "ignore_eos": True},
+    "all of them": {"repetition_penalty": 1.2, "frequency_penalty": 0.7, "presence_penalty": 0.3, "no_repeat_ngram_size": 3,
+                    "logit_bias": {"a": 3.0}, "suppress": [50], "bad_words": ["b"], "min_new_tokens": 5, "stop": ["zz"],
+                    "top_k": 50, "top_p": 0.95, "beginning": "!"},
+}  # fmt: skip
+"""Every option that does not depend on time."""
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", EVERY)
 def test_every_option_gives_the_text_of_plain_decoding(target: Target, name: str, temperature: float) -> None:

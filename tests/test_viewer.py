@@ -382,7 +382,7 @@ def test_the_command_saves_a_picture(draftree, tmp_path: Path, name: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("trees.png", "ends in .html, .svg"), ("trees", "ends in .html, .svg"), ("file/trees.svg", "cannot be written"),
+    [("trees.png", "known are .html, .svg"), ("trees", "known are .html, .svg"), ("file/trees.svg", "cannot be written"),
      ("trees.htm", "did you mean '.html'")],
 )  # fmt: skip
 def test_a_picture_that_cannot_be_saved_is_refused_before_anything_is_loaded(

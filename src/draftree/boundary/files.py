@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from safetensors import safe_open
 
 from draftree.boundary.knobs import Range, Rule, rule_of
-from draftree.errors import DraftreeError, UserError, first_line, shown
+from draftree.errors import DraftreeError, UnknownName, UserError, first_line, shown
 
 
 @contextmanager
@@ -79,10 +79,10 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read, or holds something else.
     """
-    found = read_json(path, what)
-    if not isinstance(found, dict):
-        raise UserError(f"'{path}' is not {what}: it holds {shown(found)}, allowed is a JSON object")
-    return found
+    value = read_json(path, what)
+    if not isinstance(value, dict):
+        raise UserError(f"'{path}' is not {what}: it holds {shown(value)}, allowed is a JSON object")
+    return value
 
 
 REQUIRED: Any = object()
@@ -322,7 +322,7 @@ def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) ->
         UserError: it is of the other kind, its name ends otherwise, or its place cannot be written to.
     """
     if endings and path.suffix.lower() not in endings:
-        raise UserError(f"the file is '{path}', allowed is a name that ends in {', '.join(endings)}")
+        raise UnknownName(f"ending of '{path}',", path.suffix, endings)
     if path.exists() and path.is_dir() is not folder:
         raise UserError(f"'{path}' is a {'file' if folder else 'folder'}, allowed is a {'folder' if folder else 'file'}")
     home = existing(path if folder else path.parent)

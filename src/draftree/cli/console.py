@@ -21,9 +21,9 @@ def given(ctx: typer.Context, option: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def emit(found: Mapping[str, Any]) -> None:
+def emit(values: Mapping[str, Any]) -> None:
     """Prints one JSON object."""
-    print(json.dumps(found, allow_nan=False))
+    print(json.dumps(values, allow_nan=False))
 
 
 NOTHING_KEPT = "nothing was written; the same command begins anew"

@@ -42,8 +42,8 @@ WIDTH = 150
 
 def output() -> Console:
     """Standard output."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
 
 
 def line(text: str) -> None:
@@ -68,13 +68,13 @@ def show_tokens(console: Console, tokens: Iterable[Token]) -> None:
 
 def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
     """Rows of text under their keys; figures stand right."""
-    found = Table(title=escape(title), title_justify="left", header_style="bold")
+    made = Table(title=escape(title), title_justify="left", header_style="bold")
     for i, name in enumerate(rows[0]):
         figures = i > 0 and all(FIGURE.fullmatch(r[name]) for r in rows)
-        found.add_column(heading(name), justify="right" if figures else "left", overflow="fold")
+        made.add_column(heading(name), justify="right" if figures else "left", overflow="fold")
     for row in rows:
-        found.add_row(*map(escape, row.values()))
-    return found
+        made.add_row(*map(escape, row.values()))
+    return made
 
 
 def narrowed(rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str]) -> list[dict[str, str]]:
@@ -228,9 +228,9 @@ BESIDE = 2
 """Contexts whose costs stand side by side in 80 columns."""
 
 
-def show_costs(console: Console, title: str, found: CostTable, kept: Path | None = None) -> None:
+def show_costs(console: Console, title: str, measured: CostTable, kept: Path | None = None) -> None:
     """The measured curves: a table for each number of rows, a line for each width, a block of columns for each context."""
-    for rows, entries in found.by_rows.items():
+    for rows, entries in measured.by_rows.items():
         for i in range(0, len(entries), BESIDE):
             console.print(_curves(f"{title}, {rows} row{'s' * (rows > 1)}", entries[i : i + BESIDE]))
         for costs in entries:
@@ -238,7 +238,7 @@ def show_costs(console: Console, title: str, found: CostTable, kept: Path | None
                 f"at {costs.context:,}: sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms"
             )
     names = {"device": "", "threads": "threads ", "dtype": "", "attention": "attention ", "torch": "torch ", "date": ""}
-    where = ", ".join(f"{label}{found.about[k]}" for k, label in names.items() if k in found.about)
+    where = ", ".join(f"{label}{measured.about[k]}" for k, label in names.items() if k in measured.about)
     if where:
         console.print(f"measured on {escape(where)}", soft_wrap=True)
     if kept is not None:
@@ -247,17 +247,17 @@ def show_costs(console: Console, title: str, found: CostTable, kept: Path | None
 
 def _curves(title: str, entries: Sequence[Costs]) -> Table:
     """Measured widths of contexts side by side: a draft step and a target pass in ms, and the pass over that of one token."""
-    found = Table(title=escape(title), title_justify="left", header_style="bold")
+    curves = Table(title=escape(title), title_justify="left", header_style="bold")
     for name in ("tokens", *(f"{what}\nat {e.context:,}" for e in entries for what in ("sₐ ms", "sₜ ms", "sₜ/sₜ(1)"))):
-        found.add_column(name, justify="right")
+        curves.add_column(name, justify="right")
     for n in sorted({w for e in entries for w in (*e.draft, *e.target)}):
         cells = [str(n)]
         for e in entries:
             step, one_pass = e.draft.get(n), e.target.get(n)
             cells += [f"{1e3 * s:.2f}" if s is not None else "" for s in (step, one_pass)]
             cells.append(f"{one_pass / e.target_seconds(1):.2f}" if one_pass is not None else "")
-        found.add_row(*cells)
-    return found
+        curves.add_row(*cells)
+    return curves
 
 
 SHORT = {"confidence": "mean q", "calibration": "ECE"}
@@ -290,28 +290,28 @@ LAYERS_BESIDE = 3
 
 def _attention(layers: Sequence["Attending"]) -> Table:
     """A table of the layers' attention, several of them side by side."""
-    found = Table(title="attention of the target's layers", title_justify="left", header_style="bold")
+    attention = Table(title="attention of the target's layers", title_justify="left", header_style="bold")
     for name in ("layer", "output/\nresidual", "entropy/\nlog n") * LAYERS_BESIDE:
-        found.add_column(name, justify="right")
+        attention.add_column(name, justify="right")
     lines = -(-len(layers) // LAYERS_BESIDE)
     for line in range(lines):
         cells = list[str]()
         for i in range(line, len(layers), lines):
             output = f"[yellow]{layers[i].output:.3f}[/]" if layers[i].dead else f"{layers[i].output:.3f}"
             cells += [str(i), output, f"{layers[i].entropy:.2f}"]
-        found.add_row(*cells)
-    return found
+        attention.add_row(*cells)
+    return attention
 
 
 def _findings(title: str, findings: Sequence["Finding"]) -> Table:
     """Figures with their verdicts and what they mean."""
-    found = Table(title=escape(title), title_justify="left", header_style="bold")
+    made = Table(title=escape(title), title_justify="left", header_style="bold")
     for name in ("", "figure", "verdict", "meaning"):
-        found.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
+        made.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
     for f in findings:
         figure = f"{f.value:.3g}" if isinstance(f.value, float) else "" if f.value is None else str(f.value)
-        found.add_row(escape(f.name), figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text))
-    return found
+        made.add_row(escape(f.name), figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text))
+    return made
 
 
 SHOWN_PARTED = 10

@@ -173,26 +173,27 @@ class Call:
         longest = min((c.max_length for c in self.criteria if type(c) is MaxLengthCriteria), default=2**31)
         eos = frozenset(i for c in self.criteria if type(c) is EosTokenCriteria for i in c.eos_token_id.tolist())
         own = self.processors[: len(self.processors) - len(self._warpers)]
-        found, rows = [], len(self.prompts)
+        requests, rows = [], len(self.prompts)
         for row, prompt in enumerate(self.prompts):
             mine = [in_full(prompt, of_row(p, row, rows)) for p in own]
             guides = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in PURE)
             stateless = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in STATELESS)
             record = Record() if self._tells_criteria else None
-            request = Request(
-                prompt.text,
-                max(1, longest - self.input_ids.shape[1]),
-                eos,
-                number=row,
-                processors=(*mine, *(() if record is None else (in_full(prompt, record),))),
-                guides=guides,
-                stateless=stateless,
-                criteria=tuple(in_full(prompt, RowCriterion(c, row, rows, record)) for c in self._stopping),
-                before=prompt.padding,
-                keep_scores=self.keeps_scores,
+            requests.append(
+                Request(
+                    prompt.text,
+                    max(1, longest - self.input_ids.shape[1]),
+                    eos,
+                    number=row,
+                    processors=(*mine, *(() if record is None else (in_full(prompt, record),))),
+                    guides=guides,
+                    stateless=stateless,
+                    criteria=tuple(in_full(prompt, RowCriterion(c, row, rows, record)) for c in self._stopping),
+                    before=prompt.padding,
+                    keep_scores=self.keeps_scores,
+                )
             )
-            found.append(request)
-        return found
+        return requests
 
     def output(self, rows: Sequence[RowOutput]) -> Tensor | GenerateDecoderOnlyOutput:
         """The output of `generate`: rows that have ended are filled with the padding token, and their scores with 0."""

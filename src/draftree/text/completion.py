@@ -165,8 +165,8 @@ class Writing:
     @property
     def result(self) -> Completion | list[Completion]:
         """The completion so far: of a list of prompts a list."""
-        found = [reading.completion(self._rows.stats) for reading in self._readings]
-        return found if self._batch else found[0]
+        completions = [reading.completion(self._rows.stats) for reading in self._readings]
+        return completions if self._batch else completions[0]
 
     def close(self) -> None:
         """Writes no more; what the caches hold of the text serves a later call that begins with it."""

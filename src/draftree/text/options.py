@@ -209,5 +209,5 @@ def _known(option: str, token: int, vocab: int) -> int:
 
 def _spellings(target: Target, words: Sequence[str]) -> list[list[int]]:
     """Each word as the tokenizer writes it at the beginning of a text and behind a space."""
-    found = [_ids(target, spelled) for word in words for spelled in (word, f" {word}")]
-    return [ids for i, ids in enumerate(found) if ids and ids not in found[:i]]
+    spellings = [_ids(target, spelled) for word in words for spelled in (word, f" {word}")]
+    return [ids for i, ids in enumerate(spellings) if ids and ids not in spellings[:i]]

@@ -82,8 +82,8 @@ class Stops:
             text: that is searched.
             start: where to begin.
         """
-        found = [(at + len(s), at, s) for s in self.texts if (at := text.find(s, start)) >= 0]
-        return min(found)[1:] if found else None
+        ends = [(at + len(s), at, s) for s in self.texts if (at := text.find(s, start)) >= 0]
+        return min(ends)[1:] if ends else None
 
     def held(self, text: str) -> int:
         """The number of a text's last characters that may be the beginning of a stop text."""
