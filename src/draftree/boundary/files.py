@@ -1,4 +1,4 @@
-"""Files of others are read with care, and ours are written whole or not at all.
+"""Careful reading of files by others, and writing of ours, whole or not at all.
 
 Whatever a file can hold (no JSON, JSON nested ten thousand deep, a number for a text, broken weights) becomes one line
 that names the file, what was got and what is allowed.
@@ -124,7 +124,7 @@ class Entries:
 
 
 def checked(value: Any, hint: Any, where: str, least: float | None = None) -> Any:
-    """A value of a file or a spec, if it is what a type hint allows.
+    """A value of a file or a spec, checked against a type hint.
 
     Args:
         value: what was got.
@@ -148,7 +148,7 @@ def _rule(hint: Any, least: float | None) -> Rule:
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[None]:
-    """Turns what fails inside because of the disk into an OSError that says so, whichever library wrote.
+    """Turns an error inside into an OSError that names the disk's failure, whichever library wrote.
 
     Where a disk is full, torch raises RuntimeError, safetensors an error of its own and numpy an OSError without a reason:
     the disk is asked for it.
@@ -271,7 +271,7 @@ def _lock(path: Path) -> Path:
 
 @contextmanager
 def locked(out: Path, lock: Path | None = None) -> Iterator[None]:
-    """Inside, no other process that asks for the same may write it; the lock dies with its process.
+    """Locks an output against other processes that write the same; the lock dies with its process.
 
     What a killed process left half written is removed. Nothing of the lock stays behind. The thread that holds it may ask
     again.

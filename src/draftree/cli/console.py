@@ -31,7 +31,7 @@ NOTHING_KEPT = "nothing was written; the same command begins anew"
 
 @contextmanager
 def interruptible(again: str) -> Iterator[None]:
-    """After Ctrl-C or another signal inside, says how to go on."""
+    """Prints how to go on if Ctrl-C or another signal comes inside."""
     try:
         yield
     except KeyboardInterrupt:
@@ -52,7 +52,7 @@ def fail(message: str, status: int) -> NoReturn:
 
 
 GRACE = 2.0
-"""Seconds in which the main process has told what went wrong, and has ended."""
+"""Seconds that the other processes wait while the main one reports an error and ends."""
 
 
 def speaks() -> bool:
@@ -63,7 +63,7 @@ def speaks() -> bool:
 
 @contextmanager
 def one_voice() -> Iterator[None]:
-    """Among several processes, only the main one says what went wrong; the others end as it does, after it.
+    """Silences all processes of a run but the main one; after an error they end as it does, after it.
 
     Raises:
         SystemExit: this process is not the main one, and the run has failed or was interrupted.

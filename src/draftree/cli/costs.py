@@ -1,4 +1,4 @@
-"""`draftree costs`: measures what passes cost here."""
+"""`draftree costs`: measures the costs of passes on this machine."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`draftree doctor`: finds what is wrong with a drafter, or with what is written."""
+"""`draftree doctor`: finds faults of a drafter, or of the output."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -23,14 +23,14 @@ from draftree.text.options import Options
 
 
 class Remarks(logging.Handler):
-    """Shows what the library logs as remarks."""
+    """Prints the library's log as remarks."""
 
     def emit(self, record: logging.LogRecord) -> None:
         remark(record.getMessage())
 
 
 def quiet() -> None:
-    """Keeps what transformers would say off the standard streams, as what matters is told as an error; our remarks stay."""
+    """Turns off the logs and progress bars of transformers, whose failures become errors of ours; our own remarks stay."""
     for library in ("transformers", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.ERROR)
     disable_progress_bar()
@@ -84,14 +84,14 @@ def file_text(option: str, path: str | Path, allowed: str) -> str:
 
 
 def schema_text(given: str) -> str:
-    """A JSON schema, or what stands in its file."""
+    """A JSON schema given as text, or as a file that holds it."""
     if given.lstrip()[:1] in ("{", "[", '"', "") or given.strip() in ("true", "false"):
         return given
     return file_text("--json-schema", given, "JSON, or a file of it")
 
 
 def bias(item: str) -> tuple[int | str, float]:
-    """A token and what is added to its logit, of an item TOKEN=BIAS; a token in quotes is text, be it a number.
+    """The token and the bias that an item TOKEN=BIAS names; a token in quotes is text, be it a number.
 
     Raises:
         UserError: it is no such item.
@@ -130,7 +130,7 @@ def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, C
 
 
 def drafter(spec: str | None, target: str) -> str:
-    """The spec of a drafter; where none is given the usual one for the target, and one that is not trained for it is told."""
+    """The spec of a drafter, by default the usual one for the target; a remark says so if that one is not trained for it."""
     usual, told = usual_drafter(target)
     if spec is None and told:
         remark(told)

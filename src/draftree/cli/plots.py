@@ -1,4 +1,4 @@
-"""Pictures of what was measured; they need matplotlib, an optional package."""
+"""Plots of measured costs; they need matplotlib, an optional package."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec

@@ -88,16 +88,16 @@ def narrowed(rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str
 
 
 def heading(name: str) -> str:
-    """A column's head on short lines, what it is a rate of on one of its own."""
+    """A column's head broken into short lines: a rate's unit stands on a line of its own."""
     return name.replace("/", "\n/").replace(" [", "\n[").replace(" output", "\noutput")
 
 
 FIRST, EVERY = 2.0, 30.0
-"""Seconds after which it is first told, and then again, where work is, if standard error is no terminal."""
+"""Seconds until the first line about progress, and between later ones, if standard error is no terminal."""
 
 
 class Clock:
-    """The time, and what is to be done as it passes; tests have their own."""
+    """The time, and calls at intervals; tests have their own."""
 
     def now(self) -> float:
         """Seconds."""
@@ -128,7 +128,7 @@ CLOCK = Clock()
 
 @contextmanager
 def busy(what: str) -> Iterator[Tell]:
-    """Says what is being waited for; it can be told what else. Without a terminal it says so where that takes long."""
+    """Shows a label and a spinner during work; the callback changes the label. Without a terminal, lines come in long work."""
     console, clock, doing = errors(), CLOCK, [what]
     if console.is_terminal:
         with console.status(escape(what)) as status:
@@ -285,7 +285,7 @@ def show_report(console: Console, title: str, report: "Report") -> None:
 
 
 LAYERS_BESIDE = 3
-"""Layers of the target in a line."""
+"""Layers of the target side by side in a line of the table."""
 
 
 def _attention(layers: Sequence["Attending"]) -> Table:
@@ -315,7 +315,7 @@ def _findings(title: str, findings: Sequence["Finding"]) -> Table:
 
 
 SHOWN_PARTED = 10
-"""Texts that differ of which each has its line."""
+"""The number of differing texts that are listed."""
 
 
 def show_lossless(console: Console, title: str, report: "Examined") -> None:

@@ -169,7 +169,7 @@ class Call:
         return [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
 
     def requests(self) -> list[Request]:
-        """One for each row, its number in the batch deciding its noise."""
+        """A request for each row; its number in the batch decides its noise."""
         longest = min((c.max_length for c in self.criteria if type(c) is MaxLengthCriteria), default=2**31)
         eos = frozenset(i for c in self.criteria if type(c) is EosTokenCriteria for i in c.eos_token_id.tolist())
         own = self.processors[: len(self.processors) - len(self._warpers)]
@@ -212,7 +212,7 @@ class Call:
         return GenerateDecoderOnlyOutput(**output)
 
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
-        """[T] scores [B, V] of all rows' tokens in one place."""
+        """The rows' scores by place: T tensors [B, V]."""
         nothing = torch.zeros_like(kept[0][0])
         columns = (torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps))
         return tuple(column.to(self.input_ids.device, torch.float32) for column in columns)

@@ -1,4 +1,4 @@
-"""transformers' `generate`, with drafts: the hook for its `custom_generate`, and what becomes of its options.
+"""transformers' `generate`, with drafts: the hook for its `custom_generate`, and the options that it takes or refuses.
 
 transformers prepares prompts, processors and criteria, and calls the hook instead of its own loop. Whatever the hook cannot
 honour it refuses by name, so that nobody gets another output than asked for.
@@ -147,7 +147,7 @@ def generate(
     tokenizer: PreTrainedTokenizerBase | None,
     options: dict[str, Any],
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """`Engine.generate`: transformers' `generate` of the engine's own model, with what it keeps from a hook.
+    """`Engine.generate`: transformers' `generate` of the engine's own model, with the arguments that it keeps from a hook.
 
     Raises:
         UserError: an option cannot be honoured.
@@ -195,7 +195,7 @@ def check_types(costs: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def inference(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model is in evaluation mode: with dropout, no two passes would agree."""
+    """Puts the model into evaluation mode for a while: with dropout, no two passes would agree."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

@@ -16,7 +16,7 @@ from draftree.text.options import Options
 @final
 @dataclass
 class Chat:
-    """A conversation: the template renders all of it anew for every turn, and what the caches hold of it is not read again.
+    """A conversation: the template renders all of it anew for every turn; its part in the caches is not read again.
 
     Attributes:
         engine: answers.

@@ -143,7 +143,7 @@ class Options(Parameters):
         )
 
     def _processors(self, target: Target, start: int) -> Iterator[LogitsProcessor]:
-        """In transformers' order; what it lacks comes where it puts a caller's own, and the grammar has the last word."""
+        """The processors in transformers' order; ours come where it puts a caller's own, and the grammar last."""
         vocab, device = target.decoder.vocab, str(target.decoder.device)
         eos = [] if self.ignore_eos else sorted(target.eos)
         if self.logit_bias:
@@ -182,7 +182,7 @@ def _first(rules: Sequence[Forced]) -> Forced:
 
 
 def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Texts of which one may be given by itself; none where it is empty."""
+    """Several texts, one text by itself, or none where that is empty, as a tuple."""
     return ((given,) if given else ()) if isinstance(given, str) else tuple(given)
 
 

@@ -1,4 +1,4 @@
-"""The text of tokens as they come, how much of it is for good, and where a stop text ends it."""
+"""The text of tokens as they come, its part that no later token changes, and stop texts that end it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
