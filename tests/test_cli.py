@@ -17,13 +17,13 @@ from rich.text import Text
 
 from draftree import Request, Sampling, load
 from draftree.cli import inputs, terminal
-from draftree.cli.terminal import Stream
 from draftree.cli.train import show, train
 from draftree.costs import Costs, CostTable
 from draftree.data.prompts import encode, question
 from draftree.demo import demo_folder
 from draftree.drafters.base import Recipe
 from draftree.request import Emitted
+from draftree.text.completion import Reading
 from draftree.text.options import Options
 from draftree.text.stops import Stops, decode
 from draftree.training.run import summed
@@ -195,7 +195,7 @@ MISTAKES = {
     "no category": (["bench", "--suite", "demo", "--category", "maths", "--out", "x.json"], "did you mean 'math'"),
     "no out": (["bench", "--suite", "demo"], "--out"),
     "out is a folder": (["bench", "--suite", "demo", "--out", ".", "--drafter", "pld", "--policy", "chain"], "folder"),
-    "no picture": (["costs", "--drafter", "pld", "--plot", "x.gif"], "allowed is a name that ends in .pdf, .png, .svg"),
+    "no picture": (["costs", "--drafter", "pld", "--plot", "x.gif"], "known are .pdf, .png, .svg"),
     "no rows": (["costs", "--drafter", "pld", "--rows", "0"], "--rows"),
     "costs for more drafters": (["bench", "--suite", "demo", "--drafter", "pld", "--out", "x.json", "--costs", "one.json",
                                  "--costs", "one.json"], "2 files of costs were given for 1 drafters"),
@@ -389,38 +389,39 @@ def test_help_does_not_wait_for_torch() -> None:
 
 def test_a_stream_shows_whole_characters_in_the_colour_of_their_origin() -> None:
     tokenizer, shown = byte_tokenizer(), io.StringIO()
-    stream = Stream(Console(file=shown, force_terminal=True, color_system="standard", width=20), tokenizer)
+    console = Console(file=shown, force_terminal=True, color_system="standard", width=20)
+    reading = Reading(tokenizer, Stops())
     text = "a long line with wörds, 😀\n  and  spaces "
     ids = encode(tokenizer, text)
     for i in range(0, len(ids), 3):
         part = ids[i : i + 3]
-        stream([Emitted(0, part, ["drafted"] * (len(part) - 1) + ["bonus"], *NOTHING)])
+        terminal.show_tokens(console, reading([Emitted(0, part, ["drafted"] * (len(part) - 1) + ["bonus"], *NOTHING)]))
         assert "\ufffd" not in shown.getvalue()
     assert "\x1b[32ma \x1b[0m\x1b[39ml\x1b[0m" in shown.getvalue()
-    stream([Emitted(0, encode(tokenizer, "é")[:1], ["prefill"], *NOTHING)])
-    stream.end()
+    last = Emitted(0, encode(tokenizer, "é")[:1], ["prefill"], *NOTHING, ending="length")
+    terminal.show_tokens(console, reading([last]))
     plain = "".join(part.split("m", 1)[-1] for part in shown.getvalue().split("\x1b["))
-    assert plain == text + "\ufffd\n"
+    assert plain == text + "\ufffd"
 
 
 def test_a_stream_shows_no_stop_text() -> None:
     tokenizer, shown = byte_tokenizer(), io.StringIO()
-    stream = Stream(Console(file=shown, width=80), tokenizer, Stops(("END",)))
-    stream([Emitted(0, encode(tokenizer, "the E"), ["prefill", *["drafted"] * 4], *NOTHING)])
+    console, reading = Console(file=shown, width=80), Reading(tokenizer, Stops(("END",)))
+    terminal.show_tokens(console, reading([Emitted(0, encode(tokenizer, "the E"), ["prefill", *["drafted"] * 4], *NOTHING)]))
     assert shown.getvalue() == "the "
-    stream([Emitted(0, encode(tokenizer, "N END"), ["drafted"] * 4 + ["bonus"], *NOTHING, ending="stop")])
-    stream.end()
-    assert shown.getvalue() == "the EN \n"
+    last = Emitted(0, encode(tokenizer, "N END"), ["drafted"] * 4 + ["bonus"], *NOTHING, ending="stop")
+    terminal.show_tokens(console, reading([last]))
+    assert shown.getvalue() == "the EN "
 
 
-def test_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     shown = Console(file=io.StringIO(), width=80)
     monkeypatch.setattr(terminal, "output", lambda: shown)
     monkeypatch.setattr(terminal, "errors", lambda: shown)
     shown.print(terminal.table("prompts [b]", [{"drafter": "runs/a[b]"}]))
     terminal.remark("features in runs/c[b]")
     show(summed("edd", Progress(1, 1, 0.5)), Path("runs/d[b]"))
-    said = shown.file.getvalue()
+    said = shown.file.getvalue() + capsys.readouterr().err
     assert all(name in said for name in ("prompts [b]", "runs/a[b]", "runs/c[b]", "runs/d[b]"))
 
 

@@ -387,4 +387,3 @@ def test_a_completion_says_its_log_probabilities_in_json(engine: Engine, target:
 
 def test_nothing_given_is_nothing_looked_for(target: Target) -> None:
     assert Stops.of(target.tokenizer, ()) == Stops()
-    assert not Stops()

@@ -282,7 +282,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
 
 def test_a_picture_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"'costs\.gif', allowed is a name that ends in \.pdf, \.png, \.svg"):
+    with pytest.raises(UserError, match=r"ending of 'costs\.gif', '\.gif': known are \.pdf, \.png, \.svg"):
         plots.check(Path("costs.gif"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'draftree\[plots\]'"):

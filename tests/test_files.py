@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from draftree.boundary.files import LARGEST, Entries, checked, read_object, understood, whole, write_text
+from draftree.boundary.files import Entries, checked, read_object, understood, whole, write_text
+from draftree.boundary.knobs import LARGEST
 from draftree.errors import UserError
 
 
@@ -28,12 +29,13 @@ def test_what_a_hint_allows_is_taken_as_it_is(value: object, hint: Any, least: f
     [
         (True, int, None, "x is True, allowed is a whole number"), (1.0, int, None, "x is 1.0, allowed is a whole number"),
         ("3", int, 1, "x is '3', allowed is a whole number of at least 1"), (0, int, 1, "x is 0, allowed"),
-        (LARGEST + 1, int, None, "a whole"), (math.nan, float, None, "x is nan, allowed is a number"),
-        (-math.inf, float, None, "a number"), (10**400, float, None, "a number"), (1, bool, None, "true or false"),
-        (None, str, None, "x is None, allowed is text"), (-1, int | None, 0, "a whole number of at least 0 or null"),
-        ("l", Literal["kl", "ce"], None, "x is 'l', allowed is 'kl' or 'ce'"), (1, Literal[True], None, "allowed is True"),
+        (LARGEST + 1, int, None, "a whole"), (math.nan, float, None, "x is nan, allowed is a finite number"),
+        (-math.inf, float, None, "a finite number"), (10**400, float, None, "a finite number"),
+        (1, bool, None, "true or false"),
+        (None, str, None, "x is None, allowed is a text"), (-1, int | None, 0, "none or a whole number of at least 0"),
+        ("l", Literal["kl", "ce"], None, "x is 'l', allowed is kl or ce"), (1, Literal[True], None, "allowed is True"),
         ([1, "x"], list[int], None, "a list of a whole number"), ([], dict, None, r"x is \[\], allowed is an object"),
-        ({"a": {}}, dict[str, float], None, "allowed is an object of a number"),
+        ({"a": {}}, dict[str, float], None, "allowed is an object of a finite number"),
     ],
 )  # fmt: skip
 def test_anything_else_is_told_with_what_is_allowed(value: object, hint: Any, least: float | None, told: str) -> None:

@@ -98,32 +98,16 @@ def test_processors_are_transformers_own_in_its_order_and_ours_behind_them(targe
         logit_bias={"a": 1, 9: -3.0}, repetition_penalty=2, no_repeat_ngram_size=2, bad_words="x", min_new_tokens=3,
         suppress=[5], frequency_penalty=1, presence_penalty=1, beginning="b", regex="[a-z]+",
     )  # fmt: skip
-    request = asked.request(target, [4, 5, 6], number=7, before=[0, 0])
+    request = asked.request(target, [4, 5, 6], number=7)
     assert [type(p) for p in request.processors] == [
         SequenceBiasLogitsProcessor, RepetitionPenaltyLogitsProcessor, NoRepeatNGramLogitsProcessor,
         NoBadWordsLogitsProcessor, MinNewTokensLengthLogitsProcessor, SuppressTokensLogitsProcessor, FrequencyPenalty,
         PresencePenalty, ForcedBeginning, Constrained,
     ]  # fmt: skip
     assert request.guides == request.processors
-    assert (request.number, request.before, request.eos) == (7, (0, 0), {1})
+    assert (request.number, request.eos) == (7, {1})
     assert Options().request(target, [4]) == Request([4], 128, frozenset({1}))
     assert Options(ignore_eos=True, min_new_tokens=2).request(target, [4]) == Request([4], 128)
-
-
-def test_padding_is_neither_penalised_nor_part_of_the_response(target: Target) -> None:
-    asked = Options(repetition_penalty=2, frequency_penalty=1, beginning=[9], min_new_tokens=1)
-    plain, padded = asked.request(target, [4, 5]), asked.request(target, [4, 5], before=[0, 0, 0])
-
-    def shown(request: Request, response: list[int]) -> list[float]:
-        scores = torch.linspace(-1, 1, 260, dtype=torch.float64)[None]
-        for step in request.processors:
-            scores = step(torch.tensor([[*request.before, *request.prompt, *response]]), scores)
-        return scores[0].tolist()
-
-    for response in ([], [9], [9, 4, 4]):
-        assert shown(padded, response) == shown(plain, response)
-    assert padded.forced is not None
-    assert padded.forced([0, 0, 0, 4, 5]) == 9
 
 
 @pytest.mark.parametrize(

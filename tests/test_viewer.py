@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from draftree import viewer
+from draftree.cli import terminal
 from draftree.cli.app import main
 from draftree.data.prompts import encode
 from draftree.request import Emitted
@@ -230,16 +231,6 @@ def test_of_several_rows_the_first_is_shown() -> None:
     assert watch.steps == alone
 
 
-def test_what_is_drawn_and_what_is_streamed_do_not_mix() -> None:
-    told: list[str] = []
-    for draw in (lambda step: told.append(f"tree {step.number}"), None):
-        watch = Watch(TOKENIZER, draw, lambda events: told.append(f"text {len(events[0].tokens)}"))
-        watch([prefilled()])
-        watch([verified([1, 4], "bdX")])
-        watch.end()
-    assert told == ["tree 0", "tree 1", "text 1", "text 3", "text 1", "text 3"]
-
-
 def test_json_has_every_figure() -> None:
     found = watched(prefilled(), verified([1, 4], "bdX"))[1].as_json()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -355,9 +346,12 @@ def draftree(capfd: pytest.CaptureFixture[str], folder: str):
     return run
 
 
-def test_the_command_draws_the_trees_and_then_writes_the_text(draftree) -> None:
+@pytest.mark.parametrize("in_terminal", [False, True])
+def test_the_command_draws_the_trees_and_then_writes_the_text(draftree, monkeypatch, in_terminal: bool) -> None:
     status, plain, _ = draftree()
     text = plain.split("\n\nτ")[0]
+    if in_terminal:
+        monkeypatch.setattr(terminal, "output", lambda: Console(force_terminal=True, color_system=None, width=150))
     status, out, err = draftree("--show-trees")
     assert (status, err) == (0, "")
     steps = [int(n) for n in re.findall(r"^step (\d+) ·", out, re.MULTILINE)]

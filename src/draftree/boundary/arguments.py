@@ -1,4 +1,4 @@
-"""Rows of token ids, of whatever library they come."""
+"""Rows of token ids, given as lists, arrays or tensors."""
 
 from contextlib import suppress
 from operator import index
@@ -11,7 +11,7 @@ from draftree.boundary.knobs import several
 
 
 def row_of_ids(value: Any) -> list[int] | None:
-    """The ids in a list, or in an array or tensor of one dimension; None where it is no row of whole numbers."""
+    """The ids in a list, or in an array or tensor of one dimension; None if they are not whole numbers in one row."""
     with suppress(RuntimeError, TypeError):  # of a tensor without values; of what is no whole number
         items = value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
         return list(map(_id, items)) if several(items, lambda _: True) else None

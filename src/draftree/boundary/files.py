@@ -1,4 +1,4 @@
-"""Files of others are read with care, and ours are written whole or not at all.
+"""Careful reading of files by others, and writing of ours, whole or not at all.
 
 Whatever a file can hold (no JSON, JSON nested ten thousand deep, a number for a text, broken weights) becomes one line
 that names the file, what was got and what is allowed.
@@ -7,20 +7,19 @@ that names the file, what was got and what is allowed.
 import json
 import os
 import shutil
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, final, get_args, get_origin
+from typing import Any, final
 
 from filelock import FileLock, Timeout
 from safetensors import safe_open
 
-from draftree.errors import DraftreeError, UserError, first_line, shown
+from draftree.boundary.knobs import Range, Rule, rule_of
+from draftree.errors import DraftreeError, UnknownName, UserError, first_line, shown
 
 
 @contextmanager
@@ -80,14 +79,12 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read, or holds something else.
     """
-    found = read_json(path, what)
-    if not isinstance(found, dict):
-        raise UserError(f"'{path}' is not {what}: it holds {shown(found)}, allowed is a JSON object")
-    return found
+    value = read_json(path, what)
+    if not isinstance(value, dict):
+        raise UserError(f"'{path}' is not {what}: it holds {shown(value)}, allowed is a JSON object")
+    return value
 
 
-LARGEST = 2**63 - 1
-"""The largest whole number that arrays and tensors can count with."""
 REQUIRED: Any = object()
 """The default of an entry that has to be there."""
 
@@ -122,12 +119,12 @@ class Entries:
         if name in self.values:
             return checked(self.values[name], hint, where, least)
         if default is REQUIRED:
-            raise UserError(f"{where} is missing, allowed is {allowed(hint, least)}")
+            raise UserError(f"{where} is missing, allowed is {_rule(hint, least)[0]}")
         return default
 
 
 def checked(value: Any, hint: Any, where: str, least: float | None = None) -> Any:
-    """A value of a file or a spec, if it is what a type hint allows.
+    """A value of a file or a spec, checked against a type hint.
 
     Args:
         value: what was got.
@@ -139,50 +136,19 @@ def checked(value: Any, hint: Any, where: str, least: float | None = None) -> An
     Raises:
         UserError: it is something else.
     """
-    if not _fits(value, hint, least):
-        raise UserError(f"{where} is {shown(value)}, allowed is {allowed(hint, least)}")
+    words, fine = _rule(hint, least)
+    if not fine(value):
+        raise UserError(f"{where} is {shown(value)}, allowed is {words}")
     return float(value) if hint is float else value
 
 
-def _fits(value: Any, hint: Any, least: float | None) -> bool:
-    origin, options = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
-    if origin is Literal:
-        return any(type(value) is type(option) and value == option for option in options)
-    if origin in (Union, UnionType):
-        return any(_fits(value, option, least) for option in options)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(part, options[0], least) for part in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(part, options[1], least) for part in value.values())
-    if hint in (int, float):
-        kinds, most = ((int,), LARGEST) if hint is int else ((int, float), sys.float_info.max)
-        return type(value) in kinds and abs(value) <= most and (least is None or value >= least)  # NaN is not below `most`
-    return type(value) is (NoneType if hint is None else hint)
-
-
-def allowed(hint: Any, least: float | None = None) -> str:
-    """The values that a type hint allows, in words."""
-    origin, options = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return " or ".join(repr(option) for option in options)
-    if origin in (Union, UnionType):
-        return " or ".join(allowed(option, least) for option in options)
-    if origin in (list, dict) and options[-1] is not Any:
-        return f"{WORDS[origin]} of {allowed(options[-1], least)}"
-    return WORDS.get(origin or hint, str(hint)) + (
-        f" of at least {least}" if hint in (int, float) and least is not None else ""
-    )
-
-
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "an object", list: "a list",
-         None: "null", NoneType: "null"}  # fmt: skip
+def _rule(hint: Any, least: float | None) -> Rule:
+    return rule_of(hint, Range() if least is None else Range(least)) or ("anything", lambda _: True)
 
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[None]:
-    """Turns what fails inside because of the disk into an OSError that says so, whichever library wrote.
+    """Turns an error inside into an OSError that names the disk's failure, whichever library wrote.
 
     Where a disk is full, torch raises RuntimeError, safetensors an error of its own and numpy an OSError without a reason:
     the disk is asked for it.
@@ -202,7 +168,7 @@ def on_disk(path: Path) -> Iterator[None]:
 
 
 def _refusal(folder: Path) -> OSError | None:
-    """Why a disk takes nothing more; None where it does."""
+    """The error of a disk that takes nothing more; None of one that does."""
     try:
         with TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 20))
@@ -305,7 +271,7 @@ def _lock(path: Path) -> Path:
 
 @contextmanager
 def locked(out: Path, lock: Path | None = None) -> Iterator[None]:
-    """Inside, no other process that asks for the same may write it; the lock dies with its process.
+    """Locks an output against other processes that write the same; the lock dies with its process.
 
     What a killed process left half written is removed. Nothing of the lock stays behind. The thread that holds it may ask
     again.
@@ -344,24 +310,21 @@ def inside(folder: Path) -> Path:
     return folder / ".lock"
 
 
-def writable(path: Path, folder: bool = False) -> None:
+def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) -> None:
     """Refuses, before the work, an output that could not be written after it.
 
+    Args:
+        path: of the output.
+        folder: whether it is one.
+        endings: of a file's name, if not all are allowed.
+
     Raises:
-        UserError: it is of the other kind, or its place cannot be written to.
+        UserError: it is of the other kind, its name ends otherwise, or its place cannot be written to.
     """
+    if endings and path.suffix.lower() not in endings:
+        raise UnknownName(f"ending of '{path}',", path.suffix, endings)
     if path.exists() and path.is_dir() is not folder:
         raise UserError(f"'{path}' is a {'file' if folder else 'folder'}, allowed is a {'folder' if folder else 'file'}")
     home = existing(path if folder else path.parent)
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise UserError(f"'{path}' cannot be written: '{home}' is not a folder with the right to write")
-
-
-def bytes_text(size: int) -> str:
-    """A size on disk with its unit, in powers of 1,000."""
-    amount = float(size)
-    for unit in ("bytes", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:,.1f} GB"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 ENDING = tuple(s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP"))  # not all systems have all of them
-"""Ctrl-C, what a system or a scheduler sends, and the end of a terminal."""
+"""The signals of Ctrl-C, of a system or scheduler that ends programs, and of a terminal that is closed."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -27,7 +27,7 @@ STATUSES = frozenset(Interrupted(number).status for number in ENDING)
 
 @contextmanager
 def raised() -> Iterator[list[int]]:
-    """Inside, a signal that asks for the end raises `Interrupted` wherever the program is; a list tells which came."""
+    """Raises `Interrupted` wherever the program is when a signal asks for its end; the list holds the signals that came."""
     came: list[int] = []
 
     def end(number: int, _: Any) -> None:
@@ -40,7 +40,7 @@ def raised() -> Iterator[list[int]]:
 
 @contextmanager
 def postponed() -> Iterator[list[int]]:
-    """Inside, signals that ask for the end are noted down in a list; what is left in it takes effect behind."""
+    """Holds back signals that ask for the end: inside they are noted in a list, and those left in it take effect afterwards."""
     came: list[int] = []
     try:
         with _handled(lambda number, _: came.append(number)):
@@ -52,7 +52,7 @@ def postponed() -> Iterator[list[int]]:
 
 @contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Signals that are ignored, as `nohup` has it, stay so; other threads than the main one get none."""
+    """Sets a handler for the signals; those that are ignored, as by `nohup`, stay so, and so do all in other threads."""
     here = threading.current_thread() is threading.main_thread()
     before = {s: signal.getsignal(s) for s in ENDING if here and signal.getsignal(s) not in (signal.SIG_IGN, None)}
     try:

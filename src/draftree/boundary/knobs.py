@@ -9,20 +9,21 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from draftree.boundary.files import LARGEST
 from draftree.errors import UnknownName, UserError, shown
 
+LARGEST = 2**63 - 1
+"""The largest whole number that arrays and tensors can count with."""
 Rule = tuple[str, Callable[[Any], bool]]
 """The values that are allowed, in words and as a test."""
 
 
 def whole(value: Any, least: float = 0, most: float = inf) -> bool:
-    """Whether it is a whole number in a range; true and false are none."""
+    """True for a whole number in a range; true and false are none."""
     return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
 
 
 def real(value: Any) -> bool:
-    """Whether it is a finite number; true and false are none."""
+    """True for a finite number; true and false are none."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     with suppress(OverflowError):  # a whole number beyond all floats
@@ -31,19 +32,19 @@ def real(value: Any) -> bool:
 
 
 def unicode(value: Any) -> bool:
-    """Whether it is a text that can be encoded: half a surrogate pair cannot."""
+    """True for a text that can be encoded: half a surrogate pair cannot."""
     with suppress(UnicodeEncodeError):
         return isinstance(value, str) and bool(value.encode() or True)
     return False
 
 
 def text(value: Any) -> bool:
-    """Whether it is a text of at least one character."""
+    """True for a text of at least one character."""
     return unicode(value) and bool(value)
 
 
 def several(values: Any, fine: Callable[[Any], bool]) -> bool:
-    """Whether it is a list of what is fine; a text, or bytes, is no list."""
+    """True for a list of what is fine; a text, or bytes, is no list."""
     return isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray) and all(map(fine, values))
 
 
@@ -62,7 +63,7 @@ class Range:
     below: float = inf
 
     def holds(self, number: Any) -> bool:
-        """Whether a number is in it."""
+        """True for a number in it."""
         return bool(self.least <= number <= self.most and self.above < number < self.below)
 
     def told(self, number: str) -> str:
@@ -101,22 +102,30 @@ def knob(
 
 
 def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
-    """The values that a type and a range allow; None for types that are not checked."""
-    options = get_args(hint)
-    if get_origin(hint) is Literal:
-        return " or ".join(options), lambda value: isinstance(value, str) and value in options
-    if get_origin(hint) in (Union, UnionType):
+    """The values that a type and a range allow, the range for numbers in a list or dict, too; None for types not checked."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(map(str, options)), lambda value: any(type(value) is type(o) and value == o for o in options)
+    if origin in (Union, UnionType):
         several = [rule_of(option, bounds) for option in sorted(options, key=lambda option: option is not NoneType)]
         rules = [rule for rule in several if rule]
         if len(rules) < len(options):
             return None
         return " or ".join(words for words, _ in rules), lambda value: any(fine(value) for _, fine in rules)
+    if origin in (list, dict):
+        words, fine = rule_of(options[-1], bounds) or ("anything", lambda _: True)
+        parts = dict.values if origin is dict else list.__iter__
+        told = f"{'an object' if origin is dict else 'a list'} of {words}"
+        return told, lambda value: isinstance(value, origin) and all(map(fine, parts(value)))
+    most = LARGEST if bounds.most == inf else inf
     rules_of_types: dict[Any, Rule] = {
         NoneType: ("none", lambda value: value is None),
         bool: ("true or false", lambda value: isinstance(value, bool)),
-        int: (bounds.told(WHOLE), lambda value: whole(value, -inf) and bounds.holds(value)),
+        int: (bounds.told(WHOLE), lambda value: whole(value, -most, most) and bounds.holds(value)),
         float: (bounds.told("a finite number"), lambda value: real(value) and bounds.holds(value)),
         str: ("a text", lambda value: unicode(value)),
+        dict: ("an object", lambda value: isinstance(value, dict)),
+        list: ("a list", lambda value: isinstance(value, list)),
     }
     return rules_of_types.get(hint)
 
@@ -190,5 +199,5 @@ def read(given: str, hint: Any) -> Any:
         return given.lower() == "true"
     for kind in (kind for kind in (int, float) if kind in kinds):
         with suppress(ValueError):
-            return number if abs(number := kind(given)) <= LARGEST or kind is float else given
+            return kind(given)
     return given

@@ -4,10 +4,10 @@ from typing import Protocol
 
 
 class Tell(Protocol):
-    """Is told how much is done, what is being done, and of how much where that is known only now."""
+    """A callback that takes the amount done, a remark, and the total where that becomes known during the work."""
 
     def __call__(self, done: int, remark: str = "", of: int | None = None) -> None: ...
 
 
 def silent(done: int, remark: str = "", of: int | None = None) -> None:
-    """Tells nobody."""
+    """Ignores all progress."""

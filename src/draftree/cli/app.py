@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from draftree.boundary.interruption import STATUSES, Interrupted, raised
 from draftree.cli import bench, costs, datastore, doctor, export, generate, parts, train
-from draftree.cli.console import fail, tell
+from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning, UnknownName, UserError
 
 
@@ -27,6 +27,12 @@ class Commands(TyperGroup):
             raise UnknownName("command", cmd_name, self.commands)
         return super().get_command(ctx, cmd_name)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args:
+            known = ", ".join(sorted(self.commands))
+            raise UserError(f"no command was given, known are {known}; {ctx.command_path} --help explains them")
+        return super().parse_args(ctx, args)
+
 
 app = typer.Typer(
     cls=Commands,
@@ -35,7 +41,6 @@ app = typer.Typer(
 )
 shelf = typer.Typer(cls=Commands, help="Build and show the corpora that drafters without training search.")
 app.add_typer(shelf, name="datastore")
-shelf.callback(invoke_without_command=True)(datastore.datastore_top)
 COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate.generate,
     "list": parts.list_parts,
@@ -52,20 +57,16 @@ shelf.command(name="show")(datastore.show_datastore)
 
 
 @app.callback(invoke_without_command=True)
-def top(ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
         from draftree import __version__
 
         print(__version__)
         raise typer.Exit
-    if ctx.invoked_subcommand is None:
-        commands = [c.name or "" for c in app.registered_commands] + [g.name or "" for g in app.registered_groups]
-        known = ", ".join(sorted(commands))
-        raise UserError(f"no command was given, known are {known}; draftree --help explains them")
 
 
 def mistake(error: typer.TyperException) -> str:
-    """What typer says of a mistake on the command line, with what was given where typer leaves that out."""
+    """Typer's message about a mistake on the command line, with what was given where typer leaves that out."""
     from pydantic import ValidationError
 
     told, cause = error.format_message().rstrip("."), error.__context__
@@ -82,7 +83,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them
         warnings.simplefilter("default", DraftreeWarning)
-        warnings.showwarning = lambda message, *_: tell(str(message))
+        warnings.showwarning = lambda message, *_: remark(str(message))
     with raised() as signals:
         try:
             command = typer.main.get_command(app)
@@ -99,5 +100,5 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     if signals:
         status = 128 + signals[0]  # typer's own is always that of Ctrl-C
     if status in STATUSES:
-        tell("interrupted")
+        remark("interrupted")
     sys.exit(status or 0)

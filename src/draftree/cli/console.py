@@ -16,14 +16,14 @@ from draftree.errors import DraftreeError, cut
 
 
 def given(ctx: typer.Context, option: str) -> bool:
-    """Whether an option was set, be it to its default."""
+    """True for an option that was set, be it to its default."""
     source = ctx.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def emit(found: Mapping[str, Any]) -> None:
+def emit(values: Mapping[str, Any]) -> None:
     """Prints one JSON object."""
-    print(json.dumps(found, allow_nan=False))
+    print(json.dumps(values, allow_nan=False))
 
 
 NOTHING_KEPT = "nothing was written; the same command begins anew"
@@ -31,15 +31,15 @@ NOTHING_KEPT = "nothing was written; the same command begins anew"
 
 @contextmanager
 def interruptible(again: str) -> Iterator[None]:
-    """After Ctrl-C or another signal inside, says how to go on."""
+    """Prints how to go on if Ctrl-C or another signal comes inside."""
     try:
         yield
     except KeyboardInterrupt:
-        tell(again)
+        remark(again)
         raise
 
 
-def tell(message: str) -> None:
+def remark(message: str) -> None:
     """A line on standard error, as long as there is one: a terminal that was closed takes nothing."""
     with suppress(OSError):
         print(f"draftree: {cut(message)}", file=sys.stderr, flush=True)
@@ -47,23 +47,23 @@ def tell(message: str) -> None:
 
 def fail(message: str, status: int) -> NoReturn:
     """Ends the program with one line."""
-    tell(message)
+    remark(message)
     sys.exit(status)
 
 
 GRACE = 2.0
-"""Seconds in which the main process has told what went wrong, and has ended."""
+"""Seconds that the other processes wait while the main one reports an error and ends."""
 
 
 def speaks() -> bool:
-    """Whether this is the process that speaks, of those that a launcher may have started together."""
+    """True in the process that speaks, of those that a launcher may have started together."""
     together = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
     return not together or os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def one_voice() -> Iterator[None]:
-    """Among several processes, only the main one says what went wrong; the others end as it does, after it.
+    """Silences all processes of a run but the main one; after an error they end as it does, after it.
 
     Raises:
         SystemExit: this process is not the main one, and the run has failed or was interrupted.

@@ -1,20 +1,15 @@
 """`draftree datastore`: builds and shows the corpora that drafters without training search."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
-from draftree.boundary.files import bytes_text
 from draftree.cli.console import NOTHING_KEPT, emit, interruptible
-from draftree.cli.options import ALL, AsJson, TargetName
+from draftree.cli.options import AsJson, TargetName
 from draftree.errors import UserError
-
-
-def datastore_top(ctx: typer.Context) -> None:
-    if ctx.invoked_subcommand is None:
-        raise UserError("no command was given, known are build, show; draftree datastore --help explains them")
 
 
 def build_datastore(
@@ -25,7 +20,7 @@ def build_datastore(
     ],
     out: Annotated[Path, typer.Option(help="The new folder, which --drafter takes.")],
     target: TargetName = "demo",
-    settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="How it is built; repeat it.")] = ALL,
+    settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="How it is built; repeat it.")] = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Build a datastore from a corpus, for the targets that have this one's tokenizer."""
@@ -34,22 +29,26 @@ def build_datastore(
 
     inputs.quiet()
     with interruptible(NOTHING_KEPT), terminal.progress(f"datastore for {kind}, MB", None) as tell:
-        said = build(kind, target, data, out, parsed(settings), tell)
+        note = build(kind, target, data, out, parsed(settings), tell)
     if as_json:
-        emit({"out": str(out)} | said)
-    else:
-        print_built(out, said)
+        return emit({"out": str(out)} | note)
+    left_out = f", {note['undecodable']} files left out that are not UTF-8 text" if note["undecodable"] else ""
+    terminal.line(
+        f"{out}: datastore for '{note['drafter']}', {note['documents']:,} documents, {note['tokens']:,} tokens, "
+        f"{decimal(note['text_bytes'])} of text in {decimal(note['bytes'])}{left_out}"
+    )
 
 
 def show_datastore(folder: Annotated[Path, typer.Argument(help="Of a datastore.")], as_json: AsJson = False) -> None:
     """Show what a datastore was built from, how, and for which tokenizer."""
-    from draftree.drafters.lookup.datastore import note
+    from draftree.cli import terminal
+    from draftree.drafters.lookup import datastore
 
-    said = note(folder)
+    note = datastore.note(folder)
     if as_json:
-        emit(said)
-    else:
-        print_note(folder, said)
+        return emit(note)
+    rows = [{"what": key.replace("_", " "), "value": _shown(key, value)} for key, value in note.items()]
+    terminal.output().print(terminal.table(str(folder), rows))
 
 
 def parsed(settings: Sequence[str]) -> dict[str, str]:
@@ -65,31 +64,11 @@ def parsed(settings: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def print_note(folder: Path, said: Mapping[str, Any]) -> None:
-    """A datastore's note as a table."""
-    from draftree.cli import terminal
-
-    rows = [{"what": key.replace("_", " "), "value": _shown(key, value)} for key, value in said.items()]
-    terminal.output().print(terminal.table(str(folder), rows))
-
-
 def _shown(key: str, value: Any) -> str:
     if key.endswith("bytes"):
-        return bytes_text(value)
+        return decimal(value)
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, dict):
         return ", ".join(f"{k}={v}" for k, v in value.items()) or "none"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def print_built(out: Path, said: Mapping[str, Any]) -> None:
-    """What was built, in a line."""
-    from draftree.cli import terminal
-
-    left_out = f", {said['undecodable']} files left out that are not UTF-8 text" if said["undecodable"] else ""
-    terminal.output().print(
-        f"{out}: datastore for '{said['drafter']}', {said['documents']:,} documents, {said['tokens']:,} tokens, "
-        f"{bytes_text(said['text_bytes'])} of text in {bytes_text(said['bytes'])}{left_out}",
-        soft_wrap=True, markup=False, highlight=False,
-    )  # fmt: skip

@@ -29,5 +29,4 @@ def export_drafter(
     if as_json:
         emit(asdict(done))
     else:
-        told = f"{done.out}: '{done.drafter}' as {done.format}, {done.tensors} tensors, {done.bytes / 1e6:.1f} MB"
-        terminal.output().print(told, soft_wrap=True, markup=False, highlight=False)
+        terminal.line(f"{done.out}: '{done.drafter}' as {done.format}, {done.tensors} tensors, {done.bytes / 1e6:.1f} MB")

@@ -1,9 +1,9 @@
-"""What the command line was given, read and checked before any work begins."""
+"""Reads and checks what the command line was given, before any work begins."""
 
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,26 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar
 
 from draftree.cli import terminal
+from draftree.cli.console import remark
 from draftree.costs import CostTable
+from draftree.drafters.base import Drafter
 from draftree.engine import usual_drafter
 from draftree.errors import UserError
-from draftree.request import Emitted
+from draftree.models.target import Target
+from draftree.registry import build
 from draftree.sampling.grammar import Grammar
 from draftree.text.options import Options
 
 
 class Remarks(logging.Handler):
-    """Shows what the library logs as remarks."""
+    """Prints the library's log as remarks."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        terminal.remark(record.getMessage())
+        remark(record.getMessage())
 
 
 def quiet() -> None:
-    """Keeps what transformers would say off the standard streams, as what matters is told as an error; our remarks stay."""
+    """Turns off the logs and progress bars of transformers, whose failures become errors of ours; our own remarks stay."""
     for library in ("transformers", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.ERROR)
     disable_progress_bar()
@@ -54,48 +57,41 @@ def prompt_text(prompt: str) -> str:
 
 
 def options(given: Mapping[str, Any]) -> Options:
-    """What is asked of a completion, by the options of the command line.
+    """The options of a completion, by the values that the command line has.
 
     Raises:
         UserError: a value is out of its range, or cannot be read.
     """
     asked = {f.name: given[f.name] for f in fields(Options) if f.name in given}
-    read = {
-        "json_schema": None if asked["json_schema"] is None else schema_text(asked["json_schema"]),
-        "grammar": None if asked.get("grammar") is None else lark(asked["grammar"]),
-        "logit_bias": dict(map(bias, asked["logit_bias"])),
-    }
-    return Options(**asked | read)
+    asked["logit_bias"] = dict(map(bias, asked["logit_bias"]))
+    if (schema := asked["json_schema"]) is not None:
+        asked["json_schema"] = schema_text(schema)
+    if (path := asked.get("grammar")) is not None:
+        asked["grammar"] = Grammar.lark(file_text("--grammar", path, "a file with a Lark grammar"))
+    return Options(**asked)
 
 
-def lark(path: Path) -> Grammar:
-    """The grammar in a file.
+def file_text(option: str, path: str | Path, allowed: str) -> str:
+    """The text of a file that an option names.
 
     Raises:
-        UserError: it cannot be read, or is none.
+        UserError: it cannot be read; the message says what is `allowed`.
     """
     try:
-        return Grammar.lark(path.read_text("utf-8"))
+        return Path(path).read_text("utf-8")
     except (OSError, UnicodeError) as error:
-        raise UserError(f"--grammar is '{path}', allowed is a file with a Lark grammar: {error}") from error
+        raise UserError(f"{option} is '{path}', allowed is {allowed}: {error}") from error
 
 
 def schema_text(given: str) -> str:
-    """A JSON schema, or what stands in its file.
-
-    Raises:
-        UserError: it is neither JSON nor a file that can be read.
-    """
+    """A JSON schema given as text, or as a file that holds it."""
     if given.lstrip()[:1] in ("{", "[", '"', "") or given.strip() in ("true", "false"):
         return given
-    try:
-        return Path(given).read_text("utf-8")
-    except (OSError, UnicodeError) as error:
-        raise UserError(f"--json-schema is '{given}', allowed is JSON, or a file of it: {error}") from error
+    return file_text("--json-schema", given, "JSON, or a file of it")
 
 
 def bias(item: str) -> tuple[int | str, float]:
-    """A token and what is added to its logit, of an item TOKEN=BIAS; a token in quotes is text, be it a number.
+    """The token and the bias that an item TOKEN=BIAS names; a token in quotes is text, be it a number.
 
     Raises:
         UserError: it is no such item.
@@ -115,19 +111,6 @@ def repeatable(options: Options, tokens: int) -> Options:
     return replace(options, max_time=None, max_new_tokens=tokens, min_new_tokens=min(options.min_new_tokens, tokens))
 
 
-def both(
-    first: Callable[[list[Emitted]], Any], second: Callable[[list[Emitted]], Any] | None
-) -> Callable[[list[Emitted]], None]:
-    """A listener that tells two others, if there are two."""
-
-    def tell(events: list[Emitted]) -> None:
-        first(events)
-        if second is not None:
-            second(events)
-
-    return tell
-
-
 def fixed_costs(path: Path | None) -> CostTable | None:
     """The costs in a file, if one was named; they may be another machine's."""
     return None if path is None else CostTable.load(path)
@@ -139,18 +122,30 @@ def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, C
     Raises:
         UserError: there are as many files as neither allows, or one is not a file of costs.
     """
-    found, drafters = [CostTable.load(path) for path in paths], list(dict.fromkeys(drafters))
-    if len(found) not in (0, 1, len(drafters)):
-        raise UserError(
-            f"{len(found)} files of costs were given for {len(drafters)} drafters, allowed is one for all of them, or one for "
-            "each in their order"
-        )
-    return dict(zip(drafters, found * len(drafters) if len(found) == 1 else found, strict=False))
+    tables, drafters = [CostTable.load(path) for path in paths], list(dict.fromkeys(drafters))
+    if len(tables) not in (0, 1, len(drafters)):
+        told = f"{len(tables)} files of costs were given for {len(drafters)} drafters"
+        raise UserError(f"{told}, allowed is one for all of them, or one for each in their order")
+    return dict(zip(drafters, tables * len(drafters) if len(tables) == 1 else tables, strict=False))
 
 
 def drafter(spec: str | None, target: str) -> str:
-    """The spec of a drafter; where none is given the usual one for the target, and one that is not trained for it is told."""
+    """The spec of a drafter, by default the usual one for the target; a remark says so if that one is not trained for it."""
     usual, told = usual_drafter(target)
     if spec is None and told:
-        terminal.remark(told)
+        remark(told)
     return usual if spec is None else spec
+
+
+def opened(spec: str | None, target: str, dtype: Any, device: str | None) -> tuple[str, Target, Drafter[Any]]:
+    """The spec of a drafter (of the usual one where none is given), the target that it is for, and the drafter.
+
+    Raises:
+        UserError: one of them does not exist, or they do not fit.
+    """
+    spec = drafter(spec, target)
+    method = build("drafter", spec)
+    quiet()
+    with terminal.busy("loading"):
+        model = Target.load(target, dtype, device)
+        return spec, model, method.open(model)

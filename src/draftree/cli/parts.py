@@ -15,16 +15,16 @@ def list_parts(as_json: AsJson = False) -> None:
     from draftree.evaluation import suites
 
     plurals = {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}
-    found = {plural: {name: _described(kind, name) for name in registry.names(kind)} for kind, plural in plurals.items()}
-    found["suites"] = {name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.names()}
+    listed = {plural: {name: _described(kind, name) for name in registry.names(kind)} for kind, plural in plurals.items()}
+    listed["suites"] = {name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.names()}
     stages = {name: registry.stages(name) for name in registry.parts("drafter")}
     if as_json:
         for name, those in stages.items():
-            found["drafters"][name] |= {"training": [asdict(stage) for stage in those]}
-        emit(found)
+            listed["drafters"][name] |= {"training": [asdict(stage) for stage in those]}
+        emit(listed)
         return
     console = terminal.output()
-    for kind, parts in found.items():
+    for kind, parts in listed.items():
         rows = [{"name": name, "about": p["summary"], "knobs": terminal.knobs_text(p["knobs"])} for name, p in parts.items()]
         console.print(terminal.table(kind, rows))
     console.print(terminal.table("training", [terminal.stage_row(name, s) for name, those in stages.items() for s in those]))

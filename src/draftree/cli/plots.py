@@ -1,9 +1,11 @@
-"""Pictures of what was measured; they need matplotlib, an optional package."""
+"""Plots of measured costs; they need matplotlib, an optional package."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftree.boundary.files import writable
 from draftree.costs import Costs, CostTable
 from draftree.errors import UserError
 
@@ -17,17 +19,14 @@ def check(path: Path) -> None:
     """Refuses, before the work, a picture that could not be drawn after it.
 
     Raises:
-        UserError: the file's name does not end in a format, or matplotlib is missing.
+        UserError: it cannot be written, or matplotlib is missing.
     """
-    if path.suffix.lower() not in FORMATS:
-        raise UserError(f"the picture is '{path}', allowed is a name that ends in {', '.join(FORMATS)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UserError("drawing needs the package 'matplotlib': pip install 'draftree[plots]'") from error
+    writable(path, endings=FORMATS)
+    if find_spec("matplotlib") is None:
+        raise UserError("drawing needs the package 'matplotlib': pip install 'draftree[plots]'")
 
 
-def draw_costs(found: CostTable, title: str, path: Path) -> None:
+def draw_costs(table: CostTable, title: str, path: Path) -> None:
     """Writes sₜ(n) and sₐ(f) against tokens, for each context in another colour; beside it both over those of one token.
 
     There is a line of panels for each number of rows.
@@ -37,13 +36,13 @@ def draw_costs(found: CostTable, title: str, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 0.8 + 3.8 * len(found.by_rows)), layout="constrained")
-    panels = figure.subplots(len(found.by_rows), 2, squeeze=False)
-    for (rows, entries), pair in zip(found.by_rows.items(), panels, strict=True):
+    figure = Figure(figsize=(11, 0.8 + 3.8 * len(table.by_rows)), layout="constrained")
+    panels = figure.subplots(len(table.by_rows), 2, squeeze=False)
+    for (rows, entries), pair in zip(table.by_rows.items(), panels, strict=True):
         for i, costs in enumerate(entries):
             _draw(pair[0], pair[1], costs, f"C{i}")
         _label(pair[0], pair[1], f"{rows} row{'s' * (rows > 1)}", sorted({w for e in entries for w in (*e.draft, *e.target)}))
-    where = ", ".join(found.about[k] for k in ("device", "dtype", "date") if k in found.about)
+    where = ", ".join(table.about[k] for k in ("device", "dtype", "date") if k in table.about)
     figure.suptitle(f"{title}\n{where}" if where else title, fontsize="medium")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

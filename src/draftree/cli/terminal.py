@@ -1,4 +1,4 @@
-"""What the command line shows: text as it is written, tables, and how far a run is."""
+"""Output of the command line: text as it is written, tables, and the progress of a run."""
 
 import re
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, fields
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Task, TextColumn, TimeE
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.progress import Tell
+from draftree.cli.console import remark
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Recipe, Stage, plan_text
 from draftree.evaluation.compare import Comparison
-from draftree.request import Emitted, Origin
-from draftree.text.stops import Pieces, Stops
+from draftree.request import Origin
+from draftree.text.completion import Token
 
 if TYPE_CHECKING:
     from draftree.doctor.findings import Finding
@@ -42,8 +42,13 @@ WIDTH = 150
 
 def output() -> Console:
     """Standard output."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def line(text: str) -> None:
+    """Prints a line on standard output, as it is."""
+    output().print(text, soft_wrap=True, markup=False)
 
 
 def errors() -> Console:
@@ -55,41 +60,21 @@ FIGURE = re.compile(r"[\d.]+( \[[\d., ]+\])?")
 """A number, with or without its interval."""
 
 
-class Stream:
-    """Prints new tokens as text, coloured by how they came, as soon as no later token can change it.
-
-    Args:
-        console: to print on.
-        tokenizer: the target's.
-        stops: what ends the response, and is not shown.
-    """
-
-    def __init__(self, console: Console, tokenizer: PreTrainedTokenizerBase, stops: Stops = Stops()) -> None:
-        self._console, self._pieces = console, Pieces(tokenizer, stops)
-
-    def __call__(self, events: list[Emitted]) -> None:
-        for event in events:
-            for origin, run in groupby(zip(event.tokens, event.origins, strict=True), key=itemgetter(1)):
-                self._show("".join(self._pieces.add(token) for token, _ in run), STYLES[origin])
-
-    def end(self) -> None:
-        """Prints what was held back, and ends the line."""
-        self._show(self._pieces.rest(), STYLES["bonus"])
-        self._console.print()
-
-    def _show(self, text: str, style: str) -> None:
-        self._console.out(text, style=style, end="", highlight=False)
+def show_tokens(console: Console, tokens: Iterable[Token]) -> None:
+    """Prints what tokens add to a text, coloured by how they came."""
+    for origin, run in groupby(tokens, key=attrgetter("origin")):
+        console.out("".join(token.text for token in run), style=STYLES[origin], end="", highlight=False)
 
 
 def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
     """Rows of text under their keys; figures stand right."""
-    found = Table(title=escape(title), title_justify="left", header_style="bold")
+    made = Table(title=escape(title), title_justify="left", header_style="bold")
     for i, name in enumerate(rows[0]):
         figures = i > 0 and all(FIGURE.fullmatch(r[name]) for r in rows)
-        found.add_column(heading(name), justify="right" if figures else "left", overflow="fold")
+        made.add_column(heading(name), justify="right" if figures else "left", overflow="fold")
     for row in rows:
-        found.add_row(*map(escape, row.values()))
-    return found
+        made.add_row(*map(escape, row.values()))
+    return made
 
 
 def narrowed(rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str]) -> list[dict[str, str]]:
@@ -103,16 +88,16 @@ def narrowed(rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str
 
 
 def heading(name: str) -> str:
-    """A column's head on short lines, what it is a rate of on one of its own."""
+    """A column's head broken into short lines: a rate's unit stands on a line of its own."""
     return name.replace("/", "\n/").replace(" [", "\n[").replace(" output", "\noutput")
 
 
 FIRST, EVERY = 2.0, 30.0
-"""Seconds after which it is first told, and then again, where work is, if standard error is no terminal."""
+"""Seconds until the first line about progress, and between later ones, if standard error is no terminal."""
 
 
 class Clock:
-    """The time, and what is to be done as it passes; tests have their own."""
+    """The time, and calls at intervals; tests have their own."""
 
     def now(self) -> float:
         """Seconds."""
@@ -143,7 +128,7 @@ CLOCK = Clock()
 
 @contextmanager
 def busy(what: str) -> Iterator[Tell]:
-    """Says what is being waited for; it can be told what else. Without a terminal it says so where that takes long."""
+    """Shows a label and a spinner during work; the callback changes the label. Without a terminal, lines come in long work."""
     console, clock, doing = errors(), CLOCK, [what]
     if console.is_terminal:
         with console.status(escape(what)) as status:
@@ -160,11 +145,6 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 180 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def remark(text: str) -> None:
-    """A line on standard error."""
-    errors().print(f"draftree: {text}", soft_wrap=True, markup=False)
 
 
 class _Remarked(Bar):
@@ -196,14 +176,14 @@ LONG = 600.0
 
 
 def _standing(task: Task) -> str:
-    """Where work is, in a line: how much is done, of how many, and the time left where that can be estimated."""
+    """The state of work in a line: how much is done, of how many, and the time left where that can be estimated."""
     of = "" if task.total is None else f" of {task.total:,.0f}"
     left = [f"about {duration(task.time_remaining)} left"] if task.time_remaining else []
     return ", ".join([f"{task.description}: {task.completed:,.0f}{of}", *left, *filter(None, [task.fields["remark"]])])
 
 
-def show_summary(console: Console, result: Comparison, coloured: bool, keeps_text: bool = True) -> None:
-    """What one text took, under it.
+def show_summary(console: Console, result: Comparison, coloured: bool, keeps_text: bool) -> None:
+    """Prints the figures of one text, under it.
 
     Args:
         console: to print on.
@@ -235,7 +215,7 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
 
 
 def verdict(result: Comparison, keeps_text: bool) -> str:
-    """Whether the output is plain decoding's, and what it means if it is not."""
+    """The comparison with plain decoding in words: the same output, or what another one means."""
     if result.same_output:
         return "the same output"
     if keeps_text:
@@ -248,9 +228,9 @@ BESIDE = 2
 """Contexts whose costs stand side by side in 80 columns."""
 
 
-def show_costs(console: Console, title: str, found: CostTable, kept: Path | None = None) -> None:
+def show_costs(console: Console, title: str, measured: CostTable, kept: Path | None = None) -> None:
     """The measured curves: a table for each number of rows, a line for each width, a block of columns for each context."""
-    for rows, entries in found.by_rows.items():
+    for rows, entries in measured.by_rows.items():
         for i in range(0, len(entries), BESIDE):
             console.print(_curves(f"{title}, {rows} row{'s' * (rows > 1)}", entries[i : i + BESIDE]))
         for costs in entries:
@@ -258,7 +238,7 @@ def show_costs(console: Console, title: str, found: CostTable, kept: Path | None
                 f"at {costs.context:,}: sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms"
             )
     names = {"device": "", "threads": "threads ", "dtype": "", "attention": "attention ", "torch": "torch ", "date": ""}
-    where = ", ".join(f"{label}{found.about[k]}" for k, label in names.items() if k in found.about)
+    where = ", ".join(f"{label}{measured.about[k]}" for k, label in names.items() if k in measured.about)
     if where:
         console.print(f"measured on {escape(where)}", soft_wrap=True)
     if kept is not None:
@@ -267,17 +247,17 @@ def show_costs(console: Console, title: str, found: CostTable, kept: Path | None
 
 def _curves(title: str, entries: Sequence[Costs]) -> Table:
     """Measured widths of contexts side by side: a draft step and a target pass in ms, and the pass over that of one token."""
-    found = Table(title=escape(title), title_justify="left", header_style="bold")
+    curves = Table(title=escape(title), title_justify="left", header_style="bold")
     for name in ("tokens", *(f"{what}\nat {e.context:,}" for e in entries for what in ("sₐ ms", "sₜ ms", "sₜ/sₜ(1)"))):
-        found.add_column(name, justify="right")
+        curves.add_column(name, justify="right")
     for n in sorted({w for e in entries for w in (*e.draft, *e.target)}):
         cells = [str(n)]
         for e in entries:
             step, one_pass = e.draft.get(n), e.target.get(n)
             cells += [f"{1e3 * s:.2f}" if s is not None else "" for s in (step, one_pass)]
             cells.append(f"{one_pass / e.target_seconds(1):.2f}" if one_pass is not None else "")
-        found.add_row(*cells)
-    return found
+        curves.add_row(*cells)
+    return curves
 
 
 SHORT = {"confidence": "mean q", "calibration": "ECE"}
@@ -286,7 +266,7 @@ VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
 def show_report(console: Console, title: str, report: "Report") -> None:
-    """What the doctor found: the figures, those by depth, and in the last line what is likely wrong."""
+    """Prints the doctor's findings: the figures, those by depth, and in the last line what is likely wrong."""
     console.print(_findings(f"{title}, on {report.tokens} tokens of {report.texts} texts", report.findings))
     if report.depths:
         rows = [
@@ -305,43 +285,41 @@ def show_report(console: Console, title: str, report: "Report") -> None:
 
 
 LAYERS_BESIDE = 3
-"""Layers of the target in a line."""
+"""Layers of the target side by side in a line of the table."""
 
 
 def _attention(layers: Sequence["Attending"]) -> Table:
-    """How much each layer attends, several of them side by side."""
-    found = Table(title="attention of the target's layers", title_justify="left", header_style="bold")
+    """A table of the layers' attention, several of them side by side."""
+    attention = Table(title="attention of the target's layers", title_justify="left", header_style="bold")
     for name in ("layer", "output/\nresidual", "entropy/\nlog n") * LAYERS_BESIDE:
-        found.add_column(name, justify="right")
+        attention.add_column(name, justify="right")
     lines = -(-len(layers) // LAYERS_BESIDE)
     for line in range(lines):
-        cells = [_attends(i, layers[i]) for i in range(line, len(layers), lines)]
-        found.add_row(*(text for cell in cells for text in cell))
-    return found
-
-
-def _attends(number: int, layer: "Attending") -> tuple[str, str, str]:
-    output = f"{layer.output:.3f}"
-    return str(number), f"[yellow]{output}[/]" if layer.dead else output, f"{layer.entropy:.2f}"
+        cells = list[str]()
+        for i in range(line, len(layers), lines):
+            output = f"[yellow]{layers[i].output:.3f}[/]" if layers[i].dead else f"{layers[i].output:.3f}"
+            cells += [str(i), output, f"{layers[i].entropy:.2f}"]
+        attention.add_row(*cells)
+    return attention
 
 
 def _findings(title: str, findings: Sequence["Finding"]) -> Table:
     """Figures with their verdicts and what they mean."""
-    found = Table(title=escape(title), title_justify="left", header_style="bold")
+    made = Table(title=escape(title), title_justify="left", header_style="bold")
     for name in ("", "figure", "verdict", "meaning"):
-        found.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
+        made.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
     for f in findings:
         figure = f"{f.value:.3g}" if isinstance(f.value, float) else "" if f.value is None else str(f.value)
-        found.add_row(escape(f.name), figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text))
-    return found
+        made.add_row(escape(f.name), figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text))
+    return made
 
 
 SHOWN_PARTED = 10
-"""Texts that differ of which each has its line."""
+"""The number of differing texts that are listed."""
 
 
 def show_lossless(console: Console, title: str, report: "Examined") -> None:
-    """Whether the output is the target's own: a verdict on each case, the texts that differ, and in the last line all of it."""
+    """Prints how output compares with the target's own: a verdict on each case, texts that differ, and all in the last line."""
     console.print(_findings(f"{title}, {report.texts} prompts", report.findings))
     worst = sorted(report.parted, key=lambda found: -found[1].margin)
     for case, p in worst[:SHOWN_PARTED]:
@@ -360,7 +338,7 @@ def knobs_text(knobs: Mapping[str, Any]) -> str:
 
 
 def stage_row(drafter: str, stage: Stage) -> dict[str, str]:
-    """How a drafter is trained by default, as a row of a table."""
+    """A drafter's default numbers of training, as a row of a table."""
     numbers = plan_text({f.name: getattr(stage, f.name) for f in fields(Recipe)})
     by_us = f"; ours: {', '.join(stage.ours)}" if stage.ours else ""
     told = {"loss": f"{stage.loss}, on {stage.data}", "source": stage.source + by_us}

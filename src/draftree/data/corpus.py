@@ -9,7 +9,6 @@ Of a folder the files of known suffixes are read, at any depth. Hidden ones are 
 left out and counted.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.files import understood
-from draftree.data.rows import READERS, completes, messages, rows
+from draftree.data.rows import READERS, completes, messages, rows, seen
 from draftree.errors import UserError
 from draftree.tree import Ints
 
@@ -63,20 +62,11 @@ def files(paths: Sequence[Path]) -> list[File]:
             raise UserError(
                 f"data '{path}' does not exist: a text, source, .jsonl, .json or .parquet file or a folder was expected"
             )
-        inside = [File(p, False) for p in sorted(_walk(path))] if path.is_dir() else [File(path, True)]
+        inside = [File(p, False) for p in seen(path) if p.suffix.lower() in IN_FOLDERS] if path.is_dir() else [File(path, True)]
         if not inside:
             raise UserError(f"folder '{path}' has no file to read: known are those that end in {', '.join(sorted(IN_FOLDERS))}")
         found += inside
     return found
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            path = Path(place, name)
-            if not name.startswith(".") and path.suffix.lower() in IN_FOLDERS and path.is_file():
-                yield path
 
 
 @dataclass

@@ -44,13 +44,17 @@ def rows(path: Path) -> Iterator[tuple[Row, str]]:
     if not path.is_dir():
         yield from READERS.get(path.suffix.lower(), _text)(path)
         return
-    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+    for file in seen(path):
         if file.suffix in (".jsonl", ".parquet"):
             yield from READERS[file.suffix](file)
-        elif not any(part.startswith(".") for part in file.relative_to(path).parts):
-            begins = _beginning(file)
-            if begins.strip() and b"\0" not in begins:
-                yield from _text(file)
+        elif (begins := _beginning(file)).strip() and b"\0" not in begins:
+            yield from _text(file)
+
+
+def seen(folder: Path) -> list[Path]:
+    """The files of a folder at any depth, in the order of their names, without hidden ones."""
+    files = (p for p in folder.rglob("*") if p.is_file())
+    return sorted(p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
 def _decoded(path: Path) -> str:
@@ -155,12 +159,8 @@ def _message(role: str, content: Any, where: str) -> dict[str, str]:
     return {"role": ROLES[role], "content": content}
 
 
-def _openai(row: Row) -> list[tuple[str, Any]]:
-    return [(m["role"], m["content"]) for m in row["messages"]]
-
-
-def _sharegpt(row: Row) -> list[tuple[str, Any]]:
-    return [(m["from"], m["value"]) for m in row["conversations"]]
+def _turns(key: str, role: str, content: str) -> Callable[[Row], list[tuple[str, Any]]]:
+    return lambda row: [(message[role], message[content]) for message in row[key]]
 
 
 def _ultrachat(row: Row) -> list[tuple[str, Any]]:
@@ -177,8 +177,8 @@ def _gsm8k(row: Row) -> list[tuple[str, Any]]:
 
 
 CHATS: Mapping[str, Callable[[Row], list[tuple[str, Any]]]] = {
-    "messages": _openai,
-    "conversations": _sharegpt,
+    "messages": _turns("messages", "role", "content"),
+    "conversations": _turns("conversations", "from", "value"),
     "data": _ultrachat,
     "question": _gsm8k,
 }

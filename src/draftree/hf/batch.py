@@ -168,36 +168,32 @@ class Call:
         """The criteria that have to be asked."""
         return [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
 
-    @property
-    def pads(self) -> bool:
-        """True where transformers fills rows that have ended; without EOS criteria they go on until all have."""
-        return any(getattr(c, "eos_token_id", None) is not None for c in self.criteria)
-
     def requests(self) -> list[Request]:
-        """One for each row, its number in the batch deciding its noise."""
+        """A request for each row; its number in the batch decides its noise."""
         longest = min((c.max_length for c in self.criteria if type(c) is MaxLengthCriteria), default=2**31)
         eos = frozenset(i for c in self.criteria if type(c) is EosTokenCriteria for i in c.eos_token_id.tolist())
         own = self.processors[: len(self.processors) - len(self._warpers)]
-        found, rows = [], len(self.prompts)
+        requests, rows = [], len(self.prompts)
         for row, prompt in enumerate(self.prompts):
             mine = [in_full(prompt, of_row(p, row, rows)) for p in own]
             guides = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in PURE)
             stateless = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in STATELESS)
             record = Record() if self._tells_criteria else None
-            request = Request(
-                prompt.text,
-                max(1, longest - self.input_ids.shape[1]),
-                eos,
-                number=row,
-                processors=(*mine, *(() if record is None else (in_full(prompt, record),))),
-                guides=guides,
-                stateless=stateless,
-                criteria=tuple(in_full(prompt, RowCriterion(c, row, rows, record)) for c in self._stopping),
-                before=prompt.padding,
-                keep_scores=self.keeps_scores,
+            requests.append(
+                Request(
+                    prompt.text,
+                    max(1, longest - self.input_ids.shape[1]),
+                    eos,
+                    number=row,
+                    processors=(*mine, *(() if record is None else (in_full(prompt, record),))),
+                    guides=guides,
+                    stateless=stateless,
+                    criteria=tuple(in_full(prompt, RowCriterion(c, row, rows, record)) for c in self._stopping),
+                    before=prompt.padding,
+                    keep_scores=self.keeps_scores,
+                )
             )
-            found.append(request)
-        return found
+        return requests
 
     def output(self, rows: Sequence[RowOutput]) -> Tensor | GenerateDecoderOnlyOutput:
         """The output of `generate`: rows that have ended are filled with the padding token, and their scores with 0."""
@@ -216,7 +212,7 @@ class Call:
         return GenerateDecoderOnlyOutput(**output)
 
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
-        """[T] scores [B, V] of all rows' tokens in one place."""
+        """The rows' scores by place: T tensors [B, V]."""
         nothing = torch.zeros_like(kept[0][0])
         columns = (torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps))
         return tuple(column.to(self.input_ids.device, torch.float32) for column in columns)
@@ -243,7 +239,8 @@ def write(
     stats = [engine.write(requests, sampling, partial(tell, range(len(rows))), reuse).stats]
     steps = max(len(row.tokens) for row in rows)
     short = [r for r, row in enumerate(rows) if len(row.tokens) < steps and row.ending != "context"]
-    if short and not call.pads:
+    pads = any(getattr(c, "eos_token_id", None) is not None for c in call.criteria)
+    if short and not pads:  # transformers fills rows that have ended; without EOS criteria they go on until all have
         rest = [requests[r] for r in short]
         longer = [
             replace(r, prompt=[*r.prompt, *rows[n].tokens], max_new_tokens=steps - len(rows[n].tokens), criteria=())

@@ -1,4 +1,4 @@
-"""transformers' `generate`, with drafts: the hook for its `custom_generate`, and what becomes of its options.
+"""transformers' `generate`, with drafts: the hook for its `custom_generate`, and the options that it takes or refuses.
 
 transformers prepares prompts, processors and criteria, and calls the hook instead of its own loop. Whatever the hook cannot
 honour it refuses by name, so that nobody gets another output than asked for.
@@ -126,7 +126,10 @@ class Hook:
             engine = self._opened(model)
             criteria = [*stopping_criteria]
             if stop_strings is not None and not any(type(c) is StopStringCriteria for c in criteria):  # the user's own one wins
-                criteria.append(stops(self._tokenizer, engine, stop_strings))
+                try:
+                    criteria.append(StopStringCriteria(self._tokenizer or engine.tokenizer, stop_strings))
+                except UserError as error:
+                    raise UserError(f"stop_strings need a tokenizer, speculate(tokenizer=…) takes one: {error}") from error
             rows = prompts(input_ids, model_kwargs, engine.target.decoder.window is not None)
             call = Call(input_ids, rows, generation_config, [*logits_processor], criteria)
             sampling = call.sampling(self._seed if seed is None else Options(seed=seed).seed)
@@ -144,7 +147,7 @@ def generate(
     tokenizer: PreTrainedTokenizerBase | None,
     options: dict[str, Any],
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """`Engine.generate`: transformers' `generate` of the engine's own model, with what it keeps from a hook.
+    """`Engine.generate`: transformers' `generate` of the engine's own model, with the arguments that it keeps from a hook.
 
     Raises:
         UserError: an option cannot be honoured.
@@ -182,18 +185,6 @@ def without_stop_strings(options: Mapping[str, Any], default: GenerationConfig |
     return changed
 
 
-def stops(tokenizer: PreTrainedTokenizerBase | None, engine: Writer, strings: str | list[str]) -> StopStringCriteria:
-    """The criterion for stop strings, with the target's own tokenizer where no other is given.
-
-    Raises:
-        UserError: there is no tokenizer.
-    """
-    try:
-        return StopStringCriteria(tokenizer=tokenizer or engine.tokenizer, stop_strings=strings)
-    except UserError as error:
-        raise UserError(f"stop_strings need a tokenizer, speculate(tokenizer=…) takes one: {error}") from error
-
-
 def check_types(costs: Any, tokenizer: Any) -> None:
     """Raises a `UserError` for costs or a tokenizer that are none."""
     if not isinstance(costs, Costs | CostTable | None):
@@ -204,7 +195,7 @@ def check_types(costs: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def inference(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model is in evaluation mode: with dropout, no two passes would agree."""
+    """Puts the model into evaluation mode for a while: with dropout, no two passes would agree."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

@@ -16,7 +16,7 @@ from draftree.text.options import Options
 @final
 @dataclass
 class Chat:
-    """A conversation: the template renders all of it anew for every turn, and what the caches hold of it is not read again.
+    """A conversation: the template renders all of it anew for every turn; its part in the caches is not read again.
 
     Attributes:
         engine: answers.
@@ -73,7 +73,7 @@ class Chat:
 
 def begun(engine: Writer, messages: Messages | str | None, options: Mapping[str, Any]) -> Chat:
     """A chat that goes on from messages; a text is that of a system message."""
-    said = [{"role": "system", "content": messages}] if isinstance(messages, str) else messages
-    if said is not None and not is_chat(said):
-        raise UserError(f"messages is {shown(said)}, allowed is a text, or messages that each have a role and a content")
-    return Chat(engine, list(said or []), Options.of(None, options))
+    history = [{"role": "system", "content": messages}] if isinstance(messages, str) else messages
+    if history is not None and not is_chat(history):
+        raise UserError(f"messages is {shown(history)}, allowed is a text, or messages that each have a role and a content")
+    return Chat(engine, list(history or []), Options.of(None, options))

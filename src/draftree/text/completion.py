@@ -78,7 +78,7 @@ class Completion:
 
 @final
 class Reading:
-    """Makes tokens with their text out of what a call for one row emits.
+    """Turns the steps of a call for one row into tokens with their text.
 
     Args:
         tokenizer: the target's.
@@ -157,7 +157,7 @@ class Writing:
                 yield from new
 
     def finish(self) -> Any:
-        """Writes what is left; what `result` is."""
+        """Writes the rest and returns `result`."""
         while self.step() is not None:
             pass
         return self.result
@@ -165,11 +165,11 @@ class Writing:
     @property
     def result(self) -> Completion | list[Completion]:
         """The completion so far: of a list of prompts a list."""
-        found = [reading.completion(self._rows.stats) for reading in self._readings]
-        return found if self._batch else found[0]
+        completions = [reading.completion(self._rows.stats) for reading in self._readings]
+        return completions if self._batch else completions[0]
 
     def close(self) -> None:
-        """Writes no more; what the caches hold of the text serves a later call that begins with it."""
+        """Ends the writing; the caches keep the text for a later call that begins with it."""
         self._steps.close()
 
 

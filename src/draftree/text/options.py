@@ -1,4 +1,4 @@
-"""Everything that one may ask of a completion, and the request it stands for."""
+"""The options of a completion, and the request they stand for."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -33,7 +33,7 @@ Forced = Callable[[Sequence[int]], int | None]
 
 @dataclass(frozen=True)
 class Options(Parameters):
-    """What is asked of a completion; what is not named is as plain greedy decoding has it.
+    """The options of a completion; what is not named is as plain greedy decoding has it.
 
     Attributes:
         max_new_tokens: how many tokens may be written.
@@ -98,7 +98,7 @@ class Options(Parameters):
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen."""
+        """The settings by which tokens are chosen."""
         return Sampling(**{f.name: getattr(self, f.name) for f in fields(Choice)})
 
     @property
@@ -107,7 +107,7 @@ class Options(Parameters):
 
     @cached_property
     def constraint(self) -> Grammar | None:
-        """What the response must be, whichever way it was given."""
+        """The grammar that the response must follow, whichever way it was given."""
         if self.json_schema is not None:
             return Grammar.json_schema(self.json_schema)
         return self.grammar if self.regex is None else Grammar.regex(self.regex)
@@ -116,20 +116,18 @@ class Options(Parameters):
         """The stop texts for a tokenizer."""
         return Stops.of(tokenizer, _texts(self.stop))
 
-    def request(self, target: Target, prompt: Sequence[int], number: int = 0, before: Sequence[int] = ()) -> Request:
+    def request(self, target: Target, prompt: Sequence[int], number: int = 0) -> Request:
         """The request for a prompt; the time of `max_time` begins with it.
 
         Args:
             target: that will write.
             prompt: its ids.
             number: decides the noise, together with the seed.
-            before: padding in front of the prompt that processors and criteria are shown.
 
         Raises:
             UserError: a token does not exist, or the target has no tokenizer where a text must be read.
         """
-        start = len(before) + len(prompt)
-        steps = tuple(self._processors(target, start, len(before)))
+        steps = tuple(self._processors(target, len(prompt)))
         rules: list[Forced] = [s.forced for s in steps if isinstance(s, ForcedBeginning | Constrained)]
         return Request(
             prompt,
@@ -139,21 +137,20 @@ class Options(Parameters):
             steps,
             guides=steps,  # all of them are functions of the text alone
             forced=_first(rules) if rules else None,
-            criteria=tuple(self._criteria(target, start)),
-            before=before,
+            criteria=tuple(self._criteria(target, len(prompt))),
             logprobs=self.logprobs,
             sampling=self.sampling,
         )
 
-    def _processors(self, target: Target, start: int, padding: int) -> Iterator[LogitsProcessor]:
-        """In transformers' order; what it lacks comes where it puts a caller's own, and the grammar has the last word."""
+    def _processors(self, target: Target, start: int) -> Iterator[LogitsProcessor]:
+        """The processors in transformers' order; ours come where it puts a caller's own, and the grammar last."""
         vocab, device = target.decoder.vocab, str(target.decoder.device)
         eos = [] if self.ignore_eos else sorted(target.eos)
         if self.logit_bias:
             biases = {_token(target, key): float(bias) for key, bias in self.logit_bias.items()}
             yield SequenceBiasLogitsProcessor([[[_known("logit_bias", i, vocab)], bias] for i, bias in biases.items()])
         if self.repetition_penalty != 1:
-            yield RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty), padding or None)
+            yield RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty))
         if self.no_repeat_ngram_size:
             yield NoRepeatNGramLogitsProcessor(int(self.no_repeat_ngram_size))
         if banned := [ids for ids in _spellings(target, _texts(self.bad_words)) if ids not in [[e] for e in eos]]:
@@ -180,12 +177,12 @@ class Options(Parameters):
 
 
 def _first(rules: Sequence[Forced]) -> Forced:
-    """What the first of some rules forces that forces anything."""
+    """The rules as one: the token of the first of them that forces any."""
     return lambda ids: next((token for rule in rules if (token := rule(ids)) is not None), None)
 
 
 def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Texts of which one may be given by itself; none where it is empty."""
+    """Several texts, one text by itself, or none where that is empty, as a tuple."""
     return ((given,) if given else ()) if isinstance(given, str) else tuple(given)
 
 
@@ -212,5 +209,5 @@ def _known(option: str, token: int, vocab: int) -> int:
 
 def _spellings(target: Target, words: Sequence[str]) -> list[list[int]]:
     """Each word as the tokenizer writes it at the beginning of a text and behind a space."""
-    found = [_ids(target, spelled) for word in words for spelled in (word, f" {word}")]
-    return [ids for i, ids in enumerate(found) if ids and ids not in found[:i]]
+    spellings = [_ids(target, spelled) for word in words for spelled in (word, f" {word}")]
+    return [ids for i, ids in enumerate(spellings) if ids and ids not in spellings[:i]]

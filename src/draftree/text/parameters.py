@@ -14,7 +14,7 @@ SHAPE, END = "What the answer must be", "Where it ends"
 penalty, shape, end = (partial(knob, panel=panel) for panel in ("Penalties and bans", SHAPE, END))
 """Fields by the part of a command's help that explains them."""
 UNKNOWN = "\ufffd"
-"""What the first bytes of a character decode to until its last one is there."""
+"""Stands for the first bytes of a character until its last one is there."""
 
 
 def _stop(value: Any) -> bool:
@@ -46,14 +46,14 @@ LOGPROBS_HELP = "With --json: each token's log-probability and the N likeliest's
 
 @dataclass(frozen=True)
 class Length(Knobs):
-    """How long a text may be; a class of its own because it comes before all other fields."""
+    """The bound of a text's length; a class of its own because it comes before all other fields."""
 
     max_new_tokens: int = end(128, least=1, help="How many tokens may be written.")
 
 
 @dataclass(frozen=True)
 class Parameters(Choice, Length):
-    """What may be asked of a text, explained at `Options`: a field here is an option there and of `draftree generate`."""
+    """The parameters of a completion, explained at `Options`: a field here is an option there and of `draftree generate`."""
 
     repetition_penalty: float = penalty(1.0, above=0, help="Above 1, makes what stands in prompt or answer less likely.")
     frequency_penalty: float = penalty(0.0, help="Taken from a token's logit each time it stands in the answer.")

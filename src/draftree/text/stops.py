@@ -1,4 +1,4 @@
-"""The text of tokens as they come, how much of it is for good, and where a stop text ends it."""
+"""The text of tokens as they come, its part that no later token changes, and stop texts that end it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,9 +73,6 @@ class Stops:
         special = {str(t): i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         return cls(tuple(s for s in given if s not in special), {special[s]: s for s in given if s in special})
 
-    def __bool__(self) -> bool:
-        return bool(self.texts or self.ids)
-
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
         """The place and the text of the stop text that is complete first; of several the longest.
 
@@ -85,41 +82,12 @@ class Stops:
             text: that is searched.
             start: where to begin.
         """
-        found = [(at + len(s), at, s) for s in self.texts if (at := text.find(s, start)) >= 0]
-        return min(found)[1:] if found else None
+        ends = [(at + len(s), at, s) for s in self.texts if (at := text.find(s, start)) >= 0]
+        return min(ends)[1:] if ends else None
 
     def held(self, text: str) -> int:
         """The number of a text's last characters that may be the beginning of a stop text."""
         return max((k for s in self.texts for k in range(1, min(len(s), len(text) + 1)) if text.endswith(s[:k])), default=0)
-
-
-@final
-class StopTexts:
-    """A criterion: whether a stop text stands in the response; what the prompt ends with is none of it.
-
-    transformers' `StopStringCriteria` counts a stop text that began in the prompt, too, and prepares a table over the whole
-    vocabulary for every new set of texts. Beyond that the two say the same.
-
-    Args:
-        tokenizer: the target's.
-        stops: what ends the response.
-        start: how many ids stand in front of the response, padding and prompt.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops, start: int) -> None:
-        self._tokenizer, self._stops, self._start = tokenizer, stops, start
-        self._longest = max(map(len, stops.texts), default=0)
-        self._decoded, self._found = Decoded(tokenizer), False
-
-    def __call__(self, ids: Tensor, scores: Any = None) -> bool:
-        response, known = ids[0, self._start :].tolist(), self._decoded.ids
-        if response[: len(known)] != known:  # another text: this is a function of the ids, and only quick for one that grows
-            self._decoded, self._found, known = Decoded(self._tokenizer), False, []
-        for token in response[len(known) :]:
-            new = max(self._decoded.sure - self._longest + 1, 0)  # what lies before has been searched
-            self._decoded.add(token)
-            self._found |= token in self._stops.ids or self._stops.find(self._decoded.text, new) is not None
-        return self._found
 
 
 @final
@@ -129,11 +97,19 @@ class Pieces:
     Args:
         tokenizer: the target's.
         stops: what ends the response.
+
+    Attributes:
+        stop: the stop text that has come, if one has.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops = Stops()) -> None:
         self._decoded, self._stops, self._shown = Decoded(tokenizer), stops, 0
         self.stop: str | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens so far."""
+        return self._decoded.ids
 
     def add(self, token: int) -> str:
         """The text that is certain with a further token; none where it is part of a character, or may begin a stop text."""
@@ -153,3 +129,29 @@ class Pieces:
         piece = self._decoded.text[self._shown : end]
         self._shown = max(self._shown, end)
         return piece
+
+
+@final
+class StopTexts:
+    """A criterion: true once a stop text stands in the response; what the prompt ends with is none of it.
+
+    transformers' `StopStringCriteria` counts a stop text that began in the prompt, too, and prepares a table over the whole
+    vocabulary for every new set of texts. Beyond that the two say the same.
+
+    Args:
+        tokenizer: the target's.
+        stops: what ends the response.
+        start: how many ids stand in front of the response.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops, start: int) -> None:
+        self._tokenizer, self._stops, self._start = tokenizer, stops, start
+        self._pieces = Pieces(tokenizer, stops)
+
+    def __call__(self, ids: Tensor, scores: Any = None) -> bool:
+        response, known = ids[0, self._start :].tolist(), self._pieces.ids
+        if response[: len(known)] != known:  # another text: this is a function of the ids, and only quick for one that grows
+            self._pieces = Pieces(self._tokenizer, self._stops)
+        for token in response[len(self._pieces.ids) :]:
+            self._pieces.add(token)
+        return self._pieces.stop is not None

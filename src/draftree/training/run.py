@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from rich.filesize import decimal
 
-from draftree.boundary.files import bytes_text, writable
+from draftree.boundary.files import writable
 from draftree.boundary.progress import Tell, silent
 from draftree.data.samples import Sample, read
 from draftree.drafters.base import Stage, TrainableMethod, plan_text
@@ -145,7 +146,7 @@ class Training(Job):
                 home = Path(plan.features or out / "features")
                 shards = Shards.at(home, model, samples, drafter.needs)
                 if size := shards.size:
-                    LOG.info("features of %s texts take %s in %s", f"{len(samples):,}", bytes_text(size), home)
+                    LOG.info("features of %s texts take %s in %s", f"{len(samples):,}", decimal(size), home)
                 shards.fill(processes, tell)  # before the training, where it can be seen how far this is
             LOG.info("training by %s", plan_text(asdict(plan)))
             measured = [trainer.Progress(0, 0, math.nan)]

@@ -1,7 +1,23 @@
-"""Each step's tree, drawn in the terminal or as a picture in a file."""
+"""Each step's tree, drawn in the terminal, or of all steps in a file: a static SVG, or an HTML page to go through them."""
 
-from draftree.viewer.picture import check_picture, save_picture
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from draftree.viewer import page, svg
 from draftree.viewer.steps import Step, Watch
 from draftree.viewer.terminal import draw
 
-__all__ = ["Step", "Watch", "check_picture", "draw", "save_picture"]
+__all__ = ["FORMATS", "Step", "Watch", "draw", "save_picture"]
+FORMATS = {".html": page.render, ".svg": svg.render}
+
+
+def save_picture(path: Path, steps: Sequence[Step], about: Mapping[str, str]) -> None:
+    """Writes the steps' trees in the format that the file's suffix names.
+
+    Args:
+        path: whose suffix is one of `FORMATS`; its folder is made where it is missing.
+        steps: the prefill first.
+        about: what wrote them, by name, for the head; `prompt` among them.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(FORMATS[path.suffix.lower()](steps, about), encoding="utf-8")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from draftree.viewer.steps import Item, Step, children
+from draftree.viewer.steps import SIGNS, Node, Step, children
 from draftree.viewer.tokens import percent, short
 
 CELL, PAD = 7.2, 8.0
@@ -39,25 +39,16 @@ def layout(step: Step) -> Layout:
     """Lays a step's items out; no two boxes overlap."""
     items = step.items
     row = rows(items)
-    labels = [label(i) for i in items]
-    figures = ["" if i.node is None else percent(i.node.q) for i in items]
-    widths = [measure(a, b) for a, b in zip(labels, figures, strict=True)]
+    labels = [SIGNS[i.kind] + short(i.text, LONGEST) for i in items]
+    figures = [percent(i.q) if i.rank else "" for i in items]
+    cells = [cell_len(a) + (len(b) + 1 if b else 0) for a, b in zip(labels, figures, strict=True)]
+    widths = [2 * PAD + CELL * n for n in cells]
     left = columns(items, widths)
     boxes = tuple(Box(left[item.depth], row[i] * ROW, widths[i], labels[i], figures[i]) for i, item in enumerate(items))
     return Layout(boxes, max(b.x + b.width for b in boxes), max(row) * ROW + HEIGHT)
 
 
-def label(item: Item) -> str:
-    """A box's text; what it was stands before it, so that colours alone do not tell."""
-    return {"accepted": "✓ ", "bonus": "⇒ "}.get(item.kind, "") + short(item.text, LONGEST)
-
-
-def measure(text: str, figure: str) -> float:
-    """A box's width."""
-    return 2 * PAD + CELL * (cell_len(text) + (len(figure) + 1 if figure else 0))
-
-
-def columns(items: list[Item], widths: list[float]) -> list[float]:
+def columns(items: list[Node], widths: list[float]) -> list[float]:
     """The left edge of each depth's boxes."""
     left = [0.0]
     for depth in range(max(i.depth for i in items)):
@@ -65,7 +56,7 @@ def columns(items: list[Item], widths: list[float]) -> list[float]:
     return left
 
 
-def rows(items: list[Item]) -> list[int]:
+def rows(items: list[Node]) -> list[int]:
     """Each item's line: its parent's for a first child, else the first free one, in the order of a walk along the branches."""
     below = children(items)
     row, used, waiting = [0] * len(items), 0, [0]

@@ -53,7 +53,6 @@ def spans(step: Step) -> str:
 def drawn(step: Step) -> dict[str, Any]:
     """A step as the page's script reads it: a column for each figure, an entry for each item."""
     items, placed = step.items, layout(step)
-    nodes = [i.node for i in items]
     return {
         "head": step.head,
         "width": round(placed.width, 1),
@@ -68,8 +67,8 @@ def drawn(step: Step) -> dict[str, Any]:
         "kind": [i.kind for i in items],
         "parent": [i.parent for i in items],
         "depth": [i.depth for i in items],
-        "q": [None if n is None else round(n.q, 4) for n in nodes],
-        "value": [None if n is None else round(n.value, 4) for n in nodes],
-        "entropy": [None if n is None or n.entropy is None else round(n.entropy, 3) for n in nodes],
-        "rank": [None if n is None else n.rank for n in nodes],
+        "q": [round(n.q, 4) if n.rank else None for n in items],
+        "value": [round(n.value, 4) if n.rank else None for n in items],
+        "entropy": [None if n.entropy is None or not n.rank else round(n.entropy, 3) for n in items],
+        "rank": [n.rank or None for n in items],
     }

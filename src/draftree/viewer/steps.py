@@ -13,12 +13,13 @@ from draftree.request import Emitted, Origin
 from draftree.viewer.tokens import Spellings
 
 Kind = Literal["root", "accepted", "rejected", "bonus"]
-Listener = Callable[[list[Emitted]], None]
+SIGNS: dict[Kind, str] = {"root": "", "accepted": "✓ ", "rejected": "", "bonus": "⇒ "}
+"""Stand before a token, so that colours alone do not tell its kind."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A token of a verified tree.
+    """A token of a drawn tree.
 
     Attributes:
         token: its id.
@@ -28,7 +29,7 @@ class Node:
         q: the drafter's probability of it after its path, 1 for the root.
         value: what the policy ranked it by, as a probability; for most, the product of q along the path.
         entropy: of the distribution it was drawn from, in nats, None where the policy did not ask for it.
-        rank: its place among its siblings in draw order, from 1; 0 for the root.
+        rank: its place among its siblings in draw order, from 1; 0 of what was not drafted: the root and the bonus token.
         accepted: whether the target accepted it; the root was written before.
     """
 
@@ -42,24 +43,12 @@ class Node:
     rank: int
     accepted: bool
 
-
-@dataclass(frozen=True)
-class Item:
-    """A box of a drawn tree.
-
-    Attributes:
-        text: the token.
-        kind: how it came; `bonus` for what the target chose behind the last accepted node.
-        parent: the parent's place among the step's items, −1 for the root.
-        depth: distance from the root.
-        node: the figures of a drafted one.
-    """
-
-    text: str
-    kind: Kind
-    parent: int
-    depth: int
-    node: Node | None = None
+    @property
+    def kind(self) -> Kind:
+        """The part that it plays; `bonus` of what the target chose behind the last accepted node."""
+        if self.rank:
+            return "accepted" if self.accepted else "rejected"
+        return "root" if self.parent < 0 else "bonus"
 
 
 @dataclass(frozen=True)
@@ -105,15 +94,12 @@ class Step:
         )
 
     @property
-    def items(self) -> list[Item]:
+    def items(self) -> list[Node]:
         """The nodes in their order, and behind them the bonus token as the last accepted node's youngest child."""
-        root, *drafted = self.nodes
-        found = [Item(root.text, "root", root.parent, root.depth)]
-        found += [Item(n.text, "accepted" if n.accepted else "rejected", n.parent, n.depth, n) for n in drafted]
-        if self.bonus is not None:
-            last = max((i for i, n in enumerate(self.nodes) if n.accepted), default=0)
-            found.append(Item(self.bonus[1], "bonus", last, self.nodes[last].depth + 1))
-        return found
+        if self.bonus is None:
+            return list(self.nodes)
+        last = max((i for i, n in enumerate(self.nodes) if n.accepted), default=0)
+        return [*self.nodes, Node(*self.bonus, last, self.nodes[last].depth + 1, 1.0, 1.0, None, 0, False)]
 
     def as_json(self) -> dict[str, Any]:
         """Plain values by name, for other programs."""
@@ -134,18 +120,14 @@ class Watch:
     Args:
         tokenizer: the target's.
         draw: told each step at once.
-        then: told what this was told: at once, or where steps are drawn, at the end, so that the two do not mix.
 
     Attributes:
         steps: those of row 0 so far, the prefill first.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, draw: Callable[[Step], None] | None = None, then: Listener | None = None
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, draw: Callable[[Step], None] | None = None) -> None:
         self.steps: list[Step] = []
-        self._spellings, self._draw, self._then = Spellings(tokenizer), draw, then
-        self._held: list[list[Emitted]] = []
+        self._spellings, self._draw = Spellings(tokenizer), draw
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # characters are spread over tokens
 
     def __call__(self, events: list[Emitted]) -> None:
@@ -153,16 +135,6 @@ class Watch:
             self.steps.append(self._step(event))
             if self._draw is not None:
                 self._draw(self.steps[-1])
-        self._held.append(events)
-        if self._draw is None:
-            self.end()
-
-    def end(self) -> None:
-        """Passes on what was held back."""
-        held, self._held = self._held, []
-        if self._then is not None:
-            for events in held:
-                self._then(events)
 
     def _step(self, event: Emitted) -> Step:
         whole = len(event.tokens) > len(event.path)
@@ -188,8 +160,8 @@ class Watch:
         return tuple(found)
 
 
-def children(items: Sequence[Item]) -> list[list[int]]:
-    """For each item the places of its children, in draw order."""
+def children(items: Sequence[Node]) -> list[list[int]]:
+    """For each node the places of its children, in draw order."""
     found: list[list[int]] = [[] for _ in items]
     for i, item in enumerate(items):
         if item.parent >= 0:

@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from draftree.viewer.layout import CELL, GAP, HEIGHT, PAD, Box, layout
-from draftree.viewer.steps import Item, Step, made_by, totals
+from draftree.viewer.steps import Node, Step, made_by, totals
 from draftree.viewer.tokens import flowing, percent, short
 
 STEPS, TALLEST = 24, 6000.0
@@ -84,34 +84,29 @@ def figure(step: Step, y: float) -> str:
     return f'<g transform="translate({MARGIN:g} {y:g})">\n{caption}\n{inner}\n</g>'
 
 
-def edge(item: Item, parent: Box, box: Box) -> str:
+def edge(item: Node, parent: Box, box: Box) -> str:
     """The line from a parent's right side to its child's left; it goes down in the gap before the child's column."""
     start, bend = parent.x + parent.width, box.x - GAP / 2
     up, down = parent.y + HEIGHT / 2, box.y + HEIGHT / 2
     return f'<path class="{item.kind}" d="M{start:.1f} {up:g}H{bend:.1f}V{down:g}H{box.x:.1f}"/>'
 
 
-def node(item: Item, box: Box) -> str:
+def node(item: Node, box: Box) -> str:
     """A box with its text, its q and a tooltip; the higher its value, the fuller it is."""
+    opacity = 0.5 * math.sqrt(item.value) if item.rank else 0.0  # the root, because most values are small
     return "\n".join(
         [
             f'<g class="{item.kind}" transform="translate({box.x:.1f} {box.y:g})"><title>{escape(tip(item))}</title>',
-            f'<rect width="{box.width:.1f}" height="{HEIGHT:g}" rx="5" fill-opacity="{fullness(item):.2f}"/>',
+            f'<rect width="{box.width:.1f}" height="{HEIGHT:g}" rx="5" fill-opacity="{opacity:.2f}"/>',
             f'<text class="label" x="{PAD:g}" y="15">{escape(box.label)}</text>',
             f'<text class="figure" x="{box.width - PAD:.1f}" y="15" text-anchor="end">{escape(box.figure)}</text></g>',
         ]
     )
 
 
-def fullness(item: Item) -> float:
-    """A box's opacity; the root of the value, because most values are small."""
-    return 0.0 if item.node is None else 0.5 * math.sqrt(item.node.value)
-
-
-def tip(item: Item) -> str:
+def tip(n: Node) -> str:
     """Everything about a node."""
-    n = item.node
-    if n is None:
-        return f"{item.text}: {'chosen by the target' if item.kind == 'bonus' else 'written before'}"
+    if not n.rank:
+        return f"{n.text}: {'chosen by the target' if n.kind == 'bonus' else 'written before'}"
     entropy = "" if n.entropy is None else f", entropy {n.entropy:.2f} nats"
-    return f"{n.text}: {item.kind}, q {percent(n.q)} %, value {percent(n.value)} %{entropy}, rank {n.rank} of its siblings"
+    return f"{n.text}: {n.kind}, q {percent(n.q)} %, value {percent(n.value)} %{entropy}, rank {n.rank} of its siblings"

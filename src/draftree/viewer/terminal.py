@@ -5,11 +5,10 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.text import Text
 
-from draftree.viewer.steps import Item, Kind, Step, children
+from draftree.viewer.steps import SIGNS, Kind, Node, Step, children
 from draftree.viewer.tokens import percent, short
 
 STYLES: dict[Kind, str] = {"root": "default", "accepted": "bold green", "rejected": "dim", "bonus": "bold"}
-SIGNS: dict[Kind, str] = {"root": "", "accepted": "✓ ", "rejected": "", "bonus": "⇒ "}
 LEGEND = "✓ accepted · ⇒ chosen by the target · drafted tokens: q/value in percent"
 ARROW, BRANCH, LAST, THROUGH, BELOW = " ▸ ", "├ ", "└ ", "│ ", "  "
 
@@ -50,11 +49,11 @@ def lines(step: Step, width: int) -> Iterator[Text]:
     return branch(0, "", "")
 
 
-def unit(item: Item, longest: int) -> Text:
+def unit(item: Node, longest: int) -> Text:
     """A token with its figures."""
     found = Text(SIGNS[item.kind] + short(item.text, longest), style=STYLES[item.kind])
-    if item.node is not None:
-        found.append(f" {percent(item.node.q)}/{percent(item.node.value)}", style="not bold")
+    if item.rank:
+        found.append(f" {percent(item.q)}/{percent(item.value)}", style="not bold")
     return found
 
 

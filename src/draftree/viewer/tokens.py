@@ -2,10 +2,11 @@
 
 import re
 import unicodedata
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from rich.cells import cell_len, set_cell_size
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 HIDDEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"}
@@ -14,12 +15,8 @@ BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte where a tokenizer has no token for a character, as SentencePiece writes it."""
 
 
-@lru_cache(maxsize=1)
-def byte_letters() -> dict[str, int]:
-    """The letters of byte-level tokenizers (GPT-2): a visible byte is itself, any other a letter from U+0100 on."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [b for b in range(256) if b not in seen]
-    return {chr(b): b for b in seen} | {chr(0x100 + i): b for i, b in enumerate(rest)}
+LETTERS: dict[str, int] = {letter: byte for byte, letter in bytes_to_unicode().items()}
+"""The bytes that the letters of byte-level tokenizers (GPT-2) stand for."""
 
 
 class Spellings:
@@ -57,9 +54,8 @@ class Spellings:
         if found := BYTE.fullmatch(piece):
             return bytes([int(found[1], 16)])
         decoded = str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
-        letters = byte_letters()
-        if all(c in letters for c in piece):
-            data = bytes(letters[c] for c in piece)
+        if all(c in LETTERS for c in piece):
+            data = bytes(LETTERS[c] for c in piece)
             if data.decode(errors="replace") == decoded:  # else the letters stand for themselves
                 return data
         # Alone, a SentencePiece token loses the space in front of it.
