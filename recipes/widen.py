@@ -42,7 +42,7 @@ from transformers import AutoConfig
 from draftree.cli.terminal import progress
 from draftree.demo import demo_folder
 from draftree.errors import UnknownName, UserError
-from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint, about, fingerprint
+from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint, fingerprint
 
 FLOOR, DEPTH = 2.0**-20, -(2.0**60)
 """What every embedding holds in the channel that new rows of the LM head read, and their weight for it."""
@@ -276,7 +276,7 @@ def drafter_folder(name: str, target: str) -> Path:
     if shipped and not demo_folder(name).is_dir():
         raise UnknownName("drafter that can be widened", name, METHODS)
     folder = demo_folder(name) if shipped else Path(name)
-    said = about(folder)
+    said = Checkpoint.at(folder).about
     if (method := said.get("drafter")) not in METHODS:
         raise UserError(f"'{name}' is a drafter '{method}', allowed are {', '.join(METHODS)} as draftree writes them")
     if said.get("target_hash") != fingerprint(AutoConfig.from_pretrained(place(target))):
@@ -379,7 +379,7 @@ def widen(
     large = enlarged(small, wanted)
     if dtype == torch.float16 and large.vocab_size > small.vocab_size:
         raise UserError("float16 cannot hold the logits of a larger vocabulary, allowed are float32, float64, bfloat16")
-    chosen = {str(about(home)["drafter"]): home for home in homes}
+    chosen = {str(Checkpoint.at(home).about["drafter"]): home for home in homes}
     for name in ("target", *chosen):
         if (out / name).exists():
             raise UserError(f"'{out / name}' is there: name another folder, or remove it")

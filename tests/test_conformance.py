@@ -12,10 +12,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
-from draftree.drafters import lm
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.medusa import MedusaDrafter
+from draftree.drafters.neural import language_model
 from draftree.drafters.neural.language_model import rewind
 from draftree.engine import Engine
 from draftree.errors import NotANumber
@@ -368,7 +368,7 @@ def others_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def waiting_tokens_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lm, "rewind", lambda state, lengths, rows: rewind(state, lengths, None))
+    patch.setattr(language_model, "rewind", lambda state, lengths, rows: rewind(state, lengths, None))
 
 
 def cache_kept(patch: pytest.MonkeyPatch) -> None:
