@@ -10,7 +10,7 @@ from draftree.data.prompts import encode, question
 from draftree.demo import demo_folder
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine
-from draftree.formats.checkpoint import about, fingerprint
+from draftree.formats.checkpoint import Checkpoint, fingerprint
 from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.registry import build, names, part
@@ -28,7 +28,7 @@ def target() -> Target:
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_method_is_shipped_trained(name: str, target: Target) -> None:
     """Its drafts are accepted, and the text is the target's."""
-    assert about(demo_folder(name))["target_hash"] == fingerprint(target.decoder.config)
+    assert Checkpoint.at(demo_folder(name)).about["target_hash"] == fingerprint(target.decoder.config)
     engine = Engine(target, build("drafter", name).open(target), Chain(length=4))
     prompts = ["How many legs do 3 dogs and 2 birds have together?", "A pen costs $2 and a book $7. What do 5 of each cost?"]
     requests = [Request(encode(engine.tokenizer, question(p)), 48, engine.eos, number=i) for i, p in enumerate(prompts)]
