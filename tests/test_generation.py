@@ -48,6 +48,7 @@ from draftree.hf.generate import REFUSED, Hook
 from draftree.models.decoder import Decoder
 from draftree.models.target import Target, name_of
 from draftree.registry import build as build_part
+from draftree.sampling.settings import Sampling
 from draftree.testing.fakes import Never, Sometimes, tiny_target
 from generating import (
     EOS,
@@ -378,7 +379,6 @@ def test_sampled_ids_are_those_of_plain_decoding_with_the_seed(options: Options)
 def test_engine_plain_writes_the_same() -> None:
     """Without options that the two call differently."""
     from draftree.request import Request
-    from draftree.sampling.settings import Sampling
 
     engine = Engine(target("llama"), Never([t.tolist() for t in TEXTS], VOCAB), POLICY)
     requests = [Request(t.tolist(), 12, frozenset({EOS}), number=i) for i, t in enumerate(TEXTS)]
@@ -420,14 +420,14 @@ def test_warpers_at_the_end_shape_drafts_too() -> None:
     own = Rowwise()
     made = batch([own, *warpers], do_sample=True, temperature=0.5)
     assert (made.sampling(1).temperature, made.sampling(1).processors) == (0.5, tuple(warpers))
-    assert made.requests()[0].processors == (own,)
+    assert made.requests(made.sampling(1))[0].processors == (own,)
     last = LogitNormalization()
     late = batch([own, *warpers, last], do_sample=True, temperature=0.5)
     assert late.sampling(1).processors == ()
-    assert late.requests()[0].processors == (own, *warpers, last)
+    assert late.requests(late.sampling(1))[0].processors == (own, *warpers, last)
     none = batch([own, *warpers])
     assert none.sampling(1).greedy
-    assert none.requests()[0].processors == (own, *warpers)
+    assert none.requests(none.sampling(1))[0].processors == (own, *warpers)
 
 
 def test_pure_processors_guide_drafts_and_no_others() -> None:
@@ -442,7 +442,7 @@ def test_pure_processors_guide_drafts_and_no_others() -> None:
     engine = coached(padded(TEXTS[:1]), theirs)
     options = {**OPTIONS["everything"](), "begin_suppress_tokens": [3], "forced_eos_token_id": EOS}
     model().generate(**padded(TEXTS[:1]), max_new_tokens=6, **options, custom_generate=Spy(lambda _: engine))
-    guides = batch(seen).requests()[0].guides
+    guides = batch(seen).requests(Sampling())[0].guides
     assert len(guides) == len(seen) - 1
     assert {type(g) for g in guides} <= PURE
 

@@ -30,7 +30,7 @@ from draftree.models.cache import SlotCache
 from draftree.models.target import Target, known_as, warn_of_training
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
-from draftree.request import Emitted, Request, check, under
+from draftree.request import Emitted, Request, all_greedy, check, under
 from draftree.rows import Generation, Rows
 from draftree.sampling.noise import Chance
 from draftree.sampling.settings import GREEDY, Sampling
@@ -200,7 +200,7 @@ class Engine:
             raise UserError(f"reuse is {shown(reuse)}, allowed is true or false")
         check(requests, self.target)
         requests = under(requests, sampling)
-        acceptor = self.acceptor or usual(requests)
+        acceptor = self.acceptor or usual(all_greedy(requests))
         check_exact(self.policy, acceptor, requests)
         with self._lock:
             parts = Parts(self.target, self.drafter, self.policy, acceptor, self.prices(len(requests)))
@@ -237,7 +237,7 @@ class Engine:
 
     def keeps_text(self, sampling: Sampling = GREEDY) -> bool:
         """True where texts are the very ones that plain decoding writes, and not only of the same distribution."""
-        acceptor = self.acceptor or (Greedy() if sampling.greedy else Match())
+        acceptor = self.acceptor or usual(sampling.greedy)
         return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
 
     def timed(self, steps: Iterator[list[Emitted]], rows: Rows) -> Generator[list[Emitted], None, None]:
@@ -285,14 +285,15 @@ class Engine:
         return self._measured
 
     def _stats(self, acceptor: Acceptor, requests: Sequence[Request]) -> Stats:
-        draw = Draw.POINT if all(request.sampling.greedy for request in requests) else acceptor.draw
+        draw = Draw.POINT if all_greedy(requests) else acceptor.draw
         return Stats(acceptor=type(acceptor).__name__.lower(), draw=draw.value, deepest=self.policy.deepest)
 
     def _beginning(self, requests: Sequence[Request], held: Held | None) -> tuple[SlotCache, Any]:
         """The target's cache and the drafter's state that a call begins with, as much of the last one's as can be used."""
         if held is None or len(held.texts) != len(requests) or not self.target.reuses_prefixes:
             return cache_of(self.target, requests), self.carried
-        shared = np.array([common(t, r.prompt) for t, r in zip(held.texts, requests, strict=True)], np.int64)
+        read = [r.prompt[:-1] for r in requests]  # a prompt's last token must be read again
+        shared = np.array([common(text, prompt) for text, prompt in zip(held.texts, read, strict=True)], np.int64)
         held.cache.truncate(shared)
         return held.cache, self.drafter.truncate(held.drafter_state, shared)
 
@@ -320,7 +321,7 @@ def plain(
     check(requests, target)
     rest(target)
     requests, rows = under(requests, sampling), Rows(cache_of(target, requests))
-    run(loop.plain(target, usual(requests), rows, requests), rows, on_tokens, lock)
+    run(loop.plain(target, usual(all_greedy(requests)), rows, requests), rows, on_tokens, lock)
     return Generation(rows.written, rows.stats)
 
 
@@ -337,9 +338,9 @@ def cache_of(target: Target, requests: Sequence[Request]) -> SlotCache:
     return target.new_cache(len(requests), min(longest, target.decoder.context) + 64)
 
 
-def usual(requests: Sequence[Request]) -> Acceptor:
-    """The acceptor where none is named, and that of plain decoding."""
-    return Greedy() if all(request.sampling.greedy for request in requests) else Match()
+def usual(greedy: bool) -> Acceptor:
+    """The acceptor where none is named, and that of plain decoding; `greedy` says that no token is drawn."""
+    return Greedy() if greedy else Match()
 
 
 def check_listener(on_tokens: Any) -> None:
@@ -348,10 +349,10 @@ def check_listener(on_tokens: Any) -> None:
         raise UserError(f"on_tokens is {shown(on_tokens)}, allowed is what can be called, or None")
 
 
-def common(text: Ints, prompt: Sequence[int]) -> int:
-    """Length of the prefix that two texts share, one less than the prompt's at most: its last token must be read again."""
-    n = min(len(text), len(prompt) - 1)
-    differ = np.flatnonzero(text[:n] != np.array(prompt[:n], np.int64))
+def common(a: Ints | Sequence[int], b: Ints | Sequence[int]) -> int:
+    """The number of first tokens that two texts share."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(np.array(a[:n], np.int64) != np.array(b[:n], np.int64))
     return int(differ[0]) if differ.size else n
 
 

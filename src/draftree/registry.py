@@ -80,6 +80,20 @@ KINDS: dict[str, tuple[types.ModuleType, type]] = {
 }
 
 
+def files(package: types.ModuleType) -> tuple[str, ...]:
+    """The parts of a package of parts: one for each file that is not shared or the contract."""
+    found = (m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
+    return tuple(sorted(n.removesuffix("_") for n in found if n != "base" and not n.startswith("_")))
+
+
+def in_file(package: types.ModuleType, name: str, base: type) -> type:
+    """The dataclass derived from `base` that the file of a part holds."""
+    module = importlib.import_module(f"{package.__name__}.{name}{'_' * keyword.iskeyword(name)}")
+    own = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__]
+    assert [is_dataclass(c) for c in own] == [True], f"{module.__name__} must hold one dataclass of a {base.__name__}"
+    return own[0]
+
+
 @cache
 def names(kind: str) -> tuple[str, ...]:
     """The parts of a kind (`drafter`, `policy`, `acceptor`), those of other packages among them."""
@@ -88,10 +102,8 @@ def names(kind: str) -> tuple[str, ...]:
 
 @cache
 def own_names(kind: str) -> tuple[str, ...]:
-    """The parts that ship with draftree: one for each file that is not shared or the contract."""
-    package = KINDS[kind][0]
-    found = (m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
-    return tuple(sorted(n.removesuffix("_") for n in found if n != "base" and not n.startswith("_")))
+    """The parts that ship with draftree."""
+    return files(KINDS[kind][0])
 
 
 @cache
@@ -119,10 +131,7 @@ def part(kind: str, name: str) -> type:
     package, base = KINDS[kind]
     if name not in own_names(kind):
         return _plugged(kind, name, base)
-    module = importlib.import_module(f"{package.__name__}.{name}{'_' * keyword.iskeyword(name)}")
-    own = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__]
-    assert [is_dataclass(c) for c in own] == [True], f"{module.__name__} must hold one dataclass of a {kind}'s knobs"
-    return own[0]
+    return in_file(package, name, base)
 
 
 def _plugged(kind: str, name: str, base: type) -> type:

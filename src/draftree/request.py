@@ -73,6 +73,11 @@ class Request(Knobs):
         super().__post_init__()
 
 
+def all_greedy(requests: Sequence[Request]) -> bool:
+    """True where none of the requests draws its tokens."""
+    return all(request.sampling.greedy for request in requests)
+
+
 def under(requests: Sequence[Request], sampling: Sampling | None) -> list[Request]:
     """The requests with one sampling instead of their own, if one is given.
 

@@ -17,7 +17,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 from draftree.errors import DraftreeWarning, UserError
 from draftree.models.cache import SlotCache
 from draftree.models.target import Probes, Target
-from draftree.request import Emitted, Ending, Logprob, Origin, Request, Scores
+from draftree.request import Emitted, Ending, Logprob, Origin, Request, Scores, all_greedy
 from draftree.sampling.distributions import Distributions, processed
 from draftree.sampling.drawing import Drawing, top_k
 from draftree.sampling.noise import Chance, Keyed
@@ -119,7 +119,7 @@ class Rows:
 
     def drawing(self, kind: Draw) -> Drawing:
         """The draft sampling parameters of this step; where all rows are greedy there is nothing to draw."""
-        if all(request.sampling.greedy for request in self.requests):
+        if all_greedy(self.requests):
             return Drawing()
         settings = [request.sampling for request in self.requests]
         return Drawing(kind, settings, None if kind is Draw.POINT else self.noise)

@@ -61,7 +61,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     with terminal.busy("loading") as tell:
         engine = load(asked.target, drafter, asked.policy, asked.acceptor, fixed, asked.dtype, asked.device)
         ids = encode(engine.tokenizer, text if asked.raw else question(text))
-        engine = warm(engine, options.request(engine.target, ids), options.sampling, asked.baseline, tell)
+        engine = warm(engine, options.request(engine.target, ids), asked.baseline, tell)
     about = {"prompt": text, "target": asked.target, "drafter": drafter, "policy": asked.policy}
     write(engine, options, ids, asked, about | {"temperature": f"{options.sampling.temperature:g}"})
 
@@ -81,8 +81,7 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
     from draftree.evaluation.compare import Comparison, compare
     from draftree.text.completion import Reading
 
-    console, stops, sampling = terminal.output(), options.stops(engine.tokenizer), options.sampling
-    reading = Reading(engine.tokenizer, stops)
+    console, reading = terminal.output(), Reading(engine.tokenizer, options.stops(engine.tokenizer))
     draw = partial(viewer.draw, console) if asked.show_trees and not asked.as_json else None
     watch = viewer.Watch(engine.tokenizer, draw) if asked.show_trees or asked.trees is not None else None
     coloured = console.is_terminal and not asked.as_json
@@ -94,7 +93,7 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
         if coloured and draw is None:
             terminal.show_tokens(console, tokens)
 
-    first = engine.write([options.request(engine.target, ids)], sampling, listen, reuse=False)
+    first = engine.write([options.request(engine.target, ids)], on_tokens=listen, reuse=False)
     written = reading.completion(first.stats)
     if coloured:
         terminal.show_tokens(console, reading.tokens if draw else ())  # the text comes behind trees that are drawn
@@ -107,9 +106,9 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
     if asked.baseline:
         with terminal.busy("running plain decoding, to compare"):
             again = inputs.repeatable(options, len(written.tokens)).request(engine.target, ids)
-            result = compare(engine, again, sampling, first)
+            result = compare(engine, again, first)
     if not asked.as_json:
-        return terminal.show_summary(console, result, coloured, engine.keeps_text(sampling))
+        return terminal.show_summary(console, result, coloured, engine.keeps_text(options.sampling))
     more = {} if options.logprobs is None else {"logprobs": written.logprobs_as_json(engine.tokenizer)}
     trees = {"trees": [s.as_json() for s in watch.steps[1:]]} if watch is not None and asked.show_trees else {}
     text = {"text": written.text, "token_ids": result.tokens, "ending": written.ending}

@@ -39,10 +39,9 @@ from draftree.doctor.noise import (
 from draftree.doctor.statistics import critical, detectable, two_sample
 from draftree.doctor.verdicts import Compared, Frequencies, Parted, Report
 from draftree.drafters.base import Drafter
-from draftree.engine import UNIT, Engine
+from draftree.engine import UNIT, Engine, common
 from draftree.errors import UserError
 from draftree.evaluation import suites
-from draftree.evaluation.compare import common
 from draftree.evaluation.driven import TEXTS, TOKENS, fitting, read, spread
 from draftree.models.target import Target
 from draftree.request import Request

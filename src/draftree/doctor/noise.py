@@ -125,7 +125,7 @@ def plainly(target: Target, root: Root, sampling: Sampling, batches: Iterable[ra
         cache.truncate(np.full(cache.rows, len(root.before)))
         prompt, rows = [*root.before, root.token], Rows(cache)
         requests = [Request(prompt, LOOK, target.eos, n, sampling=sampling) for n in numbers]
-        run(plain(target, usual(requests), rows, requests), rows)
+        run(plain(target, usual(sampling.greedy), rows, requests), rows)
         found += map(tuple, rows.written)
     return found
 

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from draftree.boundary.progress import Tell, silent
-from draftree.engine import UNIT, Engine
+from draftree.engine import UNIT, Engine, common
 from draftree.evaluation.cells import PromptResult
 from draftree.models.target import Needs, Target
 from draftree.request import Request
 from draftree.rows import Generation
 from draftree.sampling.distributions import processed
-from draftree.sampling.settings import Sampling
 from draftree.stats import Stats
 from draftree.timing import measured
 
@@ -66,37 +65,32 @@ class Comparison:
         return {"stats": self.stats.as_json(), "baseline": baseline, "speedup": self.speedup}
 
 
-def warm(engine: Engine, request: Request, sampling: Sampling, baseline: bool, tell: Tell = silent) -> Engine:
+def warm(engine: Engine, request: Request, baseline: bool, tell: Tell = silent) -> Engine:
     """Runs for a moment what is timed later; returns the engine with the costs that its policy asks for.
 
     What drafter and caches keep of the warm-up is dropped: what is timed shall not find its own beginning.
     """
     if engine.policy.reads_costs and engine.costs is None:
-        replace(engine, costs=UNIT, learned={}).write([short(request)], sampling, reuse=False)  # mistakes come before measuring
+        replace(engine, costs=UNIT, learned={}).write([short(request)], reuse=False)  # mistakes come before measuring
         engine = replace(engine, costs=measured(engine.target, engine.drafter, tell=tell))
-    replace(engine).write([short(request)], sampling, reuse=False)
+    replace(engine).write([short(request)], reuse=False)
     if baseline:
-        engine.plain([short(request)], sampling)
+        engine.plain([short(request)])
     return engine
 
 
-def compare(engine: Engine, request: Request, sampling: Sampling, first: Generation) -> Comparison:
+def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
     """A finished run beside the baseline: after it come plain, plain and another of ours; seconds are means.
 
     In that order a machine that slowly becomes faster or slower favours neither.
     """
-    plain = [engine.plain([request], sampling) for _ in range(2)]
+    plain = [engine.plain([request]) for _ in range(2)]
     again = replace(engine, carried=None)  # it shall not find the first one's text
-    runs = [first, again.write([request], sampling, reuse=False)]
+    runs = [first, again.write([request], reuse=False)]
     written, base = (PromptResult(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
     other = next((g.tokens[0] for g in (*runs, *plain) if g.tokens != plain[0].tokens), None)
-    parted = None if other is None or not sampling.greedy else difference(engine.target, request, other, base.tokens)
+    parted = None if other is None or not request.sampling.greedy else difference(engine.target, request, other, base.tokens)
     return Comparison(written.tokens, written.stats, base.stats, other is None, parted)
-
-
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """The number of first tokens that two texts share."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def difference(target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]) -> Difference:

@@ -168,7 +168,7 @@ class Call:
         """The criteria that have to be asked."""
         return [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
 
-    def requests(self) -> list[Request]:
+    def requests(self, sampling: Sampling) -> list[Request]:
         """A request for each row; its number in the batch decides its noise."""
         longest = min((c.max_length for c in self.criteria if type(c) is MaxLengthCriteria), default=2**31)
         eos = frozenset(i for c in self.criteria if type(c) is EosTokenCriteria for i in c.eos_token_id.tolist())
@@ -191,6 +191,7 @@ class Call:
                     criteria=tuple(in_full(prompt, RowCriterion(c, row, rows, record)) for c in self._stopping),
                     before=prompt.padding,
                     keep_scores=self.keeps_scores,
+                    sampling=sampling,
                 )
             )
         return requests
@@ -226,7 +227,7 @@ def write(
     Raises:
         UserError: a request cannot be served.
     """
-    requests = call.requests()
+    requests = call.requests(sampling)
     rows = [RowOutput() for _ in requests]
 
     def tell(numbers: Sequence[int], events: Sequence[Emitted]) -> None:
@@ -236,7 +237,7 @@ def write(
                 for token in event.tokens:
                     streamer.put(torch.tensor([token]))
 
-    stats = [engine.write(requests, sampling, partial(tell, range(len(rows))), reuse).stats]
+    stats = [engine.write(requests, on_tokens=partial(tell, range(len(rows))), reuse=reuse).stats]
     steps = max(len(row.tokens) for row in rows)
     short = [r for r, row in enumerate(rows) if len(row.tokens) < steps and row.ending != "context"]
     pads = any(getattr(c, "eos_token_id", None) is not None for c in call.criteria)
@@ -246,7 +247,7 @@ def write(
             replace(r, prompt=[*r.prompt, *rows[n].tokens], max_new_tokens=steps - len(rows[n].tokens), criteria=())
             for n, r in zip(short, rest, strict=True)
         ]
-        stats.append(engine.write(longer, sampling, partial(tell, short), reuse).stats)
+        stats.append(engine.write(longer, on_tokens=partial(tell, short), reuse=reuse).stats)
     if not reuse:
         engine.forget()
     if any(row.ending == "context" for row in rows):

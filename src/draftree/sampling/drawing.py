@@ -54,12 +54,13 @@ class Drawing:
         logits = logits.double() if self.noise is not None or logits.dtype is torch.float64 else logits.float()
         if self.shaped is not None:
             logits = self.shaped(logits)
-        each = [self.settings[row] for row in rows.tolist()] if self.settings else []
-        for setting in (different := dict.fromkeys(each)):
-            if setting.processors:
-                warped = _warped(logits, setting)
-                mine = torch.tensor([other == setting for other in each], device=logits.device)
-                logits = warped if len(different) == 1 else torch.where(mine[:, None], warped, logits)
+        each = {row: self.settings[row] for row in set(rows.tolist())} if self.settings else {}
+        if len(different := set(each.values())) == 1:
+            logits = _warped(logits, *different)
+        else:
+            for setting in different:
+                mine = torch.tensor([each[row] == setting for row in rows.tolist()], device=logits.device)
+                logits = torch.where(mine[:, None], _warped(logits, setting), logits)
         return torch.log_softmax(logits, dim=-1)
 
     def temperature(self, row: int) -> float:
@@ -68,7 +69,9 @@ class Drawing:
 
 
 def _warped(logits: Tensor, setting: Sampling) -> Tensor:
-    """[F, V] logits after temperature and cuts; NaN in all of a row where one is not finite."""
+    """[F, V] logits after temperature and cuts, if there are any; then NaN in all of a row where one is not finite."""
+    if not setting.processors:
+        return logits
     there = finite(logits)[:, None]
     logits = logits.where(there, 0.0)  # some warpers raise at NaN
     nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text

@@ -1,8 +1,6 @@
 """The contract of a tuning: it fits a policy to a drafter, a target and data. Each file of this package is one."""
 
-import importlib
 import os
-import pkgutil
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cache
@@ -16,7 +14,7 @@ from draftree.drafters.base import Drafter
 from draftree.engine import target_of
 from draftree.errors import UserError
 from draftree.models.target import Target
-from draftree.registry import build
+from draftree.registry import build, files, in_file
 from draftree.training.job import Fitted, Job
 
 
@@ -55,14 +53,11 @@ class Tuning(Job):
 
 
 def names() -> tuple[str, ...]:
-    """The policies that can be tuned: one for each file that is not shared or the contract."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(tuning.__path__) if m.name != "base" and m.name[0] != "_"))
+    """The policies that can be tuned."""
+    return files(tuning)
 
 
 @cache
 def part(name: str) -> type[Tuning]:
     """The tuning in the file of that name."""
-    module = importlib.import_module(f"{tuning.__name__}.{name}")
-    kinds = (kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__)
-    [own] = (kind for kind in kinds if issubclass(kind, Tuning))
-    return own
+    return in_file(tuning, name, Tuning)

@@ -225,7 +225,8 @@ class LanguageModelDrafter(CachingDrafter):
     ) -> Decoding:
         """The state once the rows that begin were read, as far as they are not cached."""
         state = state or Decoding.empty(self.small.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
-        begun, mine = every(rows, len(prompts)), [prompts[row] for row in every(rows, len(prompts))]
+        begun = every(rows, len(prompts))
+        mine = [prompts[row] for row in begun]
         if max(map(len, mine)) >= self.decoder.context:  # it never gets to draft: see `expand`
             rest = tuple(p[n:] for p, n in zip(prompts, state.cache.lengths.tolist(), strict=True))
             return replace(state, pending=put(state.pending, begun, rest))
