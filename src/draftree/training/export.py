@@ -207,7 +207,11 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
         raise UserError(
             f"'{folder}' lacks {', '.join(lacking[:4])}, allowed for 'vllm-medusa' are heads with layers of their own"
         )
-    config, tensors = medusa.to_vllm(stored.config, tensors)
+    vocab = None
+    if medusa.MAP in tensors:
+        name = target or str(stored.about.get("target", "demo"))
+        vocab = _config_of(name).get_text_config(decoder=True).vocab_size
+    config, tensors = medusa.to_vllm(stored.config, tensors, vocab)
     _check(method, folder, config, target)
     return config, tensors
 
