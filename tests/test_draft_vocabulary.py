@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from architectures import target
 from draftree.costs import Costs
@@ -27,13 +28,14 @@ from forests import texts
 SIZE = 20
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TRAINED = ("edd", "vdm", "eagle", "eagle3", "mtp", "glide", "medusa", "hydra")
+MORE = {"glide": ",init=shared"}
 SHARING = ("edd", "vdm", "eagle", "mtp", "glide")
 """Those whose head is the target's own."""
 
 
 def fresh(name: str, t: Target, size: int = SIZE):
     """A drafter and the ids that it may draft, most of them not the first ones."""
-    method = build("drafter", f"{name}:draft_vocab={size}")
+    method = build("drafter", f"{name}:draft_vocab={size}{MORE.get(name, '')}")
     assert isinstance(method, TrainableMethod)
     torch.manual_seed(0)
     drafter = method.fresh(t)
@@ -65,7 +67,7 @@ def test_decoding_and_training_draft_the_same_tokens_of_the_vocabulary_alone(nam
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_checkpoint_keeps_the_vocabulary_and_nothing_of_the_targets(name: str, tmp_path: Path) -> None:
     t = target("llama")
-    drafter, ids = fresh(name, t)
+    drafter, _ = fresh(name, t)
     precise(drafter, torch.float16, torch.float32)  # as it is written
     drafter.save(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
@@ -76,7 +78,7 @@ def test_a_checkpoint_keeps_the_vocabulary_and_nothing_of_the_targets(name: str,
     precise(drafter, t.decoder.dtype)
     assert torch.equal(forwards.decoded(t, opened, text, 4, 1), forwards.decoded(t, drafter, text, 4, 1))
     with pytest.raises(UserError, match=r"draft_vocab is 7, allowed is 20"):
-        build("drafter", f"{name}:checkpoint={tmp_path},draft_vocab=7").open(t)
+        build("drafter", f"{name}:checkpoint={tmp_path},draft_vocab=7{MORE.get(name, '')}").open(t)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -136,7 +138,7 @@ def test_embedding_and_head_are_neither_trained_nor_changed(name: str) -> None:
 def test_a_head_of_its_own_is_whole(spec: str) -> None:
     t = target("llama")
     assert any(t.decoder.vocab in v.shape for v in build("drafter", spec).fresh(t).model.state_dict().values())
-    with pytest.raises(UserError, match="draft_vocab is 20, allowed with .* is 0"):
+    with pytest.raises(UserError, match=r"draft_vocab is 20, allowed with .* is 0"):
         build("drafter", f"{spec},draft_vocab=20").fresh(t)
 
 
@@ -144,7 +146,7 @@ def test_a_head_of_its_own_is_whole(spec: str) -> None:
 def test_a_vocabulary_larger_than_the_targets(name: str) -> None:
     t = target("llama")
     with pytest.raises(UserError, match=f"{name}: draft_vocab is 9999, allowed is at most the target's vocabulary: "):
-        build("drafter", f"{name}:draft_vocab=9999").fresh(t)
+        fresh(name, t, 9999)
 
 
 def test_another_embedding_is_told(tmp_path: Path) -> None:
@@ -156,3 +158,22 @@ def test_another_embedding_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.warns(DraftreeWarning, match="whose embedding is another"):
         build("drafter", f"edd:checkpoint={tmp_path}").open(t)
+
+
+@pytest.mark.parametrize("name", ["edd", "vdm", "glide"])
+def test_a_drafter_with_copies_of_embedding_and_head_drafts_as_before(name: str, tmp_path: Path, draftree) -> None:
+    t = target("llama")
+    t.decoder.model.save_pretrained(tmp_path / "target")
+    loaded = Target.load(str(tmp_path / "target"), "float64")
+    drafter, _ = fresh(name, loaded, 0)
+    drafter.save(tmp_path / "borrowing")
+    status, _, told = draftree("export", tmp_path / "borrowing", "--standalone", "--out", tmp_path / "alone")
+    assert not status, told
+    text = np.stack(texts([12], np.random.default_rng(2)))
+    one, other = (build("drafter", f"{name}:checkpoint={tmp_path / folder}").open(loaded) for folder in ("borrowing", "alone"))
+    assert torch.allclose(forwards.decoded(loaded, one, text, 4, 1), forwards.decoded(loaded, other, text, 4, 1), atol=1e-2)
+    if name == "vdm":  # transformers' own
+        AutoModelForCausalLM.from_pretrained(tmp_path / "alone")
+    status, _, told = draftree("export", tmp_path / "borrowing", "--out", tmp_path / "neither")
+    assert status == 2
+    assert "allowed is one" in told

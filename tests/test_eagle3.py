@@ -78,7 +78,7 @@ def test_tokens_that_cannot_be_drafted_are_not_learnt() -> None:
                 for i in range(1 + j, 10):  # token i + 1 is predicted; position 0 has no pair before it
                     wanted = after_all(batch)[row, i]
                     if int(wanted.argmax()) in ids:
-                        q = torch.log_softmax(drafter.model.draft_logits(out[row, i]), -1)
+                        q = torch.log_softmax(drafter.model.logits(out[row, i]), -1)
                         expected -= 0.5**j * (torch.softmax(wanted[ids], -1) * q).sum()
         assert float(drafter.loss(batch)) == pytest.approx(float(expected) / batch.count, rel=1e-5)
 

@@ -321,7 +321,7 @@ def test_checkpoint_errors(target, samples, tmp_path) -> None:
     with pytest.raises(UserError, match=r"missing tensors: .*k_proj"):
         EDD(checkpoint=str(tmp_path)).open(target)
     save_file(tensors | {"foreign.weight": torch.zeros(2)}, weights_file, metadata={"format": "pt"})
-    with pytest.raises(UserError, match="foreign tensors: foreign.weight"):
+    with pytest.raises(UserError, match=r"foreign tensors: foreign\.weight"):
         EDD(checkpoint=str(tmp_path)).open(target)
     weights_file.write_bytes(b"not tensors")
     with pytest.raises(UserError, match="cannot read"):

@@ -87,7 +87,7 @@ class GLIDE(TrainableMethod):
     cross: bool = True
     kv_layer: int | Literal["auto"] = -1
     variant: Literal["paper", "official"] = "paper"
-    init: Literal["shared", "target", "scratch"] = "shared"
+    init: Literal["target", "scratch", "shared"] = "target"
     draft_vocab: int = knob(0, least=0)
 
     def __post_init__(self) -> None:
@@ -104,8 +104,6 @@ class GLIDE(TrainableMethod):
         if joint := {k: v for k, v in stored.tensors.items() if k.startswith(PREFIX)}:  # the target's are not ours to keep
             stored = replace(stored, tensors=joint, name=lambda key: PREFIX + key)
         unused = frozenset(k for k in stored.tensors if k.endswith(".rotary_emb.inv_freq"))
-        if any(k.endswith("lm_head.weight") for k in stored.tensors) and knobs.init == "shared":
-            knobs = replace(knobs, init="target")  # it has an embedding and a head of its own
         model = stored.network(lambda: knobs.network(stored.config, views, target), unused)
         return GLIDEDrafter(knobs, model, target, stored)
 
