@@ -1,0 +1,139 @@
+"""Tokens a second beside transformers' own ways, on the same model object, prompt by prompt.
+
+    python benchmarks/peers.py --target smollm2 --suite spec_bench.jsonl --category math_reasoning --per-category 20 \
+        --assistant VDM_STANDALONE --ours "edd pct" --ours "eagle3 eagle2" --out peers.json [--plot peers.svg]
+
+Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first prompt warms up and does not
+count. All write greedily. A text that differs from plain decoding's is counted: in float32 two tokens as good as equally likely
+may change places where passes have another width. `--assistant` is what `draftree export vdm --standalone` writes, with the
+target's whole head, as transformers' assisted generation takes no other.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from draftree import Request, Target
+from draftree.data.prompts import encode
+from draftree.engine import Engine, load, plain
+from draftree.errors import UserError
+from draftree.evaluation import suites
+from draftree.evaluation.provenance import provenance
+from draftree.evaluation.report import bounds, rate, samples
+
+Way = Callable[[Request], list[int]]
+PLAIN = "plain decoding"
+
+
+def theirs(target: Target, request: Request, **how: Any) -> list[int]:
+    """The tokens that transformers' `generate` writes."""
+    ids, model = torch.tensor([request.prompt], device=target.decoder.device), target.decoder.model
+    written: Any = model.generate(  # type: ignore[operator]
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.max_new_tokens, do_sample=False,
+        eos_token_id=sorted(request.eos), pad_token_id=min(request.eos, default=0), **how,
+    )  # fmt: skip
+    tokens: list[int] = written[0, len(request.prompt) :].tolist()
+    return tokens
+
+
+def ours(engine: Engine, request: Request) -> list[int]:
+    """The tokens that draftree writes."""
+    return engine.write([request]).tokens[0]
+
+
+def ways(target: Target, pairs: list[str], assistant: str | None) -> dict[str, Way]:
+    """Every way by its name, plain decoding first."""
+    found: dict[str, Way] = {
+        PLAIN: lambda request: plain(target, [request]).tokens[0],
+        "transformers: generate": partial(theirs, target),
+        "transformers: prompt lookup": partial(theirs, target, prompt_lookup_num_tokens=10),
+    }
+    if assistant:
+        small = AutoModelForCausalLM.from_pretrained(assistant, dtype=target.decoder.dtype).to(target.decoder.device)
+        found["transformers: assisted by vdm"] = partial(theirs, target, assistant_model=small)
+    for pair in pairs:
+        drafter, _, policy = pair.partition(" ")
+        found[f"draftree: {pair}"] = partial(ours, load(target, drafter, policy or "chain"))
+    return found
+
+
+def chart(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draws tokens a second as bars."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 0.42 * len(rows) + 1))
+    colours = ["#0f766e" if row["way"].startswith("draftree") else "#94a3b8" for row in rows]
+    bars = axes.barh([row["way"] for row in rows], [row["tokens/s"] for row in rows], color=colours)
+    axes.bar_label(bars, [f" {row['tokens/s']:.0f}  ({row['speed-up']:.2f}×)" for row in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.18)
+    axes.set_xlabel("tokens a second")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, bbox_inches="tight")
+
+
+def main() -> int:
+    ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    ap.add_argument("--target", default="smollm2")
+    ap.add_argument("--suite", required=True)
+    ap.add_argument("--category", action="append")
+    ap.add_argument("--per-category", type=int, default=20)
+    ap.add_argument("--max-new-tokens", type=int, default=128)
+    ap.add_argument("--ours", action="append", default=[], metavar="'DRAFTER POLICY'")
+    ap.add_argument("--assistant")
+    ap.add_argument("--out", type=Path, required=True)
+    ap.add_argument("--plot", type=Path)
+    args = ap.parse_args()
+    try:
+        target = Target.load(args.target)
+        prompts = suites.load(args.suite).prompts
+        every = ways(target, args.ours, args.assistant)
+    except UserError as error:
+        print(f"peers: {error}", file=sys.stderr)
+        return 2
+    wanted = args.category or sorted({p.category for p in prompts})
+    chosen = [p for c in wanted for p in [p for p in prompts if p.category == c][: args.per_category]]
+    room = target.decoder.context - args.max_new_tokens
+    encoded = [ids for p in chosen if len(ids := encode(target.tokenizer, p.content)) <= room]
+    requests = [Request(ids, args.max_new_tokens, target.eos) for ids in encoded]
+    seconds, tokens = ({name: np.zeros(len(requests)) for name in every} for _ in range(2))
+    same = dict.fromkeys(every, 0)
+    for way in every.values():
+        way(requests[0])
+    for i, request in enumerate(requests):
+        names, texts = list(every), {}
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            start = time.perf_counter()
+            texts[name] = every[name](request)
+            seconds[name][i], tokens[name][i] = time.perf_counter() - start, len(texts[name])
+        for name in names:
+            same[name] += texts[name] == texts[PLAIN]
+        print(f"peers: {i + 1} of {len(requests)}", file=sys.stderr, flush=True)
+    rows, drawn, whole = [], samples(len(requests), 0), np.arange(len(requests))
+    for name in every:
+        speed = rate(tokens[name], seconds[name], drawn) / rate(tokens[PLAIN], seconds[PLAIN], drawn)
+        mine, base = (float(rate(tokens[n], seconds[n], whole)) for n in (name, PLAIN))
+        low, high = bounds(speed)
+        told = f"{same[name]} of {len(requests)}"
+        rows.append({"way": name, "tokens/s": mine, "speed-up": mine / base, "low": low, "high": high, "same text": told})
+    about = provenance(target, 0) | {"suite": args.suite, "categories": wanted, "max_new_tokens": args.max_new_tokens}
+    args.out.write_text(json.dumps({"rows": rows, "provenance": about}, indent=1) + "\n")
+    if args.plot:
+        chart(rows, args.plot)
+    for row in rows:
+        interval = f"{row['speed-up']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+        print(f"{row['way']:45} {row['tokens/s']:7.1f}/s  {interval}  {row['same text']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
