@@ -177,3 +177,25 @@ def test_a_drafter_with_copies_of_embedding_and_head_drafts_as_before(name: str,
     status, _, told = draftree("export", tmp_path / "borrowing", "--out", tmp_path / "neither")
     assert status == 2
     assert "allowed is one" in told
+
+
+def test_where_no_program_knows_a_draft_vocabulary_the_head_is_the_targets(tmp_path: Path, draftree) -> None:
+    t = target("llama")
+    drafter, _ = fresh("eagle", t)
+    drafter.save(tmp_path / "ours")
+    status, _, told = draftree("export", tmp_path / "ours", "--format", "eagle", "--out", tmp_path / "theirs")
+    assert not status, told
+    opened = build("drafter", f"eagle:checkpoint={tmp_path / 'theirs'}").open(t)
+    assert opened.knobs.draft_vocab == 0
+    left, written = (set(load_file(tmp_path / name / "model.safetensors")) for name in ("ours", "theirs"))
+    assert left - written == {"head.d2t"}
+    opened = build("drafter", "medusa:draft_vocab=20").fresh(t)
+    opened.save(tmp_path / "medusa")
+    t.decoder.model.save_pretrained(tmp_path / "target")
+    more = ("--format", "vllm-medusa", "--target", tmp_path / "target", "--out", tmp_path / "vllm")
+    status, _, told = draftree("export", tmp_path / "medusa", *more)
+    assert not status, told
+    assert load_file(tmp_path / "vllm" / "model.safetensors")["token_map"].tolist() == list(range(20))
+    text = np.stack(texts([12], np.random.default_rng(2)))
+    ours, vllm = (build("drafter", f"medusa:checkpoint={tmp_path / name}").open(t) for name in ("medusa", "vllm"))
+    assert torch.equal(forwards.decoded(t, ours, text, 4, 1), forwards.decoded(t, vllm, text, 4, 1))

@@ -34,6 +34,8 @@ from draftree.registry import method_of, names, part
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 """Config and tensors."""
+MAP = "head.d2t"
+"""The draft vocabulary of an `eagle`, of which no other program knows: there its head is the target's, whole."""
 LAYERS = 32
 """Of the target that stands in for one that is not named."""
 
@@ -178,7 +180,7 @@ def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
 def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Written:
     """Config and tensors of EAGLE's or EAGLE-3's original layout, in whichever they came; of `values`, the config is flat."""
     rename = speculators.original(stored.config)
-    tensors = {rename(k): v for k, v in stored.tensors.items()}
+    tensors = {rename(k): v for k, v in stored.tensors.items() if k != MAP}
     config = {"model_type": "llama", "num_hidden_layers": 1} | values | _rope(values) | speculators.explicit(values, method)
     for key in (ABOUT, "rope_parameters", "transformers_version"):
         config.pop(key, None)

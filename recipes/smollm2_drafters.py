@@ -1,0 +1,70 @@
+"""Train the shipped drafters of SmolLM2-135M, their trees and a classifier, on what the model itself asks and answers.
+
+    python recipes/smollm2_drafters.py --data gsm8k_train.jsonl --exclude spec_bench.jsonl --out drafters
+
+The model answers the questions of `--data` (the first 2,000), makes up 1,000 more and answers those, once; each drafter is then
+an ordinary `draftree train` run over the same answers, and reads the model's features from one folder. Interrupted, the same
+command goes on. `--exclude` names what must not be learnt: the questions that drafters are compared on.
+"""
+
+import argparse
+import itertools
+import pathlib
+import subprocess
+import sys
+
+TARGET = ("--target", "smollm2", "--dtype", "bfloat16")
+SPECS = {
+    "edd": "edd:draft_vocab=8192",
+    "eagle3": "eagle3:draft_vocab=8192,steps=4",  # seven passes over so small a layer cost more than they bring
+    "vdm": "vdm:draft_vocab=8192",
+    "eagle": "eagle:draft_vocab=8192",
+    "mtp": "mtp:draft_vocab=8192",
+    "glide": "glide:draft_vocab=8192,init=shared,kv_layer=auto",
+}
+EPOCHS = {"edd": 6, "eagle3": 4, "vdm": 6, "eagle": 6, "mtp": 6, "glide": 6}
+NUMBERS = (
+    "--batch-size", 16, "--lr", 1.5e-3, "--schedule", "cosine", "--floor", 0.02, "--warmup", 50, "--betas", 0.9, 0.95,
+    "--weight-decay", 0.01, "--clip", 1.0, "--clip-by", "norm", "--max-tokens", 768, "--bf16", "--cache-features",
+)  # fmt: skip
+"""The same for all drafters, so that they can be compared, and not those of each one's paper (docs/methods/training.md)."""
+
+
+def run(*command: object) -> None:
+    """Runs `draftree` with some arguments."""
+    subprocess.run([sys.executable, "-m", "draftree", *map(str, command)], check=True)
+
+
+def first(path: pathlib.Path, count: int, out: pathlib.Path) -> pathlib.Path:
+    """The first lines of a file, as a file."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with path.open() as lines:
+        out.write_text("".join(itertools.islice(lines, count)))
+    return out
+
+
+def train(name: str, data: list[object], out: pathlib.Path, seed: int = 0) -> None:
+    """Trains one drafter into `out`/`name`, unless it is there."""
+    if not (out / name / "config.json").is_file():
+        numbers = [*NUMBERS, "--features", out / "features", "--epochs", EPOCHS[name], "--seed", seed]
+        run("train", SPECS[name], *TARGET, *data, *numbers, "--out", out / name)
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    ap.add_argument("--data", type=pathlib.Path, required=True)
+    ap.add_argument("--exclude", type=pathlib.Path, required=True)
+    ap.add_argument("--out", type=pathlib.Path, required=True)
+    ap.add_argument("--questions", type=int, default=2000)
+    ap.add_argument("--synthesize", type=int, default=1000)
+    ap.add_argument("--only", choices=SPECS, action="append")
+    args = ap.parse_args()
+    asked = first(args.data, args.questions, args.out / "questions.jsonl")
+    writing = ["--regenerate", "--regenerate-tokens", 320, "--regenerate-batch", 64, "--synthesize", args.synthesize]
+    train("edd", ["--data", asked, "--exclude", args.exclude, *writing], args.out)
+    for name in args.only or SPECS:
+        train(name, ["--data", args.out / "edd" / "regenerated.jsonl"], args.out)
+
+
+if __name__ == "__main__":
+    main()
