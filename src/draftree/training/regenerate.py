@@ -20,12 +20,12 @@ from transformers import PreTrainedTokenizerBase
 from draftree.boundary.files import append, read_object, write_text
 from draftree.boundary.knobs import check, knob
 from draftree.boundary.progress import Tell, silent
+from draftree.data.overlap import Excluded
 from draftree.data.prompts import Content, encode
 from draftree.data.rows import Messages, Row, completes, messages, rows
-from draftree.engine import plain_stream
 from draftree.errors import UserError
 from draftree.models.target import Target
-from draftree.request import Request
+from draftree.training.authors import Asked, Author, Local
 from draftree.training.processes import Processes
 
 FILE, ABOUT, PARTS = "regenerated.jsonl", "regenerated.json", "regenerated.partial"
@@ -49,20 +49,6 @@ class Regeneration:
         check(self, "regenerate ")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A prompt that waits for its answer: which of the data's, what it is, as ids, and the most tokens that may come."""
-
-    number: int
-    content: Content
-    ids: list[int]
-    most: int
-
-
-Answers = Callable[[deque[Asked]], Iterator[tuple[Asked, str]]]
-"""Takes prompts from the left of a queue, and gives each with its answer; who reads the answers may put more there."""
-
-
 def regenerate(
     target: Target,
     paths: Sequence[Path],
@@ -70,6 +56,8 @@ def regenerate(
     how: Regeneration,
     processes: Processes,
     tell: Tell = silent,
+    author: Author | None = None,
+    excluded: Excluded = Excluded(),
 ) -> Path:
     """Writes data whose answers are the target's; goes on where an interrupted run stopped.
 
@@ -84,6 +72,8 @@ def regenerate(
         how: answers are written.
         processes: of the run.
         tell: told how many answers this process has written.
+        author: of the answers; by default the target itself.
+        excluded: prompts that are left out.
 
     Returns:
         The path of the rows, `{"messages"}` and `{"prompt", "completion"}`, in the order of the data.
@@ -92,17 +82,19 @@ def regenerate(
         UserError: the data cannot be read.
     """
     with processes.agreed():
-        asked = list(prompts(paths, target.tokenizer, how.max_tokens))
-    about = {**asdict(how), "target": target.name, "prompts": _digest(asked)}
+        asked = list(prompts(paths, target.tokenizer, how.max_tokens, excluded))
+    author = author or Local(target, how.batch)
+    about = {**asdict(how), "target": target.name, "prompts": digest(asked)} | ({"author": author.name} if author.name else {})
     finished = False
     with suppress(UserError):
         finished = read_object(out / ABOUT, "of a finished regeneration") == about and (out / FILE).is_file()
     if not finished:
-        parts = out / PARTS / _digest(about)
+        parts = out / PARTS / digest(about)
         done = _done(parts)
         processes.same(len(done), "the answers written so far")
         with processes.agreed():
-            _write(target, asked, done, parts, how, processes, tell)
+            missing = {i: asked[i] for i in range(len(asked)) if i not in done}
+            _write(target, missing, parts, how, processes, tell, author)
         with processes.agreed():
             if processes.main:
                 _join(out, about, _done(parts), len(asked))
@@ -111,10 +103,14 @@ def regenerate(
     return out / FILE
 
 
-def prompts(paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[Content]:
+def prompts(
+    paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, window: int, excluded: Excluded = Excluded()
+) -> Iterator[Content]:
     """The target's prompts: chats up to their last response, and the first quarter of each window of a text."""
     for path in paths:
         for row, where in rows(path):
+            if not excluded.keeps(row, where):
+                continue
             chat = messages(row, where)
             if chat is None:
                 yield from [row["prompt"]] if completes(row) else _beginnings(row["text"], tokenizer, window)
@@ -135,52 +131,29 @@ def _beginnings(text: str, tokenizer: PreTrainedTokenizerBase, window: int) -> I
 
 def _write(
     target: Target,
-    asked: Sequence[Content],
-    done: dict[int, Row],
+    asked: Mapping[int, Content],
     parts: Path,
     how: Regeneration,
     processes: Processes,
     tell: Tell,
+    author: Author,
 ) -> None:
     # Prompts that are read in one pass, and texts that are written side by side, should be of like length.
-    order = sorted(set(range(len(asked))) - done.keys(), key=lambda i: (len(json.dumps(asked[i])), i))
-    mine = order[processes.rank :: processes.world]
+    mine = sorted(asked, key=lambda i: (len(json.dumps(asked[i])), i))[processes.rank :: processes.world]
     parts.mkdir(parents=True, exist_ok=True)
-    answered = answer(target, {i: asked[i] for i in mine}, how, local(target, how.batch))
-    for count, (i, row) in enumerate(answered, 1):
+    for count, (i, row) in enumerate(answered(target, {i: asked[i] for i in mine}, how, author), 1):
         append(parts / f"{processes.rank}.jsonl", "\n" + json.dumps({"number": i, "row": row}))  # behind a broken line
         tell(count, "answering", len(mine))
 
 
-def local(target: Target, batch: int) -> Answers:
-    """Answers by the target at hand, greedily, so many prompts at a time."""
-
-    def answers(waiting: deque[Asked]) -> Iterator[tuple[Asked, str]]:
-        writing: dict[int, Asked] = {}
-
-        def requests() -> Iterator[Request | None]:
-            while True:
-                if waiting:
-                    one = waiting.popleft()
-                    writing[one.number] = one
-                    yield Request(one.ids, one.most, target.eos, one.number)
-                else:
-                    yield None
-
-        for request, tokens in plain_stream(target, requests(), batch):
-            yield writing.pop(request.number), str(target.tokenizer.decode([t for t in tokens if t not in target.eos]))
-
-    return answers
-
-
-def answer(target: Target, asked: Mapping[int, Content], how: Regeneration, by: Answers) -> Iterator[tuple[int, Row]]:
+def answered(target: Target, asked: Mapping[int, Content], how: Regeneration, author: Author) -> Iterator[tuple[int, Row]]:
     """The rows of numbered prompts, each as soon as it is finished; an empty one where nothing was asked that can be answered.
 
     Args:
         target: whose tokenizer and context are meant.
         asked: the prompts.
         how: answers are written.
-        by: whom.
+        author: of the answers.
     """
     talks = {i: _text(prompt) if isinstance(prompt, str) else _chat(prompt) for i, prompt in asked.items()}
     longest, waiting = min(how.max_tokens, target.decoder.context), deque[Asked]()
@@ -200,9 +173,9 @@ def answer(target: Target, asked: Mapping[int, Content], how: Regeneration, by: 
     for number in asked:
         if (row := next_row(number, None, waiting.append)) is not None:
             yield number, row
-    for one, said in by(waiting):
-        if (row := next_row(one.number, said, waiting.appendleft)) is not None:  # a chat that has begun is finished first
-            yield one.number, row
+    for each in author.write(waiting):  # a chat that has begun is finished first
+        if (row := next_row(each.asked.number, each.text, waiting.appendleft)) is not None:
+            yield each.asked.number, row
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
@@ -252,5 +225,6 @@ def _join(out: Path, about: dict[str, Any], done: dict[int, Row], count: int) ->
     write_text(out / ABOUT, json.dumps(about, indent=1) + "\n")
 
 
-def _digest(what: Any) -> str:
+def digest(what: Any) -> str:
+    """A short hash of what is JSON."""
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
