@@ -26,7 +26,7 @@ from draftree.training.processes import Processes
 from draftree.training.regenerate import Regeneration, regenerate
 from draftree.training.server import KEY, Remote, Server, agreement
 from draftree.training.synthesize import ABOUT, FILE, PARTS, Opening, Synthesis, flaw, judged, synthesize
-from folders import byte_tokenizer, target_folder
+from folders import byte_tokenizer, talking_folder, target_folder
 
 HOW = Synthesis(count=12, tokens=16, rows=8, seed=5)
 HERE = Processes.on("cpu")
@@ -34,19 +34,7 @@ HERE = Processes.on("cpu")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target that writes letters, seldom a sign that is no text, and then the end of a turn."""
-    path = target_folder(tmp_path_factory.mktemp("target"))
-    target = Target.load(str(path), device="cpu")
-    model: Any = target.decoder.model
-    with torch.no_grad():
-        model.model.embed_tokens.weight[:, 0] = 8  # so that the head's first column is a bias
-        bias = torch.full((260,), -6.0)
-        vocab = target.tokenizer.get_vocab()
-        for token, favour in {**dict.fromkeys("abcdefghijklmno", 1.0), "Ġ": 1.0, "<|assistant|>": 1.6, "<eos>": 1.0}.items():
-            bias[vocab[token]] = favour
-        model.lm_head.weight[:, 0] = bias
-    model.save_pretrained(path)
-    return path
+    return talking_folder(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
