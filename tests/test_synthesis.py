@@ -413,9 +413,14 @@ def test_a_command_trains_without_data(folder: Path, chats: Path, tmp_path: Path
 
 def test_a_command_learns_from_a_server(folder: Path, chats: Path, tmp_path: Path, serve, capfd) -> None:
     serving = serve(Target.load(str(folder), device="cpu"))
-    ask = (*TRAIN, "--target", folder, "--data", chats, "--regenerate", "--regenerate-tokens", 8, "--held-out", 0.4)
+    exclude = tmp_path / "exclude.jsonl"
+    exclude.write_text('{"prompt": "Go on!"}')
+    ask = (*TRAIN, "--target", folder, "--data", chats, "--regenerate", "--regenerate-tokens", 8, "--exclude", exclude)
     assert command(*ask, "--server", serving.url, "--server-model", "it", "--server-check", 2, "--out", tmp_path / "out") == 0
-    assert "of the tokens of 2 answers 100% are the likeliest" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "1 rows of the data are left out, whose prompts must not be learnt" in told
+    assert "of the tokens of 2 answers 100% are the likeliest" in told
+    assert len((tmp_path / "out" / "regenerated.jsonl").read_text().splitlines()) == len(CHATS) - 1
     assert json.loads((tmp_path / "out" / "training.json").read_text())["server_model"] == "it"
 
 

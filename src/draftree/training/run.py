@@ -13,6 +13,7 @@ from rich.filesize import decimal
 from draftree.boundary.files import writable
 from draftree.boundary.progress import Tell, silent
 from draftree.data.overlap import Excluded
+from draftree.data.rows import rows
 from draftree.data.samples import Sample, read
 from draftree.drafters.base import Stage, TrainableMethod, plan_text
 from draftree.engine import target_of
@@ -204,6 +205,9 @@ class Training(Job):
         how = replace(self.answers, max_tokens=plan.max_tokens)
         with processes.agreed():
             excluded = Excluded.of(self.exclude)
+            if excluded.runs and data:
+                left_out = sum(not excluded.keeps(row, where) for path in data for row, where in rows(path))
+                LOG.info("%s rows of the data are left out, whose prompts must not be learnt", f"{left_out:,}")
         author = Local(target, how.batch) if self.server is None else Remote(self.server, target)
         asked = [*data] if self.regenerates else []
         if self.synthesis is not None:
