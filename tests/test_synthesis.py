@@ -144,6 +144,11 @@ def test_broken_questions_are_told_by_reason(text: str) -> None:
     assert flaw(text, False) == "without an end"
 
 
+def test_a_question_that_came_before_is_known_by_its_words() -> None:
+    drawn = [{"text": text, "ended": True} for text in (" Why not? ", "why, NOT", "Why?", "How?", "Who?")]
+    assert judged(drawn, 2, byte_tokenizer(), ["why"]) == (["Why not?", "How?"], {"duplicates": 2})
+
+
 def test_the_opening_is_what_the_template_puts_before_a_user() -> None:
     header = "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|pad|>be good{% endif %}[{{ m['role'] }}] "
     words = byte_tokenizer(header + "{{ m['content'] }} [/]{% endfor %}{% if add_generation_prompt %} [assistant]{% endif %}")
