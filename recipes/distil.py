@@ -23,10 +23,10 @@ def main() -> None:
     ap.add_argument("--batch", type=int, default=96)
     ap.add_argument("--max-tokens", type=int, default=512)
     args = ap.parse_args()
-    processes = Processes.joined(None)
+    processes = Processes.on(None)
     target = Target.load(args.target, device=processes.device(None))
-    tell = lambda done, of: print(f"{done} of {of}", flush=True)
-    how = Regeneration(args.tokens, args.batch, args.max_tokens)
+    tell = lambda done, remark="", of=None: print(f"{remark}: {done} of {of}", flush=True)
+    how = Regeneration(tokens=args.tokens, batch=args.batch, max_tokens=args.max_tokens)
     print(regenerate(target, args.data, args.out, how, processes, tell))
 
 

@@ -38,3 +38,17 @@ def target_folder(folder: Path, template: str | None = TEMPLATE) -> Path:
         LlamaForCausalLM(config).save_pretrained(folder)
     byte_tokenizer(template).save_pretrained(folder)
     return folder
+
+
+def talking_folder(folder: Path) -> Path:
+    """Saves a target that writes letters, seldom what is no text, and then the end of a turn."""
+    target_folder(folder)
+    model, vocab = LlamaForCausalLM.from_pretrained(folder), byte_tokenizer().get_vocab()
+    bias = torch.full((260,), -6.0)
+    for token, favour in {**dict.fromkeys("abcdefghijklmno", 1.0), "Ġ": 1.0, "<|assistant|>": 1.6, "<eos>": 1.0}.items():
+        bias[vocab[token]] = favour
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 8  # so that the head's first column is a bias
+        model.lm_head.weight[:, 0] = bias
+    model.save_pretrained(folder)
+    return folder

@@ -35,13 +35,13 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.chain import Chain
 from draftree.testing.fakes import tiny_target
-from draftree.training import processes, trainer
+from draftree.training import processes, synthesize, trainer
 from draftree.training.features import Shards
 from draftree.training.processes import Processes
 from draftree.training.regenerate import ABOUT, FILE, PARTS, Regeneration, prompts, regenerate
 from draftree.training.teacher import Teacher
 from draftree.training.trainer import Plan, Progress, train
-from folders import byte_tokenizer, target_folder
+from folders import byte_tokenizer, talking_folder, target_folder
 
 CLOSE = 1e-12
 """The largest difference of a weight between one process and two."""
@@ -475,10 +475,10 @@ def test_regeneration_goes_on_where_it_stopped(folder: Path, asked: list[Path], 
         regenerated(folder, asked, tmp_path / "out", interrupt)
     (part,) = (tmp_path / "out" / PARTS).rglob("0.jsonl")
     with part.open("a") as file:
-        file.write('{"number": 1, "ro')  # a line that was broken off
+        file.write('\n{"number": 1, "ro')  # a line that was broken off
     rest: list[int] = []
     assert regenerated(folder, asked, tmp_path / "out", lambda done, remark="", of=None: rest.append(of)) == straight
-    assert set(rest) == {len(ASKED) - HOW.batch}
+    assert set(rest) == {len(ASKED) - 1}
     again: list[int] = []
     assert regenerated(folder, asked, tmp_path / "out", lambda done, remark="", of=None: again.append(of)) == straight
     assert (again, list((tmp_path / "out").glob("*.partial"))) == ([], [])
@@ -490,6 +490,18 @@ def test_two_processes_share_the_answers(folder: Path, asked: list[Path], tmp_pa
     straight = regenerated(folder, asked, tmp_path / "straight")
     assert on_two(lambda: regenerated(folder, asked, tmp_path / "out") and None) == ["done", "done"]
     assert [json.loads(line) for line in (tmp_path / "out" / FILE).read_text().splitlines()] == straight
+
+
+def test_two_processes_make_up_the_questions_of_one(tmp_path: Path) -> None:
+    target = Target.load(str(talking_folder(tmp_path / "target")), dtype="float64", device="cpu")
+
+    def made_up(out: str) -> Path:
+        how = synthesize.Synthesis(count=8, tokens=12, rows=4)
+        return synthesize.synthesize(target, how, tmp_path / out, Processes.on(torch.device("cpu")))
+
+    straight = made_up("straight").read_text()
+    assert on_two(lambda: made_up("out") and None) == ["done", "done"]
+    assert (tmp_path / "out" / synthesize.FILE).read_text() == straight
 
 
 def test_every_window_of_a_text_begins_a_prompt(tmp_path: Path) -> None:

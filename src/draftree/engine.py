@@ -2,9 +2,11 @@
 
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn, Self, overload
@@ -19,6 +21,7 @@ from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.boundary.files import understood
+from draftree.boundary.knobs import whole
 from draftree.costs import Costs, CostTable
 from draftree.data.prompts import Prompt, Prompts
 from draftree.data.rows import Messages
@@ -27,7 +30,7 @@ from draftree.errors import DraftreeWarning, UserError, shown
 from draftree.hf.generate import Hook, check_types
 from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
-from draftree.models.target import Target, known_as, warn_of_training
+from draftree.models.target import Needs, Target, known_as, warn_of_training
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
 from draftree.request import Emitted, Request, all_greedy, check, under
@@ -323,6 +326,45 @@ def plain(
     requests, rows = under(requests, sampling), Rows(cache_of(target, requests))
     run(loop.plain(target, usual(all_greedy(requests)), rows, requests), rows, on_tokens, lock)
     return Generation(rows.written, rows.stats)
+
+
+def plain_stream(target: Target, requests: Iterable[Request | None], rows: int = 32) -> Iterator[tuple[Request, list[int]]]:
+    """Writes any number of texts with a target alone, some at a time; where one has ended, the next begins.
+
+    Requests begin an eighth of the rows at a time, so that their prompts are read in one pass: those that follow one another
+    should be of like length. A text is the one that its request gets alone, up to rounding: the last bits of a row's logits
+    depend on the rows beside it, and in half precision that can turn two tokens that are as good as equally likely.
+
+    Args:
+        target: the model that writes.
+        requests: read when rows are free, so that one may depend on texts that came before it. None says that none waits
+            now; they are asked again while any text is written.
+        rows: the number of texts that are written at a time, at least 1.
+
+    Yields:
+        A request and the tokens written for it, as soon as they end.
+
+    Raises:
+        UserError: a request cannot be served, or there are no rows.
+    """
+    if not whole(rows, 1):
+        raise UserError(f"rows is {shown(rows)}, allowed is a whole number of at least 1")
+    waiting, group, stats = partial(next, iter(requests), None), max(rows // 8, 1), Stats()
+    rest(target)
+    table, acceptor = Rows(target.new_cache(rows, 64), stats=stats), usual(False)
+
+    def ended(events: list[Emitted]) -> list[tuple[Request, list[int]]]:
+        return [(table.requests[e.row], table.leave(e.row)) for e in events if e.ending is not None]
+
+    while True:
+        while len(table.free) >= group and (taken := [r for r in islice(iter(waiting, None), group) if r]):
+            check(taken, target)
+            yield from ended(loop.prefill(target, acceptor, Needs(), table, taken)[1])
+        if not table.live.size:
+            return
+        yield from ended(loop.plain_step(target, acceptor, table))
+        stats.steps.clear()  # of a long stream they would fill the memory
+        stats.work.clear()
 
 
 def rest(target: Target) -> bool:

@@ -107,15 +107,20 @@ def plain(target: Target, acceptor: Acceptor, rows: Rows, requests: Sequence[Req
     _, events, _ = prefill(target, acceptor, Needs(), rows, requests)
     yield events
     while rows.live.size:
-        start = time.perf_counter()
-        tree = Tree.planted(rows.live, rows.last[rows.live])
-        verified = target.verify(rows.cache, tree, Needs())
-        p = rows.distributions(tree, verified.logits)
-        verdict = acceptor.accept(tree, p, rows.chance)
-        target.commit(rows.cache, tree, verdict)
-        rows.clock(verify=time.perf_counter() - start)
-        rows.work((), tree)
-        yield rows.emit(target, tree, p, verdict)
+        yield plain_step(target, acceptor, rows)
+
+
+def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
+    """Writes one token without drafts for every row that still writes; at least one must."""
+    start = time.perf_counter()
+    tree = Tree.planted(rows.live, rows.last[rows.live])
+    verified = target.verify(rows.cache, tree, Needs())
+    p = rows.distributions(tree, verified.logits)
+    verdict = acceptor.accept(tree, p, rows.chance)
+    target.commit(rows.cache, tree, verdict)
+    rows.clock(verify=time.perf_counter() - start)
+    rows.work((), tree)
+    return rows.emit(target, tree, p, verdict)
 
 
 def prefill(

@@ -1,7 +1,7 @@
 """`draftree train`: trains a drafter, or fits a policy."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,15 +25,26 @@ class TrainOptions:
     """The options of `draftree train`."""
 
     name: Annotated[str, typer.Argument(help="The method, or a spec of it with its knobs; or a policy that can be tuned.")]
-    data: list[Path] = knob(help="JSONL, JSON, parquet, text, or a folder of them; repeat it for several.")
     out: Path = knob(help="The folder of the checkpoint; of a tree, the file.")
+    data: list[Path] = knob((), help="JSONL, JSON, parquet, text, or a folder of them; repeat it for several.")
     target: TargetName = "demo"
     drafter: str | None = knob(None, help="Of a policy: the spec or folder of the drafter it is for.")
     knobs: list[str] = knob((), flag="--set", metavar="KEY=VALUE", help="A knob of the method; repeat it.")
     init_from: Path | None = knob(None, help="A checkpoint of the same method whose weights it begins with.")
     regenerate: bool = knob(False, help="Let the target answer the data's prompts first.")
     regenerate_tokens: int = knob(256, help="Longest of these answers.")
-    regenerate_batch: int = knob(32, help="How many are written at a time.")
+    regenerate_batch: int = knob(32, help="How many texts the target writes at a time.")
+    synthesize: int | None = knob(None, help="Let the target make up so many questions, and answer them; needs no data.")
+    synthesize_temperature: float = knob(1.0, help="They are sampled at.")
+    synthesize_top_p: float = knob(0.99, help="Mass of the likeliest tokens they are sampled from.")
+    synthesize_tokens: int = knob(256, help="Longest of them.")
+    synthesize_system: str | None = knob(None, help="A system message before them; by default the chat template's own.")
+    exclude: list[Path] = knob((), help="A file of prompts that must not be learnt, as an evaluation's; repeat it for several.")
+    server: str | None = knob(None, help="URL of an OpenAI-compatible server of the same model, which writes instead.")
+    server_model: str | None = knob(None, help="The model's name there.")
+    server_parallel: int = knob(16, help="How many requests are under way at a time.")
+    server_check: int = knob(16, help="How many of its answers are compared with the target at hand.")
+    server_agreement: float = knob(0.9, help="Share of their tokens that must be the target's own likeliest.")
     stage: str | None = knob(None, help="Whose numbers: by default the method's first; with --init-from, its last.")
     epochs: float | None = knob(None, help=f"Passes over the data; {THEIRS}.")
     batch_size: int | None = knob(None, help=f"Samples in a step, of all processes; {THEIRS}.")
@@ -81,7 +92,7 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
         kind = asked.name.partition(":")[0]
         sort = job(kind)
         said = {option: value for option, value in ctx.params.items() if given(ctx, option) and option not in COMMON}
-        check(kind, sort, said)
+        check(kind, sort, said, asked.data)
         from draftree.cli import inputs, terminal
 
         chosen = sort.of(asked.name, asked.knobs, said)
@@ -123,13 +134,14 @@ def job(name: str) -> "type[Job]":
     return Training
 
 
-def check(name: str, sort: "type[Job]", asked: Mapping[str, Any]) -> None:
-    """Refuses options that a training does not take, and a policy's without a drafter.
+def check(name: str, sort: "type[Job]", asked: Mapping[str, Any], data: Sequence[Path]) -> None:
+    """Refuses options that a training does not take, a policy's without a drafter, and one that has nothing to learn from.
 
     Args:
         name: of what is trained.
         sort: of training.
         asked: the options that were given, beside those of every training.
+        data: what it learns from.
 
     Raises:
         UserError: it says which, and what is allowed.
@@ -139,6 +151,9 @@ def check(name: str, sort: "type[Job]", asked: Mapping[str, Any]) -> None:
         raise UserError(f"train {name} was given {', '.join(strange)}, allowed are {allowed}")
     if "drafter" in sort.options and not asked.get("drafter"):
         raise UserError(f"train {name} needs --drafter: the drafter that the policy grows its trees with")
+    if not data and asked.get("synthesize") is None:
+        instead = ", or --synthesize N: the target makes up the questions" if "synthesize" in sort.options else ""
+        raise UserError(f"train {name} needs --data: files or folders to learn from{instead}")
 
 
 def flag(option: str) -> str:

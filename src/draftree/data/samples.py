@@ -11,6 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.files import understood
+from draftree.data.overlap import Excluded
 from draftree.data.rows import Messages, Row, completes, messages, rows
 from draftree.errors import UserError
 from draftree.tree import Bools, Ints
@@ -87,13 +88,22 @@ def _sample(ids: Sequence[int], learn: Bools) -> Sample:
     return Sample(np.array(ids, np.int64), learn)
 
 
-def read(paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Sample]:
+def read(
+    paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, max_tokens: int, excluded: Excluded = Excluded()
+) -> list[Sample]:
     """All samples of some files; texts are cut into windows of `max_tokens`, chats at their first `max_tokens`.
+
+    Args:
+        paths: of the files, or folders of them.
+        tokenizer: the target's.
+        max_tokens: of a sample, at most.
+        excluded: prompts whose rows are left out.
 
     Raises:
         UserError: there is nothing to learn, or a chat cannot be rendered.
     """
-    samples = [s for path in paths for row, where in rows(path) for s in _samples(row, where, tokenizer, max_tokens)]
+    kept = ((row, where) for path in paths for row, where in rows(path) if excluded.keeps(row, where))
+    samples = [s for row, where in kept for s in _samples(row, where, tokenizer, max_tokens)]
     if not samples:
         raise UserError(f"nothing to learn in {', '.join(map(str, paths))}: no text or response of at least 2 tokens")
     return samples

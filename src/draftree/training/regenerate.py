@@ -8,7 +8,8 @@ quarter is the prompt of what the target writes on. Decoding is greedy.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,12 +20,12 @@ from transformers import PreTrainedTokenizerBase
 from draftree.boundary.files import append, read_object, write_text
 from draftree.boundary.knobs import check, knob
 from draftree.boundary.progress import Tell, silent
+from draftree.data.overlap import Excluded
 from draftree.data.prompts import Content, encode
 from draftree.data.rows import Messages, Row, completes, messages, rows
-from draftree.engine import plain
 from draftree.errors import UserError
 from draftree.models.target import Target
-from draftree.request import Request
+from draftree.training.authors import Asked, Author, Local
 from draftree.training.processes import Processes
 
 FILE, ABOUT, PARTS = "regenerated.jsonl", "regenerated.json", "regenerated.partial"
@@ -55,10 +56,14 @@ def regenerate(
     how: Regeneration,
     processes: Processes,
     tell: Tell = silent,
+    author: Author | None = None,
+    excluded: Excluded = Excluded(),
 ) -> Path:
     """Writes data whose answers are the target's; goes on where an interrupted run stopped.
 
-    Every process of a run calls it, and writes a part; the main one puts the parts together.
+    Every process of a run calls it, and writes a part; the main one puts the parts together. An answer is the one that the
+    target gives to its prompt alone, but for tokens that are as good as equally likely: logits are rounded otherwise beside
+    other rows, and which these are differs between runs, in one that was interrupted too.
 
     Args:
         target: answers.
@@ -67,6 +72,8 @@ def regenerate(
         how: answers are written.
         processes: of the run.
         tell: told how many answers this process has written.
+        author: of the answers; by default the target itself.
+        excluded: prompts that are left out.
 
     Returns:
         The path of the rows, `{"messages"}` and `{"prompt", "completion"}`, in the order of the data.
@@ -75,17 +82,19 @@ def regenerate(
         UserError: the data cannot be read.
     """
     with processes.agreed():
-        asked = list(prompts(paths, target.tokenizer, how.max_tokens))
-    about = {**asdict(how), "target": target.name, "prompts": _digest(asked)}
+        asked = list(prompts(paths, target.tokenizer, how.max_tokens, excluded))
+    author = author or Local(target, how.batch)
+    about = {**asdict(how), "target": target.name, "prompts": digest(asked)} | ({"author": author.name} if author.name else {})
     finished = False
     with suppress(UserError):
         finished = read_object(out / ABOUT, "of a finished regeneration") == about and (out / FILE).is_file()
     if not finished:
-        parts = out / PARTS / _digest(about)
+        parts = out / PARTS / digest(about)
         done = _done(parts)
         processes.same(len(done), "the answers written so far")
         with processes.agreed():
-            _write(target, asked, done, parts, how, processes, tell)
+            missing = {i: asked[i] for i in range(len(asked)) if i not in done}
+            _write(target, missing, parts, how, processes, tell, author)
         with processes.agreed():
             if processes.main:
                 _join(out, about, _done(parts), len(asked))
@@ -94,10 +103,14 @@ def regenerate(
     return out / FILE
 
 
-def prompts(paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[Content]:
+def prompts(
+    paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, window: int, excluded: Excluded = Excluded()
+) -> Iterator[Content]:
     """The target's prompts: chats up to their last response, and the first quarter of each window of a text."""
     for path in paths:
         for row, where in rows(path):
+            if not excluded.keeps(row, where):
+                continue
             chat = messages(row, where)
             if chat is None:
                 yield from [row["prompt"]] if completes(row) else _beginnings(row["text"], tokenizer, window)
@@ -118,63 +131,80 @@ def _beginnings(text: str, tokenizer: PreTrainedTokenizerBase, window: int) -> I
 
 def _write(
     target: Target,
-    asked: Sequence[Content],
-    done: dict[int, Row],
+    asked: Mapping[int, Content],
     parts: Path,
     how: Regeneration,
     processes: Processes,
     tell: Tell,
+    author: Author,
 ) -> None:
-    # Rows of one batch should end at about the same time. Which these are does not depend on what is done, as the last bits
-    # of a row's logits depend on the rows beside it.
-    order = sorted(range(len(asked)), key=lambda i: len(json.dumps(asked[i])))
-    every = [order[at : at + how.batch] for at in range(0, len(order), how.batch)]
-    batches = [batch for batch in every if not done.keys() >= set(batch)][processes.rank :: processes.world]
-    written, total = 0, sum(map(len, batches))
+    # Prompts that are read in one pass, and texts that are written side by side, should be of like length.
+    mine = sorted(asked, key=lambda i: (len(json.dumps(asked[i])), i))[processes.rank :: processes.world]
     parts.mkdir(parents=True, exist_ok=True)
-    for batch in batches:
-        answers = zip(batch, _answers(target, [asked[i] for i in batch], how), strict=True)
-        lines = [json.dumps({"number": i, "row": row}) + "\n" for i, row in answers]
-        append(parts / f"{processes.rank}.jsonl", "\n" + "".join(lines))  # behind a line that was broken off
-        written += len(batch)
-        tell(written, "answering", total)
+    for count, (i, row) in enumerate(answered(target, {i: asked[i] for i in mine}, how, author), 1):
+        append(parts / f"{processes.rank}.jsonl", "\n" + json.dumps({"number": i, "row": row}))  # behind a broken line
+        tell(count, "answering", len(mine))
 
 
-def _answers(target: Target, asked: Sequence[Content], how: Regeneration) -> list[Row]:
-    """The rows of some prompts; an empty one where the target was asked nothing it could answer."""
-    texts = {i: prompt for i, prompt in enumerate(asked) if isinstance(prompt, str)}
-    chats = {i: prompt for i, prompt in enumerate(asked) if not isinstance(prompt, str)}
-    ids = {i: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]) for i, text in texts.items()}
-    found: dict[int, Row] = {i: {"messages": chat} for i, chat in _chats(target, chats, how).items()}
-    found |= {i: {"prompt": texts[i], "completion": answer} for i, answer in _plain(target, ids, how).items()}
-    return [found.get(i, {}) for i in range(len(asked))]
+def answered(target: Target, asked: Mapping[int, Content], how: Regeneration, author: Author) -> Iterator[tuple[int, Row]]:
+    """The rows of numbered prompts, each as soon as it is finished; an empty one where nothing was asked that can be answered.
+
+    Args:
+        target: whose tokenizer and context are meant.
+        asked: the prompts.
+        how: answers are written.
+        author: of the answers.
+    """
+    talks = {i: _text(prompt) if isinstance(prompt, str) else _chat(prompt) for i, prompt in asked.items()}
+    longest, waiting = min(how.max_tokens, target.decoder.context), deque[Asked]()
+
+    def next_row(number: int, said: str | None, put: Callable[[Asked], None]) -> Row | None:
+        """Puts what comes next of a prompt into the queue; its row where nothing does."""
+        try:
+            content = talks[number].send(said)
+            while not 0 < len(ids := _ids(target.tokenizer, content)) < longest:
+                content = talks[number].send(None)
+        except StopIteration as end:
+            row: Row = end.value
+            return row
+        put(Asked(number, content, ids, min(how.tokens, longest - len(ids))))
+        return None
+
+    for number in asked:
+        if (row := next_row(number, None, waiting.append)) is not None:
+            yield number, row
+    for each in author.write(waiting):  # a chat that has begun is finished first
+        if (row := next_row(each.asked.number, each.text, waiting.appendleft)) is not None:
+            yield each.asked.number, row
 
 
-def _chats(target: Target, chats: dict[int, Messages], how: Regeneration) -> dict[int, Messages]:
-    """Every response written anew, the first ones of all chats before the second ones; a chat ends where it is too long."""
-    said: dict[int, Messages] = {i: [] for i in chats}
-    rest = {i: list(chat) for i, chat in chats.items()}
-    while rest:
-        for i in rest:
-            while rest[i][0]["role"] != "assistant":
-                said[i].append(rest[i].pop(0))
-        answers = _plain(target, {i: encode(target.tokenizer, said[i]) for i in rest}, how)
-        for i, answer in answers.items():
-            said[i].append({"role": "assistant", "content": answer})
-        rest = {i: rest[i][1:] for i in answers if rest[i][1:]}
-    answered = {i: max((n for n, m in enumerate(chat, 1) if m["role"] == "assistant"), default=0) for i, chat in said.items()}
-    return {i: said[i][:n] for i, n in answered.items() if n}
+def _ids(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
+    if isinstance(content, str):
+        return list(tokenizer(content, add_special_tokens=False)["input_ids"])
+    return encode(tokenizer, content)
 
 
-def _plain(target: Target, asked: dict[int, list[int]], how: Regeneration) -> dict[int, str]:
-    """The target's answers to the prompts of which something can be learnt."""
-    longest = min(how.max_tokens, target.decoder.context)
-    fit = {i: ids for i, ids in asked.items() if 0 < len(ids) < longest}
-    if not fit:
-        return {}
-    requests = [Request(ids, min(how.tokens, longest - len(ids)), target.eos) for ids in fit.values()]
-    answers = [[t for t in ids if t not in target.eos] for ids in plain(target, requests).tokens]
-    return {i: str(target.tokenizer.decode(ids)) for i, ids in zip(fit, answers, strict=True)}
+Talk = Generator[Content, str | None, Row]
+"""A prompt on its way: gives what is to be answered, takes the answer (None where there is none), and returns the row."""
+
+
+def _text(prompt: str) -> Talk:
+    answer = yield prompt
+    return {} if answer is None else {"prompt": prompt, "completion": answer}
+
+
+def _chat(chat: Messages) -> Talk:
+    """Every response written anew; the chat ends where it is too long."""
+    said, answered = Messages(), 0
+    for message in chat:
+        if message["role"] == "assistant":
+            answer = yield said
+            if answer is None:
+                break
+            said, answered = [*said, {"role": "assistant", "content": answer}], len(said) + 1
+        else:
+            said = [*said, message]
+    return {"messages": said[:answered]} if answered else {}
 
 
 def _done(parts: Path) -> dict[int, Row]:
@@ -195,5 +225,6 @@ def _join(out: Path, about: dict[str, Any], done: dict[int, Row], count: int) ->
     write_text(out / ABOUT, json.dumps(about, indent=1) + "\n")
 
 
-def _digest(what: Any) -> str:
+def digest(what: Any) -> str:
+    """A short hash of what is JSON."""
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]

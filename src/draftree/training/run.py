@@ -12,6 +12,8 @@ from rich.filesize import decimal
 
 from draftree.boundary.files import writable
 from draftree.boundary.progress import Tell, silent
+from draftree.data.overlap import Excluded
+from draftree.data.rows import rows
 from draftree.data.samples import Sample, read
 from draftree.drafters.base import Stage, TrainableMethod, plan_text
 from draftree.engine import target_of
@@ -19,10 +21,13 @@ from draftree.errors import UnknownName, UserError
 from draftree.models.target import Target
 from draftree.registry import build
 from draftree.training import state, trainer
+from draftree.training.authors import Local
 from draftree.training.features import Shards
 from draftree.training.job import LOG, Fitted, Job, items
 from draftree.training.processes import Processes, check_tracker
 from draftree.training.regenerate import Regeneration, regenerate
+from draftree.training.server import Remote, Server
+from draftree.training.synthesize import Synthesis, synthesize
 
 
 def planned(stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later: bool) -> trainer.Plan:
@@ -65,6 +70,12 @@ def remark(progress: trainer.Progress, measured: trainer.Progress) -> str:
 
 
 SHOWN_DEPTHS = 5
+WRITING: Mapping[str, Sequence[str]] = {
+    "regenerate": ("tokens", "batch"),
+    "synthesize": ("temperature", "top_p", "tokens", "system"),
+    "server": ("model", "parallel", "check", "agreement"),
+}
+"""The options of those who write what is learnt, by what they begin with."""
 
 
 def summed(spec: str, end: trainer.Progress) -> Fitted:
@@ -81,19 +92,28 @@ class Training(Job):
         method: its knobs.
         numbers: of the plan, by name; what is lacking is the interrupted run's, or the method's own.
         init_from: the folder whose weights it begins with.
-        answers: how the target answers the data's prompts first; it does not by default.
+        answers: how the target answers prompts.
+        regenerates: whether it answers those of the data first.
+        synthesis: how it makes up questions, which it answers as well; it does not by default.
+        exclude: files of prompts that are not learnt.
+        server: of the same model, which writes in the place of the target at hand.
         track: the name of a tracker.
         spec: of the method.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
-        {"init_from", "regenerate", "regenerate_tokens", "regenerate_batch", "track", *(f.name for f in fields(trainer.Plan))}
+        {"init_from", "regenerate", "synthesize", "server", "exclude", "track", *(f.name for f in fields(trainer.Plan))}
+        | {f"{group}_{name}" for group, names in WRITING.items() for name in names}
     )
 
     method: TrainableMethod
     numbers: Mapping[str, Any] = field(default_factory=dict)
     init_from: Path | None = None
-    answers: Regeneration | None = None
+    answers: Regeneration = field(default_factory=Regeneration)
+    regenerates: bool = False
+    synthesis: Synthesis | None = None
+    exclude: tuple[Path, ...] = ()
+    server: Server | None = None
     track: str = ""
     spec: str = ""
 
@@ -103,16 +123,37 @@ class Training(Job):
         if any(item.partition("=")[0] == "checkpoint" for item in given):
             raise UserError(f"'{name}' was given a checkpoint, but training starts from the target's own weights")
         numbers = {f.name: options[f.name] for f in fields(trainer.Plan) if f.name in options}
-        how = {key: options[f"regenerate_{key}"] for key in ("tokens", "batch") if f"regenerate_{key}" in options}
-        answers = Regeneration(**how) if options.get("regenerate") else None
-        method = build("drafter", f"{name}:{','.join(given)}")
-        return cls(method, numbers, options.get("init_from"), answers, options.get("track", ""), spec)
+        how = {
+            group: {n: options[f"{group}_{n}"] for n in names if f"{group}_{n}" in options} for group, names in WRITING.items()
+        }
+        count, url, again = options.get("synthesize"), options.get("server"), bool(options.get("regenerate"))
+        if (url is None) != ("model" not in how["server"]):
+            raise UserError("--server and --server-model were not both given, allowed are both or none")
+        if url is not None and count is None and not again:
+            raise UserError("--server was given, allowed is it with --regenerate or --synthesize, for which it writes")
+        return cls(
+            build("drafter", f"{name}:{','.join(given)}"),
+            numbers,
+            options.get("init_from"),
+            Regeneration(**how["regenerate"]),
+            again,
+            None if count is None else Synthesis(count, **how["synthesize"]),
+            tuple(options.get("exclude", ())),
+            None if url is None else Server(url, **how["server"]),
+            options.get("track", ""),
+            spec,
+        )
 
     @property
     def about(self) -> dict[str, Any]:
         """The part of the run's note that is not its plan."""
-        regenerated = None if self.answers is None else self.answers.tokens
-        return {"init_from": None if self.init_from is None else str(self.init_from), "regenerated_tokens": regenerated}
+        return {
+            "init_from": None if self.init_from is None else str(self.init_from),
+            "regenerated_tokens": self.answers.tokens if self.regenerates or self.synthesis else None,
+            "synthesized": None if self.synthesis is None else self.synthesis.count,
+            "server_model": None if self.server is None else self.server.model,
+            "exclude": [str(path) for path in self.exclude] or None,
+        }
 
     def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **place: str | None) -> Fitted:
         plan = planned(self.method.stages, self.numbers, out, self.init_from is not None)
@@ -161,12 +202,23 @@ class Training(Job):
     def _samples(
         self, target: Target, data: Sequence[Path], out: Path, plan: trainer.Plan, processes: Processes, tell: Tell
     ) -> list[Sample]:
-        if self.answers is not None:
-            how = replace(self.answers, max_tokens=plan.max_tokens)
-            data = [regenerate(target, data, out, how, processes, tell)]
+        how = replace(self.answers, max_tokens=plan.max_tokens)
+        with processes.agreed():
+            excluded = Excluded.of(self.exclude)
+            if excluded.runs and data:
+                left_out = sum(not excluded.keeps(row, where) for path in data for row, where in rows(path))
+                LOG.info("%s rows of the data are left out, whose prompts must not be learnt", f"{left_out:,}")
+        author = Local(target, how.batch) if self.server is None else Remote(self.server, target)
+        asked = [*data] if self.regenerates else []
+        if self.synthesis is not None:
+            made_up = replace(self.synthesis, seed=plan.seed)
+            asked.append(synthesize(target, made_up, out, processes, tell, author, data, excluded))
+        if asked:
+            written = regenerate(target, asked, out, how, processes, tell, author, excluded)
+            data = [written] if self.regenerates else [*data, written]
         with processes.agreed():
             tell(0, "reading")
-            return read(data, target.tokenizer, plan.max_tokens)
+            return read(data, target.tokenizer, plan.max_tokens, excluded)
 
 
 def within_context(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:

@@ -1,0 +1,65 @@
+"""Prompts that must not be learnt, as those of an evaluation set, wherever data hold them."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from draftree.data.rows import Row, messages, rows
+
+WORDS = 13
+"""Words in a row that no two prompts share by chance (Brown et al. 2020, appendix C)."""
+
+
+def normalised(text: str) -> str:
+    """The words of a text in lower case, without what stands between them."""
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
+def asked(row: Row, where: str) -> list[str]:
+    """The texts of a row that are no answers: its turns, its question, what users say in its chat, its prompt or its text.
+
+    Raises:
+        UserError: the row is of no known form.
+    """
+    for key in () if row.keys() & {"messages", "conversations"} else ("turns", "question", "prompt"):
+        several: list[Any] = row[key] if isinstance(row.get(key), list) else [row.get(key)]
+        if several and all(isinstance(text, str) for text in several):
+            return several
+    chat = messages(row, where)
+    return [row["text"]] if chat is None else [m["content"] for m in chat if m["role"] == "user"]
+
+
+class Excluded:
+    """Prompts that must not be learnt.
+
+    Args:
+        texts: of the prompts.
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self.runs = frozenset(run for text in texts for run in _runs(text))
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> "Excluded":
+        """The prompts in files of data, or of an evaluation.
+
+        Raises:
+            UserError: a file cannot be read.
+        """
+        return cls(text for path in paths for row, where in rows(path) for text in asked(row, where))
+
+    def holds(self, text: str) -> bool:
+        """True for one of the prompts, but for case and punctuation, and for a text that shares 13 words in a row with one."""
+        return bool(self.runs) and any(run in self.runs for run in _runs(text))
+
+    def keeps(self, row: Row, where: str) -> bool:
+        """True for a row of data that asks none of the prompts."""
+        return not self.runs or not any(map(self.holds, asked(row, where)))
+
+
+def _runs(text: str) -> Iterator[str]:
+    words = normalised(text).split()
+    for at in range(max(len(words) - WORDS, 0) + 1):
+        if run := " ".join(words[at : at + WORDS]):
+            yield run

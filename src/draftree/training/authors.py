@@ -1,0 +1,102 @@
+"""Those who write what a drafter learns from: the target at hand, or a server of the same model (`server.py`)."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from draftree.data.prompts import Content
+from draftree.engine import plain_stream
+from draftree.models.target import Target
+from draftree.request import Request
+from draftree.sampling.settings import GREEDY, Sampling
+from draftree.text.stops import Stops, StopTexts
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt that waits for its text.
+
+    Attributes:
+        number: which of all; with the sampling's seed it decides what is drawn.
+        content: a chat to be answered, or text to be continued.
+        ids: the same as token ids.
+        most: the most tokens that may come.
+        sampling: how they are chosen.
+        stops: texts and special tokens that end the text, beside the target's own ends; they are no part of it.
+    """
+
+    number: int
+    content: Content
+    ids: list[int]
+    most: int
+    sampling: Sampling = GREEDY
+    stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Written:
+    """The text that was written for a prompt, and whether it came to its end."""
+
+    asked: Asked
+    text: str
+    ended: bool
+
+
+class Author(ABC):
+    """Writes texts for prompts.
+
+    Attributes:
+        name: by which texts of one author are told from those of another; the target itself has none.
+    """
+
+    name: str = ""
+
+    @property
+    def probes(self) -> int:
+        """The number of greedy answers that are looked at before this one is trusted; 0 once it is."""
+        return 0
+
+    @abstractmethod
+    def write(self, waiting: deque[Asked]) -> Iterator[Written]:
+        """Takes prompts from the left of a queue, and gives each with its text as soon as that ends.
+
+        Args:
+            waiting: may be added to between two texts.
+
+        Raises:
+            UserError: nothing can be written.
+        """
+
+
+class Local(Author):
+    """The target at hand.
+
+    Args:
+        target: writes.
+        rows: how many texts at a time.
+    """
+
+    def __init__(self, target: Target, rows: int) -> None:
+        self._target, self._rows = target, rows
+
+    def write(self, waiting: deque[Asked]) -> Iterator[Written]:
+        tokenizer, writing = self._target.tokenizer, dict[int, tuple[Asked, Stops]]()
+
+        def requests() -> Iterator[Request | None]:
+            while True:
+                if not waiting:
+                    yield None
+                    continue
+                asked = waiting.popleft()
+                stops = Stops.of(tokenizer, asked.stops)
+                writing[asked.number] = asked, stops
+                request = Request(asked.ids, asked.most, self._target.eos | stops.ids.keys(), asked.number)
+                criteria = (StopTexts(tokenizer, stops, len(asked.ids)),) if stops.texts else ()
+                yield replace(request, sampling=asked.sampling, criteria=criteria)
+
+        for request, tokens in plain_stream(self._target, requests(), self._rows):
+            asked, stops = writing.pop(request.number)
+            text = str(tokenizer.decode([t for t in tokens if t not in request.eos]))
+            found = stops.find(text)
+            yield Written(asked, text if found is None else text[: found[0]], found is not None or tokens[-1] in request.eos)
