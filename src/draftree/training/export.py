@@ -29,7 +29,8 @@ from draftree.errors import UnknownName, UserError
 from draftree.formats import medusa, speculators
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target, location
+from draftree.models.sources import location
+from draftree.models.target import Target
 from draftree.registry import method_of, names, part
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
