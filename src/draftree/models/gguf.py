@@ -31,8 +31,7 @@ def dequantised(path: Path) -> Path:
         path: of the file. Weights of 16 or 32 bits keep their dtype, quantised ones become float16 (decision 64).
 
     Raises:
-        UserError: it cannot be read, is of an architecture that cannot be served, or a package is missing.
-        OSError: the disk is full.
+        UserError: it cannot be read, is of an architecture that cannot be served, or a package is missing; or the disk is full.
     """
     with understood(f"cannot read '{path}'"):
         file = path.stat()
@@ -46,7 +45,7 @@ def _kept(path: Path, size: int, changed: int) -> Path:
         if (first := file.read(len(MAGIC))) != MAGIC:
             raise UserError(f"'{path}' is not a GGUF file: it begins with {shown(first)}, allowed is {MAGIC!r}")
         file.seek(0)
-        folder = cache_folder() / "targets" / f"{path.stem}-{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}-{LAYOUT}"
+        folder = cache_folder() / "targets" / f"{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}-{LAYOUT}"
     if not folder.is_dir():
         if missing := [name for name in NEEDED if find_spec(name) is None]:
             raise UserError(f"'{path}' needs the package '{missing[0]}': pip install 'draftree[gguf]'")

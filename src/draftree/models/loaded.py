@@ -73,6 +73,7 @@ def merged(model: Any, loading: Loading) -> Any:
         kind = getattr(config.peft_type, "value", config.peft_type)
         raise UserError(f"adapter '{loading.adapter}' is of type {kind}, allowed is one that merges into the weights, as LORA")
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)  # which peft reads
         warnings.filterwarnings("error", "Found missing adapter keys")  # else they would be left as they begin
         whole: Any = PeftModel.from_pretrained(model, loading.adapter, config=config)
     return whole.merge_and_unload()

@@ -80,21 +80,25 @@ MAP_HELP = "transformers' device_map: auto, a device, or JSON; the whole model h
 TAKES_TREES: Rule = f"{' or '.join(ATTENTION)}: others take no mask of a tree", optional(lambda value: value in ATTENTION)
 PLACES: Rule = (
     "auto, a device, or an object with one device for all modules",
-    optional(lambda value: len({str(place) for place in _values(value)}) == 1),
+    optional(lambda value: len(set(map(str, _values(value)))) == 1),
 )
 
 
 def _placed(places: Any) -> Any:
     """A device map, read where it is JSON."""
-    if isinstance(places, str) and places.startswith("{"):
-        with suppress(ValueError):
-            return json.loads(places)
-    return places
+    if not isinstance(places, str) or not places.startswith("{"):
+        return places
+    with suppress(ValueError):
+        return json.loads(places)
+    return None
 
 
 def _values(places: Any) -> list[Any]:
+    """The places that a device map names; none where it is no device map."""
     found = _placed(places)
-    return list(found.values()) if isinstance(found, Mapping) else [found]
+    if isinstance(found, Mapping):
+        return list(found.values())
+    return [found] if isinstance(found, str) and found else []
 
 
 @dataclass(frozen=True)
