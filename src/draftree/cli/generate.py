@@ -107,7 +107,8 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
             again = inputs.repeatable(options, len(written.tokens)).request(engine.target, ids)
             result = compare(engine, again, first)
     if not asked.as_json:
-        return terminal.show_summary(console, result, coloured, engine.keeps_text(options.sampling))
+        terminal.show_summary(console, result, coloured, engine.keeps_text(options.sampling))
+        return terminal.show_footprint(console)
     more = {} if options.logprobs is None else {"logprobs": written.logprobs_as_json(engine.tokenizer)}
     trees = {"trees": [s.as_json() for s in watch.steps[1:]]} if watch is not None and asked.show_trees else {}
     text = {"text": written.text, "token_ids": result.tokens, "ending": written.ending}

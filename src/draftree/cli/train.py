@@ -80,7 +80,7 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
     with one_voice():
         kind = asked.name.partition(":")[0]
         sort = job(kind)
-        said = {option: value for option, value in ctx.params.items() if given(ctx, option) and option not in COMMON}
+        said = {option: value for option, value in ctx.params.items() if given(ctx, option) and option not in COMMON | PLACE}
         check(kind, sort, said)
         from draftree.cli import inputs, terminal
 
@@ -95,7 +95,9 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
         show(end, asked.out)
 
 
-COMMON = frozenset({"name", "data", "out", "target", "knobs", "as_json"} | {f.name for f in fields(Loading)})
+PLACE = frozenset(f.name for f in fields(Loading))
+"""Options of loading a target."""
+COMMON = frozenset({"name", "data", "out", "target", "knobs", "as_json"})
 """Options of every training."""
 
 
@@ -136,7 +138,7 @@ def check(name: str, sort: "type[Job]", asked: Mapping[str, Any]) -> None:
     """
     if strange := [flag(option) for option in asked if option not in sort.options]:
         allowed = ", ".join(sorted(map(flag, (COMMON | sort.options) - {"name", "as_json"})))
-        raise UserError(f"train {name} was given {', '.join(strange)}, allowed are {allowed}")
+        raise UserError(f"train {name} was given {', '.join(strange)}, allowed are {allowed}, and how the target is loaded")
     if "drafter" in sort.options and not asked.get("drafter"):
         raise UserError(f"train {name} needs --drafter: the drafter that the policy grows its trees with")
 

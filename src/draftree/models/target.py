@@ -379,7 +379,8 @@ def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerB
     Raises:
         UserError: it has none that can be read.
     """
-    with understood(f"target '{target}' has no tokenizer that can be read (allowed: {ALLOWED}, or load(…, tokenizer=…))"):
+    allowed = f"allowed: {ALLOWED}; load(…, tokenizer=…) takes one"
+    with understood(f"target '{target}' has no tokenizer that can be read ({allowed})"):
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(location(target), **source.found_by)
         found("a")
         return found
