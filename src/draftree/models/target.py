@@ -28,7 +28,7 @@ from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, pretrained
 from draftree.models.feed import Feed
 from draftree.models.loaded import merged, placed, rounding
-from draftree.models.sources import ALLOWED, DTYPES, Loading, Source, known_as, location
+from draftree.models.sources import ALLOWED, DTYPES, Loading, Source, hint, known_as, location
 from draftree.tree import Bools, Ints, Tree, Verdict
 
 LAST = -1
@@ -159,7 +159,7 @@ class Target:
         """
         loading = Loading.of({"dtype": dtype, "device": device, **how})
         place, dtype = usable(device), named(dtype)
-        with understood(f"cannot load target '{name}' (allowed: {ALLOWED})"):
+        with understood(f"cannot load target '{name}' (allowed: {ALLOWED}{hint(name)})"):
             path = location(name)
             config = AutoConfig.from_pretrained(path, **loading.found_by)
             kind = _class(config)
