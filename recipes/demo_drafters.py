@@ -18,8 +18,8 @@ import sys
 from train_target import stdlib_files
 
 SPECS = {
-    "edd": "edd",
-    "vdm": "vdm",
+    "edd": "edd:shared=false",  # with an embedding and a head of their own, as in the papers
+    "vdm": "vdm:shared=false",
     "eagle": "eagle",
     "eagle3": "eagle3:steps=3,draft_vocab=2048",  # seven passes over a toy cost more than they bring
     "mtp": "mtp",

@@ -7,10 +7,10 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar, final, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, final, get_type_hints
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import Knobs, Part, knob, real, several
 from draftree.errors import UserError, shown
-from draftree.formats.checkpoint import ABOUT, FILES, Checkpoint, fingerprint, shipped
+from draftree.formats.checkpoint import ABOUT, FILES, Checkpoint, embedding_hash, fingerprint, shipped
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -152,7 +152,8 @@ class Batch:
         learn: [B, T] whether the token is one to be predicted (a response token, not padding, not the first).
         hidden: for each layer needed, [B, T, D].
         kv: for each layer needed, the keys and values the target caches, [B, H, T, width] each.
-        target: the target's logits [M, V] after the tokens marked in a mask [B, T]; only those are computed.
+        target: the target's logits [M, V] after the tokens marked in a mask [B, T]; only those are computed, and of ids [V′]
+            that are named besides only theirs, [M, V′].
         generators: one for each sample, for whatever the objective draws; it follows from the seed, the step and the
             sample alone, so that a batch may be cut among processes.
         count: learnt tokens that the loss is divided by: those of the whole global batch, for each process. A process's
@@ -165,10 +166,16 @@ class Batch:
     learn: Tensor
     hidden: dict[int, Tensor]
     kv: dict[int, tuple[Tensor, Tensor]]
-    target: Callable[[Tensor], Tensor]
+    target: "Logits"
     generators: tuple[torch.Generator, ...]
     count: float
     shared: torch.Generator = field(default_factory=torch.Generator)
+
+
+class Logits(Protocol):
+    """The target's logits at marked positions."""
+
+    def __call__(self, at: Tensor, ids: Tensor | None = None, /) -> Tensor: ...
 
 
 class Trainable(Drafter[State]):
@@ -233,6 +240,7 @@ class Trainable(Drafter[State]):
     def save(self, folder: Path) -> None:
         """Writes a checkpoint: `config.json` and weights, in the layout its kind of weights is published in."""
         made_for = {"target": self._target.name, "target_hash": fingerprint(self._target.decoder.config)}
+        made_for["embedding_hash"] = embedding_hash(self._target)
         self.write(folder, {ABOUT: {"drafter": self.knobs.kind()} | made_for | self.settled.fixed})
 
     def write(self, folder: Path, about: dict[str, Any]) -> None:

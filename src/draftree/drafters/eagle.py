@@ -22,10 +22,13 @@ from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, run, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
+from draftree.drafters.neural.vocabulary import TargetHead, check_size
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING
 from draftree.models.target import LAST, Needs, Target
+from draftree.sampling.drawing import Drafted
+from draftree.tree import Ints
 
 
 @final
@@ -40,6 +43,7 @@ class EAGLE(TrainableMethod):
             than 512 tokens.
         bias: whether the fusing layer has one, as in the paper's checkpoints; vLLM serves those without.
         steps: passes of training that are fed their own output, as HASS aligns them; 1 is EAGLE's own training.
+        draft_vocab: V′, how many tokens can be drafted; 0 for all of them, as in the paper.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -56,6 +60,7 @@ class EAGLE(TrainableMethod):
     noise: float = knob(0.1, least=0)
     steps: int = knob(1, least=1)
     bias: bool = True
+    draft_vocab: int = knob(0, least=0)
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -67,12 +72,13 @@ class EAGLE(TrainableMethod):
         stored, config = speculators.loaded(stored, "eagle")
         stored.check_sizes("eagle", config, sizes(target))
         bias, embedding = config.get("bias", True), EMBEDDING in stored.tensors
-        net = stored.network(lambda: EAGLENet(of_values(config), target, bias, embedding))
+        net = stored.network(lambda: EAGLENet(of_values(config), target, bias, embedding, self.draft_vocab))
         return EAGLEDrafter(replace(self, bias=bias), net, target, stored)
 
     def new(self, target: Target) -> "EAGLEDrafter":
+        check_size("eagle", self.draft_vocab, target)
         config = like(target.decoder.config)
-        net = EAGLENet(config, target, self.bias, embedding=False)
+        net = EAGLENet(config, target, self.bias, embedding=False, draft_vocab=self.draft_vocab)
         initialise(net, config)
         return EAGLEDrafter(self, net, target, Checkpoint(published(config, "LlamaForCausalLM") | {"bias": self.bias}))
 
@@ -86,9 +92,10 @@ class EAGLENet(PairNet):
         target: whose embedding and LM head are used.
         bias: whether the fusing layer has one.
         embedding: whether the checkpoint brings an embedding of its own.
+        draft_vocab: V′; 0 for all tokens.
     """
 
-    def __init__(self, config: LlamaConfig, target: Target, bias: bool, embedding: bool) -> None:
+    def __init__(self, config: LlamaConfig, target: Target, bias: bool, embedding: bool, draft_vocab: int = 0) -> None:
         super().__init__()
         size = config.hidden_size
         self.fc = nn.Linear(2 * size, size, bias=bias)
@@ -103,6 +110,7 @@ class EAGLENet(PairNet):
         self.rotary = Rotary(config)
         self.shape, self.width, self._target = stores(config), size, target
         self.embed_tokens = nn.Embedding(config.vocab_size, size).requires_grad_(False) if embedding else None
+        self.head = TargetHead(target, draft_vocab)
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
@@ -110,7 +118,12 @@ class EAGLENet(PairNet):
         return run(self.layers[0], x, self.rotary(x, positions), mask, cache)
 
     def logits(self, out: Tensor) -> Tensor:
-        return self._target.decoder.head(out.to(self._target.decoder.dtype))
+        logits: Tensor = self.head(out)
+        return logits
+
+    @property
+    def drafted(self) -> Drafted | None:
+        return self.head.drafted
 
 
 @final
@@ -118,12 +131,16 @@ class EAGLEDrafter(PairDrafter):
     """Drafts features, and tokens from them."""
 
     knobs: EAGLE
+    model: EAGLENet
     needs = Needs(hidden=(LAST,))
 
+    def study(self, counts: Ints) -> None:
+        self.model.head.study(counts)
+
     def loss(self, batch: Batch) -> Tensor:
-        true = self._features(batch)
+        true, drafted = self._features(batch), self.model.drafted
         at, total = before(batch.learn), torch.zeros((), device=true.device)
-        wanted = batch.target(at)
+        wanted = batch.target(at) if drafted is None else batch.target(at, drafted.ids)
         for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):
             chosen = at & known
             feature = smooth_l1_loss(out[chosen].float(), true[chosen].float(), reduction="sum") / out.shape[-1]

@@ -21,11 +21,13 @@ from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
+from draftree.drafters.neural.vocabulary import check_map, check_size, drafted, frequent
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
 from draftree.models.target import Needs, Target
+from draftree.sampling.drawing import Drafted
 from draftree.tree import Ints
 
 DEFAULT_LAYERS = (2, None, None)
@@ -101,13 +103,12 @@ class EAGLE3(TrainableMethod):
             )
         layers = knobs.layers(target)
         net = stored.network(lambda: EAGLE3Net(config, target, layers, own, "d2t" in stored.tensors))
-        _check_map(stored, target)
+        check_map(stored.tensors.get("d2t"), target, folder)
         return EAGLE3Drafter(knobs, net, target, stored)
 
     def new(self, target: Target) -> "EAGLE3Drafter":
         vocab = target.decoder.vocab
-        if self.draft_vocab > vocab:
-            raise UserError(f"eagle3: draft_vocab is {self.draft_vocab}, allowed is at most the target's vocabulary: {vocab}")
+        check_size("eagle3", self.draft_vocab, target)
         llama = like(target.decoder.config)
         config = published(llama, "LlamaForCausalLMEagle3")
         layers = self.layers(target)
@@ -121,16 +122,6 @@ class EAGLE3(TrainableMethod):
 def _nested_ids(config: dict[str, Any]) -> list[int] | None:
     nested = config.get("eagle_config")
     return nested.get(LAYER_IDS) if isinstance(nested, dict) else None
-
-
-def _check_map(stored: Checkpoint, target: Target) -> None:
-    if (offsets := stored.tensors.get("d2t")) is not None:
-        ids = offsets + torch.arange(len(offsets), device=offsets.device)
-        if ids.min() < 0 or ids.max() >= target.decoder.vocab:
-            got = f"token ids {int(ids.min())} … {int(ids.max())}"
-            raise UserError(
-                f"'eagle3' in '{stored.folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}"
-            )
 
 
 class EAGLE3Layer(nn.Module):
@@ -210,11 +201,8 @@ class EAGLE3Net(PairNet):
             self.lm_head.weight.data.copy_(head[ids.to(head.device)])
 
     @property
-    def drafted(self) -> Tensor:
-        """[V′] the target's ids of the draft vocabulary."""
-        if self.d2t is None:
-            return torch.arange(self._vocab, device=self.fc.weight.device)
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+    def drafted(self) -> Drafted | None:
+        return drafted(self.d2t, self._target)
 
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
         fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.reads], dim=-1))
@@ -225,17 +213,9 @@ class EAGLE3Net(PairNet):
         out: Tensor = self.midlayer(embed(tokens).to(features.dtype), features, self.rotary(features, positions), mask, cache)
         return out
 
-    def draft_logits(self, out: Tensor) -> Tensor:
-        """[…, V′] over the draft vocabulary."""
+    def logits(self, out: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(self.norm(out))
         return logits
-
-    def logits(self, out: Tensor) -> Tensor:
-        drafted = self.draft_logits(out)
-        if self.d2t is None:
-            return drafted
-        whole = drafted.new_full((*drafted.shape[:-1], self._vocab), -torch.inf)
-        return whole.index_copy(-1, self.drafted, drafted)
 
 
 @final
@@ -251,18 +231,17 @@ class EAGLE3Drafter(PairDrafter):
 
     def study(self, counts: Ints) -> None:
         if self.model.d2t is not None:
-            frequent = np.argsort(-counts, kind="stable")[: len(self.model.d2t)]
-            self.model.choose(np.sort(frequent))
+            self.model.choose(frequent(counts, len(self.model.d2t)))
 
     def loss(self, batch: Batch) -> Tensor:
         features = self._features(batch)
         at, total = before(batch.learn), features.new_zeros(())
-        said = batch.target(at)
+        said, drafted = batch.target(at), self.model.drafted
         for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):
             chosen = at & known
             wanted = said[chosen[at]]
-            if self.model.t2d is not None:
+            if self.model.t2d is not None and drafted is not None:
                 possible = self.model.t2d[wanted.argmax(-1)]  # what the target would say cannot be drafted elsewhere
-                chosen, wanted = chosen.clone().masked_scatter(chosen, possible), wanted[possible][:, self.model.drafted]
-            total = total + self.knobs.decay**j * soft_cross_entropy(wanted, self.model.draft_logits(out[chosen]))
+                chosen, wanted = chosen.clone().masked_scatter(chosen, possible), wanted[possible][:, drafted.ids]
+            total = total + self.knobs.decay**j * soft_cross_entropy(wanted, self.model.logits(out[chosen]))
         return total / batch.count

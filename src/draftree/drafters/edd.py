@@ -10,7 +10,6 @@ Shapes: R rows, T tokens, B batch, D hidden size, V vocabulary, H key-value head
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -18,14 +17,13 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from draftree.boundary.knobs import knob
-from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
-from draftree.drafters.neural.language_model import SPARE, CachingDrafter, Decoding, copied, load_model, save_model
+from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.language_model import SPARE, Decoding, OneLayerDrafter, has_own, load_model, new_model
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import additive, dual_block
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.attention import AUTO, Attending, attending
-from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Taps, Target
 from draftree.tree import Ints, Tree, Verdict
 
@@ -44,6 +42,9 @@ class EDD(TrainableMethod):
         max_block: longest block; a length is drawn for each training step, one for all its samples (section 3.1).
         phase: how many tokens a text's first block lacks: `random` is drawn for each sample, since in decoding a block
             begins anywhere; 0 has blocks at multiples of their length, as in the paper (eq. 3). Training only.
+        shared: whether embedding and LM head are the target's own, which are neither trained nor stored; without, they begin as
+            copies and are trained, as in the paper (section 3.1).
+        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -59,6 +60,8 @@ class EDD(TrainableMethod):
     min_block: int = knob(5, least=1)
     max_block: int = 10
     phase: int | Literal["random"] = "random"
+    shared: bool = True
+    draft_vocab: int = knob(0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,11 +72,12 @@ class EDD(TrainableMethod):
 
     def read(self, stored: Checkpoint, target: Target) -> "EDDDrafter":
         self._check(target)
-        return EDDDrafter(self, load_model(stored, "edd", target), target, stored)
+        model = load_model(stored, "edd", target, self.draft_vocab)
+        return EDDDrafter(replace(self, shared=not has_own(stored)), model, target, stored)
 
     def new(self, target: Target) -> "EDDDrafter":
         self._check(target)
-        return EDDDrafter(self, copied(target), target, Checkpoint())
+        return EDDDrafter(self, new_model("edd", target, self.shared, self.draft_vocab), target, Checkpoint())
 
     def _check(self, target: Target) -> None:
         if self.hidden_layer != AUTO:
@@ -87,15 +91,13 @@ class EDD(TrainableMethod):
 
 
 @final
-class EDDDrafter(Trainable[Decoding], CachingDrafter):
+class EDDDrafter(OneLayerDrafter):
     """The decoder; its cache holds the soft prompt for positions 0 … root − 1, and behind it the step's nodes."""
 
     knobs: EDD
-    model: PreTrainedModel
 
     def __init__(self, knobs: EDD, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
-        self.decoder = Decoder(model)
         self._layer = knobs.hidden_layer
 
     @property
@@ -134,7 +136,7 @@ class EDDDrafter(Trainable[Decoding], CachingDrafter):
         return state
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        return self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens)))
+        return self.whole(self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens))))
 
     def _states(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
         """[B, T, D] the last norm's output after each token, for blocks of a length, and of a phase of each sample."""
@@ -158,10 +160,7 @@ class EDDDrafter(Trainable[Decoding], CachingDrafter):
         block, fixed = _between(self.knobs.min_block, self.knobs.max_block, batch.shared), self.knobs.phase
         phases = [_between(0, block - 1, g) if fixed == "random" else fixed for g in batch.generators]
         states = self._states(batch, block, phases)[before(batch.learn)]
-        return draft_loss(self.knobs.loss, batch, self.decoder.head(states))
-
-    def write(self, folder: Path, about: dict[str, Any]) -> None:
-        save_model(folder, self.model, about)
+        return draft_loss(self.knobs.loss, batch, self.decoder.head(states), drafted=self.drafted)
 
 
 def _between(low: int, high: int, generator: torch.Generator) -> int:

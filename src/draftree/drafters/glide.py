@@ -26,6 +26,7 @@ from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, ke
 from draftree.drafters.neural.llama import of_values
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import block_starts, earlier_blocks
+from draftree.drafters.neural.vocabulary import TargetEmbedding, TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, Checkpoint
 from draftree.models.attention import AUTO, Attending, attending
@@ -33,7 +34,7 @@ from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
 from draftree.models.target import CHUNK, Needs, Taps, Target
-from draftree.sampling.drawing import Drawing, drawn
+from draftree.sampling.drawing import Drafted, Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 OFFICIAL = "smallLlamaForCausalLM"
@@ -60,7 +61,9 @@ class GLIDE(TrainableMethod):
             that below a depth of `block` it looks from farther away than it ever did in training; the paper drafts 5 deep.
         init: what embedding and LM head begin with: `target`, copies of the target's where the hidden sizes are equal (which
             is EDD's way, and narrows what is left for cross-attention to gain), or `scratch`, random numbers, as in the paper
-            ("will be trained from scratch", section 4.1). In training only; all weights are learnt either way.
+            ("will be trained from scratch", section 4.1); `shared` has the target's own, which are neither trained nor stored.
+        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them. With
+            `init=shared` alone.
         loss: `ce` against the text, the paper's, or `kl` against the target.
         cross: whether it looks at the target at all; without, it is the paper's Vanilla Drafter (section 5.2).
         kv_layer: the target layer that the last draft layer reads, counted from 0, negative ones from the end; the layers
@@ -84,7 +87,15 @@ class GLIDE(TrainableMethod):
     cross: bool = True
     kv_layer: int | Literal["auto"] = -1
     variant: Literal["paper", "official"] = "paper"
-    init: Literal["target", "scratch"] = "target"
+    init: Literal["target", "scratch", "shared"] = "target"
+    draft_vocab: int = knob(0, least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draft_vocab and self.init != "shared":
+            raise UserError(
+                f"glide: draft_vocab is {self.draft_vocab}, allowed with init={self.init} is 0: its own head is whole"
+            )
 
     def read(self, stored: Checkpoint, target: Target) -> "GLIDEDrafter":
         knobs, stored = self._of(stored), stored.loaded()
@@ -93,17 +104,30 @@ class GLIDE(TrainableMethod):
         if joint := {k: v for k, v in stored.tensors.items() if k.startswith(PREFIX)}:  # the target's are not ours to keep
             stored = replace(stored, tensors=joint, name=lambda key: PREFIX + key)
         unused = frozenset(k for k in stored.tensors if k.endswith(".rotary_emb.inv_freq"))
-        model = stored.network(lambda: GlimpseModel(of_values(stored.config), views), unused)
+        model = stored.network(lambda: knobs.network(stored.config, views, target), unused)
         return GLIDEDrafter(knobs, model, target, stored)
 
     def new(self, target: Target) -> "GLIDEDrafter":
         views, config = self.views(target), _published(self, target)
-        model = GlimpseModel(of_values(config), views)
+        if self.init == "shared" and config["hidden_size"] != target.decoder.hidden:
+            got = f"hidden={self.hidden} with init=shared"
+            raise UserError(f"glide: got {got}, allowed is the target's hidden size {target.decoder.hidden}, or init=scratch")
+        check_size("glide", self.draft_vocab, target)
+        model = self.network(config, views, target)
         if self.init == "target" and config["hidden_size"] == target.decoder.hidden:
             whole: Any = target.decoder.model
             model.model.embed_tokens.weight.data.copy_(whole.get_input_embeddings().weight[: target.decoder.vocab])
             model.lm_head.weight.data.copy_(whole.get_output_embeddings().weight)
         return GLIDEDrafter(self, model, target, Checkpoint(config))
+
+    def network(self, config: dict[str, Any], views: Sequence[View | None], target: Target) -> GlimpseModel:
+        """A fresh network of a published config, with the target's embedding and head where these are shared."""
+        model = GlimpseModel(of_values(config), views)
+        if self.init == "shared":
+            norm = model.model.norm.weight
+            model.set_input_embeddings(TargetEmbedding(target, lambda: norm))
+            model.lm_head = TargetHead(target, self.draft_vocab)
+        return model
 
     def _of(self, stored: Checkpoint) -> Self:
         """The knobs with those that a published config fixes."""
@@ -175,6 +199,18 @@ class GLIDEDrafter(Trainable[Glimpsing]):
 
     knobs: GLIDE
     model: GlimpseModel
+
+    @property
+    def _head(self) -> TargetHead | None:
+        return self.model.lm_head if isinstance(self.model.lm_head, TargetHead) else None
+
+    @property
+    def _drafted(self) -> Drafted | None:
+        return None if self._head is None else self._head.drafted
+
+    def study(self, counts: Ints) -> None:
+        if self._head is not None:
+            self._head.study(counts)
 
     def __init__(self, knobs: GLIDE, model: GlimpseModel, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
@@ -268,7 +304,7 @@ class GLIDEDrafter(Trainable[Glimpsing]):
             return no_candidates(len(frontier), k), state
         layout = lay_out(state.own, tree, frontier, self.decoder.device)
         logits = self.model.lm_head(layout.pick(self._read(state, layout.feed)))
-        candidates = drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier])
+        candidates = drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self._drafted)
         return candidates, replace(state, own=replace(state.own, fed=layout.fed))
 
     @torch.inference_mode()
@@ -288,7 +324,7 @@ class GLIDEDrafter(Trainable[Glimpsing]):
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         logits: Tensor = self.model.lm_head(self._trained(batch, block, [phase] * len(batch.tokens)))
-        return logits
+        return logits if self._drafted is None else self._drafted.whole(logits)
 
     def _trained(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
         """[B, T, D] the last norm's output after each token, for a phase of each sample."""
@@ -305,7 +341,7 @@ class GLIDEDrafter(Trainable[Glimpsing]):
         fixed = self.knobs.variant == "official"
         phases = [0 if fixed else int(torch.randint(block, (), generator=g)) for g in batch.generators]
         states = self._trained(batch, block, phases)[before(batch.learn)]
-        return draft_loss(self.knobs.loss, batch, self.model.lm_head(states))
+        return draft_loss(self.knobs.loss, batch, self.model.lm_head(states), drafted=self._drafted)
 
 
 def _waiting(cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]) -> Glimpsing:

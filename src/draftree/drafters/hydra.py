@@ -23,10 +23,11 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod, every
-from draftree.drafters.neural.heads import HeadsDrafter, ResBlock, lm_head, newest, offered
+from draftree.drafters.neural.heads import HeadsDrafter, HeadsNet, ResBlock, lm_head, newest, offered
 from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.llama import Rotary, initialise, like, run, stores
 from draftree.drafters.neural.masks import additive
+from draftree.drafters.neural.vocabulary import check_map, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.models.cache import LayerShape, SlotCache
@@ -52,6 +53,7 @@ class Hydra(TrainableMethod):
         arch: with a prefix layer (`prefix-mlp`) or without (`mlp`).
         loss: `kl` against the target's distribution (the official soft cross-entropy, less a constant), or `ce` against
             the text.
+        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -68,6 +70,7 @@ class Hydra(TrainableMethod):
     layers: int = knob(4, least=1)
     arch: Arch = "prefix-mlp"
     loss: Literal["kl", "ce"] = "kl"
+    draft_vocab: int = knob(0, least=0)
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -78,10 +81,12 @@ class Hydra(TrainableMethod):
         check_kind(stored.config, stored.folder)
         found = replace(self, **counted(stored.tensors, stored.folder))
         first, last = f"hydra_mlp.0.{_places(found)[0]}.linear.weight", _lm_head(0, found.arch) + "weight"
-        widths = {"hidden_size": len(stored.tensors[first]), "vocab_size": len(stored.tensors[last])}
+        vocab = target.decoder.vocab if "d2t" in stored.tensors else len(stored.tensors[last])
+        widths = {"hidden_size": len(stored.tensors[first]), "vocab_size": vocab}
         stored.check_sizes("hydra", widths, sizes(target))
         check_aliases(stored.tensors, found, stored.folder)
         net = stored.network(lambda: HydraNet(found, target, EMBEDDING in stored.tensors), UNUSED)
+        check_map(net.d2t, target, stored.folder)
         return HydraDrafter(found, net, target, stored)
 
     def new(self, target: Target) -> "HydraDrafter":
@@ -90,6 +95,7 @@ class Hydra(TrainableMethod):
             raise UserError(
                 f"hydra: the target's embeddings have width {width}, allowed is its hidden size {target.decoder.hidden}"
             )
+        check_size("hydra", self.draft_vocab, target)
         return HydraDrafter(self, HydraNet(self, target, embedding=False), target, Checkpoint(file=FILE))
 
 
@@ -162,7 +168,7 @@ class Prefix(nn.Module):
 
 
 @final
-class HydraNet(nn.Module):
+class HydraNet(HeadsNet):
     """Prefix layer and heads in float32, named as in the official file.
 
     Args:
@@ -178,11 +184,17 @@ class HydraNet(nn.Module):
         prefix = knobs.arch == "prefix-mlp"
         self.prefix_embeding_layer = Prefix(config) if prefix else None
         self.hydra_mlp = nn.ModuleList(self._mlp(i, config.hidden_size, knobs) for i in range(knobs.heads))
-        heads = [lm_head(target, bias=True) for _ in range(knobs.heads)]
+        heads = [lm_head(target, True, knobs.draft_vocab) for _ in range(knobs.heads)]
+        self.map(knobs.draft_vocab)
         self.hydra_lm_head = nn.ModuleList(nn.Sequential(nn.Identity(), h) if prefix else h for h in heads)
         embed = nn.Embedding(target.decoder.vocab, config.hidden_size) if embedding else None
         self.input_embed_fn = embed and embed.requires_grad_(False)
         self._target = target
+
+    @property
+    def last(self) -> Sequence[nn.Linear]:
+        heads: list[Any] = list(self.hydra_lm_head)
+        return [head if isinstance(head, nn.Linear) else head[-1] for head in heads]
 
     @staticmethod
     def _mlp(head: int, width: int, knobs: Hydra) -> nn.Sequential:
@@ -198,7 +210,7 @@ class HydraNet(nn.Module):
         return embed(tokens).to(next(self.parameters()).dtype)
 
     def logits(self, head: int, prefix: Tensor, path: Tensor) -> Tensor:
-        """Logits […, V] after prefix states […, D] and embeddings […, head + 1, D] of root and path."""
+        """Logits […, V′] after prefix states […, D] and embeddings […, head + 1, D] of root and path."""
         read = torch.cat((prefix, path.flatten(-2)), dim=-1)
         logits: Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](read))
         return logits
@@ -286,7 +298,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         """After a node at depth d comes what head d says; beyond the last head q is unknown (uniform) and nothing comes."""
         depths, rows = tree.depth[frontier], tree.row[frontier]
         state = self._read(state, rows) if state.cache.shapes else state
-        logits = self._like.new_zeros(len(frontier), self._target.decoder.vocab)
+        logits = self._like.new_zeros(len(frontier), self.knobs.draft_vocab or self._target.decoder.vocab)
         for depth in np.unique(depths[depths < self.knobs.heads]).tolist():
             at = np.flatnonzero(depths == depth)
             path = [frontier[at]]
@@ -295,7 +307,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
             embedded = self.model.embed(torch.from_numpy(tree.tokens[np.stack(path[::-1], axis=1)]).to(logits.device))
             prefix = state.prefix[torch.from_numpy(rows[at]).to(logits.device)]
             logits[torch.from_numpy(at).to(logits.device)] = self.model.logits(depth, prefix, embedded)
-        return offered(logits, self.knobs.heads, k, drawing, rows, depths), state
+        return offered(logits, self.knobs.heads, k, drawing, rows, depths, self.drafted), state
 
     @torch.inference_mode()
     def commit(self, state: Prefixed, tree: Tree, verdict: Verdict, taps: Taps) -> Prefixed:

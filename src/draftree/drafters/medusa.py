@@ -3,7 +3,7 @@
 Head i, counted from 0, predicts token t + 2 + i from the hidden state at position t; the LM head has predicted t + 1, the
 root. What follows the root's children does not depend on which of them it was: all nodes of a depth share one list.
 
-Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V vocabulary, K heads.
+Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V′ (draft) vocabulary, K heads.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -17,9 +17,22 @@ from torch import Tensor, nn
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.heads import HeadsDrafter, ResBlock, lm_head, newest, offered
+from draftree.drafters.neural.heads import HeadsDrafter, HeadsNet, ResBlock, lm_head, newest, offered
+from draftree.drafters.neural.vocabulary import check_map, check_size
 from draftree.formats.checkpoint import Checkpoint, sizes
-from draftree.formats.medusa import FILE, FILES, MERGED, PREFIX, VLLM, counted, left_to_the_target, loaded, renamed, to_vllm
+from draftree.formats.medusa import (
+    FILE,
+    FILES,
+    MAP,
+    MERGED,
+    PREFIX,
+    VLLM,
+    counted,
+    left_to_the_target,
+    loaded,
+    renamed,
+    to_vllm,
+)
 from draftree.models.target import LAST, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -36,6 +49,7 @@ class Medusa(TrainableMethod):
         decay: the loss of head i is weighted by decay^(i + 1) (section 2.2.1: λ_k = 0.8^k).
         distil: share of KL(p‖q) against the target's own distribution in each head's loss (self-distillation, section
             2.3.2); the rest is cross-entropy against the text.
+        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -53,6 +67,7 @@ class Medusa(TrainableMethod):
     layers: int = knob(1, least=1)
     decay: float = knob(0.8, above=0, most=1)
     distil: float = knob(0.0, least=0, most=1)
+    draft_vocab: int = knob(0, least=0)
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -64,22 +79,36 @@ class Medusa(TrainableMethod):
         official = renamed(stored) if VLLM in stored.tensors else stored
         heads, layers = counted(official.tensors, stored.folder)
         first, last = official.tensors["0.0.linear.weight"], official.tensors.get(f"0.{layers}.weight")
-        found = {"hidden_size": len(first), "vocab_size": target.decoder.vocab if last is None else len(last)}
-        stored.check_sizes("medusa", found, sizes(target))
-        model = official.network(lambda: made(target, heads, layers), left_to_the_target(official, heads, layers))
-        return MedusaDrafter(replace(self, heads=heads, layers=layers), model, target, stored)
+        mapped = official.tensors.get(MAP)
+        vocab = target.decoder.vocab if last is None or mapped is not None else len(last)
+        stored.check_sizes("medusa", {"hidden_size": len(first), "vocab_size": vocab}, sizes(target))
+        found = replace(self, heads=heads, layers=layers, draft_vocab=0 if mapped is None else len(mapped))
+        model = official.network(lambda: MedusaNet(target, found), left_to_the_target(official, heads, layers))
+        check_map(model.d2t, target, stored.folder)
+        return MedusaDrafter(found, model, target, stored)
 
     def new(self, target: Target) -> "MedusaDrafter":
-        return MedusaDrafter(self, made(target, self.heads, self.layers), target, Checkpoint(file=FILE))
+        check_size("medusa", self.draft_vocab, target)
+        return MedusaDrafter(self, MedusaNet(target, self), target, Checkpoint(file=FILE))
 
 
-def made(target: Target, heads: int, layers: int) -> nn.ModuleList:
+@final
+class MedusaNet(HeadsNet, nn.ModuleList):
     """Fresh float32 heads; parameters are named as in the official file.
 
     Blocks begin as the identity plus SiLU of a random bias, the linear layers behind them as the target's LM head.
     """
-    last = [lm_head(target, bias=False) for _ in range(heads)]
-    return nn.ModuleList(nn.Sequential(*(ResBlock(o.in_features) for _ in range(layers)), o) for o in last)
+
+    def __init__(self, target: Target, knobs: Medusa) -> None:
+        last = [lm_head(target, False, knobs.draft_vocab) for _ in range(knobs.heads)]
+        heads = (nn.Sequential(*(ResBlock(o.in_features) for _ in range(knobs.layers)), o) for o in last)
+        nn.ModuleList.__init__(self, heads)
+        self.map(knobs.draft_vocab)
+
+    @property
+    def last(self) -> Sequence[nn.Linear]:
+        heads: list[Any] = list(self)
+        return [head[-1] for head in heads]
 
 
 @dataclass(frozen=True)
@@ -88,7 +117,7 @@ class Heads:
 
     Attributes:
         hidden: [R, D] the target's at each row's last committed token, the one before its root.
-        logits: of the first heads, [R, V] each; they are computed when a depth is first asked for, once a step.
+        logits: of the first heads, [R, V′] each; they are computed when a depth is first asked for, once a step.
     """
 
     hidden: Tensor
@@ -100,7 +129,7 @@ class MedusaDrafter(HeadsDrafter[Heads]):
     """Drafts all depths from one hidden state a row."""
 
     knobs: Medusa
-    model: nn.ModuleList
+    model: MedusaNet
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Heads | None = None, rows: Ints | None = None
@@ -114,15 +143,15 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         """A node at depth d is followed by head d's list; beyond the last head q is unknown (uniform) and nothing comes."""
         (depths, rows), which = np.unique(np.stack((tree.depth[frontier], tree.row[frontier])), axis=1, return_inverse=True)
         known = len(state.logits)
-        asked = self.model[known : max(known, int(depths.max()) + 1)]
+        asked = list(self.model)[known : max(known, int(depths.max()) + 1)]
         state = replace(state, logits=(*state.logits, *(head(state.hidden) for head in asked)))
-        blank = self._like.new_zeros(self._target.decoder.vocab)
-        heads = len(self.model)
+        blank = self._like.new_zeros(self.knobs.draft_vocab or self._target.decoder.vocab)
+        heads, drafted = len(self.model), self.drafted
         logits = [state.logits[d][r] if d < heads else blank for d, r in zip(depths.tolist(), rows.tolist(), strict=True)]
         if drawing.shaped is not None:  # the request's processors tell nodes of a list apart
             each = torch.stack([logits[i] for i in which.ravel()])
-            return offered(each, heads, k, drawing, tree.row[frontier], tree.depth[frontier]), state
-        return offered(torch.stack(logits), heads, k, drawing, rows, depths).shared(which.ravel()), state
+            return offered(each, heads, k, drawing, tree.row[frontier], tree.depth[frontier], drafted), state
+        return offered(torch.stack(logits), heads, k, drawing, rows, depths, drafted).shared(which.ravel()), state
 
     def commit(self, state: Heads, tree: Tree, verdict: Verdict, taps: Taps) -> Heads:
         return Heads(newest(taps.rows, taps.hidden[LAST].to(self._like.dtype), state.hidden))
@@ -147,7 +176,7 @@ class MedusaDrafter(HeadsDrafter[Heads]):
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The official layout, or vLLM's where it came in that; heads read from a merged model stand alone."""
         if VLLM in self._stored.tensors:
-            tensors = to_vllm(config, tensors)[1]
+            tensors = to_vllm(config, tensors, self._target.decoder.vocab)[1]
         else:
             counts = {"medusa_num_heads": len(self.model), "medusa_num_layers": self.knobs.layers}
             config = {"base_model_name_or_path": self._target.name} | config | counts

@@ -20,10 +20,13 @@ from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
+from draftree.drafters.neural.vocabulary import TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.models.decoder import Decoder, one_layer
 from draftree.models.target import LAST, Needs, Target
+from draftree.sampling.drawing import Drafted
+from draftree.tree import Ints
 
 EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
 
@@ -36,6 +39,7 @@ class MTP(TrainableMethod):
     Attributes:
         loss: `kl` against the target, or `ce` against the text (DeepSeek-V3's objective).
         steps: passes of training, each fed the output of the one before; one pass is DeepSeek-V3's own training.
+        draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -49,6 +53,7 @@ class MTP(TrainableMethod):
 
     loss: Literal["kl", "ce"] = "kl"
     steps: int = knob(1, least=1)
+    draft_vocab: int = knob(0, least=0)
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -58,14 +63,15 @@ class MTP(TrainableMethod):
         begin = prefix(target)
         stored = stored.loaded(wanted=lambda key: key.startswith(begin))
         stored.check_sizes("mtp", stored.config, sizes(target))
-        net = MTPNet(target, sparse=any(EXPERT.match(k) for k in stored.tensors))
+        net = MTPNet(target, sparse=any(EXPERT.match(k) for k in stored.tensors), draft_vocab=self.draft_vocab)
         stored = replace(stored, name=net.name)
         shared = frozenset({f"{begin}embed_tokens.weight", f"{begin}shared_head.head.weight"})  # copies of the target's
         replace(stored, tensors=fused(stored.tensors)).fill(net, shared)
         return MTPDrafter(self, net, target, stored)
 
     def new(self, target: Target) -> "MTPDrafter":
-        net = MTPNet(target)
+        check_size("mtp", self.draft_vocab, target)
+        net = MTPNet(target, draft_vocab=self.draft_vocab)
         config = target.decoder.config.to_diff_dict() | sizes(target)  # some kinds of config call the sizes otherwise
         return MTPDrafter(self, net, target, Checkpoint(config, name=net.name))
 
@@ -108,15 +114,17 @@ class MTPNet(PairNet):
     Args:
         target: whose embedding, LM head and architecture it has.
         sparse: whether its MLP is a mixture of experts, where the target's first layer is not one.
+        draft_vocab: V′; 0 for all tokens.
 
     Raises:
         UserError: there is not one norm behind the architecture's layers, or there are weights beside them.
     """
 
-    def __init__(self, target: Target, sparse: bool = False) -> None:
+    def __init__(self, target: Target, sparse: bool = False, draft_vocab: int = 0) -> None:
         super().__init__()
         inner = Decoder(one_layer(target.decoder.config, **({"first_k_dense_replace": 0} if sparse else {})))
         self.shape, self.width, self._target = inner.shapes[0], target.decoder.hidden, target
+        self.head = TargetHead(target, draft_vocab)
         norms = [m for m in inner.stack.children() if "Norm" in type(m).__name__]
         if len(norms) != 1:
             raise UserError(
@@ -160,7 +168,12 @@ class MTPNet(PairNet):
         return out[0]
 
     def logits(self, out: Tensor) -> Tensor:
-        return self._target.decoder.head(self.norm(out).to(self._target.decoder.dtype))
+        logits: Tensor = self.head(self.norm(out))
+        return logits
+
+    @property
+    def drafted(self) -> Drafted | None:
+        return self.head.drafted
 
 
 @final
@@ -168,13 +181,18 @@ class MTPDrafter(PairDrafter):
     """Drafts with the layer, fed its own output before the last norm where the target's feature is not known yet."""
 
     knobs: MTP
+    model: MTPNet
     needs = Needs(hidden=(LAST,))
+
+    def study(self, counts: Ints) -> None:
+        self.model.head.study(counts)
 
     def loss(self, batch: Batch) -> Tensor:
         at, total = before(batch.learn), torch.zeros((), device=batch.tokens.device)
         for out, known in self.aligned(batch, self._features(batch), self.knobs.steps):
             chosen = at & known
-            total = total + draft_loss(self.knobs.loss, batch, self.model.logits(out[chosen]), chosen)
+            logits, drafted = self.model.logits(out[chosen]), self.model.drafted
+            total = total + draft_loss(self.knobs.loss, batch, logits, chosen, drafted)
         return total / self.knobs.steps
 
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -1,17 +1,16 @@
 """The vanilla draft model: one transformer layer of the target's shape, trained alone (EDD + PCT, section 4.1)."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, final
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod
-from draftree.drafters.neural.language_model import Decoding, LanguageModelDrafter, copied, load_model, save_model
+from draftree.boundary.knobs import knob
+from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.language_model import LanguageModelDrafter, OneLayerDrafter, has_own, load_model, new_model
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.formats.checkpoint import Checkpoint
-from draftree.models.decoder import Decoder
 from draftree.models.target import Target
 
 
@@ -22,6 +21,9 @@ class VDM(TrainableMethod):
 
     Attributes:
         loss: `kl` against the target, or `ce` against the text.
+        shared: whether embedding and LM head are the target's own, which are neither trained nor stored; without, they begin as
+            copies and are trained.
+        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -33,35 +35,34 @@ class VDM(TrainableMethod):
     )  # fmt: skip
 
     loss: Literal["kl", "ce"] = "kl"
+    shared: bool = True
+    draft_vocab: int = knob(0, least=0)
 
     def read(self, stored: Checkpoint, target: Target) -> "VDMDrafter":
-        return VDMDrafter(self, load_model(stored, "vdm", target), target, stored)
+        model = load_model(stored, "vdm", target, self.draft_vocab)
+        return VDMDrafter(replace(self, shared=not has_own(stored)), model, target, stored)
 
     def new(self, target: Target) -> "VDMDrafter":
-        return VDMDrafter(self, copied(target), target, Checkpoint())
+        return VDMDrafter(self, new_model("vdm", target, self.shared, self.draft_vocab), target, Checkpoint())
 
 
 @final
-class VDMDrafter(Trainable[Decoding], LanguageModelDrafter):
+class VDMDrafter(OneLayerDrafter, LanguageModelDrafter):
     """Drafts with a small language model of its own, as `lm` does."""
 
     knobs: VDM
-    model: PreTrainedModel
 
     def __init__(self, knobs: VDM, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
-        self.decoder = Decoder(model)
         self.small = Target(self.decoder, "vdm")
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        return self.decoder.head(self._states(batch))  # every token sees all before it, wherever a block begins
+        return self.whole(self.decoder.head(self._states(batch)))  # every token sees all before it, wherever a block begins
 
     def _states(self, batch: Batch) -> Tensor:
         states: Tensor = self.decoder.stack(input_ids=batch.tokens, use_cache=False).last_hidden_state
         return states
 
     def loss(self, batch: Batch) -> Tensor:
-        return draft_loss(self.knobs.loss, batch, self.decoder.head(self._states(batch)[before(batch.learn)]))
-
-    def write(self, folder: Path, about: dict[str, Any]) -> None:
-        save_model(folder, self.model, about)
+        logits = self.decoder.head(self._states(batch)[before(batch.learn)])
+        return draft_loss(self.knobs.loss, batch, logits, drafted=self.drafted)

@@ -61,6 +61,16 @@ def fingerprint(config: PreTrainedConfig) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def embedding_hash(target: Target) -> str:
+    """A hash of some rows of a target's embedding, to its 8 leading bits, so that it is the same in every dtype."""
+    outer: Any = target.decoder.model
+    weight: Tensor = outer.get_input_embeddings().weight
+    if weight.is_meta:
+        return ""
+    some = weight[:: max(1, len(weight) // 256)].detach().cpu().to(torch.bfloat16).contiguous()
+    return hashlib.sha256(some.view(torch.int16).numpy().tobytes()).hexdigest()[:16]
+
+
 def sizes(target: Target) -> dict[str, int]:
     """The entries of a drafter's config that must be the target's."""
     return {"vocab_size": target.decoder.vocab, "hidden_size": target.decoder.hidden}
@@ -127,10 +137,12 @@ class Checkpoint:
 
     def check_target(self, target: Target) -> None:
         """Warns of a checkpoint that was trained for another target."""
-        said, own = self.about, fingerprint(target.decoder.config)
-        if said.get("target_hash", own) != own:
-            told = f"'{self.folder}' was trained for target '{said.get('target')}', whose config is another"
-            warnings.warn(told, DraftreeWarning, stacklevel=2)
+        own = {"target_hash": fingerprint(target.decoder.config), "embedding_hash": embedding_hash(target)}
+        for key, other in (("target_hash", "config is another"), ("embedding_hash", "embedding is another")):
+            if own[key] and self.about.get(key, own[key]) != own[key]:
+                told = f"'{self.folder}' was trained for target '{self.about.get('target')}', whose {other}"
+                warnings.warn(told, DraftreeWarning, stacklevel=2)
+                return
 
     def check_sizes(self, method: str, found: Mapping[str, Any], wanted: Mapping[str, int]) -> None:
         """Refuses a checkpoint whose sizes are not the target's.

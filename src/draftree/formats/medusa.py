@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from draftree.errors import UserError
@@ -17,6 +18,8 @@ PREFIX = "medusa_head."
 """Of the heads' tensors in a model that was trained together with them (Medusa-2)."""
 VLLM = "blocks.0.layers.0.weight"
 """A tensor of vLLM's layout alone."""
+MAP, VLLM_MAP = "d2t", "token_map"
+"""The tensors of a draft vocabulary: what is added to 0, 1, … for the target's ids, and in vLLM's layout these ids."""
 BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 
@@ -64,14 +67,18 @@ def renamed(stored: Checkpoint) -> Checkpoint:
     return replace(stored, config=config, tensors=tensors)
 
 
-def to_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors of the official layout in vLLM's."""
+def to_vllm(
+    config: dict[str, Any], tensors: dict[str, Tensor], vocab: int | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of the official layout in vLLM's; `vocab` is the target's, where the heads know a part of it."""
     heads, layers = counted(tensors, Path())
-    vocab, hidden = tensors[f"0.{layers}.weight"].shape
+    drafted, hidden = tensors[f"0.{layers}.weight"].shape
     blocks = {re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name): value for name, value in tensors.items()}
     renamed = {HEAD.sub(r"lm_heads.\1.weight", name): value for name, value in blocks.items()}
+    if (offsets := renamed.pop(MAP, None)) is not None:
+        renamed[VLLM_MAP] = offsets + torch.arange(len(offsets))
     kept = {k: v for k, v in config.items() if k == "base_model_name_or_path"}
-    sizes = {"hidden_size": hidden, "vocab_size": vocab, "truncated_vocab_size": vocab}
+    sizes = {"hidden_size": hidden, "vocab_size": vocab or drafted, "truncated_vocab_size": drafted}
     return kept | sizes | {
         "architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": heads, "num_hidden_layers": layers,
         "max_paths": 64, "topk": 10, "original_lm_head": False, "medusa_fc_bias": True,
@@ -82,11 +89,16 @@ def from_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[
     """Config and tensors of vLLM's layout in the official one; blocks without a bias get a zero one.
 
     Raises:
-        UserError: the heads know only a part of the vocabulary.
+        UserError: the heads know only a part of the vocabulary, and which is not said.
     """
-    if "token_map" in tensors or config.get("truncated_vocab_size", config.get("vocab_size")) != config.get("vocab_size"):
+    part = config.get("truncated_vocab_size", config.get("vocab_size")) != config.get("vocab_size")
+    if part and VLLM_MAP not in tensors:
         got = f"vocab_size={config.get('vocab_size')}, truncated_vocab_size={config.get('truncated_vocab_size')}"
-        raise UserError(f"medusa: got heads with {got}; allowed are heads over the whole vocabulary")
+        raise UserError(f"medusa: got heads with {got}; allowed are heads over the whole vocabulary, or with a {VLLM_MAP}")
+    if (ids := tensors.get(VLLM_MAP)) is not None:
+        order = ids.argsort()
+        mapped = {MAP: ids[order] - torch.arange(len(ids))}
+        tensors = {k: v[order] if k.startswith("lm_head") else v for k, v in tensors.items() if k != VLLM_MAP} | mapped
     blocks = {re.sub(r"^blocks\.(\d+)\.layers\.(\d+)\.", r"\1.\2.linear.", name): value for name, value in tensors.items()}
     shared = next((tensors[k] for k in ("lm_head.weight", "lm_heads.0.weight") if k in tensors), None)
     heads, layers = counted(blocks, Path())

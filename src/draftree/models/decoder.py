@@ -255,6 +255,23 @@ class Decoder:
             return self._through_model(states)
         return self._behind_head(self._head(states))
 
+    def head_for(self, ids: Tensor | None, raw: bool = False) -> Callable[[Tensor], Tensor]:
+        """A function that gives the logits […, V′] of some tokens alone, of states […, D].
+
+        Args:
+            ids: [V′] the tokens; none for all of them.
+            raw: whether what the model does behind its head is left out, as a model of the same kind will do it.
+        """
+        behind = (lambda x: x) if raw else self._behind_head
+        if behind is None:
+            return lambda states: self._through_model(states).index_select(-1, ids) if ids is not None else self.head(states)
+        if ids is None:
+            return lambda states: behind(self._head(states))
+        bias = getattr(self._head, "bias", None)
+        with torch.inference_mode(False), torch.no_grad():  # a drafter's loss may go through them
+            rows, biases = self._head.weight[ids], None if bias is None else bias[ids]
+        return lambda states: behind(nn.functional.linear(states, rows, biases))
+
     @property
     def _head(self) -> Any:  # untyped, as much of transformers is
         return self.model.get_output_embeddings()

@@ -85,16 +85,48 @@ def finite(logits: Tensor) -> Tensor:
     return torch.isfinite(logits.amax(dim=-1))
 
 
-def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
+@dataclass(frozen=True)
+class Drafted:
+    """The tokens that logits are of: a draft vocabulary within the target's.
+
+    Attributes:
+        ids: [V′] the target's ids, in ascending order.
+        vocab: V, the size of the target's vocabulary.
+    """
+
+    ids: Tensor
+    vocab: int
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """[…, V] of logits or logarithms […, V′]; −∞ for tokens that cannot be drafted."""
+        return logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf).index_copy(-1, self.ids, logits)
+
+    def columns(self, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns [m] of those of the tokens [M] that can be drafted, and their logits [m, V′] of [M, V′]."""
+        column = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
+        there = self.ids[column] == tokens
+        return column[there], logits[there]
+
+
+def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints, drafted: Drafted | None = None) -> Candidates:
     """K candidates from the drafter's logits; none after a node where these are no numbers (broken weights, an overflow).
 
     Args:
-        logits: [F, V] after each frontier node.
+        logits: [F, V] after each frontier node, or [F, V′] for a draft vocabulary.
         k: how many; fewer where the vocabulary is smaller.
         drawing: top-k for `point` draws (the lower id wins a tie) and for coupled ones, else samples of q.
         rows: [F] each frontier node's sequence.
         depths: [F] its depth.
+        drafted: the draft vocabulary; by default all tokens can be drafted.
     """
+    if drafted is not None:
+        # What chooses among a few of the tokens is cheaper than what chooses among all of them; noise and processors know all.
+        if drawing.noise is None and drawing.shaped is None:
+            found = drawn(logits, k, drawing, rows, depths)
+            assert found.log_probs is not None
+            ids = drafted.ids.cpu().numpy()
+            return replace(found, tokens=ids[found.tokens], log_probs=drafted.whole(found.log_probs))
+        logits = drafted.whole(logits)
     found = _chosen(drawing.log_q(logits, rows), min(k, logits.shape[-1]), drawing, rows, depths)
     nothing = np.isnan(found.log_q).any(axis=1, keepdims=True)  # seen on the host, where the candidates are in any case
     if not nothing.any():

@@ -12,7 +12,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,43 @@ def export(drafter: str, wanted: str, out: Path, target: str | None = None) -> E
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     return Exported(method, wanted, str(out), len(tensors), size)
+
+
+OWN: Mapping[str, dict[str, Any]] = {
+    "edd": {"shared": False, "draft_vocab": 0},
+    "vdm": {"shared": False, "draft_vocab": 0},
+    "glide": {"init": "target", "draft_vocab": 0},
+}
+"""The methods that may have an embedding and an LM head of their own, and the knobs that say so."""
+
+
+def standalone(drafter: str, out: Path, target: str | None = None) -> Exported:
+    """Writes a drafter that shares the target's embedding and head with copies of both, the head for the whole vocabulary.
+
+    A `vdm` is then a whole Hugging Face model, which transformers' assisted generation takes.
+
+    Args:
+        drafter: its folder, or the name of a shipped one.
+        out: the new folder; nothing is left there if anything fails.
+        target: the drafter's target, by default the one the checkpoint names; it is loaded.
+
+    Raises:
+        UserError: the method has neither, or the checkpoint does not fit the target.
+    """
+    folder = _folder(drafter)
+    if (method := method_of(folder)) not in OWN:
+        raise UserError(f"'{method}' cannot be exported with --standalone, allowed is {' or '.join(OWN)}")
+    loaded = Target.load(target or str(Checkpoint.at(folder).about.get("target", "demo")))
+    kind = part("drafter", method)
+    assert issubclass(kind, TrainableMethod)
+    opened = kind(checkpoint=str(folder)).restored(loaded)
+    alone = replace(opened.knobs, **OWN[method], checkpoint="").fresh(loaded)
+    own, borrowing = alone.model.state_dict(), opened.model.state_dict()
+    alone.model.load_state_dict(own | {name: value for name, value in borrowing.items() if name in own})
+    with whole_folder(out) as beside:
+        alone.save(beside)
+    tensors = alone.model.state_dict().values()
+    return Exported(method, "a model of its own", str(out), len(tensors), sum(2 * t.numel() for t in tensors))
 
 
 def _folder(drafter: str) -> Path:
@@ -208,7 +245,11 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
         raise UserError(
             f"'{folder}' lacks {', '.join(lacking[:4])}, allowed for 'vllm-medusa' are heads with layers of their own"
         )
-    config, tensors = medusa.to_vllm(stored.config, tensors)
+    vocab = None
+    if medusa.MAP in tensors:
+        name = target or str(stored.about.get("target", "demo"))
+        vocab = _config_of(name).get_text_config(decoder=True).vocab_size
+    config, tensors = medusa.to_vllm(stored.config, tensors, vocab)
     _check(method, folder, config, target)
     return config, tensors
 

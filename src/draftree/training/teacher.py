@@ -50,8 +50,9 @@ class Teacher:
         hidden = {layer: features.hidden[layer] for layer in self.needs.hidden}
 
         @torch.no_grad()
-        def logits(at: Tensor) -> Tensor:
-            return self.target.decoder.head(features.hidden[LAST][at])
+        def logits(at: Tensor, ids: Tensor | None = None) -> Tensor:
+            decoder, states = self.target.decoder, features.hidden[LAST][at]
+            return decoder.head(states) if ids is None else decoder.head_for(ids)(states)
 
         generators, shared = tuple(self._generator(2, step, i) for i in chosen), self._generator(4, step)
         total = float(max(learn.sum(), 1) if count is None else count)

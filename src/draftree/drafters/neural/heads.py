@@ -3,7 +3,7 @@
 Shapes: R rows, F frontier nodes, K candidates, B batch, T tokens, M learnt positions, D hidden size, V vocabulary.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -16,8 +16,9 @@ from torch.nn.functional import cross_entropy
 from draftree.drafters.base import Batch, State, Trainable
 from draftree.drafters.neural.losses import before, kl
 from draftree.drafters.neural.masks import block_starts
+from draftree.drafters.neural.vocabulary import drafted, frequent
 from draftree.models.target import LAST, Needs, Target
-from draftree.sampling.drawing import Drawing, drawn
+from draftree.sampling.drawing import Drafted, Drawing, drawn
 from draftree.tree import Candidates, Ints
 
 
@@ -43,15 +44,21 @@ class ResBlock(nn.Module):
         return out
 
 
-def lm_head(target: Target, bias: bool) -> nn.Linear:
-    """A float32 linear layer [V, D] that begins as the target's LM head; its bias begins as the head's, or as zero."""
-    theirs = target.decoder.model.get_output_embeddings()
-    head = nn.Linear(theirs.weight.shape[1], theirs.weight.shape[0], bias=bias)
-    with torch.no_grad():
-        head.weight.copy_(theirs.weight)
-        if bias:
-            head.bias.zero_() if theirs.bias is None else head.bias.copy_(theirs.bias)
+def lm_head(target: Target, bias: bool, draft_vocab: int = 0) -> nn.Linear:
+    """A float32 linear layer [V or V′, D] that begins as the target's LM head; its bias begins as the head's, or as zero."""
+    theirs: Any = target.decoder.model.get_output_embeddings()
+    vocab, width = theirs.weight.shape
+    head = nn.Linear(width, draft_vocab or vocab, bias=bias)
+    begin(head, theirs, slice(draft_vocab or vocab))
     return head
+
+
+@torch.no_grad()
+def begin(head: nn.Linear, theirs: nn.Linear, ids: Tensor | slice) -> None:
+    """Copies the target's rows of some ids into a head."""
+    head.weight.copy_(theirs.weight[ids])
+    if head.bias is not None:
+        head.bias.zero_() if theirs.bias is None else head.bias.copy_(theirs.bias[ids])
 
 
 def newest(rows: Ints, values: Tensor, old: Tensor) -> Tensor:
@@ -62,21 +69,58 @@ def newest(rows: Ints, values: Tensor, old: Tensor) -> Tensor:
     return found
 
 
-def offered(logits: Tensor, heads: int, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
-    """Candidates of logits [F, V]; none after nodes so deep that there is no head."""
-    found = drawn(logits, k, drawing, rows, depths)
+def offered(
+    logits: Tensor, heads: int, k: int, drawing: Drawing, rows: Ints, depths: Ints, drafted: Drafted | None
+) -> Candidates:
+    """Candidates of logits [F, V′]; none after nodes so deep that there is no head."""
+    found = drawn(logits, k, drawing, rows, depths, drafted)
     beyond = (depths >= heads)[:, None]
     return replace(found, tokens=np.where(beyond, 0, found.tokens), log_q=np.where(beyond, -np.inf, found.log_q))
+
+
+class HeadsNet(nn.Module, ABC):
+    """The weights of the heads.
+
+    Attributes:
+        d2t: [V′] what is added to 0 … V′ − 1 for the ids of the tokens that can be drafted; none where all can.
+    """
+
+    d2t: Tensor | None
+
+    def map(self, draft_vocab: int) -> None:
+        """Makes room for the ids of a draft vocabulary; 0 for the whole one."""
+        self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.long) if draft_vocab else None)
+
+    @property
+    @abstractmethod
+    def last(self) -> Sequence[nn.Linear]:
+        """Each head's layer that gives logits."""
 
 
 class HeadsDrafter(Trainable[State]):
     """Drafts each depth with a head of its own, trained on the text's own tokens."""
 
+    model: "HeadsNet"
     needs = Needs(hidden=(LAST,))
+
+    @property
+    def drafted(self) -> Drafted | None:
+        """The tokens that can be drafted; none where all can."""
+        return drafted(self.model.d2t, self._target)
+
+    @final
+    def study(self, counts: Ints) -> None:
+        """Takes the most frequent tokens for the draft vocabulary; the heads begin as the target's rows of them."""
+        if self.model.d2t is not None:
+            ids = torch.from_numpy(frequent(counts, len(self.model.d2t)))
+            self.model.d2t.copy_(ids - torch.arange(len(ids)))
+            theirs: Any = self._target.decoder.model.get_output_embeddings()
+            for head in self.model.last:
+                begin(head, theirs, ids.to(theirs.weight.device))
 
     @abstractmethod
     def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
-        """For each head a function that gives its logits [N, V] from N positions of a text, an index into [B, T]."""
+        """For each head a function that gives its logits [N, V′] from N positions of a text, an index into [B, T]."""
 
     @abstractmethod
     def weights(self, head: int) -> tuple[float, float]:
@@ -87,24 +131,30 @@ class HeadsDrafter(Trainable[State]):
         """Logits [B, T, V]; zeros where there is no head: beyond the last one, and in a block that begins the text."""
         count = batch.tokens.shape[1]
         start, at = block_starts(count, block, phase), torch.arange(count)
-        logits = self._like.new_zeros(*batch.tokens.shape, self._target.decoder.vocab)
+        drafted = self.drafted
+        vocab = self._target.decoder.vocab if drafted is None else len(drafted.ids)
+        logits = self._like.new_zeros(*batch.tokens.shape, vocab)
         for depth, read in enumerate(self.readers(batch)[:block]):
             begun = start[(at - start == depth) & (start > 0)]  # decoding begins behind a prompt
             logits[:, begun + depth] = read((slice(None), begun - 1)).to(logits.dtype)
-        return logits
+        return logits if drafted is None else drafted.whole(logits)
 
     @final
     def loss(self, batch: Batch) -> Tensor:
         """The heads' weighted losses over learnt tokens."""
-        total, learnt = self._like.new_zeros(()), before(batch.learn)
-        whole = batch.target(learnt) if self.weights(0)[1] else None
+        total, learnt, drafted = self._like.new_zeros(()), before(batch.learn), self.drafted
+        whole = None
+        if self.weights(0)[1]:
+            whole = batch.target(learnt) if drafted is None else batch.target(learnt, drafted.ids)
         places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.learn)
         for head, read in enumerate(self.readers(batch)):
             distance, (text, target) = 2 + head, self.weights(head)
             at = before(batch.learn, distance)
             logits = read(at).float()
             if text:
-                total = total + text * cross_entropy(logits, batch.tokens.roll(-distance, 1)[at], reduction="sum")
+                wanted = batch.tokens.roll(-distance, 1)[at]
+                columns, known = (wanted, logits) if drafted is None else drafted.columns(wanted, logits)
+                total = total + text * cross_entropy(known, columns, reduction="sum")
             if whole is not None:  # learnt tokens that have a position so far before them
                 total = total + target * kl(whole[(places > head)[learnt]], logits)
         return total / batch.count

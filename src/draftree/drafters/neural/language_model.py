@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from draftree.boundary.files import filled, understood
-from draftree.drafters.base import Drafter, every, put
+from draftree.drafters.base import Drafter, Trainable, TrainableMethod, every, put
+from draftree.drafters.neural.vocabulary import TargetEmbedding, TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, one_layer, pretrained
 from draftree.models.feed import Feed
 from draftree.models.target import Needs, Taps, Target
-from draftree.sampling.drawing import Drawing, drawn
+from draftree.sampling.drawing import Drafted, Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 
@@ -41,8 +42,61 @@ def copied(target: Target) -> PreTrainedModel:
     return model
 
 
-def load_model(stored: Checkpoint, method: str, target: Target) -> PreTrainedModel:
+def borrowing(config: PreTrainedConfig, target: Target, draft_vocab: int) -> PreTrainedModel:
+    """A float32 model of one new layer between the target's own embedding and LM head, which are neither trained nor stored.
+
+    Args:
+        config: of an architecture.
+        target: whose embedding and head they are.
+        draft_vocab: V′, how many tokens the head is for; 0 for all.
+    """
+    model: Any = one_layer(config)
+    norm = next(p for p in model.parameters() if p.dim() == 1)
+    model.set_input_embeddings(TargetEmbedding(target, lambda: norm))
+    model.set_output_embeddings(TargetHead(target, draft_vocab, raw=True))
+    borrowed: PreTrainedModel = model
+    return borrowed
+
+
+def head_of(model: PreTrainedModel) -> TargetHead | None:
+    """The target's head in a model that borrows it."""
+    head: Any = model.get_output_embeddings()
+    return head if isinstance(head, TargetHead) else None
+
+
+def new_model(method: str, target: Target, shared: bool, draft_vocab: int) -> PreTrainedModel:
+    """A float32 model of one layer to be trained for a target.
+
+    Args:
+        method: for errors.
+        target: it is of its architecture.
+        shared: whether it has the target's embedding and LM head, or copies of its own, which are trained.
+        draft_vocab: V′, how many tokens it can draft; 0 for all.
+
+    Raises:
+        UserError: a draft vocabulary is asked for with a head of its own, or is larger than the target's.
+    """
+    if shared:
+        check_size(method, draft_vocab, target)
+        return borrowing(target.decoder.config, target, draft_vocab)
+    if draft_vocab:
+        raise UserError(f"{method}: draft_vocab is {draft_vocab}, allowed with shared=false is 0: a head of its own is whole")
+    return copied(target)
+
+
+def has_own(stored: Checkpoint) -> bool:
+    """True where a checkpoint brings an embedding and a head of its own; those written before any were shared say nothing."""
+    return not stored.about.get("shared", False)
+
+
+def load_model(stored: Checkpoint, method: str, target: Target, draft_vocab: int = 0) -> PreTrainedModel:
     """The one-layer Hugging Face model of a checkpoint, complete and fitting the target, in its dtype.
+
+    Args:
+        stored: the checkpoint.
+        method: for errors.
+        target: lends its embedding and head where the checkpoint has none.
+        draft_vocab: V′, as the checkpoint says.
 
     Raises:
         UserError: weights are missing, tensors are missing or foreign, or vocabulary or hidden size do not fit.
@@ -51,6 +105,10 @@ def load_model(stored: Checkpoint, method: str, target: Target) -> PreTrainedMod
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"'{folder}' has no weights: a file {WEIGHTS} was expected")
     stored.check_sizes(method, stored.config, sizes(target))
+    if not has_own(stored):
+        with understood(f"cannot load drafter '{folder}'"):
+            config = AutoConfig.from_pretrained(folder)
+            return stored.loaded().network(lambda: borrowing(config, target, draft_vocab))
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # what transformers would warn of is checked below, and refused
     try:
@@ -65,8 +123,19 @@ def load_model(stored: Checkpoint, method: str, target: Target) -> PreTrainedMod
     return loaded
 
 
-def save_model(folder: Path, model: PreTrainedModel, about: dict[str, Any]) -> None:
-    """Writes a Hugging Face model in float16 beside its config, which gets further entries."""
+def save_model(folder: Path, model: PreTrainedModel, stored: Checkpoint, about: dict[str, Any]) -> None:
+    """Writes a one-layer model in float16 beside its config, which gets further entries; what it borrows is left out.
+
+    Args:
+        folder: is made.
+        model: without the target's embedding and head, or a whole one.
+        stored: what it was read from.
+        about: the further entries.
+    """
+    if head_of(model) is not None:
+        config = json.loads(model.config.to_json_string(use_diff=True)) | {"dtype": "float16"}
+        stored.write(folder, config | about, model.state_dict())
+        return
     halves: dict[int, Tensor] = {}  # tied tensors stay one, and are written once
     state = model.state_dict()
     for value in state.values():
@@ -197,6 +266,11 @@ class CachingDrafter(Drafter[Decoding]):
     decoder: Decoder
     expands_paths = True
 
+    @property
+    def drafted(self) -> Drafted | None:
+        """The tokens that it can draft; none where it can draft all, as it does by default."""
+        return None
+
     @torch.inference_mode()
     def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
         waiting = np.array([len(p) for p in state.pending])
@@ -205,7 +279,8 @@ class CachingDrafter(Drafter[Decoding]):
             return no_candidates(len(frontier), k), state
         layout = lay_out(state, tree, frontier, self.decoder.device)
         logits = layout.pick(self.decoder.forward(state.cache, layout.feed))
-        return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), replace(state, fed=layout.fed)
+        candidates = drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.drafted)
+        return candidates, replace(state, fed=layout.fed)
 
     def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
         return rewind(state, lengths, rows)
@@ -236,3 +311,29 @@ class LanguageModelDrafter(CachingDrafter):
 
     def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
         return keep_path(state, tree, verdict)
+
+
+class OneLayerDrafter(Trainable[Decoding], CachingDrafter):
+    """A drafter that is a model of one layer, with an embedding and a head of its own or the target's."""
+
+    model: PreTrainedModel
+
+    def __init__(self, knobs: TrainableMethod, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
+        super().__init__(knobs, model, target, stored)
+        self.decoder, self._head = Decoder(model), head_of(model)
+
+    @property
+    def drafted(self) -> Drafted | None:
+        return None if self._head is None else self._head.drafted
+
+    def study(self, counts: Ints) -> None:
+        if self._head is not None:
+            self._head.study(counts)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Logits […, V] of those […, V′] of the tokens that can be drafted."""
+        drafted = self.drafted
+        return logits if drafted is None else drafted.whole(logits)
+
+    def write(self, folder: Path, about: dict[str, Any]) -> None:
+        save_model(folder, self.model, self._stored, about)

@@ -1,6 +1,6 @@
 """Training losses: sums over learnt positions, divided by the batch's count of learnt tokens.
 
-Shapes: B batch, T tokens, M learnt positions, V vocabulary.
+Shapes: B batch, T tokens, M learnt positions, V vocabulary, V′ draft vocabulary.
 """
 
 from typing import Literal
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
 from draftree.drafters.base import Batch
+from draftree.sampling.drawing import Drafted
 
 
 def before(learn: Tensor, distance: int = 1) -> Tensor:
@@ -26,19 +27,32 @@ def kl(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     return kl_div(torch.log_softmax(draft_logits.float(), dim=-1), log_p, reduction="sum", log_target=True)
 
 
-def draft_loss(kind: Literal["kl", "ce"], batch: Batch, draft_logits: Tensor, at: Tensor | None = None) -> Tensor:
+def draft_loss(
+    kind: Literal["kl", "ce"],
+    batch: Batch,
+    draft_logits: Tensor,
+    at: Tensor | None = None,
+    drafted: Drafted | None = None,
+) -> Tensor:
     """The loss of a draft model that predicts the next token: `kl` against the target, or `ce` against the text.
+
+    Over a draft vocabulary the target's distribution is taken over its tokens alone, and of the text those that can be drafted
+    are learnt.
 
     Args:
         kind: `kl` (EDD + PCT, eq. 4) or `ce` (the ablation of its Table 3).
         batch: what is learnt.
-        draft_logits: [M, V] at the positions marked.
+        draft_logits: [M, V′] at the positions marked.
         at: [B, T] the positions; by default all from which learnt tokens are predicted, `before(batch.learn)`.
+        drafted: the draft vocabulary; by default it is the whole one.
     """
     at = before(batch.learn) if at is None else at
     if kind == "kl":
-        return kl(batch.target(at), draft_logits) / batch.count
-    return cross_entropy(draft_logits.float(), batch.tokens.roll(-1, 1)[at], reduction="sum") / batch.count
+        return kl(batch.target(at) if drafted is None else batch.target(at, drafted.ids), draft_logits) / batch.count
+    wanted = batch.tokens.roll(-1, 1)[at]
+    if drafted is not None:
+        wanted, draft_logits = drafted.columns(wanted, draft_logits)
+    return cross_entropy(draft_logits.float(), wanted, reduction="sum") / batch.count
 
 
 def soft_cross_entropy(target_logits: Tensor, draft_logits: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from draftree.drafters.neural.masks import additive, block_starts
 from draftree.models.cache import LayerShape, SlotCache
 from draftree.models.feed import Feed, additive_mask
 from draftree.models.target import CHUNK, LAST, Taps
-from draftree.sampling.drawing import Drawing, drawn
+from draftree.sampling.drawing import Drafted, Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 
@@ -49,7 +49,12 @@ class PairNet(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, out: Tensor) -> Tensor:
-        """Draft logits […, V] in the target's vocabulary of outputs […, D]."""
+        """Draft logits […, V′] of outputs […, D], for the tokens that can be drafted."""
+
+    @property
+    @abstractmethod
+    def drafted(self) -> Drafted | None:
+        """The tokens that can be drafted; none where all can."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,8 @@ class PairDrafter(Trainable[Pairs]):
             state = self._feed_roots(state, tree, new[ready]) if roots.any() else self._feed(state, tree, new[ready], places)
             new, places = new[~ready], state.places(len(tree))
         out = state.outputs.index_select(0, torch.from_numpy(places[frontier]).to(state.outputs.device))
-        return drawn(self.model.logits(out), k, drawing, tree.row[frontier], tree.depth[frontier]), state
+        logits, drafted = self.model.logits(out), self.model.drafted
+        return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], drafted), state
 
     def _feed_roots(self, state: Pairs, tree: Tree, roots: Ints) -> Pairs:
         """Feeds the true pairs that wait in the rows of some roots, each row's root last."""
@@ -206,7 +212,8 @@ class PairDrafter(Trainable[Pairs]):
             visible = (true[None, :] <= mine[:, None]) | ((depth[None, :] > 0) & (owner[None, :] == mine[:, None]))
             out = self._train_pass(batch.tokens[:, mine + d], states[:, mine + d - 1], mine + d - 1, visible, cache)
             states[:, mine + d] = out.to(states.dtype)
-        return self.model.logits(states)
+        logits, drafted = self.model.logits(states), self.model.drafted
+        return logits if drafted is None else drafted.whole(logits)
 
     def _train_pass(self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache) -> Tensor:
         mask = additive(visible[None, None].to(features.device), features.dtype)

@@ -1,0 +1,127 @@
+"""The target's embedding and LM head under a drafter, the head for a draft vocabulary (FR-Spec, Zhao et al. 2025; EAGLE-3).
+
+A draft vocabulary is the tokens that are most frequent in the training data. The head is computed for these alone, which in a
+small drafter is most of a pass; a token outside cannot be drafted, and is written by the target itself. So nothing is lost
+but, where such a token comes, the rest of a chain.
+
+Shapes: M positions, D hidden size, V vocabulary, V′ draft vocabulary.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftree.errors import UserError
+from draftree.models.target import Target
+from draftree.sampling.drawing import Drafted
+from draftree.tree import Ints
+
+
+def frequent(counts: Ints, size: int) -> Ints:
+    """The `size` tokens of the highest counts [V], in ascending order of their ids; of equal ones the lower ids."""
+    return np.sort(np.argsort(-counts, kind="stable")[:size])
+
+
+def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
+    """The draft vocabulary of a map [V′] of what is added to 0 … V′ − 1 for the target's ids; none without a map."""
+    if d2t is None:
+        return None
+    return Drafted(d2t + torch.arange(len(d2t), device=d2t.device), target.decoder.vocab)
+
+
+def check_size(method: str, size: int, target: Target) -> None:
+    """Refuses a draft vocabulary that is larger than the target's.
+
+    Raises:
+        UserError: it is.
+    """
+    if size > target.decoder.vocab:
+        allowed = f"at most the target's vocabulary: {target.decoder.vocab}"
+        raise UserError(f"{method}: draft_vocab is {size}, allowed is {allowed}")
+
+
+def check_map(d2t: Tensor | None, target: Target, folder: Path) -> None:
+    """Refuses a map [V′] beyond the target's vocabulary.
+
+    Raises:
+        UserError: it drafts tokens that the target does not have.
+    """
+    if d2t is not None and not d2t.is_meta:
+        ids = d2t + torch.arange(len(d2t), device=d2t.device)
+        if ids.min() < 0 or ids.max() >= target.decoder.vocab:
+            got = f"token ids {int(ids.min())} … {int(ids.max())}"
+            raise UserError(f"'{folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}")
+
+
+@final
+class TargetEmbedding(nn.Module):
+    """The target's embedding in the place of a network's own; it has no weights itself.
+
+    Args:
+        target: whose it is.
+        like: gives a tensor of the dtype that is wanted.
+    """
+
+    def __init__(self, target: Target, like: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self._target, self._like = target, like
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embeddings [R, n, D] of tokens."""
+        return self._target.decoder.embed(tokens).to(self._like().dtype)
+
+
+@final
+class TargetHead(nn.Module):
+    """The target's LM head for a draft vocabulary; it has no weights itself, but the map `d2t` from V′ to V.
+
+    Args:
+        target: whose it is.
+        size: V′; 0 for the whole vocabulary.
+        raw: whether what the target does behind its head is left to the network that this is part of.
+
+    Attributes:
+        d2t: [V′] what is added to 0 … V′ − 1 for the target's ids, as in EAGLE-3's checkpoints; none for the whole vocabulary.
+    """
+
+    d2t: Tensor | None
+
+    def __init__(self, target: Target, size: int = 0, raw: bool = False) -> None:
+        super().__init__()
+        self._target, self._raw = target, raw
+        self.register_buffer("d2t", torch.zeros(size, dtype=torch.long) if size else None)
+        self._rows: Callable[[Tensor], Tensor] | None = None
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._rows = None  # of another map
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D] the target's, which says how large its vocabulary is."""
+        outer: Any = self._target.decoder.model
+        found: Tensor = outer.get_output_embeddings().weight
+        return found
+
+    @property
+    def drafted(self) -> Drafted | None:
+        """The draft vocabulary; none where it is the whole one."""
+        return drafted(self.d2t, self._target)
+
+    def study(self, counts: Ints) -> None:
+        """Takes the tokens of the highest counts [V] for the draft vocabulary."""
+        if self.d2t is not None:
+            ids = torch.from_numpy(frequent(counts, len(self.d2t)))
+            self.d2t.copy_(ids - torch.arange(len(ids)))
+            self._rows = None
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Logits […, V′] of what the target's last norm would give, […, D], in the target's dtype."""
+        if self._rows is None:
+            part = self.drafted
+            self._rows = self._target.decoder.head_for(None if part is None else part.ids, self._raw)
+        return self._rows(states.to(self._target.decoder.dtype))
