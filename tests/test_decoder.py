@@ -86,7 +86,8 @@ def test_a_refusal_comes_before_the_weights_are_asked_for(config: str, tmp_path:
 
 def test_a_folder_without_a_model_is_a_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"^cannot load target '.*' \(allowed: demo, a Hugging Face folder, a hub id\): "
+        UserError,
+        match=r"^cannot load target '.*' \(allowed: demo, smollm2, a Hugging Face folder, a file \.gguf, a hub id\): ",
     ) as refusal:
         Target.load(str(tmp_path))
     assert "\n" not in str(refusal.value)

@@ -412,7 +412,7 @@ def test_a_shipped_drafter_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "eagle" / "config.json").write_text(
         (tmp_path / "eagle" / "config.json").read_text().replace(json.dumps(str(folder)), '"demo"')
     )
-    for module in ("training.export", "models.target"):
+    for module in ("training.export", "models.sources"):
         monkeypatch.setattr(f"draftree.{module}.demo_folder", lambda name="target": tmp_path / name)
     export("eagle", "speculators", tmp_path / "out")
     verifier = config_of(tmp_path / "out")["speculators_config"]["verifier"]

@@ -165,7 +165,7 @@ def test_speculate_drafts_for_any_model_without_being_told_how(folder: Path) -> 
 MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "meta": (lambda: in_memory().eval().to("meta"), "the LlamaForCausalLM has no weights"),
     "no head": (lambda: LlamaModel(in_memory().config).eval(), "LlamaModel .* is not supported"),
-    "a class": (lambda: LlamaForCausalLM, "target is <class .*, allowed is 'demo', a Hugging Face folder"),
+    "a class": (lambda: LlamaForCausalLM, "target is <class .*, allowed is demo, smollm2, a Hugging Face folder"),
     "a module": (lambda: torch.nn.Linear(2, 2), "target is Linear"),
     "nothing": (lambda: None, "target is None"),
     "bytes": (lambda: b"demo", "target is b'demo'"),
@@ -667,7 +667,7 @@ def on_the_command_line(
     """`generate` with one or two options that may be anything: status 0, or 2 and one line."""
     inputs.quiet()
     demo, real = Target.load("demo"), Target.load
-    quick = lambda name, dtype=None, device=None: real(name, dtype, device) if dtype or device else demo
+    quick = lambda name, *place, **how: real(name, *place, **how) if any((*place, *how.values())) else demo
     monkeypatch.setattr(Target, "load", quick)
     monkeypatch.chdir(where)
     options, rng, refused = options_of("generate"), random.Random(seed), 0

@@ -30,7 +30,8 @@ from draftree.errors import DraftreeWarning, UserError, shown
 from draftree.hf.generate import Hook, check_types
 from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
-from draftree.models.target import Needs, Target, known_as, warn_of_training
+from draftree.models.sources import ALLOWED, known_as, shipped_folder
+from draftree.models.target import Needs, Target, warn_of_training
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
 from draftree.request import Emitted, Request, all_greedy, check, under
@@ -48,7 +49,7 @@ from draftree.tree import Draw, Ints
 UNIT = Costs({1: 1.0}, {1: 1.0})
 """Stands for the costs where the policy does not read any."""
 SHIPPED, UNTRAINED = "edd", "suffix"
-"""The drafter where none is named: the demo target's, and any other's, which needs no training."""
+"""The drafter where none is named: the one that is shipped for the target, else one that needs no training."""
 
 
 @dataclass(frozen=True)
@@ -433,6 +434,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    **how: Any,
 ) -> Engine:
     """Puts together a target, and the parts that specs name.
 
@@ -440,9 +442,10 @@ def load(
     not, as with dropout no two passes would agree; and its weights must stay what they are while the engine is used.
 
     Args:
-        target: `demo`, a Hugging Face folder, a hub id, a loaded transformers model, or a loaded target.
-        drafter: a spec, a checkpoint folder, or a method's knobs; by default the one that is shipped for the demo, and for any
-            other target `suffix`, which needs no training, with a warning that says so.
+        target: `demo`, `smollm2`, a Hugging Face folder, a GGUF file (dequantised), a hub id, a loaded transformers model, or a
+            loaded target.
+        drafter: a spec, a checkpoint folder, or a method's knobs; by default the one that is shipped for the target, or
+            `suffix`, which needs no training, with a warning that says so.
         policy: a spec or a policy.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
         costs: a cost model to use instead of measuring.
@@ -450,13 +453,15 @@ def load(
         device: to load them to.
         tokenizer: the target's; by default the one in the folder or under the hub id that the target was loaded from. Without
             one `write` and `generate` work, and what takes or gives text says what it lacks.
+        how: the other options of loading a target, the attributes of `Loading`: revision, trust_remote_code, device_map,
+            attn_implementation, adapter, quantize.
 
     Raises:
         UserError: something does not exist, is of the wrong type, or does not fit.
     """
     check_types(costs, tokenizer)
     method, grown, rule = part_of("drafter", drafter, True), part_of("policy", policy), part_of("acceptor", acceptor, True)
-    model = target_of(target, dtype, device, tokenizer)
+    model = target_of(target, dtype, device, tokenizer, **how)
     if method is None:
         name, told = usual_drafter(model.name)
         if told:
@@ -487,29 +492,29 @@ def target_of(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    **how: Any,
 ) -> Target:
     """The target that a name, a folder, a loaded model or the target itself stands for.
 
     Raises:
-        UserError: it stands for none, or it is loaded and yet a dtype or device is given.
+        UserError: it stands for none, or it is loaded and yet is said how to load it.
     """
     if isinstance(given, str | Path):
         with understood(f"cannot load target {shown(str(given))}"):
-            target = Target.load(known_as(str(given)), dtype, device)
+            target = Target.load(known_as(str(given)), dtype, device, **how)
     elif isinstance(given, Target | PreTrainedModel):
-        for name, value in (("dtype", dtype), ("device", device)):
-            if value is not None:
+        for name, value in {"dtype": dtype, "device": device, **how}.items():
+            if value not in (None, False):
                 raise UserError(f"{name} is {shown(value)}, allowed is None beside a loaded model, which has its own")
         target = Target.of(given) if isinstance(given, PreTrainedModel) else given
     else:
-        allowed = "'demo', a Hugging Face folder, a hub id, a loaded transformers model, or a Target"
-        raise UserError(f"target is {shown(given)}, allowed is {allowed}")
-    return target if tokenizer is None else Target(target.decoder, target.name, tokenizer)
+        raise UserError(f"target is {shown(given)}, allowed is {ALLOWED}, a loaded transformers model, or a Target")
+    return target if tokenizer is None else Target(target.decoder, target.name, tokenizer, target.loading)
 
 
 def usual_drafter(target: str) -> tuple[str, str]:
     """The drafter where none is named, and what its user has to know where it is not trained for the target."""
-    if target == "demo":
+    if shipped_folder(target, SHIPPED) is not None:
         return SHIPPED, ""
     told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED}' drafts, which needs no training"
     return UNTRAINED, f"{told}; one that is trained for the target drafts better"

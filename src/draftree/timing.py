@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from draftree.boundary.files import cache_folder
 from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs, CostTable, bracket
 from draftree.drafters.base import Drafter
@@ -97,10 +97,9 @@ def _processor() -> str:
 
 
 def store(about: Mapping[str, str]) -> Path:
-    """The file of one pairing's costs on one machine; `DRAFTREE_CACHE` moves the folder."""
-    home = Path(os.environ.get("DRAFTREE_CACHE") or Path.home() / ".cache" / "draftree")
+    """The file of one pairing's costs on one machine, in the cache folder."""
     key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
-    return home / "costs" / f"{key}.json"
+    return cache_folder() / "costs" / f"{key}.json"
 
 
 def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:

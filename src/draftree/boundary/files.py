@@ -270,7 +270,7 @@ def _lock(path: Path) -> Path:
 
 
 @contextmanager
-def locked(out: Path, lock: Path | None = None) -> Iterator[None]:
+def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[None]:
     """Locks an output against other processes that write the same; the lock dies with its process.
 
     What a killed process left half written is removed. Nothing of the lock stays behind. The thread that holds it may ask
@@ -279,6 +279,7 @@ def locked(out: Path, lock: Path | None = None) -> Iterator[None]:
     Args:
         out: a file, or a folder.
         lock: the file that is locked: `inside` a folder; beside `out` by default.
+        wait: until no other process holds it, instead of an error.
 
     Raises:
         UserError: another process holds it.
@@ -288,7 +289,7 @@ def locked(out: Path, lock: Path | None = None) -> Iterator[None]:
     lock.parent.mkdir(parents=True, exist_ok=True)
     held = FileLock(lock, is_singleton=True)
     try:
-        held.acquire(timeout=0)
+        held.acquire(timeout=-1 if wait else 0)
     except Timeout:
         raise UserError(f"another process writes '{out}': wait for its end, or name another") from None
     try:
@@ -308,6 +309,11 @@ def locked(out: Path, lock: Path | None = None) -> Iterator[None]:
 def inside(folder: Path) -> Path:
     """The file to lock in a folder that is written bit by bit."""
     return folder / ".lock"
+
+
+def cache_folder() -> Path:
+    """The folder of what is kept from run to run: `DRAFTREE_CACHE`, by default `~/.cache/draftree`."""
+    return Path(os.environ.get("DRAFTREE_CACHE") or Path.home() / ".cache" / "draftree")
 
 
 def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) -> None:

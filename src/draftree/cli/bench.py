@@ -9,7 +9,7 @@ import typer
 from draftree.boundary.files import locked, writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit, given, interruptible, remark
-from draftree.cli.options import AsJson, Device, DType, Seed, TargetName, asks_for
+from draftree.cli.options import AsJson, LoadingOptions, Seed, TargetName, asks_for
 
 if TYPE_CHECKING:
     from draftree.costs import CostTable
@@ -43,8 +43,7 @@ class BenchOptions:
     costs: list[Path] = knob(
         (), help="A file `draftree costs --out` wrote; repeat it for one for each drafter, in their order."
     )
-    device: Device = None
-    dtype: DType = None
+    loading: LoadingOptions = knob(None)
     as_json: AsJson = False
 
 
@@ -69,7 +68,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
         inputs.drafter(None, asked.target)  # says which it is
     inputs.quiet()
     with terminal.busy("loading"):
-        engines = assemble(lambda: Target.load(asked.target, asked.dtype, asked.device), pairs, fixed)
+        engines = assemble(lambda: Target.load(asked.target, **asked.loading), pairs, fixed)
         requests, too_long = chosen(
             selected, next(iter(engines.values())), asked.max_new_tokens, asked.limit, asked.per_category
         )

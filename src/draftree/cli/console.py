@@ -14,6 +14,9 @@ import typer
 from draftree.boundary.interruption import Interrupted
 from draftree.errors import DraftreeError, cut
 
+STARTED = time.monotonic()
+"""The time at which the program began."""
+
 
 def given(ctx: typer.Context, option: str) -> bool:
     """True for an option that was set, be it to its default."""

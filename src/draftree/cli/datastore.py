@@ -1,40 +1,48 @@
 """`draftree datastore`: builds and shows the corpora that drafters without training search."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal
 
+from draftree.boundary.knobs import knob
 from draftree.cli.console import NOTHING_KEPT, emit, interruptible
-from draftree.cli.options import AsJson, TargetName
+from draftree.cli.options import AsJson, SourceOptions, TargetName, asks_for
 from draftree.errors import UserError
 
 
-def build_datastore(
-    kind: Annotated[str, typer.Option(help="The drafter that will search it.")],
-    data: Annotated[
-        list[Path],
-        typer.Option(help="Text, source code, JSONL, JSON or parquet, or a folder of them; repeat it for several."),
-    ],
-    out: Annotated[Path, typer.Option(help="The new folder, which --drafter takes.")],
-    target: TargetName = "demo",
-    settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="How it is built; repeat it.")] = [],  # noqa: B006
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class BuildOptions:
+    """The options of `draftree datastore build`."""
+
+    kind: str = knob(help="The drafter that will search it.")
+    data: list[Path] = knob(help="Text, source code, JSONL, JSON or parquet, or a folder of them; repeat it for several.")
+    out: Path = knob(help="The new folder, which --drafter takes.")
+    target: TargetName = "demo"
+    settings: list[str] = knob((), flag="--set", metavar="KEY=VALUE", help="How it is built; repeat it.")
+    source: SourceOptions = knob(None)
+    as_json: AsJson = False
+
+
+@asks_for
+def build_datastore(ctx: typer.Context, asked: BuildOptions) -> None:
     """Build a datastore from a corpus, for the targets that have this one's tokenizer."""
     from draftree.cli import inputs, terminal
+    from draftree.models.sources import Source
     from draftree.training.datastore import build
 
     inputs.quiet()
-    with interruptible(NOTHING_KEPT), terminal.progress(f"datastore for {kind}, MB", None) as tell:
-        note = build(kind, target, data, out, parsed(settings), tell)
-    if as_json:
-        return emit({"out": str(out)} | note)
+    settings, source = parsed(asked.settings), Source.of(asked.source)
+    with interruptible(NOTHING_KEPT), terminal.progress(f"datastore for {asked.kind}, MB", None) as tell:
+        note = build(asked.kind, asked.target, asked.data, asked.out, settings, tell, source)
+    if asked.as_json:
+        return emit({"out": str(asked.out)} | note)
     left_out = f", {note['undecodable']} files left out that are not UTF-8 text" if note["undecodable"] else ""
     terminal.line(
-        f"{out}: datastore for '{note['drafter']}', {note['documents']:,} documents, {note['tokens']:,} tokens, "
+        f"{asked.out}: datastore for '{note['drafter']}', {note['documents']:,} documents, {note['tokens']:,} tokens, "
         f"{decimal(note['text_bytes'])} of text in {decimal(note['bytes'])}{left_out}"
     )
 

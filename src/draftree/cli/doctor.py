@@ -7,7 +7,7 @@ import typer
 
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit, given
-from draftree.cli.options import AsJson, CostsFile, Device, DrafterSpec, DType, TargetName, asks_for
+from draftree.cli.options import AsJson, CostsFile, DrafterSpec, LoadingOptions, TargetName, asks_for
 from draftree.errors import UserError
 
 
@@ -26,8 +26,7 @@ class DoctorOptions:
     max_new_tokens: int = knob(48, min=1, help="Of --lossless: how many tokens of each may be written.")
     trials: int = knob(2000, help="Of --lossless: draws behind a root, for the tests of frequencies.")
     costs: CostsFile = None
-    device: Device = None
-    dtype: DType = None
+    loading: LoadingOptions = knob(None)
     as_json: AsJson = False
 
 
@@ -50,7 +49,7 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     from draftree.timing import measured
 
     fixed = inputs.fixed_costs(asked.costs)
-    spec, target, drafter = inputs.opened(asked.drafter, asked.target, asked.dtype, asked.device)
+    spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
     with terminal.busy("letting the target answer some prompts"):
         texts = driven.answers(target) if asked.data is None else driven.read(target, asked.data)
     with terminal.busy("measuring what a step costs") as tell:
@@ -73,7 +72,7 @@ def examine_output(asked: DoctorOptions) -> None:
 
     plan = lossless.Extent(asked.max_new_tokens, trials=asked.trials)
     chosen, fixed = cases(asked.policy, asked.acceptor, asked.temperature), inputs.fixed_costs(asked.costs)
-    spec, target, drafter = inputs.opened(asked.drafter, asked.target, asked.dtype, asked.device)
+    spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
     prompts = lossless.prompts(target, asked.data, asked.limit, plan.max_new_tokens)
     if fixed is None and any(c.grown.reads_costs for c in chosen):
         with terminal.busy("measuring what a step costs") as tell:

@@ -11,7 +11,7 @@ import typer
 from draftree.boundary.files import writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson, CostsFile, Device, DrafterSpec, DType, TargetName, asks_for
+from draftree.cli.options import AsJson, CostsFile, DrafterSpec, LoadingOptions, TargetName, asks_for
 from draftree.errors import UserError
 from draftree.text.parameters import Parameters
 
@@ -36,8 +36,7 @@ class GenerateOptions:
     show_trees: bool = knob(False, help="Draw each step's tree, or add it to the JSON.")
     trees: Path | None = knob(None, help="Save a picture of each step's tree: a file .html or .svg.")
     costs: CostsFile = None
-    device: Device = None
-    dtype: DType = None
+    loading: LoadingOptions = knob(None)
     as_json: AsJson = False
 
 
@@ -59,7 +58,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     drafter = inputs.drafter(asked.drafter, asked.target)
     inputs.quiet()
     with terminal.busy("loading") as tell:
-        engine = load(asked.target, drafter, asked.policy, asked.acceptor, fixed, asked.dtype, asked.device)
+        engine = load(asked.target, drafter, asked.policy, asked.acceptor, fixed, **asked.loading)
         ids = encode(engine.tokenizer, text if asked.raw else question(text))
         engine = warm(engine, options.request(engine.target, ids), asked.baseline, tell)
     about = {"prompt": text, "target": asked.target, "drafter": drafter, "policy": asked.policy}
@@ -108,7 +107,8 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
             again = inputs.repeatable(options, len(written.tokens)).request(engine.target, ids)
             result = compare(engine, again, first)
     if not asked.as_json:
-        return terminal.show_summary(console, result, coloured, engine.keeps_text(options.sampling))
+        terminal.show_summary(console, result, coloured, engine.keeps_text(options.sampling))
+        return terminal.show_footprint(console)
     more = {} if options.logprobs is None else {"logprobs": written.logprobs_as_json(engine.tokenizer)}
     trees = {"trees": [s.as_json() for s in watch.steps[1:]]} if watch is not None and asked.show_trees else {}
     text = {"text": written.text, "token_ids": result.tokens, "ending": written.ending}

@@ -137,7 +137,7 @@ def drafter(spec: str | None, target: str) -> str:
     return usual if spec is None else spec
 
 
-def opened(spec: str | None, target: str, dtype: Any, device: str | None) -> tuple[str, Target, Drafter[Any]]:
+def opened(spec: str | None, target: str, **how: Any) -> tuple[str, Target, Drafter[Any]]:
     """The spec of a drafter (of the usual one where none is given), the target that it is for, and the drafter.
 
     Raises:
@@ -147,5 +147,5 @@ def opened(spec: str | None, target: str, dtype: Any, device: str | None) -> tup
     method = build("drafter", spec)
     quiet()
     with terminal.busy("loading"):
-        model = Target.load(target, dtype, device)
+        model = Target.load(target, **how)
         return spec, model, method.open(model)

@@ -1,30 +1,28 @@
 """Options that several commands share, and commands whose options are the fields of a dataclass."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from draftree.models.sources import ALLOWED, Loading, Source
 from draftree.text.parameters import END as LAST
 
 T = TypeVar("T")
-TargetName = Annotated[str, typer.Option("--target", help="demo, a Hugging Face folder, or a hub id.")]
+TargetName = Annotated[str, typer.Option("--target", help=f"What writes: {ALLOWED}.")]
+LoadingOptions = Annotated[Mapping[str, Any], Loading]
+SourceOptions = Annotated[Mapping[str, Any], Source]
 DrafterSpec = Annotated[
     str | None,
     typer.Option(
         "--drafter",
-        help="A spec (name, or name:key=value,…) or a checkpoint's folder; by default edd for the demo, else suffix.",
+        help="A spec (name, or name:key=value,…) or a checkpoint's folder; by default edd where one is shipped, else suffix.",
     ),
-]
-Device = Annotated[str | None, typer.Option(help="A torch device; by default a GPU where there is one.")]
-DType = Annotated[
-    Literal["float64", "float32", "bfloat16", "float16"] | None,
-    typer.Option(help="Of the target's weights; by default the checkpoint's own, float32 for half precision on a CPU."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")]
 CostsFile = Annotated[

@@ -1,6 +1,7 @@
 """Output of the command line: text as it is written, tables, and the progress of a run."""
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftree.boundary.progress import Tell
-from draftree.cli.console import remark
+from draftree.cli.console import STARTED, remark
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Recipe, Stage, plan_text
 from draftree.evaluation.compare import Comparison
@@ -212,6 +213,16 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
         lines.append(f"[yellow]LOSSY: acceptor '{stats.acceptor}' may change what the target would have written[/yellow]")
     for line in ("", *lines):
         console.print(line, soft_wrap=True)
+
+
+def show_footprint(console: Console) -> None:
+    """Prints how long this program has run, all loading and measuring included, and the most memory it has held."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # not all systems have it
+        return
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    console.print(f"[dim]in all {duration(time.monotonic() - STARTED)} and at most {most / 1e9:.1f} GB of memory[/dim]")
 
 
 def verdict(result: Comparison, keeps_text: bool) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,8 +10,9 @@ import typer
 
 from draftree.boundary.knobs import knob
 from draftree.cli.console import NOTHING_KEPT, emit, given, interruptible, one_voice, speaks
-from draftree.cli.options import AsJson, CostsFile, Device, DType, Seed, TargetName, asks_for
+from draftree.cli.options import AsJson, CostsFile, LoadingOptions, Seed, TargetName, asks_for
 from draftree.errors import UnknownName, UserError
+from draftree.models.sources import Loading
 
 if TYPE_CHECKING:
     from draftree.training.job import Fitted, Job
@@ -69,8 +70,7 @@ class TrainOptions:
     track: str = knob("", help="An experiment tracker that is installed: tensorboard, wandb, …")
     costs: CostsFile = None
     seed: Seed = 0
-    device: Device = None
-    dtype: DType = None
+    loading: LoadingOptions = knob(None)
     as_json: AsJson = False
 
 
@@ -91,7 +91,7 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
     with one_voice():
         kind = asked.name.partition(":")[0]
         sort = job(kind)
-        said = {option: value for option, value in ctx.params.items() if given(ctx, option) and option not in COMMON}
+        said = {option: value for option, value in ctx.params.items() if given(ctx, option) and option not in COMMON | PLACE}
         check(kind, sort, said, asked.data)
         from draftree.cli import inputs, terminal
 
@@ -99,14 +99,16 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
         inputs.quiet()
         again = f"the same command goes on from what is kept in '{asked.out}'" if sort.resumes else NOTHING_KEPT
         with interruptible(again), terminal.progress(f"train {asked.name}", None) as tell:
-            end = chosen.fit(asked.target, asked.data, asked.out, tell, device=asked.device, dtype=asked.dtype)
+            end = chosen.fit(asked.target, asked.data, asked.out, tell, **asked.loading)
     if speaks() and asked.as_json:
         emit({**end.figures, "out": str(asked.out)})
     elif speaks():
         show(end, asked.out)
 
 
-COMMON = frozenset({"name", "data", "out", "target", "knobs", "device", "dtype", "as_json"})
+PLACE = frozenset(f.name for f in fields(Loading))
+"""Options of loading a target."""
+COMMON = frozenset({"name", "data", "out", "target", "knobs", "as_json"})
 """Options of every training."""
 
 
@@ -148,7 +150,7 @@ def check(name: str, sort: "type[Job]", asked: Mapping[str, Any], data: Sequence
     """
     if strange := [flag(option) for option in asked if option not in sort.options]:
         allowed = ", ".join(sorted(map(flag, (COMMON | sort.options) - {"name", "as_json"})))
-        raise UserError(f"train {name} was given {', '.join(strange)}, allowed are {allowed}")
+        raise UserError(f"train {name} was given {', '.join(strange)}, allowed are {allowed}, and how the target is loaded")
     if "drafter" in sort.options and not asked.get("drafter"):
         raise UserError(f"train {name} needs --drafter: the drafter that the policy grows its trees with")
     if not data and asked.get("synthesize") is None:

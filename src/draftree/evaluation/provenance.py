@@ -43,6 +43,7 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
             "weights": fingerprint(decoder.model),
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "context": decoder.context,
+            **({"loading": said} if (said := target.loading.said) else {}),
         },
     }
 
@@ -72,6 +73,7 @@ def fingerprint(model: torch.nn.Module) -> str:
     """A hash of the shapes and a sample of all weights, cheap for large models: another training gives another one."""
     digest = hashlib.sha256()
     for name, p in sorted(model.state_dict().items()):
-        sample = p.flatten()[:: max(1, p.numel() // 64)].float().cpu()
+        numbers = p if type(p) is torch.Tensor else p.dequantize()  # torchao's tensors
+        sample = numbers.flatten()[:: max(1, p.numel() // 64)].float().cpu()
         digest.update(f"{name}{tuple(p.shape)}{sample.tolist()}".encode())
     return digest.hexdigest()[:16]

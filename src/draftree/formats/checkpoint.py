@@ -23,8 +23,8 @@ from transformers import PreTrainedConfig
 
 from draftree.boundary import files
 from draftree.boundary.files import Entries, filled, read_object, understood
-from draftree.demo import demo_folder
 from draftree.errors import DraftreeWarning, UserError, shown
+from draftree.models.sources import shipped_folder
 from draftree.models.target import Target
 
 ABOUT = "draftree"
@@ -36,19 +36,19 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def shipped(method: str, checkpoint: str, target: Target) -> Path:
-    """The folder of a checkpoint, by default the one shipped for the demo target.
+    """The folder of a checkpoint, by default the one shipped for the target.
 
     Raises:
         UserError: no checkpoint was named and none is shipped for this target.
     """
     if checkpoint:
         return Path(checkpoint)
-    if target.name != "demo" or not demo_folder(method).is_dir():
+    if (folder := shipped_folder(target.name, method)) is None:
         raise UserError(
             f"no '{method}' is shipped for target '{target.name}': train one (draftree train {method} --target … --data … "
             f"--out FOLDER) and name its folder, or use {method}:checkpoint=FOLDER"
         )
-    return demo_folder(method)
+    return folder
 
 
 def fingerprint(config: PreTrainedConfig) -> str:

@@ -2,6 +2,7 @@
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -48,6 +49,8 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
         return "its last layers share the keys and values of earlier ones"
     if getattr(config, "alibi", False) or config.model_type in BY_SLOT:
         return "it measures distances in cache slots, where a tree's nodes do not lie in the order of their positions"
+    if threshold := _shared_outliers(whole):
+        return f"its llm_int8_threshold of {threshold} lets all tokens of a pass decide how each is rounded; allowed is 0"
     if kind is None:
         return "transformers has no causal language model of this type"
     parameters = inspect.signature(kind.forward).parameters
@@ -55,6 +58,13 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
     if missing := [p for p in needed if p not in parameters]:
         return f"its forward takes no {', '.join(missing)}, so a tree cannot be laid out in it"
     return None
+
+
+def _shared_outliers(config: PreTrainedConfig) -> float:
+    """The bound of bitsandbytes' 8 bits above which a feature of any token is one of all tokens' outliers; 0 without it."""
+    stored = getattr(config, "quantization_config", None) or {}
+    said: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
+    return float(said.get("llm_int8_threshold", 6.0)) if said.get("load_in_8bit") else 0.0
 
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")

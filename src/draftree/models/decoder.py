@@ -21,6 +21,7 @@ from draftree.errors import UserError
 from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, check_bounds, refuse_unsupported
 from draftree.models.cache import Catcher, LayerShape, SlotCache
 from draftree.models.feed import Feed, additive_mask
+from draftree.models.sources import ATTENTION
 from draftree.tree import Ints
 
 
@@ -36,6 +37,7 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel) -> None:
         refuse_unsupported(model.config, type(model))
+        refuse_attention(model)
         self.model = model
         model.train(False)
         self.config: PreTrainedConfig = model.config.get_text_config(decoder=True)
@@ -327,8 +329,26 @@ class _Enough(Exception):
     """A pass has given what was wanted of it."""
 
 
-def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+def refuse_attention(model: PreTrainedModel) -> None:
+    """Refuses a loaded model whose attention takes no mask of a tree.
+
+    Raises:
+        UserError: it names the implementation.
+    """
+    chosen = model.config.get_text_config(decoder=True)._attn_implementation
+    if chosen not in (None, *ATTENTION):
+        name, allowed = type(model).__name__, " or ".join(ATTENTION)
+        raise UserError(f"{name} has attn_implementation '{chosen}', which takes no mask of a tree: allowed is {allowed}")
+
+
+def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> tuple[Any, dict[str, Any]]:
     """A model loaded by transformers from a folder or a hub id, and its report of the tensors there.
+
+    Args:
+        folder: or hub id.
+        config: the model's.
+        dtype: of the weights.
+        how: what else `from_pretrained` takes.
 
     Raises:
         UserError: the config's sizes are not those of the weights.
@@ -336,7 +356,7 @@ def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype) -> tup
     check_bounds(config, Path(folder))
     auto: Any = AutoModelForCausalLM
     try:
-        model, info = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True)
+        model, info = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True, **how)
     except RuntimeError as error:
         if "mismatch" in str(error):  # transformers names them in a log
             raise UserError(f"'{folder}' has a config.json whose sizes are not those of the weights beside it") from error

@@ -7,21 +7,28 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from draftree.boundary.files import understood
-from draftree.demo import demo_folder
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
 from draftree.models.architectures import refuse_unsupported
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, pretrained
 from draftree.models.feed import Feed
+from draftree.models.loaded import merged, placed, rounding
+from draftree.models.sources import ALLOWED, DTYPES, Loading, Source, hint, known_as, location
 from draftree.tree import Bools, Ints, Tree, Verdict
 
 LAST = -1
@@ -102,10 +109,17 @@ class Target:
         decoder: the stock model.
         name: what to call it in results.
         tokenizer: its own; by default the one that is found where its name says.
+        loading: how it was loaded.
     """
 
-    def __init__(self, decoder: Decoder, name: str = "target", tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-        self.decoder, self.name = decoder, name
+    def __init__(
+        self,
+        decoder: Decoder,
+        name: str = "target",
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        loading: Loading = Loading(),
+    ) -> None:
+        self.decoder, self.name, self.loading = decoder, name, loading
         if tokenizer is not None:
             self.tokenizer = tokenizer
 
@@ -128,28 +142,37 @@ class Target:
         return cls(Decoder(model), name_of(model), tokenizer)
 
     @classmethod
-    def load(cls, name: str, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> Self:
-        """Loads a folder, a hub id, or `demo`.
+    def load(
+        cls, name: str, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None, **how: Any
+    ) -> Self:
+        """Loads `demo`, `smollm2`, a folder, a GGUF file (dequantised), or a hub id.
 
         Args:
             name: what to load.
             dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a CPU for half-precision ones.
             device: a torch device; a GPU where there is one by default.
+            how: the other attributes of `Loading`: revision, trust_remote_code, device_map, attn_implementation, adapter,
+                quantize.
 
         Raises:
             UserError: nothing can be loaded there, the architecture is refused, or the device cannot be used.
         """
-        path, place, dtype = location(name), usable(device), named(dtype)
-        with understood(f"cannot load target '{name}' (allowed: demo, a Hugging Face folder, a hub id)"):
-            config = AutoConfig.from_pretrained(path)
-            kinds: Any = MODEL_FOR_CAUSAL_LM_MAPPING
-            refuse_unsupported(config, kinds.get(type(config), None))
+        loading = Loading.of({"dtype": dtype, "device": device, **how})
+        place, dtype = usable(device), named(dtype)
+        with understood(f"cannot load target '{name}' (allowed: {ALLOWED}{hint(name)})"):
+            path = location(name)
+            config = AutoConfig.from_pretrained(path, **loading.found_by)
+            kind = _class(config)
+            if kind is not None or not loading.trust_remote_code:
+                refuse_unsupported(config, kind)
             stored = getattr(config, "dtype", None) or torch.float32
             dtype = dtype or (torch.float32 if place.type == "cpu" and stored in (torch.float16, torch.bfloat16) else stored)
-            model, info = pretrained(path, config, dtype)
+            how = loading.weights_by | rounding(config, loading, place)
+            model, info = pretrained(path, config, dtype, **how)
             if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
                 raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
-            target = cls(Decoder(model.to(place).requires_grad_(False)), name)
+            model = merged(placed(model, place, "device_map" in how), loading).requires_grad_(False)
+            target = cls(Decoder(model), name, loading=loading)
             _ = target.decoder.shapes  # from a pass over one token: much in a config shows there alone
         return target
 
@@ -160,7 +183,7 @@ class Target:
         Raises:
             UserError: its folder has none that can be read.
         """
-        return tokenizer_of(self.name)
+        return tokenizer_of(self.name, self.loading)
 
     @property
     def eos(self) -> frozenset[int]:
@@ -298,8 +321,10 @@ def _seen(tree: Tree, probes: Probes) -> Bools:
     return seen
 
 
-DTYPES = ("float64", "float32", "bfloat16", "float16")
-"""The dtypes that a target may be computed in."""
+def _class(config: PreTrainedConfig) -> Any:
+    """transformers' causal language model for a config, None where it has none."""
+    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    return classes.get(type(config), None)
 
 
 def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -340,11 +365,6 @@ def name_of(model: PreTrainedModel) -> str:
     return known_as(str(model.name_or_path or "")) or f"{type(model).__name__} in memory"
 
 
-def known_as(name: str) -> str:
-    """`demo` for its folder, any other name as it is."""
-    return "demo" if name and Path(name).resolve() == demo_folder().resolve() else name
-
-
 def warn_of_training(model: PreTrainedModel) -> bool:
     """Warns of a model in training mode; returns whether it is."""
     if training := any(module.training for module in model.modules()):
@@ -353,19 +373,14 @@ def warn_of_training(model: PreTrainedModel) -> bool:
     return training
 
 
-def tokenizer_of(target: str) -> PreTrainedTokenizerBase:
+def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerBase:
     """A target's tokenizer, without its weights.
 
     Raises:
         UserError: it has none that can be read.
     """
-    allowed = "allowed: demo, a folder, a hub id; load(…, tokenizer=…) takes one"
+    allowed = f"allowed: {ALLOWED}; load(…, tokenizer=…) takes one"
     with understood(f"target '{target}' has no tokenizer that can be read ({allowed})"):
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(location(target))
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(location(target), **source.found_by)
         found("a")
         return found
-
-
-def location(name: str) -> str:
-    """The folder or hub id a target's name stands for."""
-    return str(demo_folder()) if name == "demo" else name

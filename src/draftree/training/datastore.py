@@ -15,6 +15,7 @@ from draftree.drafters.lookup.datastore import Stored, tokenizer_hash
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import command, commit
 from draftree.formats.checkpoint import ABOUT, CONFIG
+from draftree.models.sources import Source
 from draftree.models.target import tokenizer_of
 from draftree.registry import parts
 
@@ -27,7 +28,13 @@ def kinds() -> dict[str, type[Stored]]:
 
 
 def build(
-    kind: str, target: str, data: Sequence[Path], out: Path, settings: Mapping[str, str] | None = None, tell: Tell = silent
+    kind: str,
+    target: str,
+    data: Sequence[Path],
+    out: Path,
+    settings: Mapping[str, str] | None = None,
+    tell: Tell = silent,
+    source: Source = Source(),
 ) -> dict[str, Any]:
     """Builds a datastore from a corpus and returns its note; nothing is at `out` before all is there.
 
@@ -38,6 +45,7 @@ def build(
         out: the new folder.
         settings: how it is built, by name.
         tell: told how many megabytes are read.
+        source: how the target's tokenizer is found.
 
     Raises:
         UserError: something that was asked for does not exist or does not fit, `out` has something in it, or another
@@ -50,7 +58,7 @@ def build(
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
     writable(out, folder=True)
     found = files(data)
-    tokenizer = tokenizer_of(target)
+    tokenizer = tokenizer_of(target, source)
     vocab = 1 + max(tokenizer.get_vocab().values())
     start, done, of = time.perf_counter(), 0, -(-sum(file.bytes for file in found) // MEGA)
     with whole_folder(out) as folder:

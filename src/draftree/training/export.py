@@ -22,14 +22,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from draftree.boundary.files import Entries, understood, whole_folder
-from draftree.demo import demo_folder
 from draftree.drafters.base import TrainableMethod
 from draftree.drafters.neural.llama import of_values
 from draftree.errors import UnknownName, UserError
 from draftree.formats import medusa, speculators
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target, location
+from draftree.models.sources import DEMO, location, shipped_folder
+from draftree.models.target import Target
 from draftree.registry import method_of, names, part
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
@@ -76,7 +76,7 @@ def export(drafter: str, wanted: str, out: Path, target: str | None = None) -> E
     """
     if wanted not in FORMATS:
         raise UnknownName("format", wanted, FORMATS)
-    folder = _folder(drafter)
+    folder = _folder(drafter, target)
     method = method_of(folder)
     kind = part("drafter", method)
     allowed = kind.formats if issubclass(kind, TrainableMethod) else ()
@@ -115,7 +115,7 @@ def standalone(drafter: str, out: Path, target: str | None = None) -> Exported:
     Raises:
         UserError: the method has neither, or the checkpoint does not fit the target.
     """
-    folder = _folder(drafter)
+    folder = _folder(drafter, target)
     if (method := method_of(folder)) not in OWN:
         raise UserError(f"'{method}' cannot be exported with --standalone, allowed is {' or '.join(OWN)}")
     loaded = Target.load(target or str(Checkpoint.at(folder).about.get("target", "demo")))
@@ -131,13 +131,14 @@ def standalone(drafter: str, out: Path, target: str | None = None) -> Exported:
     return Exported(method, "a model of its own", str(out), len(tensors), sum(2 * t.numel() for t in tensors))
 
 
-def _folder(drafter: str) -> Path:
+def _folder(drafter: str, target: str | None) -> Path:
+    """The folder of a drafter that is named by it, or by its method where it is shipped for a target, by default the demo."""
     if Path(drafter).is_dir():
         return Path(drafter)
-    shipped = [name for name in names("drafter") if demo_folder(name).is_dir()]
+    shipped = {name: folder for name in names("drafter") if (folder := shipped_folder(target or DEMO, name))}
     if drafter not in shipped:
         raise UnknownName("drafter's folder or shipped drafter", drafter, shipped)
-    return demo_folder(drafter)
+    return shipped[drafter]
 
 
 def _config_of(target: str) -> PreTrainedConfig:

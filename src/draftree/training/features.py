@@ -24,7 +24,7 @@ from draftree.boundary.files import existing, understood, whole
 from draftree.boundary.progress import Tell, silent
 from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
-from draftree.formats.checkpoint import embedding_hash, fingerprint
+from draftree.evaluation.provenance import fingerprint
 from draftree.models.cache import Catcher
 from draftree.models.target import LAST, Needs, Target
 from draftree.training.processes import Processes
@@ -81,7 +81,7 @@ class Shards:
     @classmethod
     def at(cls, home: Path, target: Target, samples: Sequence[Sample], needs: Needs) -> "Shards":
         """The shards of some samples below a folder that may hold those of others too."""
-        whose = f"{fingerprint(target.decoder.config)}-{embedding_hash(target)}"  # many models have one config
+        whose = fingerprint(target.decoder.model)  # and not its config, which an adapter or a rounding leaves as it is
         return cls(home / f"{whose}-{digest(samples)}", target, samples, needs)
 
     @property

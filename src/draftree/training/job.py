@@ -49,7 +49,7 @@ class Job(ABC):
         """
 
     @abstractmethod
-    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **place: str | None) -> Fitted:
+    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any) -> Fitted:
         """Learns from data and writes the result.
 
         Args:
@@ -57,7 +57,7 @@ class Job(ABC):
             data: files, or folders of them.
             out: the file or folder that is written.
             tell: told how far it is.
-            place: the `device` and `dtype` that a target is loaded to by its name.
+            how: a target that is named is loaded, the attributes of `Loading`.
 
         Raises:
             UserError: something that was asked for does not exist, does not fit or is too little.

@@ -155,19 +155,19 @@ class Training(Job):
             "exclude": [str(path) for path in self.exclude] or None,
         }
 
-    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **place: str | None) -> Fitted:
+    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any) -> Fitted:
         plan = planned(self.method.stages, self.numbers, out, self.init_from is not None)
         writable(out, folder=True)
         check_tracker(self.track)
-        processes = Processes.on(place.get("device"))
+        processes = Processes.on(how.get("device"))
         with processes.alone(out):
             with processes.agreed():
                 tell(0, "loading")
                 # Refused before the target answers or is read, and not by the trainer after it; its context may cut max_tokens.
                 plan.together(processes.world)
                 state.check(out, {k: v for k, v in (asdict(plan) | self.about).items() if k != "max_tokens"})
-                device = processes.device(place.get("device")) if isinstance(target, str) else place.get("device")
-                model = target_of(target, place.get("dtype"), device)
+                device = processes.device(how.get("device")) if isinstance(target, str) else how.get("device")
+                model = target_of(target, **how | {"device": device})
                 plan = within_context(plan, out, model.decoder.context)
                 torch.manual_seed(plan.seed)  # of the weights it begins with
                 begun = self.init_from and state.begun(self.method, self.init_from, model)

@@ -216,7 +216,7 @@ class Run:
         device = target.decoder.device
         cast(Any, target.decoder.model).requires_grad_(False)  # a drafter's loss may go through its embedding and head
         processes = Processes.on(device)
-        about = {"target": target.name, "drafter": drafter.described, "data": digest(samples), **about}
+        about = {"target": target.name, **target.loading.said, "drafter": drafter.described, "data": digest(samples), **about}
         processes.same(about["data"], "the data")
         with processes.agreed():
             check_tracker(track)

