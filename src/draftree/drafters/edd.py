@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.language_model import SPARE, Decoding, OneLayerDrafter, has_own, load_model, new_model
+from draftree.drafters.neural.language_model import SPARE, Decoding, OneLayerDrafter, begin_as, has_own, load_model, new_model
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import additive, dual_block
 from draftree.errors import UserError
@@ -44,6 +44,8 @@ class EDD(TrainableMethod):
             begins anywhere; 0 has blocks at multiples of their length, as in the paper (eq. 3). Training only.
         shared: whether embedding and LM head are the target's own, which are neither trained nor stored; without, they begin as
             copies and are trained, as in the paper (section 3.1).
+        init: what the layer begins with: `target`, the target's own layer that reads the same entry of `hidden_states`, and its
+            last norm; or `scratch`, random numbers, as in the paper. In training only.
         draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them.
     """
 
@@ -61,6 +63,7 @@ class EDD(TrainableMethod):
     max_block: int = 10
     phase: int | Literal["random"] = "random"
     shared: bool = True
+    init: Literal["target", "scratch"] = "target"
     draft_vocab: int = knob(0, least=0)
 
     def __post_init__(self) -> None:
@@ -77,7 +80,9 @@ class EDD(TrainableMethod):
 
     def new(self, target: Target) -> "EDDDrafter":
         self._check(target)
-        return EDDDrafter(self, new_model("edd", target, self.shared, self.draft_vocab), target, Checkpoint())
+        drafter = EDDDrafter(self, new_model("edd", target, self.shared, self.draft_vocab), target, Checkpoint())
+        drafter.begin()
+        return drafter
 
     def _check(self, target: Target) -> None:
         if self.hidden_layer != AUTO:
@@ -114,7 +119,14 @@ class EDDDrafter(OneLayerDrafter):
         if self.knobs.hidden_layer != AUTO:
             return {}
         self._layer = EDD.living(attending(self._target.decoder, texts))
+        self.begin()
         return {"hidden_layer": self._layer}
+
+    def begin(self) -> None:
+        """Gives a new drafter the weights that it begins with, once it is known which layer it reads."""
+        if self.knobs.init == "target" and self._layer != AUTO:
+            count = int(self._target.decoder.config.num_hidden_layers)
+            begin_as(self.model, self._target, min(self._target.decoder.hidden_index(self._layer), count - 1))
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None

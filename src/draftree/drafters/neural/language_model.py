@@ -58,6 +58,20 @@ def borrowing(config: PreTrainedConfig, target: Target, draft_vocab: int) -> Pre
     return borrowed
 
 
+def begin_as(model: PreTrainedModel, target: Target, layer: int) -> None:
+    """Lets a one-layer model begin as one of the target's layers and its last norm, where these have the same shape.
+
+    The LM head expects what that norm gives, and hidden states have a few entries that are far larger than all others, which
+    the layers that read them have learnt to scale down.
+    """
+    ours, theirs = Decoder(model), target.decoder
+    norms = [[m for m in d.stack.children() if "Norm" in type(m).__name__] for d in (ours, theirs)]
+    for mine, its in ((ours.layers[0], theirs.layers[layer]), *zip(*norms, strict=True)):
+        values = {name: value.float() for name, value in its.state_dict().items()}
+        if {n: v.shape for n, v in mine.state_dict().items()} == {n: v.shape for n, v in values.items()}:
+            mine.load_state_dict(values)
+
+
 def head_of(model: PreTrainedModel) -> TargetHead | None:
     """The target's head in a model that borrows it."""
     head: Any = model.get_output_embeddings()
