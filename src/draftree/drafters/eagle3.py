@@ -237,11 +237,12 @@ class EAGLE3Drafter(PairDrafter):
         features = self._features(batch)
         at, total = before(batch.learn), features.new_zeros(())
         said, drafted = batch.target(at), self.model.drafted
+        possible = torch.ones(len(said), dtype=torch.bool, device=said.device)
+        if self.model.t2d is not None and drafted is not None:
+            possible = self.model.t2d[said.argmax(-1)]  # what the target would say cannot be drafted elsewhere
+            said = said[:, drafted.ids]
         for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):
-            chosen = at & known
-            wanted = said[chosen[at]]
-            if self.model.t2d is not None and drafted is not None:
-                possible = self.model.t2d[wanted.argmax(-1)]  # what the target would say cannot be drafted elsewhere
-                chosen, wanted = chosen.clone().masked_scatter(chosen, possible), wanted[possible][:, drafted.ids]
-            total = total + self.knobs.decay**j * soft_cross_entropy(wanted, self.model.logits(out[chosen]))
+            there = (at & known)[at] & possible
+            chosen = at.masked_scatter(at, there)
+            total = total + self.knobs.decay**j * soft_cross_entropy(said[there], self.model.logits(out[chosen]))
         return total / batch.count
