@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from architectures import target
 from draftree.costs import Costs
 from draftree.doctor import forwards
+from draftree.doctor.faults import draft_vocabulary
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine, plain
 from draftree.errors import DraftreeWarning, UserError
@@ -199,3 +200,10 @@ def test_where_no_program_knows_a_draft_vocabulary_the_head_is_the_targets(tmp_p
     text = np.stack(texts([12], np.random.default_rng(2)))
     ours, vllm = (build("drafter", f"medusa:checkpoint={tmp_path / name}").open(t) for name in ("medusa", "vllm"))
     assert torch.equal(forwards.decoded(t, ours, text, 4, 1), forwards.decoded(t, vllm, text, 4, 1))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_doctor_counts_what_can_be_drafted(name: str) -> None:
+    t = target("llama")
+    assert draft_vocabulary(fresh(name, t)[0].model, t.decoder.vocab) == SIZE
+    assert draft_vocabulary(fresh(name, t, 0)[0].model, t.decoder.vocab) == t.decoder.vocab

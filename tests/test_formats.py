@@ -412,8 +412,8 @@ def test_a_shipped_drafter_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "eagle" / "config.json").write_text(
         (tmp_path / "eagle" / "config.json").read_text().replace(json.dumps(str(folder)), '"demo"')
     )
-    for module in ("training.export", "models.sources"):
-        monkeypatch.setattr(f"draftree.{module}.demo_folder", lambda name="target": tmp_path / name)
+    monkeypatch.setattr("draftree.models.sources.demo_folder", lambda name="target": tmp_path / name)
+    monkeypatch.setattr("draftree.training.export.shipped_folder", lambda _, name: tmp_path / name if name == "eagle" else None)
     export("eagle", "speculators", tmp_path / "out")
     verifier = config_of(tmp_path / "out")["speculators_config"]["verifier"]
     assert verifier == {"name_or_path": "demo", "architectures": ["LlamaForCausalLM"]}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafters.base import Drafter, Trainable
+from draftree.drafters.neural.vocabulary import TargetHead
 from draftree.evaluation.driven import Places, Recording, Source, Text, drive
 from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Probes, Target, Verified
@@ -255,6 +256,12 @@ class Map:
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     @property
+    def distinct(self) -> bool:
+        """True where no two draft ids stand for one token, once those beyond the vocabulary are put inside it."""
+        inside = self.drafted.clamp(0, len(self.t2d) - 1)
+        return int(inside.unique().numel()) == len(inside)
+
+    @property
     def complaints(self) -> list[str]:
         """Its faults as it stands, in words."""
         ids, vocab, found = self.drafted, len(self.t2d), []
@@ -275,13 +282,28 @@ class Map:
         return _putting("d2t", {self.module: inside - torch.arange(len(ids), device=ids.device)})
 
 
-def vocabulary_map(model: nn.Module) -> Map | None:
-    """The vocabulary map of a model, if it has one."""
+def vocabulary_map(model: nn.Module, vocab: int) -> Map | None:
+    """The vocabulary map of a model, if it has one that rows of its own can differ from.
+
+    Where the head is the target's own, the map says which of its rows are computed, too.
+
+    Args:
+        model: a drafter's.
+        vocab: V, the size of the target's vocabulary.
+    """
     for module in model.modules():
         d2t, t2d = module._buffers.get("d2t"), module._buffers.get("t2d")
-        if isinstance(d2t, Tensor) and isinstance(t2d, Tensor):
-            return Map(module, d2t, t2d)
+        if isinstance(d2t, Tensor) and not isinstance(module, TargetHead):
+            marks = torch.zeros(vocab, dtype=torch.bool, device=d2t.device)
+            marks[(d2t + torch.arange(len(d2t), device=d2t.device)).clamp(0, vocab - 1)] = True
+            return Map(module, d2t, t2d if isinstance(t2d, Tensor) else marks)
     return None
+
+
+def draft_vocabulary(model: nn.Module, vocab: int) -> int:
+    """The number of tokens that a model can draft of a target's V."""
+    maps = (module._buffers.get("d2t") for module in model.modules())
+    return next((len(d2t) for d2t in maps if isinstance(d2t, Tensor)), vocab)
 
 
 def _maps(found: Map | None, source: Source) -> Iterator[Alternative]:

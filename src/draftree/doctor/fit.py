@@ -16,7 +16,18 @@ import torch
 
 from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs
-from draftree.doctor.faults import UNTRAINED, VOCABULARY, Map, alternatives, best, frequencies, rotaries, theta, vocabulary_map
+from draftree.doctor.faults import (
+    UNTRAINED,
+    VOCABULARY,
+    Map,
+    alternatives,
+    best,
+    draft_vocabulary,
+    frequencies,
+    rotaries,
+    theta,
+    vocabulary_map,
+)
 from draftree.doctor.findings import APART, HALF, Finding, Said, finite
 from draftree.doctor.forwards import apart
 from draftree.doctor.noise import narrow_and_wide
@@ -124,8 +135,8 @@ def examine(
         costs: of the pairing, for the speed-up; without them none is predicted.
         tell: told what is done next.
     """
-    chart = vocabulary_map(drafter.model) if isinstance(drafter, Trainable) else None
-    findings = [_vocabulary(target, chart), _dtype(target, drafter), *_trained_for(target, drafter)]
+    chart = vocabulary_map(drafter.model, target.decoder.vocab) if isinstance(drafter, Trainable) else None
+    findings = [_vocabulary(target, drafter, chart), _dtype(target, drafter), *_trained_for(target, drafter)]
     suspects = [*_broken(drafter, chart), *_tokenizer(target, drafter)]
     depths: tuple[Depth, ...] = ()
     if not any(s.cause == NUMBERS for s in suspects):
@@ -153,7 +164,7 @@ def _driven(
     places = drive(target, drafter, texts)
     depths = tuple(_at_depth(places, d) for d in range(1, DEPTHS + 1))
     findings, suspects = [*_figures(places, depths), *_predicted(places, costs)], list[Suspect]()
-    if isinstance(drafter, Trainable):
+    if isinstance(drafter, Trainable) and (chart is None or chart.distinct):  # else a token has two logits, and which counts?
         tell(1, "comparing the training forward with decoding", STAGES)
         findings.append(finding := _forwards(target, drafter, texts))
         suspects += [Suspect(FORWARDS, finding.text)] if finding.verdict == "bad" else []
@@ -169,15 +180,15 @@ def _driven(
     return findings, depths, suspects
 
 
-def _vocabulary(target: Target, chart: Map | None) -> Finding:
+def _vocabulary(target: Target, drafter: Drafter[Any], chart: Map | None) -> Finding:
     """The draft vocabulary; a drafter whose vocabulary or shapes do not fit is refused when it is opened."""
     vocab = target.decoder.vocab
-    if chart is None:
-        return Finding("vocabulary", vocab, "ok", f"drafts all {vocab} tokens of the target")
-    size = len(chart.d2t)
-    if chart.complaints:
+    size = draft_vocabulary(drafter.model, vocab) if isinstance(drafter, Trainable) else vocab
+    if chart is not None and chart.complaints:
         return Finding("vocabulary", size, "bad", "; ".join(chart.complaints))
-    return Finding("vocabulary", size, "ok", f"drafts {size} of the target's {vocab} tokens; d2t and t2d agree")
+    agree = "" if chart is None else "; d2t and t2d agree"
+    told = f"all {vocab} tokens of the target" if size == vocab else f"{size} of the target's {vocab} tokens"
+    return Finding("vocabulary", size, "ok", f"drafts {told}{agree}")
 
 
 def _dtype(target: Target, drafter: Drafter[Any]) -> Finding:
