@@ -2,7 +2,7 @@
 
     python benchmarks/structured.py spec_bench.jsonl --limit 20 --out benchmarks/results/structured.json
 
-JSON of one schema is written for math questions by the demo target, greedily and at temperature 1. The output is the same in
+JSON of one schema is written for math questions by a target, greedily and at temperature 1. The output is the same in
 all cells, because the grammar constrains p itself; `calls` are the drafter's passes for each of the target's.
 """
 
@@ -51,11 +51,12 @@ def main() -> None:
     """Measures, prints and saves."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("suite")
+    parser.add_argument("--target", default="demo")
     parser.add_argument("--limit", type=int, default=20)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     quiet()
-    target = Target.load("demo")
+    target = Target.load(args.target)
     prompts = suites.load(args.suite).select(["math_reasoning"])[: args.limit]
     rows = []
     for temperature in (0.0, 1.0):
