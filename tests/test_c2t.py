@@ -330,6 +330,12 @@ def test_knobs_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
         C2T(**wrong)
 
 
+def test_a_shipped_one_goes_by_its_targets_name() -> None:
+    assert repr(C2T(classifier="demo").net) == repr(C2T().net)
+    with pytest.raises(UserError, match="nobody"):
+        C2T(classifier="nobody")
+
+
 def test_the_shipped_one_was_trained_and_is_small() -> None:
     said = Classifier.load(demo_folder("c2t"))
     assert (said.features, len(said.hidden_bias), said.entropy_top) == ("P+H+d", 48, 1000)

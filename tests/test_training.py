@@ -373,6 +373,25 @@ def test_what_another_run_was_told_of_itself_does_not_resume(target, samples, tm
     train(target, fresh("vdm", target), samples, again, tmp_path, about={"init_from": "a"})
 
 
+def test_checkpoints_of_earlier_steps_are_kept(target, samples, tmp_path) -> None:
+    """A kept checkpoint is what an interrupted run had learnt by then, and keeping changes nothing of what is learnt."""
+    end = train(target, fresh("edd", target), samples, plan(keep_every=2), tmp_path / "a")
+    kept = sorted(folder.name for folder in (tmp_path / "a").glob("step-*"))
+    assert kept == sorted(f"step-{step}" for step in range(2, end.steps, 2))
+    seen = []
+
+    def interrupt(progress: Progress) -> None:
+        if progress.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    drafter = fresh("edd", target)
+    with pytest.raises(KeyboardInterrupt):
+        train(target, drafter, samples, plan(), tmp_path / "b", interrupt)
+    for name, value in EDD(checkpoint=str(tmp_path / "a" / "step-4")).open(target).model.state_dict().items():
+        seen.append(torch.equal(value, drafter.model.state_dict()[name].half().to(value.dtype)))
+    assert all(seen)
+
+
 def test_bfloat16_runs_close_to_float32(target, samples, tmp_path) -> None:
     a = train(target, fresh("edd", target), samples, plan(), tmp_path / "a")
     b = train(target, fresh("edd", target), samples, plan(bf16=True), tmp_path / "b")

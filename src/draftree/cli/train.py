@@ -64,6 +64,7 @@ class TrainOptions:
     held_out: float = knob(0.02, help="Share of the samples that is measured on, 64 at most.")
     evaluate_every: int = knob(250, help="Steps between two measurements.")
     save_every: int = knob(250, help="Steps between two saves of the state to go on from.")
+    keep_every: int = knob(0, help="Steps between two checkpoints that are kept in OUT/step-N; 0 for none.")
     bf16: bool = knob(False, help="Forward passes in bfloat16.")
     cache_features: bool = knob(False, help="Compute the target's features once.")
     features: str = knob("", help="The folder of the cached ones; OUT/features by default.")

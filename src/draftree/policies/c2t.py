@@ -18,8 +18,8 @@ from safetensors.numpy import load_file, save_file
 
 from draftree.boundary.files import Entries, filled, read_object, understood
 from draftree.boundary.knobs import knob
-from draftree.demo import demo_folder
 from draftree.errors import UnknownName, UserError
+from draftree.models.sources import DEMO, shipped_folder
 from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree
 
@@ -140,7 +140,8 @@ class C2T(Layered):
         width: the likeliest candidates after each node that the classifier sees (the first TopK of section 4.2.2; 15).
         layer_top: at most so many nodes of a layer stay, the most confident (the second TopK; 15); none for all.
         depth: layers (10 in the paper).
-        classifier: its folder, as `draftree train c2t` writes it; the shipped one by default.
+        classifier: its folder, as `draftree train c2t` writes it, or the name of a target for which one is shipped; the demo's
+            by default.
         chain: only the likeliest candidate is looked at, and drafting ends at the first that is left out (section 5.5).
         raw: which features are those of q itself where it is conditioned on the target's noise (`match` above temperature
             0): P, H, both (P+H), or none. Candidates are chosen by the conditioned q, whatever the classifier reads.
@@ -161,7 +162,7 @@ class C2T(Layered):
     @cached_property
     def net(self) -> Classifier:
         """The classifier."""
-        return Classifier.load(Path(self.classifier) if self.classifier else demo_folder("c2t"))
+        return Classifier.load(shipped_folder(self.classifier or DEMO, "c2t") or Path(self.classifier))
 
     @property
     def candidates(self) -> int:

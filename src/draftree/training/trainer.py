@@ -48,6 +48,7 @@ class Plan(Recipe):
         held_out: share of the samples that is measured on instead of learnt, 64 samples at most.
         evaluate_every: steps between two measurements.
         save_every: steps between two saves of the state to resume from.
+        keep_every: steps between two checkpoints that are kept beside the last, in `step-N`; 0 for none.
         bf16: whether forwards run in bfloat16 autocast.
         cache_features: whether the target's internals are computed once and kept in `features`.
         features: the folder of the kept ones; `features` in the checkpoint's folder by default.
@@ -59,6 +60,7 @@ class Plan(Recipe):
     held_out: float = knob(0.02, least=0, below=1)
     evaluate_every: int = knob(250, least=1)
     save_every: int = knob(250, least=1)
+    keep_every: int = knob(0, least=0)
     bf16: bool = False
     cache_features: bool = False
     features: str = ""
@@ -157,6 +159,8 @@ def train(
                 run.log(progress)
                 listen(progress)
                 stopped = run.processes.any(bool(signals))
+                if plan.keep_every and progress.step < run.steps and progress.step % plan.keep_every == 0:
+                    run.keep(progress.step)
                 if progress.step < run.steps and (stopped or progress.step % plan.save_every == 0):
                     run.save(progress.step)
                     if stopped:
@@ -320,6 +324,12 @@ class Run:
         with self.processes.agreed():
             if self.processes.main:
                 state.save(self.out, self.drafter, self.optimizer, step)
+
+    def keep(self, step: int) -> None:
+        """Writes a checkpoint of its own for the weights of this step."""
+        with self.processes.agreed():
+            if self.processes.main:
+                self.drafter.save(self.out / f"step-{step}")
 
     def finish(self) -> None:
         """Writes the checkpoint in the place of the state."""
