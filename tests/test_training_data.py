@@ -169,6 +169,15 @@ THOUGHTFUL = TEMPLATE.replace(
 """A template that leaves the thoughts of earlier responses out, as that of Qwen3."""
 
 
+def test_behind_a_response_that_was_cut_no_end_is_learnt(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c?"}, {"role": "assistant", "content": "b"}]  # fmt: skip
+    for cut, said in (([1], "bb<eos>"), ([3], "b<eos>b"), ([1, 3], "bb"), ([], "b<eos>b<eos>"), ("odd", "b<eos>b<eos>")):
+        (sample,) = read([saved(tmp_path / "chats.jsonl", {"messages": chat, "cut": cut})], TOKENIZER, 99)
+        assert TOKENIZER.decode(sample.tokens.tolist()) == "<|user|>a?<|assistant|>b<eos><|user|>c?<|assistant|>b<eos>"
+        assert learnt(sample) == said
+
+
 def test_responses_that_are_rendered_otherwise_later_on_are_samples_of_their_own() -> None:
     found = [masked(s) for s in chat_samples(byte_tokenizer(THOUGHTFUL), CHAT)]
     assert found == [

@@ -148,6 +148,10 @@ def messages(row: Row, where: str) -> Messages | None:
     )
 
 
+CUT = "cut"
+"""The key of a chat's row for the numbers of the messages, counted from 0, that were broken off."""
+
+
 def completes(row: Row) -> bool:
     """True for a row of text of which the completion is learnt."""
     return isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)

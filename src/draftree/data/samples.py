@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.files import understood
 from draftree.data.overlap import Excluded
-from draftree.data.rows import Messages, Row, completes, messages, rows
+from draftree.data.rows import CUT, Messages, Row, completes, messages, rows
 from draftree.errors import UserError
 from draftree.tree import Bools, Ints
 
@@ -36,12 +36,18 @@ def digest(samples: Sequence[Sample]) -> str:
     return hashed.hexdigest()[:16]
 
 
-def chat_samples(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> list[Sample]:
+def chat_samples(tokenizer: PreTrainedTokenizerBase, chat: Messages, cut: Collection[int] = ()) -> list[Sample]:
     """A chat as the template renders it, whose responses are learnt, each with what ends it.
 
     Which tokens these are, the template's own mask says where it has one (`{% generation %}`). Otherwise a response is
     what stands between the prompt for it and its end; where a template renders earlier responses otherwise than the last
     one (without its thoughts, say), the chat is a sample for each response, as the model reads it when it writes it.
+
+    Args:
+        tokenizer: the target's.
+        chat: its messages.
+        cut: numbers of the responses that were broken off: what the template puts behind them is not learnt, but where it has
+            a mask of its own.
 
     Raises:
         UserError: what a prompt is rendered as does not begin what the chat with its response is rendered as.
@@ -56,10 +62,13 @@ def chat_samples(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> list[Sam
     spans = [(render(chat[:i], True), render(chat[: i + 1], False)) for i in answers]
     if not all(until.startswith(prompt) for prompt, until in spans):
         raise UserError("the chat template does not render a response behind its prompt, and has no {% generation %} mark")
-    whole = render(chat, False)
+    whole, learnt = render(chat, False), list[tuple[int, int]]()
+    for i, (prompt, until) in zip(answers, spans, strict=True):
+        said = chat[i]["content"].rstrip()
+        learnt.append((len(prompt), max(until.rfind(said), 0) + len(said) if i in cut else len(until)))
     if all(whole.startswith(until) for _, until in spans):
-        return [_between(tokenizer, whole, [(len(prompt), len(until)) for prompt, until in spans])]
-    return [_between(tokenizer, until, [(len(prompt), len(until))]) for prompt, until in spans]
+        return [_between(tokenizer, whole, learnt)]
+    return [_between(tokenizer, until, [part]) for (_, until), part in zip(spans, learnt, strict=True)]
 
 
 def _marked(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
@@ -115,13 +124,18 @@ def _samples(row: Row, where: str, tokenizer: PreTrainedTokenizerBase, max_token
         raise UserError(f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text")
     try:
         with understood("the target's chat template refuses this chat" if chat else "the target's tokenizer refuses this text"):
-            parts = _plain(row, tokenizer, max_tokens) if chat is None else chat_samples(tokenizer, chat) if chat else []
+            parts = _plain(row, tokenizer, max_tokens) if chat is None else _chat(row, tokenizer, chat) if chat else []
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     for part in parts:
         cut = Sample(part.tokens[:max_tokens], part.learn[:max_tokens])
         if cut.learn.any():
             yield cut
+
+
+def _chat(row: Row, tokenizer: PreTrainedTokenizerBase, chat: Messages) -> list[Sample]:
+    cut = row.get(CUT, [])
+    return chat_samples(tokenizer, chat, cut if isinstance(cut, list) else [])
 
 
 def _plain(row: Row, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Sample]:

@@ -22,10 +22,10 @@ from draftree.boundary.knobs import check, knob
 from draftree.boundary.progress import Tell, silent
 from draftree.data.overlap import Excluded
 from draftree.data.prompts import Content, encode
-from draftree.data.rows import Messages, Row, completes, messages, rows
+from draftree.data.rows import CUT, Messages, Row, completes, messages, rows
 from draftree.errors import UserError
 from draftree.models.target import Target
-from draftree.training.authors import Asked, Author, Local
+from draftree.training.authors import Asked, Author, Local, Written
 from draftree.training.processes import Processes
 
 FILE, ABOUT, PARTS = "regenerated.jsonl", "regenerated.json", "regenerated.partial"
@@ -158,7 +158,7 @@ def answered(target: Target, asked: Mapping[int, Content], how: Regeneration, au
     talks = {i: _text(prompt) if isinstance(prompt, str) else _chat(prompt) for i, prompt in asked.items()}
     longest, waiting = min(how.max_tokens, target.decoder.context), deque[Asked]()
 
-    def next_row(number: int, said: str | None, put: Callable[[Asked], None]) -> Row | None:
+    def next_row(number: int, said: Written | None, put: Callable[[Asked], None]) -> Row | None:
         """Puts what comes next of a prompt into the queue; its row where nothing does."""
         try:
             content = talks[number].send(said)
@@ -174,7 +174,7 @@ def answered(target: Target, asked: Mapping[int, Content], how: Regeneration, au
         if (row := next_row(number, None, waiting.append)) is not None:
             yield number, row
     for each in author.write(waiting):  # a chat that has begun is finished first
-        if (row := next_row(each.asked.number, each.text, waiting.appendleft)) is not None:
+        if (row := next_row(each.asked.number, each, waiting.appendleft)) is not None:
             yield each.asked.number, row
 
 
@@ -184,27 +184,28 @@ def _ids(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
     return encode(tokenizer, content)
 
 
-Talk = Generator[Content, str | None, Row]
+Talk = Generator[Content, Written | None, Row]
 """A prompt on its way: gives what is to be answered, takes the answer (None where there is none), and returns the row."""
 
 
 def _text(prompt: str) -> Talk:
     answer = yield prompt
-    return {} if answer is None else {"prompt": prompt, "completion": answer}
+    return {} if answer is None else {"prompt": prompt, "completion": answer.text}
 
 
 def _chat(chat: Messages) -> Talk:
-    """Every response written anew; the chat ends where it is too long."""
-    said, answered = Messages(), 0
+    """Every response written anew; the chat ends where it is too long. The row says which of them were cut."""
+    said, answered, cut = Messages(), 0, list[int]()
     for message in chat:
         if message["role"] == "assistant":
             answer = yield said
             if answer is None:
                 break
-            said, answered = [*said, {"role": "assistant", "content": answer}], len(said) + 1
+            said, answered = [*said, {"role": "assistant", "content": answer.text}], len(said) + 1
+            cut += [] if answer.ended else [answered - 1]
         else:
             said = [*said, message]
-    return {"messages": said[:answered]} if answered else {}
+    return {"messages": said[:answered], **({CUT: cut} if cut else {})} if answered else {}
 
 
 def _done(parts: Path) -> dict[int, Row]:
