@@ -2,7 +2,7 @@
 
     python recipes/smollm2_drafters.py --data gsm8k_train.jsonl --exclude spec_bench.jsonl --out drafters
 
-The model answers the questions of `--data` (the first 2,000), makes up 1,000 more and answers those, once; each drafter is then
+The model answers the questions of `--data` (the first 3,000), makes up 1,500 more and answers those, once; each drafter is then
 an ordinary `draftree train` run over the same answers, and reads the model's features from one folder. Interrupted, the same
 command goes on. `--exclude` names what must not be learnt: the questions that drafters are compared on.
 """
@@ -25,7 +25,7 @@ SPECS = {
 """Each drafter, its rate, and the passes over the data."""
 NUMBERS = (
     "--batch-size", 8, "--schedule", "cosine", "--floor", 0.02, "--warmup", 100, "--betas", 0.9, 0.95, "--weight-decay", 0.01,
-    "--clip", 1.0, "--clip-by", "norm", "--max-tokens", 768, "--bf16", "--cache-features",
+    "--clip", 1.0, "--clip-by", "norm", "--max-tokens", 768, "--bf16", "--cache-features", "--evaluate-every", 400, "--keep-every", 800,
 )  # fmt: skip
 """The same for all drafters, and not those of each one's paper (docs/methods/training.md)."""
 
@@ -56,8 +56,8 @@ def main() -> None:
     ap.add_argument("--data", type=pathlib.Path, required=True)
     ap.add_argument("--exclude", type=pathlib.Path, required=True)
     ap.add_argument("--out", type=pathlib.Path, required=True)
-    ap.add_argument("--questions", type=int, default=2000)
-    ap.add_argument("--synthesize", type=int, default=1000)
+    ap.add_argument("--questions", type=int, default=3000)
+    ap.add_argument("--synthesize", type=int, default=1500)
     ap.add_argument("--only", choices=SPECS, action="append")
     args = ap.parse_args()
     asked = first(args.data, args.questions, args.out / "questions.jsonl")
