@@ -25,7 +25,8 @@ SPECS = {
 """Each drafter, its rate, and the passes over the data."""
 NUMBERS = (
     "--batch-size", 8, "--schedule", "cosine", "--floor", 0.02, "--warmup", 100, "--betas", 0.9, 0.95, "--weight-decay", 0.01,
-    "--clip", 1.0, "--clip-by", "norm", "--max-tokens", 768, "--bf16", "--cache-features", "--evaluate-every", 400, "--keep-every", 800,
+    "--clip", 1.0, "--clip-by", "norm", "--max-tokens", 768, "--bf16", "--cache-features",
+    "--evaluate-every", 400, "--keep-every", 800,
 )  # fmt: skip
 """The same for all drafters, and not those of each one's paper (docs/methods/training.md)."""
 
