@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafters.base import Drafter, Trainable
-from draftree.drafters.neural.vocabulary import TargetHead
+from draftree.drafters.neural.vocabulary import TargetHead, ids_of
 from draftree.evaluation.driven import Places, Recording, Source, Text, drive
 from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Probes, Target, Verified
@@ -253,7 +253,7 @@ class Map:
     @property
     def drafted(self) -> Tensor:
         """[V′] the target's ids."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+        return ids_of(self.d2t)
 
     @property
     def distinct(self) -> bool:
@@ -295,7 +295,7 @@ def vocabulary_map(model: nn.Module, vocab: int) -> Map | None:
         d2t, t2d = module._buffers.get("d2t"), module._buffers.get("t2d")
         if isinstance(d2t, Tensor) and not isinstance(module, TargetHead):
             marks = torch.zeros(vocab, dtype=torch.bool, device=d2t.device)
-            marks[(d2t + torch.arange(len(d2t), device=d2t.device)).clamp(0, vocab - 1)] = True
+            marks[ids_of(d2t).clamp(0, vocab - 1)] = True
             return Map(module, d2t, t2d if isinstance(t2d, Tensor) else marks)
     return None
 

@@ -21,7 +21,7 @@ from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
-from draftree.drafters.neural.vocabulary import check_map, check_size, drafted, frequent
+from draftree.drafters.neural.vocabulary import check_map, check_size, drafted, frequent, offsets
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
@@ -193,7 +193,7 @@ class EAGLE3Net(PairNet):
         """Makes the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
         ids = torch.from_numpy(np.asarray(tokens, np.int64))
         if self.d2t is not None and self.t2d is not None:
-            self.d2t.copy_(ids - torch.arange(len(ids)))
+            self.d2t.copy_(offsets(ids))
             self.t2d.zero_()[ids.to(self.t2d.device)] = True
         outer: Any = self._target.decoder.model
         head: Tensor = outer.get_output_embeddings().weight

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from draftree.drafters.base import Batch, State, Trainable
 from draftree.drafters.neural.losses import before, kl
 from draftree.drafters.neural.masks import block_starts
-from draftree.drafters.neural.vocabulary import drafted, frequent
+from draftree.drafters.neural.vocabulary import drafted, frequent, offsets
 from draftree.models.target import LAST, Needs, Target
 from draftree.sampling.drawing import Drafted, Drawing, drawn
 from draftree.tree import Candidates, Ints
@@ -113,7 +113,7 @@ class HeadsDrafter(Trainable[State]):
         """Takes the most frequent tokens for the draft vocabulary; the heads begin as the target's rows of them."""
         if self.model.d2t is not None:
             ids = torch.from_numpy(frequent(counts, len(self.model.d2t)))
-            self.model.d2t.copy_(ids - torch.arange(len(ids)))
+            self.model.d2t.copy_(offsets(ids))
             theirs: Any = self._target.decoder.model.get_output_embeddings()
             for head in self.model.last:
                 begin(head, theirs, ids.to(theirs.weight.device))

@@ -26,11 +26,21 @@ def frequent(counts: Ints, size: int) -> Ints:
     return np.sort(np.argsort(-counts, kind="stable")[:size])
 
 
+def offsets(ids: Tensor) -> Tensor:
+    """[V′] what is added to 0 … V′ − 1 for the target's ids, as checkpoints keep them (`d2t`)."""
+    return ids - torch.arange(len(ids), device=ids.device)
+
+
+def ids_of(d2t: Tensor) -> Tensor:
+    """[V′] the target's ids of a map of offsets; the inverse of `offsets`."""
+    return d2t + torch.arange(len(d2t), device=d2t.device)
+
+
 def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
     """The draft vocabulary of a map [V′] of what is added to 0 … V′ − 1 for the target's ids; none without a map."""
     if d2t is None:
         return None
-    return Drafted(d2t + torch.arange(len(d2t), device=d2t.device), target.decoder.vocab)
+    return Drafted(ids_of(d2t), target.decoder.vocab)
 
 
 def check_size(method: str, size: int, target: Target) -> None:
@@ -51,7 +61,7 @@ def check_map(d2t: Tensor | None, target: Target, folder: Path) -> None:
         UserError: it drafts tokens that the target does not have.
     """
     if d2t is not None and not d2t.is_meta:
-        ids = d2t + torch.arange(len(d2t), device=d2t.device)
+        ids = ids_of(d2t)
         if ids.min() < 0 or ids.max() >= target.decoder.vocab:
             got = f"token ids {int(ids.min())} … {int(ids.max())}"
             raise UserError(f"'{folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}")
@@ -115,8 +125,7 @@ class TargetHead(nn.Module):
     def study(self, counts: Ints) -> None:
         """Takes the tokens of the highest counts [V] for the draft vocabulary."""
         if self.d2t is not None:
-            ids = torch.from_numpy(frequent(counts, len(self.d2t)))
-            self.d2t.copy_(ids - torch.arange(len(ids)))
+            self.d2t.copy_(offsets(torch.from_numpy(frequent(counts, len(self.d2t)))))
             self._rows = None
 
     def forward(self, states: Tensor) -> Tensor:
