@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, run, stores
-from draftree.drafters.neural.losses import before, soft_cross_entropy
+from draftree.drafters.neural.losses import before, said, soft_cross_entropy
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.drafters.neural.vocabulary import TargetHead, check_size
 from draftree.formats import speculators
@@ -138,9 +138,9 @@ class EAGLEDrafter(PairDrafter):
         self.model.head.study(counts)
 
     def loss(self, batch: Batch) -> Tensor:
-        true, drafted = self._features(batch), self.model.drafted
+        true = self._features(batch)
         at, total = before(batch.learn), torch.zeros((), device=true.device)
-        wanted = batch.target(at) if drafted is None else batch.target(at, drafted.ids)
+        wanted = said(batch, at, self.model.drafted)
         for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):
             chosen = at & known
             feature = smooth_l1_loss(out[chosen].float(), true[chosen].float(), reduction="sum") / out.shape[-1]

@@ -21,6 +21,7 @@ from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.language_model import SPARE, Decoding, OneLayerDrafter, begin_as, has_own, load_model, new_model
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import additive, dual_block
+from draftree.drafters.neural.vocabulary import whole
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.attention import AUTO, Attending, attending
@@ -148,7 +149,7 @@ class EDDDrafter(OneLayerDrafter):
         return state
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        return self.whole(self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens))))
+        return whole(self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens))), self.drafted)
 
     def _states(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
         """[B, T, D] the last norm's output after each token, for blocks of a length, and of a phase of each sample."""

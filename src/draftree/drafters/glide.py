@@ -20,21 +20,29 @@ from transformers import Cache
 
 from draftree.boundary.files import Entries
 from draftree.boundary.knobs import knob
-from draftree.drafters.base import Batch, Stage, Trainable, TrainableMethod, every, put
+from draftree.drafters.base import Batch, Stage, TrainableMethod, every, put
 from draftree.drafters.neural.glimpse import Glimpse, GlimpseModel, View
-from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, keep_path, lay_out, no_candidates, rewind
+from draftree.drafters.neural.language_model import (
+    NOTHING,
+    SPARE,
+    BorrowingDrafter,
+    Decoding,
+    keep_path,
+    lay_out,
+    no_candidates,
+    rewind,
+)
 from draftree.drafters.neural.llama import of_values
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import block_starts, earlier_blocks
-from draftree.drafters.neural.vocabulary import TargetEmbedding, TargetHead, check_size
+from draftree.drafters.neural.vocabulary import TargetEmbedding, TargetHead, check_size, whole
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, Checkpoint
 from draftree.models.attention import AUTO, Attending, attending
 from draftree.models.cache import SlotCache
-from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
 from draftree.models.target import CHUNK, Needs, Taps, Target
-from draftree.sampling.drawing import Drafted, Drawing, drawn
+from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 OFFICIAL = "smallLlamaForCausalLM"
@@ -194,27 +202,14 @@ class Glimpsing:
 
 
 @final
-class GLIDEDrafter(Trainable[Glimpsing]):
+class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
     """The draft model, its own cache, and its view of the target's."""
 
     knobs: GLIDE
     model: GlimpseModel
 
-    @property
-    def _head(self) -> TargetHead | None:
-        return self.model.lm_head if isinstance(self.model.lm_head, TargetHead) else None
-
-    @property
-    def _drafted(self) -> Drafted | None:
-        return None if self._head is None else self._head.drafted
-
-    def study(self, counts: Ints) -> None:
-        if self._head is not None:
-            self._head.study(counts)
-
     def __init__(self, knobs: GLIDE, model: GlimpseModel, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
-        self.decoder = Decoder(model)
         self._settle(knobs)
 
     @property
@@ -304,7 +299,7 @@ class GLIDEDrafter(Trainable[Glimpsing]):
             return no_candidates(len(frontier), k), state
         layout = lay_out(state.own, tree, frontier, self.decoder.device)
         logits = self.model.lm_head(layout.pick(self._read(state, layout.feed)))
-        candidates = drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self._drafted)
+        candidates = drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.drafted)
         return candidates, replace(state, own=replace(state.own, fed=layout.fed))
 
     @torch.inference_mode()
@@ -324,7 +319,7 @@ class GLIDEDrafter(Trainable[Glimpsing]):
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         logits: Tensor = self.model.lm_head(self._trained(batch, block, [phase] * len(batch.tokens)))
-        return logits if self._drafted is None else self._drafted.whole(logits)
+        return whole(logits, self.drafted)
 
     def _trained(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
         """[B, T, D] the last norm's output after each token, for a phase of each sample."""
@@ -341,7 +336,7 @@ class GLIDEDrafter(Trainable[Glimpsing]):
         fixed = self.knobs.variant == "official"
         phases = [0 if fixed else int(torch.randint(block, (), generator=g)) for g in batch.generators]
         states = self._trained(batch, block, phases)[before(batch.learn)]
-        return draft_loss(self.knobs.loss, batch, self.model.lm_head(states), drafted=self._drafted)
+        return draft_loss(self.knobs.loss, batch, self.model.lm_head(states), drafted=self.drafted)
 
 
 def _waiting(cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]) -> Glimpsing:

@@ -10,6 +10,7 @@ from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.language_model import LanguageModelDrafter, OneLayerDrafter, has_own, load_model, new_model
 from draftree.drafters.neural.losses import before, draft_loss
+from draftree.drafters.neural.vocabulary import whole
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.target import Target
 
@@ -57,7 +58,8 @@ class VDMDrafter(OneLayerDrafter, LanguageModelDrafter):
         self.small = Target(self.decoder, "vdm")
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        return self.whole(self.decoder.head(self._states(batch)))  # every token sees all before it, wherever a block begins
+        logits = self.decoder.head(self._states(batch))  # every token sees all before it, wherever a block begins
+        return whole(logits, self.drafted)
 
     def _states(self, batch: Batch) -> Tensor:
         states: Tensor = self.decoder.stack(input_ids=batch.tokens, use_cache=False).last_hidden_state

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from draftree.drafters.base import Batch, State, Trainable
-from draftree.drafters.neural.losses import before, kl
+from draftree.drafters.neural.losses import before, kl, said
 from draftree.drafters.neural.masks import block_starts
-from draftree.drafters.neural.vocabulary import drafted, frequent, offsets
+from draftree.drafters.neural.vocabulary import drafted, frequent, offsets, whole
 from draftree.models.target import LAST, Needs, Target
 from draftree.sampling.drawing import Drafted, Drawing, drawn
 from draftree.tree import Candidates, Ints
@@ -137,15 +137,13 @@ class HeadsDrafter(Trainable[State]):
         for depth, read in enumerate(self.readers(batch)[:block]):
             begun = start[(at - start == depth) & (start > 0)]  # decoding begins behind a prompt
             logits[:, begun + depth] = read((slice(None), begun - 1)).to(logits.dtype)
-        return logits if drafted is None else drafted.whole(logits)
+        return whole(logits, drafted)
 
     @final
     def loss(self, batch: Batch) -> Tensor:
         """The heads' weighted losses over learnt tokens."""
         total, learnt, drafted = self._like.new_zeros(()), before(batch.learn), self.drafted
-        whole = None
-        if self.weights(0)[1]:
-            whole = batch.target(learnt) if drafted is None else batch.target(learnt, drafted.ids)
+        theirs = said(batch, learnt, drafted) if self.weights(0)[1] else None
         places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.learn)
         for head, read in enumerate(self.readers(batch)):
             distance, (text, target) = 2 + head, self.weights(head)
@@ -155,6 +153,6 @@ class HeadsDrafter(Trainable[State]):
                 wanted = batch.tokens.roll(-distance, 1)[at]
                 columns, known = (wanted, logits) if drafted is None else drafted.columns(wanted, logits)
                 total = total + text * cross_entropy(known, columns, reduction="sum")
-            if whole is not None:  # learnt tokens that have a position so far before them
-                total = total + target * kl(whole[(places > head)[learnt]], logits)
+            if theirs is not None:  # learnt tokens that have a position so far before them
+                total = total + target * kl(theirs[(places > head)[learnt]], logits)
         return total / batch.count

@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from draftree.boundary.files import filled, understood
-from draftree.drafters.base import Drafter, Trainable, TrainableMethod, every, put
+from draftree.drafters.base import Drafter, State, Trainable, TrainableMethod, every, put
 from draftree.drafters.neural.vocabulary import TargetEmbedding, TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
@@ -327,8 +327,12 @@ class LanguageModelDrafter(CachingDrafter):
         return keep_path(state, tree, verdict)
 
 
-class OneLayerDrafter(Trainable[Decoding], CachingDrafter):
-    """A drafter that is a model of one layer, with an embedding and a head of its own or the target's."""
+class BorrowingDrafter(Trainable[State]):
+    """A drafter that is a Hugging Face model, with an embedding and a head of its own or the target's.
+
+    Attributes:
+        decoder: the model.
+    """
 
     model: PreTrainedModel
 
@@ -338,16 +342,16 @@ class OneLayerDrafter(Trainable[Decoding], CachingDrafter):
 
     @property
     def drafted(self) -> Drafted | None:
+        """The tokens that it can draft; none where it can draft all."""
         return None if self._head is None else self._head.drafted
 
     def study(self, counts: Ints) -> None:
         if self._head is not None:
             self._head.study(counts)
 
-    def whole(self, logits: Tensor) -> Tensor:
-        """Logits […, V] of those […, V′] of the tokens that can be drafted."""
-        drafted = self.drafted
-        return logits if drafted is None else drafted.whole(logits)
+
+class OneLayerDrafter(BorrowingDrafter[Decoding], CachingDrafter):
+    """A drafter that is a model of one layer of the target's architecture."""
 
     def write(self, folder: Path, about: dict[str, Any]) -> None:
         save_model(folder, self.model, self._stored, about)

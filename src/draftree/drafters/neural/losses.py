@@ -18,6 +18,11 @@ def before(learn: Tensor, distance: int = 1) -> Tensor:
     return torch.nn.functional.pad(learn[:, distance:], (0, distance))
 
 
+def said(batch: Batch, at: Tensor, drafted: Drafted | None) -> Tensor:
+    """The target's logits [M, V′] after the tokens marked in [B, T], for the tokens that can be drafted."""
+    return batch.target(at) if drafted is None else batch.target(at, drafted.ids)
+
+
 def kl(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     """KL(p‖q) of next-token distributions [M, V] (EDD + PCT, eq. 4): the sum over positions, in nats.
 
@@ -48,7 +53,7 @@ def draft_loss(
     """
     at = before(batch.learn) if at is None else at
     if kind == "kl":
-        return kl(batch.target(at) if drafted is None else batch.target(at, drafted.ids), draft_logits) / batch.count
+        return kl(said(batch, at, drafted), draft_logits) / batch.count
     wanted = batch.tokens.roll(-1, 1)[at]
     if drafted is not None:
         wanted, draft_logits = drafted.columns(wanted, draft_logits)

@@ -21,6 +21,7 @@ from transformers import Cache, DynamicCache
 from draftree.drafters.base import Batch, Trainable, put
 from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, lay_out, rewind
 from draftree.drafters.neural.masks import additive, block_starts
+from draftree.drafters.neural.vocabulary import whole
 from draftree.models.cache import LayerShape, SlotCache
 from draftree.models.feed import Feed, additive_mask
 from draftree.models.target import CHUNK, LAST, Taps
@@ -212,8 +213,7 @@ class PairDrafter(Trainable[Pairs]):
             visible = (true[None, :] <= mine[:, None]) | ((depth[None, :] > 0) & (owner[None, :] == mine[:, None]))
             out = self._train_pass(batch.tokens[:, mine + d], states[:, mine + d - 1], mine + d - 1, visible, cache)
             states[:, mine + d] = out.to(states.dtype)
-        logits, drafted = self.model.logits(states), self.model.drafted
-        return logits if drafted is None else drafted.whole(logits)
+        return whole(self.model.logits(states), self.model.drafted)
 
     def _train_pass(self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache) -> Tensor:
         mask = additive(visible[None, None].to(features.device), features.dtype)

@@ -43,6 +43,11 @@ def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
     return Drafted(ids_of(d2t), target.decoder.vocab)
 
 
+def whole(logits: Tensor, drafted: Drafted | None) -> Tensor:
+    """Logits […, V] of those […, V′] of the tokens that can be drafted; −∞ for the others."""
+    return logits if drafted is None else drafted.whole(logits)
+
+
 def check_size(method: str, size: int, target: Target) -> None:
     """Refuses a draft vocabulary that is larger than the target's.
 
