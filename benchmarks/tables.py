@@ -65,11 +65,12 @@ def caption(result: Mapping[str, Any]) -> str:
     said, first = result["provenance"], result["rows"][0]
     suite, hardware, target = said["suite"], said["hardware"], said["target"]
     threads = f", threads: {hardware['threads']}" if hardware["kind"] == "cpu" else ""
+    how = "replayed along them, so by no clock" if said.get("replayed") else f"times each was written: {said['repeats']}"
     mean_repetition = np.mean([r["repeated_ngrams"] for r in result["rows"]])
     return (
         f"*Target {target['name']} ({target['dtype']}), {first['prompts']} prompts of suite {suite['name']}"
         f"{' (' + ', '.join(suite['categories']) + ')' if suite['categories'] else ''}, at most {said['max_new_tokens']} "
-        f"new tokens, times each was written: {said['repeats']}, {hardware['device']}{threads}, {said['date'][:10]}; "
+        f"new tokens, {how}, {hardware['device']}{threads}, {said['date'][:10]}; "
         f"repeated {NGRAM}-grams {mean_repetition:.0%}.*"
     )
 

@@ -11,9 +11,9 @@ def interval(value: float, bounds: Sequence[float]) -> str:
 
 
 def cells(r: ResultRow) -> dict[str, str]:
-    """A row as text, by the heads of the tables' columns."""
-    between, counted = r["intervals"], r.get("counted_speedup")
-    return {
+    """A row as text, by the heads of the tables' columns; without those by the clock where a replay had none."""
+    between, counted, timed = r["intervals"], r.get("counted_speedup"), "speedup" in r
+    found = {
         "drafter": r["drafter"],
         "policy": r["policy"] or "",
         "acceptor": r.get("rule") or r.get("acceptor") or "",
@@ -28,10 +28,14 @@ def cells(r: ResultRow) -> dict[str, str]:
         "nodes/step": f"{r['nodes_per_step']:.1f}",
         "depth/step": f"{r['depth_per_step']:.1f}",
         "drafts/step": figure(r.get("draft_steps_per_step")),
-        "speed-up [95 %]": interval(r["speedup"], between["speedup"]),
+        "speed-up [95 %]": interval(r["speedup"], between["speedup"]) if timed else "",
         "counted speed-up [95 %]": "" if counted is None else interval(counted, between["counted_speedup"]),
         "same output": same_text(r),
         "draft share": figure(r.get("draft_share")),
+    }
+    if not timed:
+        return found
+    return found | {
         "tokens/s": f"{r['tokens_per_second']:.1f}",
         "ms/token": f"{1e3 / r['tokens_per_second']:.1f}" if r["tokens_per_second"] else "",
         "draft s": f"{r['draft_seconds']:.2f}",
