@@ -4,12 +4,14 @@
         --assistant VDM_STANDALONE --ours "edd pct" --ours "eagle3 eagle2" --out peers.json [--plot peers.svg]
 
 Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first prompt warms up and does not
-count. All write greedily. A text that differs from plain decoding's is counted: in float32 two tokens as good as equally likely
-may change places where passes have another width. `--assistant` is what `draftree export vdm --standalone` writes, with the
-target's whole head, as transformers' assisted generation takes no other.
+count. All write greedily, and the passes of the model are counted, those over the prompt too. A text that differs from plain
+decoding's is counted: in float32 two tokens as good as equally likely may change places where passes have another width.
+`--assistant` is what `draftree export vdm --standalone` writes, with the target's whole head, as transformers' assisted
+generation takes no other.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -105,16 +107,19 @@ def main() -> int:
     room = target.decoder.context - args.max_new_tokens
     encoded = [ids for p in chosen if len(ids := encode(target.tokenizer, p.content)) <= room]
     requests = [Request(ids, args.max_new_tokens, target.eos) for ids in encoded]
-    seconds, tokens = ({name: np.zeros(len(requests)) for name in every} for _ in range(2))
+    seconds, tokens, passes = ({name: np.zeros(len(requests)) for name in every} for _ in range(3))
+    calls = itertools.count()
+    target.decoder.model.register_forward_pre_hook(lambda *_: (next(calls), None)[1])
     same = dict.fromkeys(every, 0)
     for way in every.values():
         way(requests[0])
     for i, request in enumerate(requests):
         names, texts = list(every), {}
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            start = time.perf_counter()
+            before, start = next(calls), time.perf_counter()
             texts[name] = every[name](request)
             seconds[name][i], tokens[name][i] = time.perf_counter() - start, len(texts[name])
+            passes[name][i] = next(calls) - before - 1
         for name in names:
             same[name] += texts[name] == texts[PLAIN]
         print(f"peers: {i + 1} of {len(requests)}", file=sys.stderr, flush=True)
@@ -124,7 +129,9 @@ def main() -> int:
         mine, base = (float(rate(tokens[n], seconds[n], whole)) for n in (name, PLAIN))
         low, high = bounds(speed)
         told = f"{same[name]} of {len(requests)}"
-        rows.append({"way": name, "tokens/s": mine, "speed-up": mine / base, "low": low, "high": high, "same text": told})
+        each = float(tokens[name].sum() / passes[name].sum())
+        rows.append({"way": name, "tokens/s": mine, "speed-up": mine / base, "low": low, "high": high,
+                     "tokens/pass": each, "same text": told})  # fmt: skip
     about = provenance(target, 0) | {"suite": args.suite, "categories": wanted, "max_new_tokens": args.max_new_tokens}
     args.out.write_text(json.dumps({"rows": rows, "provenance": about}, indent=1) + "\n")
     if args.plot:

@@ -3,59 +3,88 @@
     python benchmarks/places.py SUITE --category math_reasoning --limit 40 --policy mcts:c1=2.414 \\
         --drafter aded:datastore=FOLDER,session=false --drafter aded:datastore=FOLDER,session=false,adapt=false --out FILE
 
-A row for each drafter: τ of the steps that began in each stretch of a text, with its 95 % interval (bootstrap over prompts, the
-same ones for all); and behind the first drafter's row, by how much it is ahead of each of the others.
+A row for each drafter: τ of the steps that began in each stretch of a text, and of how many steps the first token was right,
+where it is one that stands in the prompt and where it is another, each with its 95 % interval (bootstrap over prompts, the same
+ones for all); and behind the first drafter's row, by how much it is ahead of each of the others. With `--texts` the target's
+texts are replayed, as by `benchmarks/replayed.py`.
 
-Shapes: P prompts, S stretches of a text, B bootstrap samples.
+Shapes: P prompts, S columns, B bootstrap samples.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from replayed import written
 
 from draftree.cli.inputs import quiet
 from draftree.engine import Engine
 from draftree.evaluation import report, suites, tables
 from draftree.evaluation.cells import chosen
+from draftree.evaluation.driven import Text
 from draftree.evaluation.provenance import provenance
+from draftree.evaluation.replayed import Replayed
 from draftree.models.target import Target
 from draftree.registry import build
+from draftree.request import Request
+from draftree.rows import Generation
 from draftree.sampling.settings import Sampling
 from draftree.stats import Step
 from draftree.tree import Floats, Ints
 
+COPIED = ("first token right: of the prompt", "first token right: others")
 
-def by_place(steps: Sequence[Step], stretch: int, stretches: int) -> Floats:
-    """[2, S] tokens brought (accepted + 1) and steps taken of one text, by the stretch that a step begins in."""
-    found, written = np.zeros((2, stretches)), 1  # the prefill's token is written before the first step
+
+def by_place(steps: Sequence[Step], text: Sequence[int], prompt: Sequence[int], stretch: int, stretches: int) -> Floats:
+    """[2, S] sums over one text's steps: what a column counts, and below it of how many steps.
+
+    It counts the tokens brought (accepted + 1) by the stretch that a step begins in, and in the last two columns how often
+    something was accepted, by whether the token to be written next stands in the prompt.
+    """
+    found, written, known = np.zeros((2, stretches + 2)), 1, set(prompt)  # the prefill's token is written before the first step
     for step in steps:
         found[:, min(written // stretch, stretches - 1)] += (step.accepted + 1, 1)
+        if written < len(text):
+            found[:, stretches + (text[written] not in known)] += (step.accepted > 0, 1)
         written += step.accepted + 1
     return found
 
 
 def lengths(sums: Floats, prompts: Ints) -> Floats:
-    """[…, S] τ of some prompts […, P] by their sums [P, 2, S]; NaN where none of them took a step."""
+    """[…, S] quotients of the sums [P, 2, S] of some prompts […, P]; NaN where none of them took a step."""
     tokens, steps = np.moveaxis(sums[prompts].sum(axis=-3), -2, 0)
     return np.divide(tokens, steps, out=np.full(steps.shape, np.nan), where=steps > 0)
 
 
 def told(value: Floats, sampled: Floats, stretch: int) -> dict[str, str]:
     """By stretch a figure [S] with its interval over samples [B, S]; nothing where there are no steps."""
-    heads = [f"{i * stretch}–{(i + 1) * stretch - 1}" for i in range(len(value))]
+    heads = [*(f"{i * stretch}–{(i + 1) * stretch - 1}" for i in range(len(value) - 2)), *COPIED]
     there = ~np.isnan(value)
     ends = np.nanquantile(sampled[:, there], (0.025, 0.975), axis=0)
     shown = iter([tables.interval(figure, bounds) for figure, bounds in zip(value[there], ends.T, strict=True)])
     return {head: next(shown) if known else "" for head, known in zip(heads, there, strict=True)}
 
 
+def texts(engine: Engine, requests: Sequence[Request], path: Path | None) -> Iterator[Generation]:
+    """The texts of all requests, written anew or replayed."""
+    known = None if path is None else written(engine.target, requests, path)
+    for i, request in enumerate(requests):
+        source = engine.target
+        if known is not None:
+            text = Text(np.array([*request.prompt, *known[i]], np.int64), len(request.prompt))
+            source = Replayed.along(source, text, engine.drafter.needs.hidden)
+        yield replace(engine, target=source).write([request], Sampling(), reuse=False)
+
+
 def main() -> None:
     """Writes the texts, prints and saves."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("suite")
+    parser.add_argument("--target", default="demo")
+    parser.add_argument("--texts", type=Path)
     parser.add_argument("--category", action="append", default=[])
     parser.add_argument("--limit", type=int)
     parser.add_argument("--drafter", action="append", required=True)
@@ -65,13 +94,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     quiet()
-    target, suite = Target.load("demo"), suites.load(args.suite)
+    target, suite = Target.load(args.target), suites.load(args.suite)
     stretches, sums = -(-args.max_new_tokens // args.stretch), {}
     for drafter in args.drafter:
         engine = Engine(target, build("drafter", drafter).open(target), build("policy", args.policy))
         requests, _ = chosen(suite.select(args.category), engine, args.max_new_tokens, args.limit)
-        texts = [engine.write([request], Sampling(), reuse=False).stats.steps for request in requests]
-        sums[drafter] = np.array([by_place(steps, args.stretch, stretches) for steps in texts])
+        sums[drafter] = np.array(
+            [
+                by_place(done.stats.steps, done.tokens[0], request.prompt, args.stretch, stretches)
+                for request, done in zip(requests, texts(engine, requests, args.texts), strict=True)
+            ]
+        )
     everyone, drawn = np.arange(len(requests)), report.samples(len(requests), 0)
     tau = {d: (lengths(s, everyone), lengths(s, drawn)) for d, s in sums.items()}
     first = args.drafter[0]

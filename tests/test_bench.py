@@ -467,16 +467,41 @@ def test_a_document_says_what_the_saved_results_say(tables: ModuleType, document
     assert tables.refreshed(text, results) == text
 
 
-def test_tokens_of_a_step_by_where_in_the_text_it_begins() -> None:
-    places = module("places")
-    # Steps begin behind 1, 4, 5 and 9 written tokens, in stretches of four: 0–3, 4–7, 4–7, and 9 in the last of two.
-    first = places.by_place([Step(2, 4, 4), Step(0, 4, 4), Step(3, 4, 4), Step(1, 4, 4)], 4, 2)
-    assert first.tolist() == [[3, 1 + 4 + 2], [1, 3]]
-    sums = np.array([first, places.by_place([Step(0, 4, 4)], 4, 2)])
-    assert places.lengths(sums, np.array([0, 1])).tolist() == [4 / 2, 7 / 3], "of all steps, not of texts"
-    assert np.isnan(places.lengths(sums, np.array([[1, 1], [0, 1]]))).tolist() == [[False, True], [False, False]]
-    shown = places.told(np.array([2.0, np.nan]), np.array([[1.0, np.nan], [3.0, 1.0]]), 4)
-    assert shown == {"0–3": "2.00 [1.05, 2.95]", "4–7": ""}
+def test_tokens_of_a_step_by_where_in_the_text_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    places, text = module("places"), list(range(11))
+    # Steps begin behind 1, 4, 5 and 9 written tokens, in stretches of four: 0–3, 4–7, 4–7, and 9 in the last of two; of the
+    # tokens that come next there, 1 and 5 stand in the prompt.
+    first = places.by_place([Step(2, 4, 4), Step(0, 4, 4), Step(3, 4, 4), Step(1, 4, 4)], text, [1, 5], 4, 2)
+    assert first.tolist() == [[3, 1 + 4 + 2, 2, 1], [1, 3, 2, 2]]
+    sums = np.array([first, places.by_place([Step(0, 4, 4)], text, [1, 5], 4, 2)])
+    assert places.lengths(sums, np.array([0, 1])).tolist() == [4 / 2, 7 / 3, 2 / 3, 1 / 2], "of all steps, not of texts"
+    assert np.isnan(places.lengths(sums, np.array([[1, 1], [0, 1]]))[:, 1]).tolist() == [True, False]
+    sampled = np.array([[1.0, np.nan, 0.5, 0.5], [3.0, 1.0, 0.5, 0.5]])
+    shown = places.told(np.array([2.0, np.nan, 0.5, 0.5]), sampled, 4)
+    assert shown == {"0–3": "2.00 [1.05, 2.95]", "4–7": ""} | dict.fromkeys(places.COPIED, "0.50 [0.50, 0.50]")
+
+
+def test_a_replayed_table_has_the_counts_of_a_bench_and_no_clock(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tables: ModuleType
+) -> None:
+    out = tmp_path / "result.json"
+    command = ["replayed.py", "demo", "--texts", tmp_path / "texts.json", "--drafter", "edd", "--policy", "chain", "--out", out,
+               "--per-category", "1", "--max-new-tokens", "24"]  # fmt: skip
+    monkeypatch.setattr("sys.argv", list(map(str, command)))
+    for _ in range(2):  # the second time along texts from the file
+        module("replayed").main()
+        result = json.loads(out.read_text())
+        plain, drafted = result["rows"]
+        assert (
+            plain["acceptance_length"]
+            == 1
+            < drafted["acceptance_length"]
+            == pytest.approx(1 + sum(drafted["per_prompt"]["accepted"]) / sum(drafted["per_prompt"]["steps"]))
+        )
+        assert set(drafted["τ"]) == {p.category for p in suites.load("demo").prompts}
+        assert "seconds" not in json.dumps(result["rows"]).replace("counted_seconds", "")
+    assert "by no clock" in tables.markdown(result, ("drafter", "τ [95 %]"))
 
 
 def test_only_cells_that_learn_write_again_what_is_done() -> None:
