@@ -1,9 +1,11 @@
-"""Is one policy faster than the others? Paired ratios of seconds per token, from a saved bench.
+"""Is one policy, or one drafter, faster than the others? Paired ratios of seconds per token, from a saved bench.
 
-    python benchmarks/paired.py RESULT.json --policy yield [--by counted_seconds | seconds]
+    python benchmarks/paired.py RESULT.json --policy yield [--by counted_seconds | seconds | steps]
+    python benchmarks/paired.py RESULT.json --drafter edd --by steps
 
-For each drafter and temperature: the policy's seconds per token over every other policy's, with a 95 % interval by a
-bootstrap over the prompts both wrote. Below 1 it is faster; it is called slower, or faster, where all of the interval is.
+For each drafter and temperature the policy's seconds per token over every other policy's, or for each policy the drafter's over
+every other drafter's, with a 95 % interval by a bootstrap over the prompts both wrote. Below 1 it is faster; it is called
+slower, or faster, where all of the interval is. By `steps` it is target passes that are compared: 1 / τ, but for the prefill.
 """
 
 import argparse
@@ -37,7 +39,7 @@ def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed:
     Args:
         mine: a row.
         other: of the same prompts.
-        by: `counted_seconds`, or `seconds` on the clock.
+        by: `counted_seconds`, `seconds` on the clock, or `steps`.
         seed: of the bootstrap.
 
     Raises:
@@ -56,21 +58,29 @@ def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed:
     return Paired(float(ratio(np.arange(len(tokens[0])))), *bounds(ratio(samples(len(tokens[0]), seed))))
 
 
-def compared(result: dict[str, Any], policy: str, by: str) -> Iterator[dict[str, str]]:
-    """A line for each other policy of the same drafter and temperature, as text."""
+def compared(result: dict[str, Any], of: str, name: str, by: str) -> Iterator[dict[str, str]]:
+    """A line for each other row that differs from one of this name in nothing else, as text.
+
+    Args:
+        result: a saved one.
+        of: `policy` or `drafter`.
+        name: the spec of one of them.
+        by: as for `paired`.
+    """
     rows = [r for r in result["rows"] if r["policy"] is not None]
-    chosen = [r for r in rows if r["policy"] == policy]
+    chosen = [r for r in rows if r[of] == name]
     if not chosen:
-        raise UnknownName("policy", policy, {r["policy"] for r in rows})
+        raise UnknownName(of, name, {r[of] for r in rows})
+    same = lambda row: [row[k] for k in ("drafter", "policy", "temperature") if k != of]
     for mine in chosen:
         for other in rows:
-            if other is not mine and (other["drafter"], other["temperature"]) == (mine["drafter"], mine["temperature"]):
+            if other is not mine and same(other) == same(mine):
                 found = paired(mine, other, by, result["provenance"].get("seed", 0))
                 yield {
-                    "drafter": mine["drafter"],
+                    "with": mine["drafter" if of == "policy" else "policy"],
                     "T": f"{mine['temperature']:g}",
-                    "beside": other["policy"],
-                    "seconds per token [95 %]": f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]",
+                    "beside": other[of],
+                    f"{by.replace('_', ' ')} per token [95 %]": f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]",
                     "it is": verdict(found),
                 }
 
@@ -80,21 +90,24 @@ def verdict(found: Paired) -> str:
 
 
 def main() -> int:
-    """Prints the comparison; exit status 1 if the policy is slower than another one."""
+    """Prints the comparison; exit status 1 if the policy, or drafter, is slower than another one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("result", type=Path)
-    parser.add_argument("--policy", required=True, help="its spec as it was given to the bench")
-    parser.add_argument("--by", choices=("counted_seconds", "seconds"), default="counted_seconds")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--policy", help="its spec as it was given to the bench")
+    which.add_argument("--drafter", help="its spec, likewise")
+    parser.add_argument("--by", choices=("counted_seconds", "seconds", "steps"), default="counted_seconds")
     args = parser.parse_args()
+    of, name = ("policy", args.policy) if args.policy else ("drafter", args.drafter)
     try:
-        lines = list(compared(read(args.result), args.policy, args.by))
+        lines = list(compared(read(args.result), of, name, args.by))
     except UserError as error:
         print(f"paired: {error}", file=sys.stderr)
         return 2
     if not lines:
-        print(f"paired: '{args.result}' holds no other policy to compare '{args.policy}' with", file=sys.stderr)
+        print(f"paired: '{args.result}' holds no other {of} to compare '{name}' with", file=sys.stderr)
         return 2
-    Console().print(table(f"{args.policy}, {args.by.replace('_', ' ')} per token over those of the others", lines))
+    Console().print(table(f"{name}, {args.by.replace('_', ' ')} per token over those of the others", lines))
     return int(any(line["it is"] == "slower" for line in lines))
 
 

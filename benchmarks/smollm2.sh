@@ -6,19 +6,20 @@
 # FOLDER holds spec_bench.jsonl, and DRAFTERS (by default ./drafters) what recipes/smollm2_drafters.py trained; results are
 # written there, to be copied to benchmarks/results. EACH is how many questions of a task are asked. τ and counted speed-ups
 # are replayed along texts that the model writes once; an interrupted part goes on. THREADS=1 lets two parts run side by
-# side; COSTS, PEERS, TEMPERATURE and STRUCTURED go by the clock and want a quiet machine.
+# side, but for `costs` and what goes by the clock (`peers`, `lookahead`, `temperature`, `structured`): a quiet machine for those.
 #
-#   costs         seconds of a pass and of a draft step     peers           tokens a second beside transformers' own ways
-#   drafters      every drafter with a chain of five, pct   places          τ by place in the answer
-#   policies_edd  the policies with edd                     policies_eagle3 with eagle3
-#   untrained     drafting without training                 earlier         each drafter beside its own earlier weights
-#   vocabulary    a draft vocabulary, and none              temperature     temperature 1
-#   structured    JSON of a schema
+#   costs         seconds of a pass and of a draft step     peers            tokens a second beside transformers' own ways
+#   drafters      every drafter                             earlier          each beside its own earlier weights
+#   policies_edd  every policy with edd                     policies_eagle3  with eagle3
+#   untrained     drafting without training                 lookahead        that one, by passes of the model
+#   vocabulary    a draft vocabulary, and none              places           τ by place in the answer
+#   temperature   temperature 1                             structured       JSON of a schema
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 drafters=${DRAFTERS:-drafters} each=${EACH:-20}
 export OMP_NUM_THREADS=${THREADS:-2}
-trained=(edd eagle eagle3 vdm "$drafters/mtp" "$drafters/glide")
+trained="edd eagle eagle3 vdm $drafters/mtp $drafters/glide"
+policies="chain:length=5 dymax dyjoint vct beam pct eagle2 opttree cape yield c2t:classifier=smollm2"
 
 suite() {  # the questions: of mt_bench's eight categories two or three each
     [ -f tasks.jsonl ] || python - "$each" <<'PY'
@@ -36,32 +37,58 @@ with open("spec_bench.jsonl") as rows, open("tasks.jsonl", "w") as out:
 PY
 }
 
-costs_of() { echo "costs_$(basename "$1").json"; }
-costs() { for d in "${trained[@]}"; do [ -f "$(costs_of "$d")" ] || draftree costs --target smollm2 --drafter "$d" --out "$(costs_of "$d")"; done; }
-
-replay() {  # NAME "DRAFTER…" OPTION…: every drafter with its costs
-    local name=$1 options=() d
-    for d in $2; do options+=(--drafter "$d" --costs "$(costs_of "${d%%/step-*}")"); done
-    shift 2
-    python "$here/replayed.py" tasks.jsonl --target smollm2 --texts texts.json "${options[@]}" "$@" --out "smollm2_$name.json"
+cost() {  # the file with a drafter's costs, measured where it is not there; earlier weights cost what the last ones do
+    local weights=${1%%/step-*}
+    local file=costs_$(basename "${weights//[+:=,]/-}").json
+    [ -f "$file" ] || draftree costs --target smollm2 --drafter "$weights" --out "$file" >&2
+    echo "$file"
 }
 
-policies() {  # NAME
-    local policy=(chain dymax dyjoint vct pct eagle2 cape yield opttree beam:width=4 c2t:classifier=smollm2 "static:paths=smollm2/$1")
-    replay "policies_$1" "$1" "${policy[@]/#/--policy=}"
+cross() { for d in $1; do for p in $2; do echo "$d $p"; done; done; }
+
+replay() {  # NAME, then a line for each pair on standard input
+    local options=() known=" " drafter pair
+    while read -r pair; do
+        drafter=${pair% *} options+=(--pair "$pair")
+        [[ $known == *" $drafter "* ]] || { options+=(--costs "$(cost "$drafter" </dev/null)") known+="$drafter "; }
+    done
+    python "$here/replayed.py" tasks.jsonl --target smollm2 --texts texts.json "${options[@]}" --out "smollm2_$1.json"
 }
 
-drafters() { replay drafters "${trained[*]}" --policy=chain --policy=pct --policy=eagle2; }
-policies_edd() { policies edd; }
-policies_eagle3() { policies eagle3; }
-untrained() { draftree bench --target smollm2 --suite tasks.jsonl --max-new-tokens 128 --out smollm2_untrained.json \
-    --pair={"pld chain:length=10","suffix trie","lookahead trie","pld+suffix trie","edd+suffix pct"}; }
-earlier() { for d in edd eagle eagle3 vdm mtp glide; do replay "earlier_$d" "$(echo "$drafters/$d/step-"*) $drafters/$d" --policy=chain; done; }
-vocabulary() { replay vocabulary "$drafters/edd $drafters/edd-whole" --policy=chain --policy=pct; }
-places() { python "$here/places.py" tasks.jsonl --target smollm2 --texts texts.json --drafter={edd,eagle,vdm} --policy chain --stretch 20 --max-new-tokens 128 --out smollm2_places.json; }
-temperature() { draftree bench --target smollm2 --suite tasks.jsonl --max-new-tokens 128 --temperature 1 --drafter={edd,eagle3} \
-    --policy={chain,pct,eagle2} --out smollm2_temperature.json; }
+live() { draftree bench --target smollm2 --suite tasks.jsonl --max-new-tokens 128 "${@:2}" --out "smollm2_$1.json"; }
+
+stores() {  # datastores of what the drafters learnt from
+    for kind in rest aded; do
+        [ -d "$kind" ] || draftree datastore build --kind "$kind" --target smollm2 --data "${DATA:-$drafters/edd/regenerated.jsonl}" --out "$kind"
+    done
+}
+
+costs() { for d in $trained; do cost "$d"; done; }
+drafters() { cross "$trained pld" "chain:length=5 pct eagle2" | replay drafters; }
+earlier() { for d in edd eagle eagle3 vdm mtp glide; do cross "$(echo "$drafters/$d"{/step-*,})" chain:length=5 | replay "earlier_$d"; done; }
+policies_edd() { cross edd "$policies static:paths=smollm2/edd" | replay policies_edd; }
+policies_eagle3() { cross eagle3 "$policies static:paths=smollm2/eagle3" | replay policies_eagle3; }
+untrained() { stores && replay untrained <<<$'pld chain:length=10\nsuffix trie\nrest trie\naded mcts\npld+suffix trie\nedd+suffix pct\nedd pct'; }
+lookahead() { live lookahead --pair "lookahead trie" --pair "suffix trie"; }
+temperature() { live temperature --temperature 1 --drafter={edd,eagle3} --policy={chain,pct,eagle2}; }
 structured() { python "$here/structured.py" tasks.jsonl --target smollm2 --limit 20 --out smollm2_structured.json; }
+places() {
+    python "$here/places.py" tasks.jsonl --target smollm2 --texts texts.json --drafter={edd,vdm,eagle} --policy chain:length=5 \
+        --stretch 20 --max-new-tokens 128 --out smollm2_places.json
+}
+vocabulary() {  # the same weights behind the rows of 8,192 tokens, and behind the whole head
+    [ -d edd-whole ] || python - "$drafters/edd" <<'PY'
+import json, pathlib, sys
+from safetensors.torch import load_file, save_file
+made, out = pathlib.Path(sys.argv[1]), pathlib.Path("edd-whole")
+out.mkdir()
+config = json.loads((made / "config.json").read_text())
+config["draftree"]["draft_vocab"] = 0
+save_file({k: v for k, v in load_file(made / "model.safetensors").items() if not k.endswith("d2t")}, out / "model.safetensors")
+(out / "config.json").write_text(json.dumps(config))
+PY
+    cross "edd edd-whole" "chain:length=5 pct" | replay vocabulary
+}
 peers() {
     [ -d vdm-alone ] || draftree export vdm --target smollm2 --standalone --out vdm-alone
     python "$here/peers.py" --target smollm2 --suite tasks.jsonl --per-category "$each" --assistant vdm-alone --ours "edd pct" \
@@ -70,5 +97,5 @@ peers() {
 }
 
 suite
-[ $# -gt 0 ] || set -- costs peers drafters policies_edd policies_eagle3 untrained earlier vocabulary places temperature structured
+[ $# -gt 0 ] || set -- costs peers drafters earlier policies_edd policies_eagle3 untrained lookahead vocabulary places temperature structured
 for part in "$@"; do "$part"; done

@@ -385,8 +385,12 @@ def test_a_policy_is_compared_with_the_others(folder: str, prompts: Path, tmp_pa
         monkeypatch.setattr("sys.argv", ["paired.py", str(out), *args])
         return int(script.main())
 
-    lines = list(script.compared(found, "chain", "counted_seconds"))
-    assert [(x["drafter"], x["beside"]) for x in lines] == [("pld", "chain:length=1"), ("pld:ngram=1", "chain:length=1")]
+    lines = list(script.compared(found, "policy", "chain", "counted_seconds"))
+    assert [(x["with"], x["beside"]) for x in lines] == [("pld", "chain:length=1"), ("pld:ngram=1", "chain:length=1")]
+    lines = list(script.compared(found, "drafter", "pld", "steps"))
+    assert [(x["with"], x["beside"]) for x in lines] == [("chain", "pld:ngram=1"), ("chain:length=1", "pld:ngram=1")]
+    assert compare("--drafter", "pld", "--by", "steps") in (0, 1)
+    assert "pld:ngram=1" in capsys.readouterr().out
     assert compare("--policy", "chain") in (0, 1)
     assert "chain:length=1" in capsys.readouterr().out
     assert compare("--policy", "chian") == 2
