@@ -59,7 +59,7 @@ live() { draftree bench --target smollm2 --suite tasks.jsonl --max-new-tokens 12
 
 stores() {  # datastores of what the drafters learnt from
     for kind in rest aded; do
-        [ -d "$kind" ] || draftree datastore build --kind "$kind" --target smollm2 --data "${DATA:-$drafters/edd/regenerated.jsonl}" --out "$kind"
+        [ -d "$kind" ] || draftree datastore build --kind "$kind" --target smollm2 --data "${DATA:-$drafters/answers.jsonl}" --out "$kind"
     done
 }
 

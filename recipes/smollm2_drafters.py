@@ -1,33 +1,38 @@
 """Train the shipped drafters of SmolLM2-135M, their trees and a classifier, on what the model itself asks and answers.
 
-    python recipes/smollm2_drafters.py --data gsm8k_train.jsonl --exclude spec_bench.jsonl --out drafters
+    python recipes/smollm2_drafters.py --data gsm8k_train.jsonl --out drafters [--only edd]
+    python recipes/smollm2_drafters.py --data gsm8k_train.jsonl --anew --exclude spec_bench.jsonl --out drafters
 
-The model answers the questions of `--data` (the first 2,000), makes up 1,000 more and answers those, once; each drafter is then
-an ordinary `draftree train` run over the same answers, and reads the model's features from one folder. Then a static tree is
-found for each, and C2T's classifier for `edd`. Interrupted, the same command goes on. `--exclude` names what must not be
-learnt: the questions that drafters are compared on. Two cores take some five hours for all of it.
+`smollm2_answers.jsonl.gz` beside this file holds 1,848 answers of the model: to the first 1,000 questions of GSM8K's training
+set, which `--data` brings, and to 848 that it made up (`train --synthesize`), none of them one of Spec-Bench's; 401,000 tokens.
+With `--anew` the model asks and answers once more, and `--exclude` names what must not be learnt. Each drafter is an ordinary
+`draftree train` run over the same answers, and reads the model's features from one folder; then a static tree is found for
+each, and C2T's classifier for `edd`. Interrupted, the same command goes on. Two cores take some five hours for all of it.
 """
 
 import argparse
+import gzip
 import itertools
+import json
 import pathlib
 import subprocess
 import sys
 
+ANSWERS = pathlib.Path(__file__).with_name("smollm2_answers.jsonl.gz")
 TARGET = ("--target", "smollm2", "--dtype", "bfloat16")
 SPECS = {
     "edd": ("edd:draft_vocab=8192", 3e-3, 6),
-    "eagle3": ("eagle3:draft_vocab=8192,steps=4", 2e-3, 5),  # seven passes over so small a layer cost more than they bring
+    "eagle3": ("eagle3:draft_vocab=8192,steps=3", 2e-3, 3),  # seven passes over so small a layer cost more than they bring
     "eagle": ("eagle:draft_vocab=8192,token_weight=1", 2e-3, 6),
-    "vdm": ("vdm:draft_vocab=8192", 3e-3, 6),
-    "mtp": ("mtp:draft_vocab=8192,steps=2", 2e-3, 5),
-    "glide": ("glide:draft_vocab=8192,init=shared,kv_layer=auto,loss=kl", 2e-3, 5),
+    "vdm": ("vdm:draft_vocab=8192", 3e-3, 4),
+    "mtp": ("mtp:draft_vocab=8192,steps=2", 2e-3, 4),
+    "glide": ("glide:draft_vocab=8192,init=shared,kv_layer=auto,loss=kl", 2e-3, 4),
 }
 """Each drafter, its rate, and the passes over the data."""
 NUMBERS = (
     "--batch-size", 8, "--schedule", "cosine", "--floor", 0.02, "--warmup", 100, "--betas", 0.9, 0.95, "--weight-decay", 0.01,
     "--clip", 1.0, "--clip-by", "norm", "--max-tokens", 768, "--bf16", "--cache-features",
-    "--evaluate-every", 400, "--keep-every", 800,
+    "--evaluate-every", 500, "--keep-every", 460,
 )  # fmt: skip
 """The same for all drafters, and not those of each one's paper (docs/methods/training.md)."""
 
@@ -39,9 +44,19 @@ def run(*command: object) -> None:
 
 def first(path: pathlib.Path, count: int, out: pathlib.Path) -> pathlib.Path:
     """The first lines of a file, as a file."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     with path.open() as lines:
         out.write_text("".join(itertools.islice(lines, count)))
+    return out
+
+
+def kept(questions: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
+    """The chats of the answers beside this file, as a file."""
+    asked = [json.loads(line)["question"] for line in questions.open()]
+    with gzip.open(ANSWERS, "rt") as lines, out.open("w") as chats:
+        for row in map(json.loads, lines):
+            question = asked[row["gsm8k"]] if "gsm8k" in row else row["question"]
+            chat = [{"role": "user", "content": question}, {"role": "assistant", "content": row["answer"]}]
+            chats.write(json.dumps({"messages": chat} | ({"cut": [1]} if row.get("cut") else {})) + "\n")
     return out
 
 
@@ -63,20 +78,28 @@ def fit(policy: str, drafter: pathlib.Path, data: list[object], out: pathlib.Pat
 def main() -> None:
     ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     ap.add_argument("--data", type=pathlib.Path, required=True)
-    ap.add_argument("--exclude", type=pathlib.Path, required=True)
     ap.add_argument("--out", type=pathlib.Path, required=True)
-    ap.add_argument("--questions", type=int, default=3000)
-    ap.add_argument("--synthesize", type=int, default=1500)
     ap.add_argument("--only", choices=SPECS, action="append")
+    ap.add_argument("--anew", action="store_true", help="let the model ask and answer")
+    ap.add_argument("--exclude", type=pathlib.Path, action="append", default=[])
+    ap.add_argument("--questions", type=int, default=1000)
+    ap.add_argument("--synthesize", type=int, default=850)
     args = ap.parse_args()
-    asked = first(args.data, args.questions, args.out / "questions.jsonl")
-    writing = ["--regenerate", "--regenerate-tokens", 320, "--regenerate-batch", 64, "--synthesize", args.synthesize]
-    train("edd", ["--data", asked, "--exclude", args.exclude, *writing], args.out)
-    data: list[object] = ["--data", args.out / "edd" / "regenerated.jsonl"]
+    args.out.mkdir(parents=True, exist_ok=True)
+    answers = args.out / "edd" / "regenerated.jsonl"
+    if args.anew:
+        asked = first(args.data, args.questions, args.out / "questions.jsonl")
+        excluded = [f"--exclude={path}" for path in args.exclude]
+        writing = ["--regenerate", "--regenerate-tokens", 320, "--regenerate-batch", 64, "--synthesize", args.synthesize]
+        train("edd", ["--data", asked, *excluded, *writing], args.out)
+    else:
+        answers = kept(args.data, args.out / "answers.jsonl")
+    data: list[object] = ["--data", answers]
     for name in args.only or SPECS:
         train(name, data, args.out)
         fit("static", args.out / name, data, args.out / "trees" / f"{name}.json", "nodes=32", "prompts=64")
-    fit("c2t", args.out / "edd", data, args.out / "policies" / "c2t", "trees=2000", "positives=7000")
+    if (args.out / "edd").is_dir():
+        fit("c2t", args.out / "edd", data, args.out / "policies" / "c2t", "trees=2000", "positives=7000")
 
 
 if __name__ == "__main__":
