@@ -1,5 +1,6 @@
 """Targets by name and file, and the options they are loaded with: each writes what plain greedy decoding of it writes."""
 
+import gzip
 import json
 import sys
 import threading
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from draftree import Request, Target, UserError, load
 from draftree.boundary.files import cache_folder
+from draftree.data.overlap import Excluded
 from draftree.demo import demo_folder
 from draftree.engine import usual_drafter
 from draftree.evaluation.provenance import provenance
@@ -26,11 +28,14 @@ from draftree.formats.checkpoint import Checkpoint
 from draftree.models import gguf, sources
 from draftree.models.decoder import Decoder
 from draftree.models.sources import FILE, HUB, Loading, known, location, shipped_folder
+from draftree.registry import names
 from folders import SPECIAL, TEMPLATE, byte_tokenizer, target_folder
 
 Command = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
-SHIPPED = tuple(sorted(p.parent.name for p in (demo_folder().parents[1] / "smollm2").glob("*/config.json")))
+SHIPPED = tuple(name for name in names("drafter") if shipped_folder("smollm2", name))
+ROOT = Path(__file__).parents[1]
+SUITE = ROOT.parent / "shared" / "data" / "spec_bench.jsonl"
 IDS = [5, 9, 60, 61, 9, 60, 61, 17]
 
 
@@ -344,6 +349,16 @@ def test_what_is_shipped_for_smollm2_brings_neither_embedding_nor_whole_head(nam
 def test_what_is_shipped_for_smollm2_takes_60_megabytes_at_most() -> None:
     folders = [folder for name in SHIPPED if (folder := shipped_folder("smollm2", name))]
     assert sum(file.stat().st_size for folder in folders for file in folder.iterdir()) < 60e6
+
+
+@pytest.mark.skipif(not SUITE.is_file(), reason="Spec-Bench's questions are not here")
+def test_what_smollm2s_drafters_learn_from_asks_none_of_the_questions_they_are_judged_by() -> None:
+    excluded = Excluded.of([SUITE])
+    with gzip.open(ROOT / "recipes" / "smollm2_answers.jsonl.gz", "rt") as lines:
+        read = [json.loads(line) for line in lines]
+    assert not any(excluded.holds(row["question"]) for row in read if "question" in row)
+    assert len({row["gsm8k"] for row in read if "gsm8k" in row}) == 1000
+    assert len(read) == 1848
 
 
 def test_a_drafter_is_usual_where_it_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
