@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/results.md from the saved results beside this file.
+"""Writes the tables of README.md, docs/results.md and docs/smollm2.md from the saved results beside this file.
 
 python benchmarks/tables.py            # between <!-- table:NAME --> and <!-- /table -->, from results/NAME.json;
                                        # <!-- table:NAME columns: A, B --> names the columns
@@ -101,10 +101,10 @@ def main() -> int:
     """Refreshes or checks; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, tell whether the README is up to date")
-    parser.add_argument("--document", type=Path, action="append", help="instead of these two; repeat it")
+    parser.add_argument("--document", type=Path, action="append", help="instead of these; repeat it")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args()
-    documents = args.document or [HERE.parent / "README.md", HERE.parent / "docs" / "results.md"]
+    documents = args.document or [HERE.parent / name for name in ("README.md", "docs/results.md", "docs/smollm2.md")]
     try:
         texts = {path: path.read_text() for path in documents}
         fresh = {path: refreshed(text, args.results) for path, text in texts.items()}
