@@ -186,9 +186,9 @@ def _vocabulary(target: Target, drafter: Drafter[Any], chart: Map | None) -> Fin
     size = draft_vocabulary(drafter.model, vocab) if isinstance(drafter, Trainable) else vocab
     if chart is not None and chart.complaints:
         return Finding("vocabulary", size, "bad", "; ".join(chart.complaints))
-    agree = "" if chart is None else "; d2t and t2d agree"
+    sound = "" if chart is None else "; its map is sound"
     told = f"all {vocab} tokens of the target" if size == vocab else f"{size} of the target's {vocab} tokens"
-    return Finding("vocabulary", size, "ok", f"drafts {told}{agree}")
+    return Finding("vocabulary", size, "ok", f"drafts {told}{sound}")
 
 
 def _dtype(target: Target, drafter: Drafter[Any]) -> Finding:
