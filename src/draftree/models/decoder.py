@@ -20,9 +20,12 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from draftree.errors import UserError
 from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, check_bounds, refuse_unsupported
 from draftree.models.cache import Catcher, LayerShape, SlotCache
+from draftree.models.exact_attention import register
 from draftree.models.feed import Feed, additive_mask
 from draftree.models.sources import ATTENTION
 from draftree.tree import Ints
+
+register()
 
 
 class Decoder:

