@@ -1,0 +1,103 @@
+"""Linears whose bits depend on the width of a pass are found, and evened out; then a model's bits do not depend on cuts."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from architectures import fresh
+from draftree import Request, Target
+from draftree.engine import Engine
+from draftree.models.decoder import Decoder
+from draftree.models.exact_attention import EXACT
+from draftree.models.stable import Widths, even, parting, widths
+from draftree.registry import build
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def planted(change: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
+    """A linear of 3 → 3 whose bits depend on the width."""
+    return lambda rows: rows * 2 + change(len(rows))
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (lambda n: 0, Widths()),
+        (lambda n: n >= 8, Widths(8)),
+        (lambda n: n < 2, Widths(2)),
+        (lambda n: n == 24, Widths(multiple=16)),
+        (lambda n: n > 64, Widths(most=64)),
+        (lambda n: n % 4 > 0, Widths(multiple=4)),
+        (lambda n: n % 2 + (n < 4), Widths(4, 2)),
+        (lambda n: (n > 5) + (n == 256), Widths(8, most=64)),
+        (lambda n: n == 64, None),
+        (lambda n: n, None),
+    ],
+)
+def test_what_changes_with_the_width_is_found(change: Callable[[int], int], wanted: Widths | None) -> None:
+    linear = planted(change)
+    found = widths(linear, 3, torch.float32)
+    assert found == wanted
+    if found is not None:
+        rows = torch.randn(130, 3)
+        whole = found.apply(linear, rows)
+        assert all(
+            torch.equal(found.apply(linear, rows[at : at + n]), whole[at : at + n]) for n in (1, 3, 9, 64, 70) for at in (0, 41)
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_place_in_the_pass_that_changes_a_row_is_found(dtype: torch.dtype) -> None:
+    def last_is_odd(rows: Tensor) -> Tensor:
+        return torch.cat((rows[:-1], rows[-1:] + 1)) if len(rows) > 3 else rows
+
+    assert widths(last_is_odd, 3, dtype) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("entries", "to"), [(64, 200), (576, 96), (1536, 64)])
+def test_linears_of_this_machine_are_evened_out(dtype: torch.dtype, entries: int, to: int) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(entries, to, bias=to == 200).to(dtype)
+    kept, rows = widths(linear, entries, dtype), torch.randn(70, entries).to(dtype)
+    assert kept is not None
+    with torch.no_grad():
+        whole = kept.apply(linear, rows)
+        for at, n in ((5, 1), (11, 17), (3, 2), (0, 64)):
+            assert torch.equal(whole[at : at + n], kept.apply(linear, rows[at : at + n]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3", "phi3-sliding", "olmo2", "gpt_neox", "qwen2-mixed"])
+def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dtype) -> None:
+    model = fresh(name).to(dtype)
+    model.set_attn_implementation(EXACT)
+    target = Target.of(model)
+    assert None not in even(target.decoder).values()
+    assert parting(target.decoder) is None
+    prompts = [np.random.default_rng(i).integers(3, 70, 9 + i).tolist() for i in range(4)]
+    oracle = Engine(target, build("drafter", "suffix").open(target), build("policy", "yield"))
+    requests = [Request(p, 24, frozenset(), i) for i, p in enumerate(prompts)]
+    plain = [oracle.plain([r]).tokens[0] for r in requests]
+    assert oracle.write(requests).tokens == plain
+    assert oracle.write(requests, reuse=False).tokens == plain  # what it has learnt drafts long trees now
+
+
+def test_where_bits_part_is_named() -> None:
+    model = fresh("llama").to(torch.bfloat16)
+    model.set_attn_implementation(EXACT)
+    even(Decoder(model))
+
+    def odd(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        return out * (1 + (out.shape[1] > 7) / 64)
+
+    layer = Decoder(model).layers[2]
+    assert isinstance(layer, nn.Module)
+    hook = layer.mlp.register_forward_hook(odd)  # type: ignore[union-attr, operator]
+    assert parting(Decoder(model)) == "layer 2 (LlamaDecoderLayer)"
+    hook.remove()
+    assert parting(Decoder(model)) is None
