@@ -1,6 +1,8 @@
 """Linears whose bits depend on the width of a pass are found, and evened out; then a model's bits do not depend on cuts."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from architectures import fresh
-from draftree import Request, Target
+from draftree import Request, Target, UserError
 from draftree.engine import Engine
+from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
 from draftree.models.exact_attention import EXACT
-from draftree.models.stable import Widths, even, parting, widths
+from draftree.models.stable import Widths, even, exact, parting, widths
 from draftree.registry import build
+from folders import target_folder
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -98,6 +102,30 @@ def test_where_bits_part_is_named() -> None:
     layer = Decoder(model).layers[2]
     assert isinstance(layer, nn.Module)
     hook = layer.mlp.register_forward_hook(odd)  # type: ignore[union-attr, operator]
-    assert parting(Decoder(model)) == "layer 2 (LlamaDecoderLayer)"
+    assert parting(Decoder(model)) == "from layer 2 on (LlamaDecoderLayer)"
     hook.remove()
     assert parting(Decoder(model)) is None
+
+
+def test_what_cannot_be_brought_to_it_is_refused_by_name() -> None:
+    for name in ("mixtral-sliding", "qwen3_moe"):
+        model = fresh(name).to(torch.bfloat16)
+        model.set_attn_implementation(EXACT)
+        with pytest.raises(UserError, match=r"^exactness is 'bits', but target 'x' .* in its \w+(Experts|Router): allowed"):
+            exact(Decoder(model), "x")
+
+
+def test_a_target_is_loaded_so(tmp_path: Path) -> None:
+    target_folder(tmp_path)
+    target = Target.load(str(tmp_path), dtype="bfloat16", exactness="bits")
+    assert target.decoder.config._attn_implementation == EXACT
+    assert provenance(target, 0)["target"]["loading"] == {"exactness": "bits"}
+    assert parting(target.decoder) is None
+    ids = torch.arange(3, 12)[None]
+    stock: Any = target.decoder.model.generate(ids, max_new_tokens=12, do_sample=False)  # type: ignore[operator]
+    engine = Engine(target, build("drafter", "suffix").open(target), build("policy", "trie"))
+    request = Request(ids[0].tolist(), 12, target.eos)
+    for _ in range(2):
+        assert engine.write([request]).tokens[0] == stock[0, 9:].tolist()
+    with pytest.raises(UserError, match=r"exactness is 'bits' and attn_implementation 'sdpa', allowed with it is draftree"):
+        Target.load(str(tmp_path), exactness="bits", attn_implementation="sdpa")

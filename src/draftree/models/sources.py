@@ -150,6 +150,9 @@ class Loading(Source):
         attn_implementation: how attention is computed: sdpa, eager, or draftree (`exact_attention.py`).
         adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
         quantize: int8 for weights that torchao rounds to 8 bits as they are loaded.
+        exactness: `bits` where a token's logits shall have the same bits alone, in a tree and in a batch, in any precision:
+            with the attention `draftree`, and layers brought to it (`stable.py`). `ties`, the default, leaves attention and
+            layers as they are: where two tokens are as good as equally likely, a tree may be answered otherwise than a step.
     """
 
     device: Any = knob(None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU where there is one.")
@@ -160,17 +163,25 @@ class Loading(Source):
     )
     adapter: str | None = knob(None, panel=PANEL, help="The folder or hub id of a PEFT adapter, merged into the weights.")
     quantize: Literal["int8"] | None = knob(None, panel=PANEL, help="Round the weights to 8 bits by torchao.")
+    exactness: Literal["bits", "ties"] | None = knob(
+        None, panel=PANEL, help="bits: the same logits, bit for bit, in a tree as in plain decoding. ties: but for near ties."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for one, other in (("device", "device_map"), ("adapter", "quantize")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise UserError(f"{one} and {other} are given, allowed is one of them")
+        if self.exactness == "bits" and self.attn_implementation not in (None, EXACT):
+            raise UserError(
+                f"exactness is 'bits' and attn_implementation '{self.attn_implementation}', allowed with it is {EXACT}"
+            )
 
     @property
     def weights_by(self) -> dict[str, Any]:
         """What transformers' `from_pretrained` takes of it for weights, beside their dtype."""
-        given = {"device_map": _placed(self.device_map), "attn_implementation": self.attn_implementation}
+        attention = EXACT if self.exactness == "bits" else self.attn_implementation
+        given = {"device_map": _placed(self.device_map), "attn_implementation": attention}
         return self.found_by | {k: v for k, v in given.items() if v is not None}
 
     @property

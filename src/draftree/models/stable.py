@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from draftree.errors import UserError
 from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
 
@@ -84,14 +85,37 @@ def widths(operation: Rows, entries: int, dtype: torch.dtype, device: torch.devi
     return None
 
 
+def exact(decoder: Decoder, name: str) -> Decoder:
+    """A model with the attention `draftree`, brought to give a token the same bits in any company.
+
+    Args:
+        decoder: is changed in place.
+        name: for the error.
+
+    Raises:
+        UserError: it cannot be brought to it.
+    """
+    unstable = [kind for kind, kept in even(decoder).items() if kept is None]
+    where = f"in its {unstable[0]}" if unstable else parting(decoder)
+    if where is not None:
+        raise UserError(
+            f"exactness is 'bits', but target '{name}' gives a token other bits in company, {where}: allowed is 'ties'"
+        )
+    return decoder
+
+
 def even(decoder: Decoder) -> dict[str, Widths | None]:
     """Evens out the layers of a model, in place: those without parts of their own, and rotations.
 
     Returns:
-        By kind, what was done; None where no width is stable, and layers of that kind are left as they are.
+        By kind, what was done; None where no width is stable, or with weights that are no plain layer's, as experts: they are
+        left as they are.
     """
-    found: dict[str, Widths | None] = {}
-    for module, entries in _layers(decoder).items():
+    layers, found = _layers(decoder), dict[str, Widths | None]()
+    for module in decoder.model.modules():
+        if any(p.dim() > 1 for p in module.parameters(recurse=False)) and not isinstance(module, nn.Embedding):
+            found |= {} if module in layers else {type(module).__name__: None}
+    for module, entries in layers.items():
         stock = module.forward
         name = " ".join((type(module).__name__, str(entries), *(str(tuple(p.shape)) for p in module.parameters())))
         if name not in found:
@@ -106,14 +130,14 @@ def even(decoder: Decoder) -> dict[str, Widths | None]:
 
 @torch.inference_mode()
 def _layers(decoder: Decoder) -> dict[nn.Module, int]:
-    """The layers that a pass calls with rows and that have no parts, and D of each."""
+    """The layers that have no parts and make rows of rows, in a pass, and D of each."""
     found: dict[nn.Module, int] = {}
 
-    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor) and args[0].is_floating_point() and "rope_type" not in vars(module):
+    def note(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        if len(args) == 1 and isinstance(args[0], Tensor) and args[0].is_floating_point() and isinstance(out, Tensor):
             found[module] = args[0].shape[-1]
 
-    hooks = [m.register_forward_pre_hook(note) for m in decoder.model.modules() if not list(m.children())]
+    hooks = [m.register_forward_hook(note) for m in decoder.model.modules() if not list(m.children())]
     decoder.forward(decoder.new_cache(1, 2), Feed.chains([np.zeros(2, np.int64)], np.zeros(1, np.int64), decoder.device))
     for hook in hooks:
         hook.remove()
@@ -164,5 +188,5 @@ def parting(decoder: Decoder, cuts: Sequence[int] = CUTS) -> str | None:
     (whole, states), (parts, others) = read([ids]), read([p for p in np.split(ids, np.cumsum(cuts)[:-1]) if len(p)])
     for layer in layers[1:]:
         if not torch.equal(states[layer], others[layer]):
-            return f"layer {layer - 1} ({type(decoder.layers[layer - 1]).__name__})"
-    return None if torch.equal(whole, parts) else f"the head ({type(decoder.model).__name__})"
+            return f"from layer {layer - 1} on ({type(decoder.layers[layer - 1]).__name__})"
+    return None if torch.equal(whole, parts) else f"in its head ({type(decoder.model).__name__})"

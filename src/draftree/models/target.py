@@ -29,6 +29,7 @@ from draftree.models.decoder import Decoder, pretrained
 from draftree.models.feed import Feed
 from draftree.models.loaded import merged, placed, rounding
 from draftree.models.sources import ALLOWED, DTYPES, Loading, Source, hint, known_as, location
+from draftree.models.stable import exact
 from draftree.tree import Bools, Ints, Tree, Verdict
 
 LAST = -1
@@ -152,7 +153,7 @@ class Target:
             dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a CPU for half-precision ones.
             device: a torch device; a GPU where there is one by default.
             how: the other attributes of `Loading`: revision, trust_remote_code, device_map, attn_implementation, adapter,
-                quantize.
+                quantize, exactness.
 
         Raises:
             UserError: nothing can be loaded there, the architecture is refused, or the device cannot be used.
@@ -172,7 +173,7 @@ class Target:
             if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
                 raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
             model = merged(placed(model, place, "device_map" in how), loading).requires_grad_(False)
-            target = cls(Decoder(model), name, loading=loading)
+            target = cls(exact(Decoder(model), name) if loading.exactness == "bits" else Decoder(model), name, loading=loading)
             _ = target.decoder.shapes  # from a pass over one token: much in a config shows there alone
         return target
 
