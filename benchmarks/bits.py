@@ -1,0 +1,124 @@
+"""Do texts differ from what the model writes by itself? In bfloat16, beside transformers' own speculative ways.
+
+    python benchmarks/bits.py --target smollm2 --suite spec_bench.jsonl --limit 20 --exactness bits --out bits.json
+    python benchmarks/bits.py … --exactness ties --out ties.json          # the same with transformers' sdpa
+
+Greedy texts are compared with stock `generate` of the same model object, those at temperature 1 with plain decoding of the same
+seed (transformers draws otherwise). Of a text that differs it is told where, and how far apart the two tokens' logits stood, in
+units in the last place. Prompts are spread evenly over the suite; a run that was stopped goes on.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers import theirs
+from transformers import AutoModelForCausalLM
+
+from draftree import Request, Sampling, Target
+from draftree.boundary.files import append, write_text
+from draftree.cli.inputs import quiet
+from draftree.data.prompts import encode
+from draftree.engine import Engine, plain
+from draftree.evaluation import suites
+from draftree.evaluation.driven import spread
+from draftree.evaluation.provenance import provenance
+from draftree.evaluation.report import save
+from draftree.registry import build
+
+Way = Callable[[Request], list[int]]
+DRAFTERS, POLICIES = ("pld", "suffix", "edd"), ("chain", "eagle2", "yield")
+
+
+def ways(target: Target, temperature: float, assistant: str | None, pairs: list[str]) -> dict[str, Way]:
+    """Every way by its name."""
+    found: dict[str, Way] = {}
+    if not temperature:
+        found["transformers: prompt lookup"] = partial(theirs, target, prompt_lookup_num_tokens=10)
+        if assistant:
+            small = AutoModelForCausalLM.from_pretrained(assistant, dtype=target.decoder.dtype)
+            found["transformers: assisted"] = partial(theirs, target, assistant_model=small)
+    for pair in pairs or [f"{d} {p}" for d in DRAFTERS for p in POLICIES]:
+        drafter, policy = pair.split(" ")
+        engine = Engine(target, build("drafter", drafter).open(target), build("policy", policy))
+        found[f"draftree: {pair}"] = lambda request, engine=engine: engine.write([request], reuse=False).tokens[0]  # type: ignore[misc]
+    return found
+
+
+def apart(target: Target, request: Request, wanted: list[int], found: list[int]) -> dict[str, Any]:
+    """The first token that differs, and by how many units in the last place its logit was behind."""
+    at = next((i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b), min(len(wanted), len(found)))
+    if at == min(len(wanted), len(found)):
+        return {"token": at, "behind": None}
+    with torch.inference_mode():
+        logits = target.decoder.model(torch.tensor([[*request.prompt, *wanted[:at]]])).logits[0, -1]
+    one, other = logits[wanted[at]], logits[found[at]]
+    unit = torch.finfo(logits.dtype).eps * 2.0 ** float(torch.floor(torch.log2(one.abs().float())))
+    return {"token": at, "behind": round(float((one - other).float() / unit), 1)}
+
+
+def compared(target: Target, requests: list[Request], every: dict[str, Way], own: Way) -> Iterator[tuple[int, str, Any]]:
+    """For each request and way nothing where the text is the same, else where it is not."""
+    for i, request in enumerate(requests):
+        wanted = own(request)
+        for name, way in every.items():
+            found = way(request)
+            yield i, name, None if found == wanted else apart(target, request, wanted, found)
+
+
+def main() -> None:
+    """Writes and compares, prints and saves."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--suite", required=True)
+    parser.add_argument("--limit", type=int, default=20)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--exactness", choices=("bits", "ties"), default="bits")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--assistant", help="what `draftree export vdm --standalone` writes")
+    parser.add_argument("--pair", action="append", default=[], metavar="'DRAFTER POLICY'")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    quiet()
+    target = Target.load(args.target, dtype=args.dtype, exactness=args.exactness)
+    prompts = spread(suites.load(args.suite).prompts, args.limit)
+    sampling = Sampling(temperature=args.temperature, seed=1)
+    encoded = (encode(target.tokenizer, p.content) for p in prompts)
+    requests = [Request(ids, args.max_new_tokens, target.eos, i, sampling=sampling) for i, ids in enumerate(encoded)]
+    every = ways(target, args.temperature, args.assistant, args.pair)
+    own = (lambda request: plain(target, [request]).tokens[0]) if args.temperature else partial(theirs, target)
+    kept = args.out.with_name(args.out.name + ".partial")
+    done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
+    left = requests[len(done) // len(every) :]
+    del done[(len(requests) - len(left)) * len(every) :]  # a prompt that was broken off is begun anew
+    write_text(kept, "".join(json.dumps(line) + "\n" for line in done))
+    for line in compared(target, left, every, own):
+        done.append(line)
+        append(kept, json.dumps(line) + "\n")
+        print(
+            f"{len(done)} of {len(requests) * len(every)}: {line[1]}{'' if line[2] is None else f' differs: {line[2]}'}",
+            flush=True,
+        )
+    rows = []
+    for name in every:
+        found = [where for _, way, where in done if way == name and where is not None]
+        behind = sorted(w["behind"] for w in found if w["behind"] is not None)
+        rows.append({"way": name, "texts": len(requests), "differ": len(found), "behind": behind})
+        print(f"{name:40} {len(found):3} of {len(requests)} differ, behind by {behind}")
+    about = {
+        "suite": args.suite,
+        "max_new_tokens": args.max_new_tokens,
+        "exactness": args.exactness,
+        "temperature": args.temperature,
+    }
+    save({"provenance": provenance(target, 1) | about, "rows": rows}, args.out)
+    kept.unlink()
+
+
+if __name__ == "__main__":
+    main()
