@@ -8,7 +8,7 @@ Shapes: B batch, T tokens, M learnt positions, D hidden size, V vocabulary, V′
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ class EAGLE3(TrainableMethod):
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
         steps: passes of the training-time test.
         decay: weight of each further pass.
+        init: what it begins with: `target`, the target's own layer that reads the highest of the three entries, and its last
+            norm, so that it begins with what that layer would say; where these are of other shapes, and with `scratch`, the
+            official code's way, with random weights.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -63,6 +66,7 @@ class EAGLE3(TrainableMethod):
     draft_vocab: int = knob(0, least=0)
     steps: int = knob(7, least=1)
     decay: float = knob(0.8, above=0, most=1)
+    init: Literal["target", "scratch"] = "target"
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -116,6 +120,8 @@ class EAGLE3(TrainableMethod):
         net = EAGLE3Net(config, target, layers, embedding=False)
         initialise(net, llama)
         net.choose(np.arange(self.draft_vocab or vocab))
+        if self.init == "target" and layers[-1] < len(target.decoder.layers):
+            net.begin_as(target, layers[-1])
         return EAGLE3Drafter(self, net, target, Checkpoint(config))
 
 
@@ -199,6 +205,23 @@ class EAGLE3Net(PairNet):
         head: Tensor = outer.get_output_embeddings().weight
         if head.shape[1] == self.width:
             self.lm_head.weight.data.copy_(head[ids.to(head.device)])
+
+    def begin_as(self, target: Target, layer: int) -> None:
+        """Begins as one of the target's layers and its last norm, where they have the same shapes."""
+        values = {name: value.float() for name, value in target.decoder.layers[layer].state_dict().items()}
+        ours, wide = self.midlayer.state_dict(), [f"self_attn.{part}_proj.weight" for part in "qkv"]
+        theirs = {name: values.get(name) for name in ours if "hidden_norm" not in name}
+        theirs["hidden_norm.weight"] = theirs.pop("input_layernorm.weight")
+        for name in wide:  # the half that reads embeddings begins with nothing
+            if (half := theirs[name]) is not None:
+                theirs[name] = torch.cat((torch.zeros_like(half), half), dim=1)
+        last = [m for m in target.decoder.stack.children() if "Norm" in type(m).__name__]
+        same = all(t is not None and t.shape == ours[name].shape for name, t in theirs.items())
+        if same and len(values) == len(theirs) and len(last) == 1 and self.fc.in_features == 3 * self.width:
+            self.midlayer.load_state_dict(theirs, strict=False)
+            self.norm.load_state_dict({name: value.float() for name, value in last[0].state_dict().items()})
+            nn.init.zeros_(self.fc.weight)
+            nn.init.eye_(self.fc.weight.data[:, -self.width :])
 
     @property
     def drafted(self) -> Drafted | None:
