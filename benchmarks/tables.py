@@ -83,7 +83,7 @@ def plain(result: dict[str, Any], columns: list[str]) -> str:
     """
 
     def entry(row: Any, path: str) -> str:
-        for key in path.split("/"):
+        for key in [path] if path in row else path.split("/"):
             if key not in row:
                 raise UnknownName("column", path, row)
             row = row[key]
