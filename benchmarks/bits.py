@@ -10,42 +10,38 @@ units in the last place. Prompts are spread evenly over the suite; a run that wa
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from peers import theirs
-from transformers import AutoModelForCausalLM
+from peers import Way, speculative, theirs
 
 from draftree import Request, Sampling, Target
 from draftree.boundary.files import append, write_text
 from draftree.cli.inputs import quiet
 from draftree.data.prompts import encode
-from draftree.engine import Engine, plain
+from draftree.engine import Engine, load, plain
 from draftree.evaluation import suites
 from draftree.evaluation.driven import spread
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.report import save
-from draftree.registry import build
 
-Way = Callable[[Request], list[int]]
 DRAFTERS, POLICIES = ("pld", "suffix", "edd"), ("chain", "eagle2", "yield")
+
+
+def ours(engine: Engine, request: Request) -> list[int]:
+    """The tokens that draftree writes, with nothing from the caches of the text before."""
+    return engine.write([request], reuse=False).tokens[0]
 
 
 def ways(target: Target, temperature: float, assistant: str | None, pairs: list[str]) -> dict[str, Way]:
     """Every way by its name."""
-    found: dict[str, Way] = {}
-    if not temperature:
-        found["transformers: prompt lookup"] = partial(theirs, target, prompt_lookup_num_tokens=10)
-        if assistant:
-            small = AutoModelForCausalLM.from_pretrained(assistant, dtype=target.decoder.dtype)
-            found["transformers: assisted"] = partial(theirs, target, assistant_model=small)
+    found = {} if temperature else speculative(target, assistant)
     for pair in pairs or [f"{d} {p}" for d in DRAFTERS for p in POLICIES]:
         drafter, policy = pair.split(" ")
-        engine = Engine(target, build("drafter", drafter).open(target), build("policy", policy))
-        found[f"draftree: {pair}"] = lambda request, engine=engine: engine.write([request], reuse=False).tokens[0]  # type: ignore[misc]
+        found[f"draftree: {pair}"] = partial(ours, load(target, drafter, policy))
     return found
 
 
@@ -100,23 +96,15 @@ def main() -> None:
     for line in compared(target, left, every, own):
         done.append(line)
         append(kept, json.dumps(line) + "\n")
-        print(
-            f"{len(done)} of {len(requests) * len(every)}: {line[1]}{'' if line[2] is None else f' differs: {line[2]}'}",
-            flush=True,
-        )
+        print(f"{len(done)} of {len(requests) * len(every)}: {line[1]}, {line[2] or 'the same'}", flush=True)
     rows = []
     for name in every:
         found = [where for _, way, where in done if way == name and where is not None]
         behind = sorted(w["behind"] for w in found if w["behind"] is not None)
         rows.append({"way": name, "texts": len(requests), "differ": len(found), "behind": behind})
         print(f"{name:40} {len(found):3} of {len(requests)} differ, behind by {behind}")
-    about = {
-        "suite": args.suite,
-        "max_new_tokens": args.max_new_tokens,
-        "exactness": args.exactness,
-        "temperature": args.temperature,
-    }
-    save({"provenance": provenance(target, 1) | about, "rows": rows}, args.out)
+    asked = {name: getattr(args, name) for name in ("suite", "max_new_tokens", "exactness", "temperature")}
+    save({"provenance": provenance(target, 1) | asked, "rows": rows}, args.out)
     kept.unlink()
 
 

@@ -11,7 +11,6 @@ generation takes no other.
 """
 
 import argparse
-import itertools
 import json
 import sys
 import time
@@ -52,16 +51,22 @@ def ours(engine: Engine, request: Request) -> list[int]:
     return engine.write([request]).tokens[0]
 
 
+def speculative(target: Target, assistant: str | None) -> dict[str, Way]:
+    """transformers' own speculative ways by name; an assistant is a folder."""
+    found: dict[str, Way] = {"transformers: prompt lookup": partial(theirs, target, prompt_lookup_num_tokens=10)}
+    if assistant:
+        small = AutoModelForCausalLM.from_pretrained(assistant, dtype=target.decoder.dtype).to(target.decoder.device)
+        found["transformers: assisted by vdm"] = partial(theirs, target, assistant_model=small)
+    return found
+
+
 def ways(target: Target, pairs: list[str], assistant: str | None) -> dict[str, Way]:
     """Every way by its name, plain decoding first."""
     found: dict[str, Way] = {
         PLAIN: lambda request: plain(target, [request]).tokens[0],
         "transformers: generate": partial(theirs, target),
-        "transformers: prompt lookup": partial(theirs, target, prompt_lookup_num_tokens=10),
+        **speculative(target, assistant),
     }
-    if assistant:
-        small = AutoModelForCausalLM.from_pretrained(assistant, dtype=target.decoder.dtype).to(target.decoder.device)
-        found["transformers: assisted by vdm"] = partial(theirs, target, assistant_model=small)
     for pair in pairs:
         drafter, _, policy = pair.partition(" ")
         found[f"draftree: {pair}"] = partial(ours, load(target, drafter, policy or "chain"))
@@ -108,18 +113,18 @@ def main() -> int:
     encoded = [ids for p in chosen if len(ids := encode(target.tokenizer, p.content)) <= room]
     requests = [Request(ids, args.max_new_tokens, target.eos) for ids in encoded]
     seconds, tokens, passes = ({name: np.zeros(len(requests)) for name in every} for _ in range(3))
-    calls = itertools.count()
-    target.decoder.model.register_forward_pre_hook(lambda *_: (next(calls), None)[1])
+    calls = list[int]()
+    target.decoder.model.register_forward_pre_hook(lambda *_: calls.append(1))
     same = dict.fromkeys(every, 0)
     for way in every.values():
         way(requests[0])
     for i, request in enumerate(requests):
         names, texts = list(every), {}
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            before, start = next(calls), time.perf_counter()
+            before, start = len(calls), time.perf_counter()
             texts[name] = every[name](request)
             seconds[name][i], tokens[name][i] = time.perf_counter() - start, len(texts[name])
-            passes[name][i] = next(calls) - before - 1
+            passes[name][i] = len(calls) - before
         for name in names:
             same[name] += texts[name] == texts[PLAIN]
         print(f"peers: {i + 1} of {len(requests)}", file=sys.stderr, flush=True)

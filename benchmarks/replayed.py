@@ -19,7 +19,6 @@ import numpy as np
 
 from draftree.boundary.files import write_text
 from draftree.cli import inputs, terminal
-from draftree.data.prompts import encode
 from draftree.engine import Engine, plain
 from draftree.evaluation import report, suites, tables
 from draftree.evaluation.cells import Cell, PromptResult, assemble, chosen, paired, product
@@ -111,8 +110,8 @@ def main() -> None:
                 done.append(along(Replayed.along(some.target, text, layers), request, engines))
                 journal.add(done[-1])
             tell(i + 1)
-    category = {tuple(encode(some.tokenizer, p.content)): p.category for p in suite.prompts}
-    of = [category[tuple(request.prompt)] for request in requests]
+    category = {p.number: p.category for p in suite.prompts}
+    of = [category[request.number] for request in requests]
     rows = [row | {"τ": by_category(row, of)} for row in report.rows(done, 0, None, costs)]
     report.save({"provenance": provenance(some.target, 0) | about, "rows": list(map(unclocked, rows))}, args.out)
     journal.remove()

@@ -18,8 +18,9 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 drafters=${DRAFTERS:-drafters} each=${EACH:-20}
 export OMP_NUM_THREADS=${THREADS:-2}
-trained="edd eagle eagle3 vdm $drafters/mtp $drafters/glide"
-policies="chain:length=5 dymax dyjoint vct beam pct eagle2 opttree cape yield c2t:classifier=smollm2"
+names=(edd eagle eagle3 vdm mtp glide)
+trained="${names[*]/#/$drafters/}"
+policies="chain:length=5 dymax dyjoint vct beam pct eagle2 opttree cape yield c2t:classifier=$drafters/policies/c2t"
 
 suite() {  # the questions: of mt_bench's eight categories two or three each
     [ -f tasks.jsonl ] || python - "$each" <<'PY'
@@ -59,21 +60,26 @@ live() { draftree bench --target smollm2 --suite tasks.jsonl --max-new-tokens 12
 
 stores() {  # datastores of what the drafters learnt from
     for kind in rest aded; do
-        [ -d "$kind" ] || draftree datastore build --kind "$kind" --target smollm2 --data "${DATA:-$drafters/answers.jsonl}" --out "$kind"
+        [ -d "of-$kind" ] || draftree datastore build --kind "$kind" --target smollm2 --data "${DATA:-$drafters/answers.jsonl}" --out "of-$kind"
     done
 }
 
 costs() { for d in $trained; do cost "$d"; done; }
 drafters() { cross "$trained pld" "chain:length=5 pct eagle2" | replay drafters; }
-earlier() { for d in edd eagle eagle3 vdm mtp glide; do cross "$(echo "$drafters/$d"{/step-*,})" chain:length=5 | replay "earlier_$d"; done; }
-policies_edd() { cross edd "$policies static:paths=smollm2/edd" | replay policies_edd; }
-policies_eagle3() { cross eagle3 "$policies static:paths=smollm2/eagle3" | replay policies_eagle3; }
-untrained() { stores && replay untrained <<<$'pld chain:length=10\nsuffix trie\nrest trie\naded mcts\npld+suffix trie\nedd+suffix pct\nedd pct'; }
+earlier() { for d in "${names[@]}"; do cross "$(echo "$drafters/$d"{/step-*,})" chain:length=5 | replay "earlier_$d"; done; }
+policies_of() { cross "$drafters/$1" "$policies static:paths=$drafters/trees/$1.json" | replay "policies_$1"; }
+policies_edd() { policies_of edd; }
+policies_eagle3() { policies_of eagle3; }
+untrained() {
+    stores
+    printf '%s\n' "pld chain:length=10" "suffix trie" "of-rest trie" "of-aded mcts" "pld+suffix trie" "$drafters/edd+suffix pct" \
+        "$drafters/edd pct" | replay untrained
+}
 lookahead() { live lookahead --pair "lookahead trie" --pair "suffix trie"; }
-temperature() { live temperature --temperature 1 --drafter={edd,eagle3} --policy={chain,pct,eagle2}; }
+temperature() { live temperature --temperature 1 --drafter="$drafters"/{edd,eagle3} --policy={chain,pct,eagle2}; }
 structured() { python "$here/structured.py" tasks.jsonl --target smollm2 --limit 20 --out smollm2_structured.json; }
 places() {
-    python "$here/places.py" tasks.jsonl --target smollm2 --texts texts.json --drafter={edd,vdm,eagle} --policy chain:length=5 \
+    python "$here/places.py" tasks.jsonl --target smollm2 --texts texts.json --drafter="$drafters"/{edd,vdm,eagle} --policy chain:length=5 \
         --stretch 20 --max-new-tokens 128 --out smollm2_places.json
 }
 vocabulary() {  # the same weights behind the rows of 8,192 tokens, and behind the whole head
@@ -87,12 +93,12 @@ config["draftree"]["draft_vocab"] = 0
 save_file({k: v for k, v in load_file(made / "model.safetensors").items() if not k.endswith("d2t")}, out / "model.safetensors")
 (out / "config.json").write_text(json.dumps(config))
 PY
-    cross "edd edd-whole" "chain:length=5 pct" | replay vocabulary
+    cross "$drafters/edd edd-whole" "chain:length=5 pct" | replay vocabulary
 }
 peers() {
-    [ -d vdm-alone ] || draftree export vdm --target smollm2 --standalone --out vdm-alone
-    python "$here/peers.py" --target smollm2 --suite tasks.jsonl --per-category "$each" --assistant vdm-alone --ours "edd pct" \
-        --ours "edd yield" --ours "eagle3 yield" --ours "edd+suffix yield" --ours "vdm chain" --ours "pld chain:length=10" \
+    [ -d vdm-alone ] || draftree export "$drafters/vdm" --target smollm2 --standalone --out vdm-alone
+    python "$here/peers.py" --target smollm2 --suite tasks.jsonl --per-category "$each" --assistant vdm-alone \
+        --ours="$drafters/"{"edd pct","edd yield","eagle3 yield","edd+suffix yield","vdm chain"} --ours "pld chain:length=10" \
         --out smollm2_peers.json --plot smollm2_peers.svg
 }
 

@@ -50,19 +50,25 @@ def _read(source: Array, bits: Array, values: Array) -> None:
 
 
 @_part
+def _add(weights: Array, rows: Array, sums: Array) -> None:
+    """Adds rows, each times its weight, to the sums, one after the other; their number is a multiple of 4."""
+    for r in range(0, len(weights), 4):
+        w0, w1, w2, w3 = weights[r], weights[r + 1], weights[r + 2], weights[r + 3]
+        for c in range(len(sums)):
+            z = sums[c]
+            z = z + w0 * rows[r, c]
+            z = z + w1 * rows[r + 1, c]
+            z = z + w2 * rows[r + 2, c]
+            z = z + w3 * rows[r + 3, c]
+            sums[c] = z
+
+
+@_part
 def _scores(query: Array, keys: Array, mask: Array, scale: Any, cap: Any, lowest: Any, found: Array, dots: Array) -> None:
     """The scores of a block of keys [D, KEYS] for one query; `HIDDEN` where the mask, which ends with the slots, hides one."""
     dots[:] = 0
+    _add(query, keys, dots)
     by = scale
-    for e in range(0, len(query), 4):
-        q0, q1, q2, q3 = query[e], query[e + 1], query[e + 2], query[e + 3]
-        for j in range(KEYS):
-            z = dots[j]
-            z = z + q0 * keys[e, j]
-            z = z + q1 * keys[e + 1, j]
-            z = z + q2 * keys[e + 2, j]
-            z = z + q3 * keys[e + 3, j]
-            dots[j] = z
     if cap > 0:
         for j in range(KEYS):
             dots[j] = cap * np.tanh(dots[j] * scale / cap)
@@ -94,25 +100,6 @@ def _weigh(row: Array, seen: Array, top: Any, bits: Array, powers: Array) -> Non
                 block[j] = np.float32(0) if none else p
             for j in range(KEYS):
                 block[j] *= powers[j]
-
-
-@_part
-def _sum(weights: Array, values: Array, total: Any, sums: Array) -> Any:
-    """Adds a block of values [KEYS, W], each by its weight, to the sums [W]; the total of the weights so far."""
-    for j in range(0, KEYS, 4):
-        w0, w1, w2, w3 = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
-        total = total + w0
-        total = total + w1
-        total = total + w2
-        total = total + w3
-        for e in range(len(sums)):
-            z = sums[e]
-            z = z + w0 * values[j, e]
-            z = z + w1 * values[j + 1, e]
-            z = z + w2 * values[j + 2, e]
-            z = z + w3 * values[j + 3, e]
-            sums[e] = z
-    return total
 
 
 @_part
@@ -162,7 +149,10 @@ def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Arra
                 _read(v[group, j], bits[: v.shape[2]], one[: v.shape[2]])
                 values[j - start] = one[: v.shape[2]]
             for r in range(count * heads):
-                totals[r] = _sum(scores[r, start : start + KEYS], values, totals[r], sums[r])
+                weights = scores[r, start : start + KEYS]
+                _add(weights, values, sums[r])
+                for j in range(KEYS):
+                    totals[r] += weights[j]
     for r in range(count * heads):
         total = totals[r] if totals[r] > 0 else np.float32(1)
         for e in range(v.shape[2]):

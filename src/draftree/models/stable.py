@@ -165,14 +165,9 @@ def _turned(stock: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Ten
 
 
 @torch.inference_mode()
-def parting(decoder: Decoder, cuts: Sequence[int] = CUTS) -> str | None:
-    """The place where a text's bits first depend on how it is cut: a layer, or the head; None where they do not.
-
-    Args:
-        decoder: reads a text in one pass, and in parts.
-        cuts: tokens of each part.
-    """
-    count = min(sum(cuts), decoder.context)
+def parting(decoder: Decoder) -> str | None:
+    """The place where a text's bits first depend on how it is cut: a layer, or the head; None where they do not."""
+    count = min(sum(CUTS), decoder.context)
     ids = np.random.default_rng(1).integers(0, decoder.vocab, count)
     layers = tuple(range(int(decoder.config.num_hidden_layers) + 1))
 
@@ -185,7 +180,7 @@ def parting(decoder: Decoder, cuts: Sequence[int] = CUTS) -> str | None:
             cache.keep(0, cache.lengths[0] + np.arange(len(part)))
         return torch.cat(logits), {layer: torch.cat([h[layer][0] for h in hidden]) for layer in layers}
 
-    (whole, states), (parts, others) = read([ids]), read([p for p in np.split(ids, np.cumsum(cuts)[:-1]) if len(p)])
+    (whole, states), (parts, others) = read([ids]), read([p for p in np.split(ids, np.cumsum(CUTS)[:-1]) if len(p)])
     for layer in layers[1:]:
         if not torch.equal(states[layer], others[layer]):
             return f"from layer {layer - 1} on ({type(decoder.layers[layer - 1]).__name__})"
