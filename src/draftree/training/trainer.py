@@ -272,8 +272,9 @@ class Run:
         """
         world, rank = self.processes.world, self.processes.rank
         chosen, size = _chosen(self.learnt, self.plan, step), self.plan.together(world)
+        chosen.sort(key=lambda i: len(self.teacher.samples[i].tokens))  # a part then holds little padding
         count = sum(int(self.teacher.samples[i].learn.sum()) for i in chosen) / world
-        mine = chosen[rank * size * self.plan.parts :]
+        mine = chosen[rank::world]
         torch.manual_seed(int(np.random.SeedSequence([self.plan.seed, 3, step, rank]).generate_state(1)[0]))  # of dropout
         loss = 0.0
         for part in range(self.plan.parts):
