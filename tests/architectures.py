@@ -60,6 +60,25 @@ CONFIGS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Name of the variant: `model_type`, and what differs from `SIZES`."""
 
+ROUTED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            **EXPERTS, **rope("default"), "attn_implementation": "eager", "num_local_experts": 4, "head_dim": 8,
+            "sliding_window": WINDOW, "layer_types": MIXED,
+        },
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **EXPERTS, "num_local_experts": 8, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+            "v_head_dim": 12, "num_key_value_heads": 4,
+        },
+    ),
+}  # fmt: skip
+"""Further ones whose experts have biases or groups, for what depends on experts."""
+
 SCALED = "granite"
 """A model that scales its embeddings outside the embedding module."""
 
@@ -109,7 +128,7 @@ def random(config: PreTrainedConfig, seed: int = 0, **how: Any) -> PreTrainedMod
 
 def fresh(name: str, seed: int = 0) -> PreTrainedModel:
     """A new model of a named variant."""
-    return build(*({**CONFIGS, **CROSSING}[name]), seed)
+    return build(*({**CONFIGS, **CROSSING, **ROUTED}[name]), seed)
 
 
 @cache

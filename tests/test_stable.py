@@ -15,10 +15,13 @@ from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
 from draftree.models.exact_attention import EXACT
-from draftree.models.stable import Widths, even, exact, parting, widths
+from draftree.models.stable import even, exact, parting
+from draftree.models.widths import Widths, numbers, widths
 from draftree.registry import build
 from folders import target_folder
 
+DENSE = ("llama", "gemma3", "qwen3", "phi3-sliding", "olmo2", "gpt_neox", "qwen2-mixed")
+EXPERTS = ("mixtral-sliding", "qwen3_moe", "gpt_oss", "deepseek_v3")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -38,8 +41,8 @@ def planted(change: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
         (lambda n: n % 4 > 0, Widths(multiple=4)),
         (lambda n: n % 2 + (n < 4), Widths(4, 2)),
         (lambda n: (n > 5) + (n == 256), Widths(8, most=64)),
-        (lambda n: n == 64, None),
-        (lambda n: n, None),
+        (lambda n: n == 64, Widths(1, 8, 8)),
+        (lambda n: n, Widths(1, 8, 8)),
     ],
 )
 def test_what_changes_with_the_width_is_found(change: Callable[[int], int], wanted: Widths | None) -> None:
@@ -62,6 +65,20 @@ def test_a_place_in_the_pass_that_changes_a_row_is_found(dtype: torch.dtype) -> 
     assert widths(last_is_odd, 3, dtype) is None
 
 
+@pytest.mark.parametrize("entries", [3, 8, 48, 576, 50_000])
+def test_a_function_of_each_entry_fills_the_lanes_of_one_thread(entries: int) -> None:
+    found, seen = numbers(entries), list[int]()
+
+    def lanes(rows: Tensor) -> Tensor:
+        seen.append(rows.numel())
+        return rows
+
+    rows = torch.randn(130, entries)
+    assert torch.equal(found.apply(lanes, rows), rows)
+    assert all(count % 64 == 0 for count in seen)
+    assert all(count <= 32_768 for count in seen) or entries > 32_768
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("entries", "to"), [(64, 200), (576, 96), (1536, 64)])
 def test_linears_of_this_machine_are_evened_out(dtype: torch.dtype, entries: int, to: int) -> None:
@@ -76,7 +93,7 @@ def test_linears_of_this_machine_are_evened_out(dtype: torch.dtype, entries: int
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3", "phi3-sliding", "olmo2", "gpt_neox", "qwen2-mixed"])
+@pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
 def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dtype) -> None:
     model = fresh(name).to(dtype)
     model.set_attn_implementation(EXACT)
@@ -107,12 +124,44 @@ def test_where_bits_part_is_named() -> None:
     assert parting(Decoder(model)) is None
 
 
+def test_experts_say_what_they_said() -> None:
+    for name in ("mixtral-sliding", "gpt_oss"):
+        model, ids = fresh(name), torch.arange(3, 40)[None]
+        with torch.no_grad():
+            said = model(ids).logits
+            even(Decoder(model))
+            assert (model(ids).logits - said).abs().max() < 1e-5  # a few of them are computed in float32, whatever the model
+
+
+def test_a_router_that_chooses_otherwise_in_company_is_found() -> None:
+    model = fresh("qwen3_moe").float()
+    model.set_attn_implementation(EXACT)
+    first, _, third, _ = (layer.mlp.gate for layer in Decoder(model).layers)  # type: ignore[union-attr]
+
+    def flipping(stock: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def flips(rows: Tensor) -> tuple[Tensor, ...]:
+            logits, scores, chosen = stock(rows)
+            return logits, scores, (chosen + (len(rows) >= 24)) % 4
+
+        return flips
+
+    first.forward = flipping(first.forward)
+    assert even(Decoder(model))["Qwen3MoeTopKRouter 32 (4, 32)"] == Widths(32, 16, 8192)
+    assert parting(Decoder(model)) is None
+    third.forward = flipping(third.forward)  # behind what was evened out
+    assert parting(Decoder(model)) == "from layer 2 on (Qwen3MoeDecoderLayer)"
+
+
 def test_what_cannot_be_brought_to_it_is_refused_by_name() -> None:
-    for name in ("mixtral-sliding", "qwen3_moe"):
-        model = fresh(name).to(torch.bfloat16)
-        model.set_attn_implementation(EXACT)
-        with pytest.raises(UserError, match=r"^exactness is 'bits', but target 'x' .* in its \w+(Experts|Router): allowed"):
-            exact(Decoder(model), "x")
+    class Odd(nn.Linear):
+        def forward(self, rows: Tensor) -> Tensor:
+            return super().forward(rows) + torch.arange(rows.shape[-2])[:, None]
+
+    model = fresh("llama").to(torch.bfloat16)
+    model.set_attn_implementation(EXACT)
+    model.lm_head = Odd(32, 71).to(torch.bfloat16)
+    with pytest.raises(UserError, match=r"^exactness is 'bits', but target 'x' .* in its Odd 32 \(71, 32\) \(71,\): allowed"):
+        exact(Decoder(model), "x")
 
 
 def test_a_target_is_loaded_so(tmp_path: Path) -> None:
