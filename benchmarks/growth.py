@@ -19,10 +19,10 @@ import numpy as np
 import torch
 import typer
 
+from draftree.boundary.machine import machine
 from draftree.costs import Costs
 from draftree.policies.base import Policy
 from draftree.registry import build
-from draftree.timing import machine
 from draftree.tree import Candidates, Ints, Room, Tree
 
 POLICIES = {

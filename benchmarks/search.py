@@ -24,6 +24,7 @@ import torch
 import typer
 from tokenizers import Tokenizer
 
+from draftree.boundary.machine import machine
 from draftree.costs import Costs
 from draftree.drafters.aded import ADED, ADEDDrafter, ADEDState
 from draftree.drafters.lookup.ngram_build import GramSettings, build
@@ -32,7 +33,6 @@ from draftree.engine import load
 from draftree.models.target import Needs, Taps
 from draftree.policies.mcts import MCTS, Local, search
 from draftree.sampling.drawing import Drawing
-from draftree.timing import machine
 from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 
 COSTS = Costs({1: 1.0}, {1: 1.0})

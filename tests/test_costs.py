@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree import timing
+from draftree.boundary.machine import interleaved
 from draftree.cli import inputs, plots
 from draftree.costs import Costs, CostTable, bracket, counted, counted_plain
 from draftree.drafters.pld import PLD
@@ -208,7 +209,7 @@ def test_what_is_measured_is_kept_and_refreshed_on_demand(target: Target, home: 
     assert {"device", "threads", "torch", "dtype", "attention", "target", "drafter", "date", "parameters"} <= set(first.about)
     assert first.about["dtype"] == "float64"
     assert [s.split()[0] for s in said] == ["reading", "timing"]
-    assert CostTable.load(timing.store(timing.identity(target, drafter))) == first
+    assert CostTable.load(timing.store(target, drafter)) == first
     assert timing.measured(target, drafter, tell=tell) == first
     assert len(said) == 2, "it was read from disk"
     more = timing.measured(target, drafter, rows=3)
@@ -224,7 +225,7 @@ def test_what_is_measured_is_kept_and_refreshed_on_demand(target: Target, home: 
 
 def test_a_kept_file_that_cannot_be_read_is_measured_again(target: Target) -> None:
     drafter = PLD().open(target)
-    path = timing.store(timing.identity(target, drafter))
+    path = timing.store(target, drafter)
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"draft": {"1": 0.1}, "target": {"1": 1.0}, "commit": 0.0, "about": {}}))
     found = timing.measured(target, drafter)
@@ -260,7 +261,7 @@ def test_slow_works_are_timed_seldom_and_in_between(monkeypatch: pytest.MonkeyPa
 
         return run
 
-    found = timing.interleaved([work(n) for n in times], CPU, longest=3.15)
+    found = interleaved([work(n) for n in times], CPU, longest=3.15)
     # 1.05 s for each, after a warm-up of what is fast: 0.001 s 25 times at most, 0.1 s 10 times, 2 s 3 times at least
     assert [done.count(n) for n in times] == [1 + 25, 1 + 10, 3]
     assert found == pytest.approx([0.001, 0.1, 2.5])  # lower quartiles; of 2, 3, 4 it is 2.5

@@ -15,7 +15,8 @@ from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
 from draftree.models.exact_attention import EXACT
-from draftree.models.stable import even, exact, parting
+from draftree.models.exactness import decided
+from draftree.models.stable import Stable, parting
 from draftree.models.widths import Widths, numbers, widths
 from draftree.registry import build
 from folders import target_folder
@@ -96,9 +97,10 @@ def test_linears_of_this_machine_are_evened_out(dtype: torch.dtype, entries: int
 @pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
 def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dtype) -> None:
     model = fresh(name).to(dtype)
-    model.set_attn_implementation(EXACT)
     target = Target.of(model)
-    assert None not in even(target.decoder).values()
+    stable = Stable(target.decoder)
+    assert None not in stable.kinds.values()
+    stable.use()
     assert parting(target.decoder) is None
     prompts = [np.random.default_rng(i).integers(3, 70, 9 + i).tolist() for i in range(4)]
     oracle = Engine(target, build("drafter", "suffix").open(target), build("policy", "yield"))
@@ -110,8 +112,7 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
 
 def test_where_bits_part_is_named() -> None:
     model = fresh("llama").to(torch.bfloat16)
-    model.set_attn_implementation(EXACT)
-    even(Decoder(model))
+    Stable(Decoder(model)).use()
 
     def odd(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         return out * (1 + (out.shape[1] > 7) / 64)
@@ -129,13 +130,12 @@ def test_experts_say_what_they_said() -> None:
         model, ids = fresh(name), torch.arange(3, 40)[None]
         with torch.no_grad():
             said = model(ids).logits
-            even(Decoder(model))
+            Stable(Decoder(model)).use()
             assert (model(ids).logits - said).abs().max() < 1e-5  # a few of them are computed in float32, whatever the model
 
 
 def test_a_router_that_chooses_otherwise_in_company_is_found() -> None:
     model = fresh("qwen3_moe").float()
-    model.set_attn_implementation(EXACT)
     first, _, third, _ = (layer.mlp.gate for layer in Decoder(model).layers)  # type: ignore[union-attr]
 
     def flipping(stock: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
@@ -146,7 +146,9 @@ def test_a_router_that_chooses_otherwise_in_company_is_found() -> None:
         return flips
 
     first.forward = flipping(first.forward)
-    assert even(Decoder(model))["Qwen3MoeTopKRouter 32 (4, 32)"] == Widths(32, 16, 8192)
+    stable = Stable(Decoder(model))
+    assert stable.kinds["Qwen3MoeTopKRouter 32 (4, 32)"] == Widths(32, 16, 8192)
+    stable.use()
     assert parting(Decoder(model)) is None
     third.forward = flipping(third.forward)  # behind what was evened out
     assert parting(Decoder(model)) == "from layer 2 on (Qwen3MoeDecoderLayer)"
@@ -158,10 +160,9 @@ def test_what_cannot_be_brought_to_it_is_refused_by_name() -> None:
             return super().forward(rows) + torch.arange(rows.shape[-2])[:, None]
 
     model = fresh("llama").to(torch.bfloat16)
-    model.set_attn_implementation(EXACT)
     model.lm_head = Odd(32, 71).to(torch.bfloat16)
     with pytest.raises(UserError, match=r"^exactness is 'bits', but target 'x' .* in its Odd 32 \(71, 32\) \(71,\): allowed"):
-        exact(Decoder(model), "x")
+        decided(Decoder(model), "x", "bits")
 
 
 def test_a_target_is_loaded_so(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import Any, NoReturn, Self, overload
+from typing import Any, Literal, NoReturn, Self, overload
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from draftree.errors import DraftreeWarning, UserError, shown
 from draftree.hf.generate import Hook, check_types
 from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
-from draftree.models.sources import ALLOWED, known_as, shipped_folder
+from draftree.models.sources import ALLOWED, Loading, known_as, shipped_folder
 from draftree.models.target import Needs, Target, warn_of_training
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
@@ -454,7 +454,8 @@ def load(
         tokenizer: the target's; by default the one in the folder or under the hub id that the target was loaded from. Without
             one `write` and `generate` work, and what takes or gives text says what it lacks.
         how: the other options of loading a target, the attributes of `Loading`: revision, trust_remote_code, device_map,
-            attn_implementation, adapter, quantize.
+            attn_implementation, adapter, quantize, exactness. A loaded model takes the last one alone: `bits` where a token's
+            logits shall have the same bits in a tree as in a step; outside the engine it computes as before.
 
     Raises:
         UserError: something does not exist, is of the wrong type, or does not fit.
@@ -503,10 +504,11 @@ def target_of(
         with understood(f"cannot load target {shown(str(given))}"):
             target = Target.load(known_as(str(given)), dtype, device, **how)
     elif isinstance(given, Target | PreTrainedModel):
+        exactness = how.pop("exactness", None) if isinstance(given, PreTrainedModel) else None
         for name, value in {"dtype": dtype, "device": device, **how}.items():
             if value not in (None, False):
                 raise UserError(f"{name} is {shown(value)}, allowed is None beside a loaded model, which has its own")
-        target = Target.of(given) if isinstance(given, PreTrainedModel) else given
+        target = Target.of(given, exactness=exactness) if isinstance(given, PreTrainedModel) else given
     else:
         raise UserError(f"target is {shown(given)}, allowed is {ALLOWED}, a loaded transformers model, or a Target")
     return target if tokenizer is None else Target(target.decoder, target.name, tokenizer, target.loading)
@@ -532,6 +534,7 @@ def speculate(
     seed: int | None = None,
     streamer: BaseStreamer | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    exactness: Literal["bits", "ties"] = "ties",
 ) -> Hook:
     """Makes transformers' `generate` speculate: `model.generate(**inputs, custom_generate=draftree.speculate(…))`.
 
@@ -557,7 +560,8 @@ def speculate(
     - The model is in evaluation mode during the call. Logits that are not numbers are an error, whatever
       `remove_invalid_values` says.
     - In half precision a pass over a tree rounds otherwise than one over a token, so that ids may part where two scores are
-      as good as equal.
+      as good as equal. With `exactness="bits"` they are those of the attention `draftree` (`set_attn_implementation`), to the
+      last bit.
 
     The engine is kept with the model: a second call with the same arguments opens nothing again.
 
@@ -569,14 +573,17 @@ def speculate(
         seed: of the draws, for every call.
         streamer: told the prompt, each token and the end, as transformers does; for one row.
         tokenizer: for stop strings; the model's own by default.
+        exactness: `bits` where a token's logits shall have the same bits in a tree as in a step. Outside the call the model
+            computes as before.
 
     Raises:
         UserError: a part does not exist or is of the wrong type; when called: one does not fit the model, or an option cannot
             be honoured.
     """
     check_types(costs, tokenizer)  # a mistake is told here, and not by the first call
+    Loading(exactness=exactness)
     method, grown, rule = part_of("drafter", drafter, True), part_of("policy", policy), part_of("acceptor", acceptor, True)
-    return Hook(lambda model: opened(model, method, grown, rule, costs), seed, streamer, tokenizer)
+    return Hook(lambda model: opened(model, method, grown, rule, costs, exactness), seed, streamer, tokenizer)
 
 
 class Engines(dict[Any, Engine]):
@@ -595,11 +602,12 @@ def opened(
     policy: str | Policy,
     acceptor: str | Acceptor | None,
     costs: Costs | CostTable | None,
+    exactness: Literal["bits", "ties"] = "ties",
 ) -> Engine:
     """The engine of these parts around a model, made once; anew where the model has moved or changed its dtype."""
     kept: Engines = vars(model).setdefault(ENGINES, Engines())
     # A shallow copy of a model shares the dict, and costs need not be hashable; the engine keeps both alive.
-    key = (id(model), drafter, policy, acceptor, None if costs is None else id(costs), model.device, model.dtype)
+    key = (id(model), drafter, policy, acceptor, None if costs is None else id(costs), model.device, model.dtype, exactness)
     if key not in kept:
-        kept[key] = load(model, drafter, policy, acceptor, costs)
+        kept[key] = load(model, drafter, policy, acceptor, costs, exactness=exactness)
     return kept[key]

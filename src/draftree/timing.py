@@ -1,10 +1,7 @@
 """Draft steps and target passes timed on this machine, and kept on disk."""
 
-import hashlib
-import json
-import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 
-from draftree.boundary.files import cache_folder
+from draftree.boundary.machine import interleaved, kept, machine
 from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs, CostTable, bracket
 from draftree.drafters.base import Drafter
@@ -35,9 +31,8 @@ CONTEXTS = (128, 1024)
 """Committed tokens of a row at which both are timed, as far as the target's context allows."""
 CANDIDATES = 5
 """Candidates that a timed draft step proposes after each node."""
-ROUNDS, LONGEST, SLOW = (3, 25), 4.0, 0.25
-"""The rounds in which each work is timed, at least and at most; the seconds of all of them together, if the least allows it;
-and the seconds from which on the first time counts, as a warm-up matters little then."""
+LONGEST = 4.0
+"""Seconds in which draft steps and passes are timed, all of them together."""
 
 
 def monotone(seconds: Sequence[float]) -> list[float]:
@@ -49,57 +44,6 @@ def monotone(seconds: Sequence[float]) -> list[float]:
             (a, m), (b, n) = pools[-2:]
             pools[-2:] = [((a * m + b * n) / (m + n), m + n)]
     return [mean for mean, count in pools for _ in range(count)]
-
-
-def interleaved(works: Sequence[Callable[[], Any]], device: torch.device, longest: float) -> list[float]:
-    """Wall seconds of each work, run round-robin in random order, so that drift of the machine's speed affects all equally.
-
-    The lower quartile of the rounds: other programs on the machine only ever make a work slower.
-
-    Args:
-        works: what to time.
-        device: waited for before and after each.
-        longest: seconds of all rounds together, shared evenly; slow works get fewer of them, spread over the rounds.
-    """
-    accelerator: Any = torch.accelerator
-    wait = partial(accelerator.synchronize, device) if device.type != "cpu" else lambda: None
-
-    def timed(work: Callable[[], Any]) -> float:
-        wait()
-        start = time.perf_counter()
-        work()
-        wait()
-        return time.perf_counter() - start
-
-    first = [timed(work) for work in works]
-    seconds = [[once if once >= SLOW else timed(work)] for once, work in zip(first, works, strict=True)]
-    wanted = [int(np.clip(longest / len(works) / max(once[0], 1e-9), *ROUNDS)) - 1 for once in seconds]
-    rounds, order = max(wanted), np.random.default_rng(0)
-    for r in range(rounds):
-        for i in order.permutation(len(works)):
-            if (r + 1) * wanted[i] // rounds > r * wanted[i] // rounds:
-                seconds[i].append(timed(works[i]))
-    return [float(np.quantile(each, 0.25)) for each in seconds]
-
-
-def machine(device: torch.device) -> dict[str, str]:
-    """The figures of the machine that a pass's speed depends on."""
-    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    return {"device": chip, "threads": str(torch.get_num_threads()), "torch": str(torch.__version__)}
-
-
-def _processor() -> str:
-    try:
-        names = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
-        return names[0].split(":", 1)[1].strip()
-    except (OSError, IndexError):
-        return platform.processor() or platform.machine()
-
-
-def store(about: Mapping[str, str]) -> Path:
-    """The file of one pairing's costs on one machine, in the cache folder."""
-    key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
-    return cache_folder() / "costs" / f"{key}.json"
 
 
 def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
@@ -115,6 +59,11 @@ def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
     }  # fmt: skip
 
 
+def store(target: Target, drafter: Drafter[Any]) -> Path:
+    """The file of a pairing's costs on this machine."""
+    return kept("costs", identity(target, drafter))
+
+
 def measured(target: Target, drafter: Drafter[Any], rows: int = 1, refresh: bool = False, tell: Tell = silent) -> CostTable:
     """The costs of a pairing on this machine: read from disk, or timed once and kept.
 
@@ -125,14 +74,13 @@ def measured(target: Target, drafter: Drafter[Any], rows: int = 1, refresh: bool
         refresh: measure again what is on disk for so many rows.
         tell: told what is being measured.
     """
-    about = identity(target, drafter)
-    path, rows = store(about), bracket(rows)
+    path, rows = store(target, drafter), bracket(rows)
     stored = _stored(path)
     if stored is not None and stored.has(rows) and not refresh:
         return stored
     new = measure(target, drafter, rows, tell)
     others = [] if stored is None else [entry for entry in stored.entries if entry.rows != rows]
-    table = CostTable((*others, *new), about | {"date": time.strftime("%Y-%m-%d %H:%M")})
+    table = CostTable((*others, *new), identity(target, drafter) | {"date": time.strftime("%Y-%m-%d %H:%M")})
     with suppress(OSError):  # a home that cannot be written to: measured again the next time
         table.save(path)
     return table

@@ -30,7 +30,7 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     from draftree.boundary import files
     from draftree.cli import inputs, plots, terminal
     from draftree.costs import bracket
-    from draftree.timing import identity, measured, store
+    from draftree.timing import measured, store
 
     if asked.plot is not None:
         plots.check(asked.plot)
@@ -45,7 +45,7 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
         table.save(asked.out)
     if asked.plot is not None:
         plots.draw_costs(table, title, asked.plot)
-    place = store(identity(model, opened))
+    place = store(model, opened)
     if asked.as_json:
         emit(asdict(table) | {"ratio": table.ratio, "kept": str(place)})
     else:

@@ -226,9 +226,9 @@ def show_footprint(console: Console) -> None:
 
 
 def verdict(result: Comparison, keeps_text: bool) -> str:
-    """The comparison with plain decoding in words: the same output, or what another one means."""
+    """The comparison with plain decoding in words: the same output or bits, or what another one means."""
     if result.same_output:
-        return "the same output"
+        return {None: "the same output", True: "the same bits", False: "the same output, but OTHER BITS"}[result.same_bits]
     if keeps_text:
         return "ANOTHER output"
     kept = "neither plain decoding's text nor its distribution" if result.stats.lossy else "its distribution, not its text"

@@ -100,7 +100,8 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
         inputs.quiet()
         again = f"the same command goes on from what is kept in '{asked.out}'" if sort.resumes else NOTHING_KEPT
         with interruptible(again), terminal.progress(f"train {asked.name}", None) as tell:
-            end = chosen.fit(asked.target, asked.data, asked.out, tell, **asked.loading)
+            plain = {"exactness": asked.loading.get("exactness") or "ties"}  # what is learnt from may have other last bits
+            end = chosen.fit(asked.target, asked.data, asked.out, tell, **{**asked.loading, **plain})
     if speaks() and asked.as_json:
         emit({**end.figures, "out": str(asked.out)})
     elif speaks():

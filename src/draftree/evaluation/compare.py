@@ -10,7 +10,7 @@ from draftree.boundary.progress import Tell, silent
 from draftree.engine import UNIT, Engine, common
 from draftree.evaluation.cells import PromptResult
 from draftree.models.target import Needs, Target
-from draftree.request import Request
+from draftree.request import Emitted, Request
 from draftree.rows import Generation
 from draftree.sampling.distributions import processed
 from draftree.stats import Stats
@@ -39,13 +39,23 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One text, and where it was asked for, the baseline's seconds for it and whether it wrote the same."""
+    """One text, and where it was asked for, the baseline's seconds for it and whether it wrote the same.
+
+    Attributes:
+        tokens: of the text.
+        stats: of its runs.
+        plain: of the baseline's.
+        same_output: whether all runs wrote the same tokens.
+        difference: where they first differ.
+        same_bits: whether every token had the same log-probability, to the last bit, in both; None where that is not promised.
+    """
 
     tokens: list[int]
     stats: Stats
     plain: Stats | None = None
     same_output: bool = True
     difference: Difference | None = None
+    same_bits: bool | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -62,6 +72,8 @@ class Comparison:
         baseline: dict[str, Any] = {"seconds": seconds, "tokens_per_second": speed, "same_output": self.same_output}
         if self.difference is not None:
             baseline["difference"] = asdict(self.difference)
+        if self.same_bits is not None:
+            baseline["same_bits"] = self.same_bits
         return {"stats": self.stats.as_json(), "baseline": baseline, "speedup": self.speedup}
 
 
@@ -90,7 +102,18 @@ def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
     written, base = (PromptResult(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
     other = next((g.tokens[0] for g in (*runs, *plain) if g.tokens != plain[0].tokens), None)
     parted = None if other is None or not request.sampling.greedy else difference(engine.target, request, other, base.tokens)
-    return Comparison(written.tokens, written.stats, base.stats, other is None, parted)
+    promised = engine.target.loading.exactness == "bits" and engine.keeps_text(request.sampling)
+    return Comparison(
+        written.tokens, written.stats, base.stats, other is None, parted, bits(engine, request) if promised else None
+    )
+
+
+def bits(engine: Engine, request: Request) -> bool:
+    """True where each token has the same log-probability, to the last bit, as in plain decoding; writes the text twice more."""
+    ours, plain, told = list[Emitted](), list[Emitted](), replace(request, logprobs=0)
+    replace(engine, carried=None).write([told], on_tokens=ours.extend, reuse=False)
+    engine.plain([told], on_tokens=plain.extend)
+    return [each for part in ours for each in part.logprobs] == [each for part in plain for each in part.logprobs]
 
 
 def difference(target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]) -> Difference:

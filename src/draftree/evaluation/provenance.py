@@ -13,8 +13,8 @@ import torch
 import transformers
 
 import draftree
+from draftree.boundary.machine import machine
 from draftree.models.target import Target
-from draftree.timing import machine
 
 
 def provenance(target: Target, seed: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Shapes: R rows, n tokens a row in one pass (padded), S slots, D hidden size, V v
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,16 @@ class Decoder:
 
     Args:
         model: a causal language model of transformers 5.
+        within: makes the context of each pass; by default there is none.
 
     Raises:
         UserError: the architecture cannot be fed a tree; the text names it and the reason.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, within: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         refuse_unsupported(model.config, type(model))
         refuse_attention(model)
-        self.model = model
+        self.model, self._within = model, within
         model.train(False)
         self.config: PreTrainedConfig = model.config.get_text_config(decoder=True)
         self.layer_types: tuple[str, ...] = tuple(getattr(self.config, "layer_types", None) or ())
@@ -170,7 +171,7 @@ class Decoder:
         Returns:
             Logits [R, n or len(keep), V].
         """
-        with self._rows_apart(feed):
+        with self._within(), self._rows_apart(feed):
             output = self.model(
                 input_ids=feed.tokens,
                 position_ids=torch.from_numpy(feed.positions).to(self.device),

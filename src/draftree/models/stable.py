@@ -7,18 +7,20 @@ bit, in a prompt, in a step of its own and in a tree; `parting` looks whether it
 Shapes: R rows of a batch, n tokens or rows of a pass, D and E entries of a row before and after.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from draftree.errors import UserError
 from draftree.models.decoder import Decoder
 from draftree.models.experts import are_experts, expert, routed
 from draftree.models.feed import Feed
+from draftree.models.sources import EXACT
 from draftree.models.widths import Made, Rows, Widths, numbers, widths
 
 CUTS = (1, 1, 2, 3, 1, 5, 8, 13, 1, 16, 33)
@@ -27,48 +29,65 @@ TURNED = 32
 """Positions whose rotation is computed at a time."""
 
 
-def exact(decoder: Decoder, name: str) -> Decoder:
-    """A model with the attention `draftree`, brought to give a token the same bits in any company.
+@final
+class Stable:
+    """A model's attention and layers as they are, and as they keep a token's bits in any company: one or the other is in use.
+
+    Layers without parts of their own are evened out, experts and rotations.
 
     Args:
-        decoder: is changed in place.
-        name: for the error.
+        decoder: the model; it is left as it is.
+        known: by kind of layer, what was found before.
 
-    Raises:
-        UserError: it cannot be brought to it.
+    Attributes:
+        kinds: by kind of layer, the widths at which it is computed; None where none are stable, or with weights of a kind that
+            is not known: such layers stay as they are.
     """
-    unstable = [kind for kind, kept in even(decoder).items() if kept is None]
-    where = f"in its {unstable[0]}" if unstable else parting(decoder)
-    if where is not None:
-        raise UserError(
-            f"exactness is 'bits', but target '{name}' gives a token other bits in company, {where}: allowed is 'ties'"
-        )
-    return decoder
+
+    def __init__(self, decoder: Decoder, known: Mapping[str, Widths | None] = {}) -> None:
+        layers, self.kinds = _layers(decoder), dict[str, Widths | None]()
+        self._model, self._own = decoder.model, str(decoder.config._attn_implementation)
+        self._changed: list[tuple[nn.Module, Callable[..., Any] | None, Callable[..., Any]]] = []
+        for module in decoder.model.modules():
+            if any(p.dim() > 1 for p in module.parameters(recurse=False)) and not isinstance(module, nn.Embedding):
+                self.kinds |= {} if module in layers else {type(module).__name__: None}
+        for module, (entries, to) in layers.items():
+            many, name = are_experts(module), kind(module, entries)
+            if name not in self.kinds:
+                tried, at_best = expert(module, 0) if many else module.forward, numbers(to) if to else Widths()
+                find = partial(widths, tried, entries, decoder.dtype, decoder.device, at_best)
+                self.kinds[name] = known[name] if name in known else find()
+            if (kept := self.kinds[name]) is not None and (many or kept != Widths()):
+                self._change(module, routed(module, kept.apply) if many else _evened(module.forward, kept))
+        for module in decoder.stack.modules():
+            if "rope_type" in vars(module):
+                self._change(module, _turned(module.forward))
+
+    def _change(self, module: nn.Module, to: Callable[..., Any]) -> None:
+        self._changed.append((module, vars(module).get("forward"), to))
+
+    def use(self, on: bool = True) -> None:
+        """Puts the stable ways in use, or the model's own."""
+        self._model.set_attn_implementation(EXACT if on else self._own)
+        for module, own, ours in self._changed:
+            if (forward := ours if on else own) is not None:
+                module.forward = forward
+            else:
+                vars(module).pop("forward", None)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """A context in which the stable ways are in use."""
+        self.use()
+        try:
+            yield
+        finally:
+            self.use(False)
 
 
-def even(decoder: Decoder) -> dict[str, Widths | None]:
-    """Evens out the layers of a model, in place: those without parts of their own, experts, and rotations.
-
-    Returns:
-        By kind, what was done; None where no width is stable, or with weights of a kind that is not known: they are left as
-        they are.
-    """
-    layers, found = _layers(decoder), dict[str, Widths | None]()
-    for module in decoder.model.modules():
-        if any(p.dim() > 1 for p in module.parameters(recurse=False)) and not isinstance(module, nn.Embedding):
-            found |= {} if module in layers else {type(module).__name__: None}
-    for module, (entries, to) in layers.items():
-        many, stock = are_experts(module), module.forward
-        name = " ".join((type(module).__name__, str(entries), *(str(tuple(p.shape)) for p in module.parameters())))
-        if name not in found:
-            at_best = numbers(to) if to else Widths()
-            found[name] = widths(expert(module, 0) if many else stock, entries, decoder.dtype, decoder.device, at_best)
-        if (kept := found[name]) is not None and (many or kept != Widths()):
-            module.forward = routed(module, kept.apply) if many else _evened(stock, kept)
-    for module in decoder.stack.modules():
-        if "rope_type" in vars(module):
-            module.forward = _turned(module.forward)
-    return found
+def kind(module: nn.Module, entries: int) -> str:
+    """The kind of a layer: its class, D, and the shapes of its weights."""
+    return " ".join((type(module).__name__, str(entries), *(str(tuple(p.shape)) for p in module.parameters())))
 
 
 @torch.inference_mode()

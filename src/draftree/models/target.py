@@ -26,10 +26,10 @@ from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line,
 from draftree.models.architectures import refuse_unsupported
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, pretrained
+from draftree.models.exactness import Word, decided
 from draftree.models.feed import Feed
 from draftree.models.loaded import merged, placed, rounding
 from draftree.models.sources import ALLOWED, DTYPES, Loading, Source, hint, known_as, location
-from draftree.models.stable import exact
 from draftree.tree import Bools, Ints, Tree, Verdict
 
 LAST = -1
@@ -125,7 +125,12 @@ class Target:
             self.tokenizer = tokenizer
 
     @classmethod
-    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Self:
+    def of(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        exactness: Word = None,
+    ) -> Self:
         """A model that was loaded before, as it is and where it is.
 
         It is put into evaluation mode, with a warning where it was not: with dropout, no two passes would agree.
@@ -133,14 +138,18 @@ class Target:
         Args:
             model: a causal language model.
             tokenizer: its own; by default the one of the folder or hub id that the model was loaded from.
+            exactness: with `bits`, passes of this target keep a token's bits in any company; outside them the model computes
+                as it did before.
 
         Raises:
-            UserError: the architecture is refused, or the model has no weights.
+            UserError: the architecture is refused, the model has no weights, or bits are asked for and cannot be kept.
         """
         if any(p.is_meta for p in model.parameters()):
             raise UserError(f"the {type(model).__name__} has no weights (device 'meta'), allowed is a model that is loaded")
         warn_of_training(model)
-        return cls(Decoder(model), name_of(model), tokenizer)
+        name, decoder, loading = name_of(model), Decoder(model), Loading(exactness=exactness)
+        stable, _ = decided(decoder, name, exactness, free=False)
+        return cls(decoder if stable is None else Decoder(model, stable.inside), name, tokenizer, loading)
 
     @classmethod
     def load(
@@ -173,9 +182,12 @@ class Target:
             if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
                 raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
             model = merged(placed(model, place, "device_map" in how), loading).requires_grad_(False)
-            target = cls(exact(Decoder(model), name) if loading.exactness == "bits" else Decoder(model), name, loading=loading)
+            target = cls(Decoder(model), name, loading=loading)
             _ = target.decoder.shapes  # from a pass over one token: much in a config shows there alone
-        return target
+        stable, exactness = decided(target.decoder, name, loading.exactness, free=loading.attn_implementation is None)
+        if stable is not None:
+            stable.use()  # for good: the model's own `generate` writes these bits, too
+        return cls(target.decoder, name, loading=replace(loading, exactness=exactness))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

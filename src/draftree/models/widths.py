@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -98,10 +99,9 @@ def widths(
     seen = [[(at, n, operation(rows[at : at + n])) for n in NARROW for at in {0, min(5, last - n), last - n}] for rows in drawn]
     free = sorted(itertools.product(STEPS, STEPS), key=lambda pair: (max(pair), pair))
     tried = [Widths(least, math.lcm(multiple, at_best.multiple), at_best.most) for multiple, least in free]
+    alone = cache(lambda step: [_joined([operation(rows[at : at + step]) for at in range(0, last, step)]) for rows in drawn])
     for found in (*tried, *(Widths(1, block, block) for block in BLOCKS if block % at_best.multiple == 0)):
-        step = found.padded(1)
-        alone = [_joined([operation(rows[at : at + step]) for at in range(0, last, step)]) for rows in drawn]
-        pairs = list(zip(alone, seen, drawn, strict=True))
+        pairs = list(zip(alone(found.padded(1)), seen, drawn, strict=True))
         if all(_same(y, _part(one, at, n)) for one, passes, _ in pairs for at, n, y in passes if found.kept(n)):
             wide = all(_same(_part(operation(rows[:n]), 0, last), one) for one, _, rows in pairs for n in WIDE)
             return found if wide or found.most else replace(found, most=last)

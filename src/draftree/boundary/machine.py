@@ -1,0 +1,70 @@
+"""The machine at hand: its figures, the seconds that works take on it, and where what was found out about it is kept."""
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.boundary.files import cache_folder
+
+ROUNDS, SLOW = (3, 25), 0.25
+"""The rounds in which each work is timed, at least and at most, and the seconds from which on the first time counts, as a
+warm-up matters little then."""
+
+
+def interleaved(works: Sequence[Callable[[], Any]], device: torch.device, longest: float) -> list[float]:
+    """Wall seconds of each work, run round-robin in random order, so that drift of the machine's speed affects all equally.
+
+    The lower quartile of the rounds: other programs on the machine only ever make a work slower.
+
+    Args:
+        works: what to time.
+        device: waited for before and after each.
+        longest: seconds of all rounds together, shared evenly; slow works get fewer of them, spread over the rounds.
+    """
+    accelerator: Any = torch.accelerator
+    wait = partial(accelerator.synchronize, device) if device.type != "cpu" else lambda: None
+
+    def timed(work: Callable[[], Any]) -> float:
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        return time.perf_counter() - start
+
+    first = [timed(work) for work in works]
+    seconds = [[once if once >= SLOW else timed(work)] for once, work in zip(first, works, strict=True)]
+    wanted = [int(np.clip(longest / len(works) / max(once[0], 1e-9), *ROUNDS)) - 1 for once in seconds]
+    rounds, order = max(wanted), np.random.default_rng(0)
+    for r in range(rounds):
+        for i in order.permutation(len(works)):
+            if (r + 1) * wanted[i] // rounds > r * wanted[i] // rounds:
+                seconds[i].append(timed(works[i]))
+    return [float(np.quantile(each, 0.25)) for each in seconds]
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """The figures of the machine that a pass's speed depends on."""
+    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {"device": chip, "threads": str(torch.get_num_threads()), "torch": str(torch.__version__)}
+
+
+def _processor() -> str:
+    try:
+        names = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+        return names[0].split(":", 1)[1].strip()
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()
+
+
+def kept(kind: str, about: Mapping[str, str]) -> Path:
+    """The file, in the cache folder, of a kind of findings about some things on a machine."""
+    key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / kind / f"{key}.json"

@@ -1,0 +1,163 @@
+"""Whether a token's logits shall have the same bits in any company: asked for, or decided by what it costs on this machine.
+
+What is found out about a kind of model is kept in the cache folder, by machine, dtype and shapes.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+
+from draftree.boundary.files import read_object, write_text
+from draftree.boundary.machine import interleaved, kept, machine
+from draftree.errors import UserError
+from draftree.models.decoder import Decoder
+from draftree.models.feed import Feed
+from draftree.models.stable import Stable, parting
+from draftree.models.widths import Widths
+
+HALF = (torch.bfloat16, torch.float16)
+"""Precisions in which two tokens are often as good as equally likely."""
+CONTEXT, CHEAP, LONGEST = 256, 0.02, 2.0
+"""Tokens behind which the price of a step is measured, the price up to which bits are kept unasked, and the seconds it is
+measured for."""
+LAYOUT = "1"
+"""Of the files; another one where what is found out changes."""
+LOG = logging.getLogger("draftree")
+Word = Literal["bits", "ties"] | None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was found out about a kind of model on a machine.
+
+    Attributes:
+        kinds: by kind of layer, the widths at which its rows keep their bits; None where there are none.
+        parting: where the bits of a text depend on how it is cut after all; None where they do not.
+        price: how much longer a step over one token takes, as a share of the model's own; None where that was not measured.
+    """
+
+    kinds: Mapping[str, Widths | None]
+    parting: str | None
+    price: float | None = None
+
+    @property
+    def lacks(self) -> str | None:
+        """The place at which bits are not kept; None where they are."""
+        unstable = [name for name, widths in self.kinds.items() if widths is None]
+        return f"in its {unstable[0]}" if unstable else self.parting
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Self:
+        """From what `json.dumps(asdict(…))` wrote."""
+        kinds = {name: None if widths is None else Widths(**widths) for name, widths in stored["kinds"].items()}
+        return cls(kinds, stored["parting"], stored["price"])
+
+
+def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Findings]:
+    """Finds out about a model, or reads what was found before on this machine.
+
+    Args:
+        decoder: the model.
+        priced: whether the price is wanted.
+
+    Returns:
+        Its stable ways, not in use, and the findings.
+    """
+    about = identity(decoder)
+    path = kept("exactness", about)
+    before = _stored(path)
+    stable = Stable(decoder, {} if before is None else before.kinds)
+    found = before
+    if found is None:
+        with stable.inside():
+            found = Findings(stable.kinds, None if None in stable.kinds.values() else parting(decoder))
+    if priced and found.price is None and found.lacks is None:
+        found = replace(found, price=price(decoder, stable))
+    if found is not before:
+        with suppress(OSError):  # a home that cannot be written to: found out again the next time
+            write_text(path, json.dumps({**asdict(found), "about": about, "date": time.strftime("%Y-%m-%d %H:%M")}, indent=1))
+    return stable, found
+
+
+def identity(decoder: Decoder) -> dict[str, str]:
+    """The machine and the model's shapes, which the findings depend on."""
+    shapes = "".join(f"{name}{tuple(p.shape)}" for name, p in decoder.model.named_parameters())
+    return {
+        **machine(decoder.device), "dtype": str(decoder.dtype), "attention": str(decoder.config._attn_implementation),
+        "model": str(decoder.config.model_type), "shapes": hashlib.sha256(shapes.encode()).hexdigest(), "layout": LAYOUT,
+    }  # fmt: skip
+
+
+def _stored(path: Path) -> Findings | None:
+    try:
+        return Findings.of(read_object(path, "findings")) if path.is_file() else None
+    except (UserError, KeyError, TypeError, AttributeError):  # an earlier version may have written it otherwise
+        return None
+
+
+def price(decoder: Decoder, stable: Stable, width: int = 1, context: int = CONTEXT, longest: float = LONGEST) -> float:
+    """How much longer a pass takes where bits are kept, as a share of the model's own.
+
+    Args:
+        decoder: the model.
+        stable: its stable ways.
+        width: tokens of the pass, one behind the other.
+        context: tokens before them, as far as the model's context allows.
+        longest: seconds to measure for.
+    """
+    count = min(context, decoder.context - width)
+    cache = decoder.new_cache(1, count + width)
+    ids = np.arange(count + width) % decoder.vocab
+    with torch.inference_mode():
+        decoder.forward(cache, Feed.chains([ids[:count]], cache.lengths.copy(), decoder.device))
+        cache.keep(0, np.arange(count))
+        feed = Feed.chains([ids[count:]], cache.lengths.copy(), decoder.device)
+
+        def step(exactly: bool) -> None:
+            stable.use(exactly)
+            decoder.forward(cache, feed)
+
+        own, ours = interleaved([partial(step, False), partial(step, True)], decoder.device, longest)
+    stable.use(False)
+    return ours / own - 1
+
+
+def decided(decoder: Decoder, name: str, asked: Word, free: bool = True) -> tuple[Stable | None, Word]:
+    """What is promised of a model: `bits` where that was asked for, or where it costs next to nothing in half precision.
+
+    Args:
+        decoder: the model.
+        name: for what is told.
+        asked: by the user.
+        free: whether its attention may be another one unasked.
+
+    Returns:
+        The stable ways, not in use yet, where bits are promised; and the word for it, none where nobody asked.
+
+    Raises:
+        UserError: bits were asked for and cannot be kept.
+    """
+    if asked == "ties" or (asked is None and not (free and decoder.dtype in HALF)):
+        return None, asked
+    stable, found = looked_into(decoder, priced=asked is None)
+    if asked == "bits":
+        if found.lacks is not None:
+            told = f"but target '{name}' gives a token other bits in company, {found.lacks}"
+            raise UserError(f"exactness is 'bits', {told}: allowed is 'ties'")
+        return stable, asked
+    if found.price is None:
+        LOG.info("exactness is 'ties': a token has other bits in company, %s", found.lacks)
+        return None, "ties"
+    percent, cheap = 100 * max(found.price, 0), found.price <= CHEAP
+    LOG.info("exactness is '%s': with bits a step takes %.1f %% longer on this machine", "bits" if cheap else "ties", percent)
+    return (stable, "bits") if cheap else (None, "ties")

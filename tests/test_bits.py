@@ -1,0 +1,139 @@
+"""Bits are promised where they are asked for or cost next to nothing, looked into once, and kept out of a user's own passes."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import draftree
+from architectures import fresh
+from draftree import Request, Target, UserError
+from draftree.boundary.files import cache_folder
+from draftree.engine import Engine
+from draftree.evaluation.compare import bits
+from draftree.models import exactness
+from draftree.models.decoder import Decoder
+from draftree.models.exact_attention import EXACT
+from draftree.models.exactness import decided, looked_into, price
+from draftree.models.stable import Stable
+from draftree.registry import build
+from folders import target_folder
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is found out stays inside the test."""
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    target_folder(tmp_path)
+    return str(tmp_path)
+
+
+def costing(share: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Plants a price; what is returned grows when it is asked for."""
+    asked = list[float]()
+    monkeypatch.setattr(exactness, "price", lambda *_: asked.append(share) or share)
+    return asked
+
+
+@pytest.mark.parametrize(("share", "dtype", "wanted"), [
+    (0.01, "bfloat16", "bits"), (0.03, "bfloat16", "ties"), (0.01, "float16", "bits"), (0.01, "float32", None),
+])  # fmt: skip
+def test_by_default_the_price_decides_in_half_precision(
+    share: float, dtype: str, wanted: str | None, folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = costing(share, monkeypatch)
+    with caplog.at_level(logging.INFO, "draftree"):
+        target = Target.load(folder, dtype=dtype)
+    assert target.loading.exactness == wanted
+    assert (target.decoder.config._attn_implementation == EXACT) == (wanted == "bits")
+    assert all(f"exactness is '{wanted}'" in m and f"{100 * share:.1f} %" in m for m in caplog.messages)
+    assert len(caplog.messages) == len(asked)
+    assert len(asked) == (dtype != "float32")
+    assert Target.load(folder, dtype=dtype).loading.exactness == wanted
+    assert len(asked) == (dtype != "float32")  # it is not measured again
+    assert Target.load(folder, dtype=dtype, exactness="ties").loading.exactness == "ties"
+    assert Target.load(folder, dtype=dtype, attn_implementation="eager").loading.exactness is None
+
+
+def test_what_was_found_out_is_kept_and_a_broken_file_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Decoder(fresh("llama").to(torch.bfloat16))
+    _, first = looked_into(decoder)
+    (file,) = (cache_folder() / "exactness").iterdir()
+    assert json.loads(file.read_text())["price"] is None
+    with monkeypatch.context() as within:
+        within.setattr("draftree.models.stable.widths", lambda *_: pytest.fail("it is known"))
+        stable, again = looked_into(decoder)
+    assert (again, stable.kinds) == (first, first.kinds)
+    for broken in ("{", "{}", '{"kinds": {"a": {"most": "x"}}, "parting": null}', "[]"):
+        file.write_text(broken)
+        assert looked_into(decoder)[1] == first
+    costing(0.5, monkeypatch)
+    assert looked_into(decoder, priced=True)[1].price == looked_into(decoder, priced=True)[1].price == 0.5
+
+
+def test_a_price_is_measured_and_leaves_the_model_as_it_was() -> None:
+    decoder = Decoder(fresh("llama").to(torch.bfloat16))
+    before = {name: vars(module).get("forward") for name, module in decoder.model.named_modules()}
+    stable = Stable(decoder)
+    assert -0.9 < price(decoder, stable, context=16, longest=0.05) < 9
+    assert {name: vars(module).get("forward") for name, module in decoder.model.named_modules()} == before
+    assert decoder.config._attn_implementation != EXACT
+
+
+def test_a_model_that_was_loaded_before_computes_as_before_outside() -> None:
+    model: Any = fresh("llama").to(torch.bfloat16)
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        said = model(ids).logits
+    engine = draftree.load(model, "suffix", "yield", costs=draftree.Costs({1: 1.0}, {1: 1.0}), exactness="bits")
+    assert engine.target.loading.exactness == "bits"
+    request = Request(list(range(3, 30)), 24, frozenset())
+    written = [engine.write([request]).tokens[0] for _ in range(2)]
+    assert written == [engine.plain([request]).tokens[0]] * 2
+    assert bits(engine, request)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, said)
+    assert model.config._attn_implementation != EXACT
+    hook = draftree.speculate("suffix", "trie", exactness="bits")
+    mine = model.generate(ids[:, :27], max_new_tokens=24, do_sample=False, eos_token_id=None, custom_generate=hook)
+    assert mine[0, 27:].tolist() == written[0]
+    with pytest.raises(UserError, match="exactness is 'bit', allowed is none or bits or ties"):
+        draftree.speculate("suffix", exactness="bit")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="exactness is 'bit', allowed is none or bits or ties"):
+        draftree.load(model, "suffix", exactness="bit")
+
+
+def test_other_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target.of(fresh("llama").to(torch.bfloat16), exactness="bits")
+    engine = Engine(target, build("drafter", "suffix").open(target), build("policy", "trie"))
+    request = Request(list(np.arange(3, 30)), 12, frozenset())
+    assert bits(engine, request)
+    stock = Decoder.forward
+
+    def off(decoder: Decoder, cache: Any, feed: Any, keep: Any = 0) -> Any:
+        return stock(decoder, cache, feed, keep) * (1 + (feed.tokens.shape[1] > 1) / 128)
+
+    engine.write([request])  # what it remembers is drafted now
+    monkeypatch.setattr(Decoder, "forward", off)
+    assert not bits(engine, request)
+
+
+def test_what_cannot_keep_them_stays_as_it_is_unless_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(exactness, "parting", lambda _: "from layer 1 on (X)")
+    decoder = Decoder(fresh("llama").to(torch.bfloat16))
+    with caplog.at_level(logging.INFO, "draftree"):
+        assert decided(decoder, "x", None) == (None, "ties")
+    assert caplog.messages == ["exactness is 'ties': a token has other bits in company, from layer 1 on (X)"]
+    with pytest.raises(UserError, match="target 'x' gives a token other bits in company, from layer 1 on"):
+        decided(decoder, "x", "bits")
