@@ -13,6 +13,7 @@ import draftree
 from architectures import fresh
 from draftree import Request, Target, UserError
 from draftree.boundary.files import cache_folder
+from draftree.doctor.exact import described
 from draftree.engine import Engine
 from draftree.evaluation.compare import bits
 from draftree.models import exactness
@@ -20,6 +21,7 @@ from draftree.models.decoder import Decoder
 from draftree.models.exact_attention import EXACT
 from draftree.models.exactness import decided, looked_into, price
 from draftree.models.stable import Stable
+from draftree.models.widths import Widths
 from draftree.registry import build
 from folders import target_folder
 
@@ -72,7 +74,7 @@ def test_what_was_found_out_is_kept_and_a_broken_file_is_not_believed(monkeypatc
     with monkeypatch.context() as within:
         within.setattr("draftree.models.stable.widths", lambda *_: pytest.fail("it is known"))
         stable, again = looked_into(decoder)
-    assert (again, stable.kinds) == (first, first.kinds)
+    assert (again, stable.widths) == (first, first.kinds)
     for broken in ("{", "{}", '{"kinds": {"a": {"most": "x"}}, "parting": null}', "[]"):
         file.write_text(broken)
         assert looked_into(decoder)[1] == first
@@ -137,3 +139,36 @@ def test_what_cannot_keep_them_stays_as_it_is_unless_asked(
     assert caplog.messages == ["exactness is 'ties': a token has other bits in company, from layer 1 on (X)"]
     with pytest.raises(UserError, match="target 'x' gives a token other bits in company, from layer 1 on"):
         decided(decoder, "x", "bits")
+
+
+def test_the_doctor_says_what_keeps_bits(draftree: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.doctor.exact.LONGEST", 0.001)
+    monkeypatch.setattr("draftree.doctor.exact.price", lambda *_: 0.25)
+    costing(0.01, monkeypatch)
+    command = ("doctor", "--exact", "--target", folder, "--dtype", "bfloat16")
+    _, out, _ = draftree(*command, "--json")
+    found = json.loads(out)
+    decoder = Decoder(fresh("llama"))
+    assert (
+        sum(layer["count"] for layer in found["layers"])
+        == len([m for m in decoder.model.modules() if not list(m.children())]) - 2
+    )
+    assert all(layer["more"] == 0 for layer in found["layers"] if layer["done"] == "nothing")
+    assert (found["default"], found["parting"]) == ("bits", None)
+    assert [p["share"] for p in found["prices"]] == [0.25] * len(found["prices"])
+    _, out, _ = draftree(*command)
+    assert "where nothing is asked for: --exactness bits" in out
+    assert "Linear 32" in out
+    code, _, err = draftree(*command, "--policy", "pct")
+    assert (code, "--policy was given, allowed is it only without --exact" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("widths", "words"), [
+    (None, ("at none that was tried", "nothing helps")),
+    (Widths(), ("at all", "nothing")),
+    (Widths(8), ("from 8 on", "padded to 8")),
+    (Widths(1, 16, 16), ("in blocks of 16", "cut into blocks of 16")),
+    (Widths(1, 2, 92), ("from 2 on, multiples of 2, up to 92", "padded to 2, cut at 92")),
+])  # fmt: skip
+def test_widths_in_words(widths: Widths | None, words: tuple[str, str]) -> None:
+    assert described(widths) == words

@@ -99,7 +99,7 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
     model = fresh(name).to(dtype)
     target = Target.of(model)
     stable = Stable(target.decoder)
-    assert None not in stable.kinds.values()
+    assert None not in stable.widths.values()
     stable.use()
     assert parting(target.decoder) is None
     prompts = [np.random.default_rng(i).integers(3, 70, 9 + i).tolist() for i in range(4)]
@@ -147,7 +147,7 @@ def test_a_router_that_chooses_otherwise_in_company_is_found() -> None:
 
     first.forward = flipping(first.forward)
     stable = Stable(Decoder(model))
-    assert stable.kinds["Qwen3MoeTopKRouter 32 (4, 32)"] == Widths(32, 16, 8192)
+    assert stable.widths["Qwen3MoeTopKRouter 32 (4, 32)"] == Widths(32, 16, 8192)
     stable.use()
     assert parting(Decoder(model)) is None
     third.forward = flipping(third.forward)  # behind what was evened out

@@ -1,5 +1,6 @@
 """`draftree doctor`: finds faults of a drafter, or of the output."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,9 @@ class DoctorOptions:
     drafter: DrafterSpec = None
     data: Path | None = knob(None, help="Texts or chats to measure on; by default the target's answers to the shipped prompts.")
     lossless: bool = knob(False, help="Instead, compare what is written with what the target writes by itself.")
+    exact: bool = knob(
+        False, help="Instead, say for each kind of the target's layers what keeps a token's bits, and its price."
+    )
     policy: list[str] = knob(("pct",), help="Of --lossless: a spec; repeat it for several.")
     acceptor: list[str] = knob((), help="Of --lossless: a spec; repeat it for several. By default all that are exact.")
     temperature: list[float] = knob((0.0, 1.0), help="Of --lossless: 0 for greedy decoding; repeat it for several.")
@@ -37,12 +41,18 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     With --lossless, say whether the output is the target's own: texts beside plain decoding's, token for token, and for
     rules that promise no more than the distribution a test of frequencies. The exit status is 1 where it is not, and where
     no rule that was asked for promises it; beside others a rule that is lossy by design is only told as such.
+
+    With --exact, say whether a token's logits have the same bits in a tree as in a step of its own (--exactness bits), what is
+    done for it, and what it costs on this machine.
     """
+    if asked.lossless and asked.exact:
+        raise UserError("--lossless and --exact were given, allowed is one of them")
+    if asked.exact:
+        refuse(ctx, ("drafter", "data", "costs", *LOSSLESS), "without --exact")
+        return examine_layers(asked)
     if asked.lossless:
         return examine_output(asked)
-    for option in ("policy", "acceptor", "temperature", "limit", "max_new_tokens", "trials"):
-        if given(ctx, option):
-            raise UserError(f"--{option.replace('_', '-')} was given, allowed is it only with --lossless")
+    refuse(ctx, LOSSLESS, "with --lossless")
     from draftree.cli import inputs, terminal
     from draftree.doctor import fit
     from draftree.evaluation import driven
@@ -60,6 +70,37 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
         emit(report.as_json())
     else:
         terminal.show_report(terminal.output(), f"{spec} for {asked.target}", report)
+
+
+LOSSLESS = ("policy", "acceptor", "temperature", "limit", "max_new_tokens", "trials")
+"""Options of --lossless alone."""
+
+
+def refuse(ctx: typer.Context, options: Sequence[str], where: str) -> None:
+    """Refuses options that mean nothing here.
+
+    Raises:
+        UserError: one was given.
+    """
+    for option in options:
+        if given(ctx, option):
+            raise UserError(f"--{option.replace('_', '-')} was given, allowed is it only {where}")
+
+
+def examine_layers(asked: DoctorOptions) -> None:
+    """Says what keeps a token's bits in a target."""
+    from draftree.cli import inputs, terminal
+    from draftree.doctor import exact
+    from draftree.models.target import Target
+
+    inputs.quiet()
+    with terminal.busy("loading") as tell:
+        target = Target.load(asked.target, **{**asked.loading, "exactness": "ties"})
+        report = exact.examine(target, tell)
+    if asked.as_json:
+        emit(report.as_json())
+    else:
+        terminal.show_exact(terminal.output(), f"{asked.target} in {target.decoder.dtype}".replace("torch.", ""), report)
 
 
 def examine_output(asked: DoctorOptions) -> None:

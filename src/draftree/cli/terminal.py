@@ -28,6 +28,7 @@ from draftree.request import Origin
 from draftree.text.completion import Token
 
 if TYPE_CHECKING:
+    from draftree.doctor.exact import ExactReport
     from draftree.doctor.findings import Finding
     from draftree.doctor.fit import Report
     from draftree.doctor.verdicts import Report as Examined
@@ -293,6 +294,28 @@ def show_report(console: Console, title: str, report: "Report") -> None:
     healthy = f"healthy; to be watched: {', '.join(weak)}" if weak else "healthy"
     causes = "; ".join(s.cause for s in report.suspects)
     console.print(f"[red]likely wrong: {escape(causes)}[/]" if causes else f"[green]{escape(healthy)}[/]", soft_wrap=True)
+
+
+def show_exact(console: Console, title: str, report: "ExactReport") -> None:
+    """Prints what keeps a token's bits: kind by kind of layers, the price of passes, and what follows for the default."""
+    made = Table(title=escape(title), title_justify="left", header_style="bold")
+    for name in ("layers", "rows keep their bits", "what is done"):
+        made.add_column(name)
+    for name in ("ms of a step", "more"):
+        made.add_column(name, justify="right")
+    for kind in report.layers:
+        ms = ["" if s is None else f"{1e3 * s:.2f}" for s in (kind.seconds, kind.more)]
+        colour = "red" if kind.done == "nothing helps" else "none"
+        made.add_row(f"{kind.count} × {escape(kind.name)}", f"[{colour}]{kind.stable}[/]", kind.done, *ms)
+    console.print(made)
+    if report.parting is not None:
+        console.print(f"[red]a text has other bits where it is cut otherwise, {escape(report.parting)}[/]", soft_wrap=True)
+    for p in report.prices:
+        tokens = f"{p.width} token{'s' * (p.width > 1)}"
+        console.print(
+            f"a pass over {tokens} behind {p.context:,} takes {100 * p.share:.1f} % longer, attention counted", soft_wrap=True
+        )
+    console.print(f"in half precision, where nothing is asked for: --exactness {report.default}", soft_wrap=True)
 
 
 LAYERS_BESIDE = 3

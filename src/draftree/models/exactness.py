@@ -80,7 +80,7 @@ def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Finding
     found = before
     if found is None:
         with stable.inside():
-            found = Findings(stable.kinds, None if None in stable.kinds.values() else parting(decoder))
+            found = Findings(stable.widths, None if None in stable.widths.values() else parting(decoder))
     if priced and found.price is None and found.lacks is None:
         found = replace(found, price=price(decoder, stable))
     if found is not before:

@@ -9,7 +9,7 @@ Shapes: R rows of a batch, n tokens or rows of a pass, D and E entries of a row 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -29,6 +29,40 @@ TURNED = 32
 """Positions whose rotation is computed at a time."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a layer did in a pass.
+
+    Attributes:
+        args: its arguments, cut to one row.
+        entries: D of its rows.
+        to: E of what it makes of them, where it goes through their entries one by one, as activations and routers; else 0.
+    """
+
+    args: tuple[Tensor, ...]
+    entries: int
+    to: int
+
+
+@dataclass
+class Kind:
+    """A kind of layer.
+
+    Attributes:
+        widths: at which it is computed; None where none are stable, or with weights of a kind that is not known.
+        own: the forward of one such layer.
+        ours: the stable one; the same where nothing has to be done.
+        args: of both.
+        count: how many such layers there are.
+    """
+
+    widths: Widths | None
+    own: Callable[..., Any]
+    ours: Callable[..., Any]
+    args: tuple[Tensor, ...]
+    count: int = 0
+
+
 @final
 class Stable:
     """A model's attention and layers as they are, and as they keep a token's bits in any company: one or the other is in use.
@@ -40,31 +74,45 @@ class Stable:
         known: by kind of layer, what was found before.
 
     Attributes:
-        kinds: by kind of layer, the widths at which it is computed; None where none are stable, or with weights of a kind that
-            is not known: such layers stay as they are.
+        kinds: of layers, by name; those without stable widths stay as they are.
     """
 
     def __init__(self, decoder: Decoder, known: Mapping[str, Widths | None] = {}) -> None:
-        layers, self.kinds = _layers(decoder), dict[str, Widths | None]()
+        self.kinds: dict[str, Kind] = {}
         self._model, self._own = decoder.model, str(decoder.config._attn_implementation)
         self._changed: list[tuple[nn.Module, Callable[..., Any] | None, Callable[..., Any]]] = []
+        layers = _layers(decoder)
         for module in decoder.model.modules():
-            if any(p.dim() > 1 for p in module.parameters(recurse=False)) and not isinstance(module, nn.Embedding):
-                self.kinds |= {} if module in layers else {type(module).__name__: None}
-        for module, (entries, to) in layers.items():
-            many, name = are_experts(module), kind(module, entries)
-            if name not in self.kinds:
-                tried, at_best = expert(module, 0) if many else module.forward, numbers(to) if to else Widths()
-                find = partial(widths, tried, entries, decoder.dtype, decoder.device, at_best)
-                self.kinds[name] = known[name] if name in known else find()
-            if (kept := self.kinds[name]) is not None and (many or kept != Widths()):
-                self._change(module, routed(module, kept.apply) if many else _evened(module.forward, kept))
-        for module in decoder.stack.modules():
-            if "rope_type" in vars(module):
+            if module in layers:
+                self._add(module, layers[module], decoder, known)
+            elif any(p.dim() > 1 for p in module.parameters(recurse=False)) and not isinstance(module, nn.Embedding):
+                unknown = self.kinds.setdefault(type(module).__name__, Kind(None, module.forward, module.forward, ()))
+                unknown.count += 1
+            elif "rope_type" in vars(module):
                 self._change(module, _turned(module.forward))
+
+    def _add(self, module: nn.Module, seen: Seen, decoder: Decoder, known: Mapping[str, Widths | None]) -> None:
+        name, own = f"{type(module).__name__} {seen.entries}", module.forward
+        name = " ".join((name, *(str(tuple(p.shape)) for p in module.parameters())))
+        many, before = are_experts(module), self.kinds.get(name)
+        if before is not None or name in known:
+            found = known[name] if before is None else before.widths
+        else:
+            at_best = numbers(seen.to) if seen.to else Widths()
+            found = widths(expert(module, 0) if many else own, seen.entries, decoder.dtype, decoder.device, at_best)
+        ours = own
+        if found is not None and (many or found != Widths()):
+            ours = routed(module, found.apply) if many else _evened(own, found)
+            self._change(module, ours)
+        self.kinds.setdefault(name, Kind(found, own, ours, seen.args)).count += 1
 
     def _change(self, module: nn.Module, to: Callable[..., Any]) -> None:
         self._changed.append((module, vars(module).get("forward"), to))
+
+    @property
+    def widths(self) -> dict[str, Widths | None]:
+        """By kind of layer, the widths at which it is computed."""
+        return {name: kind.widths for name, kind in self.kinds.items()}
 
     def use(self, on: bool = True) -> None:
         """Puts the stable ways in use, or the model's own."""
@@ -85,28 +133,21 @@ class Stable:
             self.use(False)
 
 
-def kind(module: nn.Module, entries: int) -> str:
-    """The kind of a layer: its class, D, and the shapes of its weights."""
-    return " ".join((type(module).__name__, str(entries), *(str(tuple(p.shape)) for p in module.parameters())))
-
-
 @torch.inference_mode()
-def _layers(decoder: Decoder) -> dict[nn.Module, tuple[int, int]]:
-    """The experts of a pass, and the layers that have no parts and make rows of rows.
-
-    Returns:
-        D of each, and E of those that go through a row's entries one by one, as activations and routers; else 0.
-    """
-    found: dict[nn.Module, tuple[int, int]] = {}
+def _layers(decoder: Decoder) -> dict[nn.Module, Seen]:
+    """The experts of a pass, and the layers that have no parts and make rows of rows."""
+    found: dict[nn.Module, Seen] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        rows = args[0] if args and isinstance(args[0], Tensor) and args[0].is_floating_point() else None
-        flat = isinstance(out, tuple) and all(isinstance(kind, Tensor) and kind.dim() == 2 for kind in out)
-        many = are_experts(module)
-        if rows is not None and (many or (len(args) == 1 and (flat or isinstance(out, Tensor)))):
-            kinds = (out,) if isinstance(out, Tensor) else out
-            by_entries = not many and (len(kinds) > 1 or not list(module.parameters()))
-            found[module] = rows.shape[-1], by_entries * max(kind.shape[-1] for kind in kinds)
+        rows, made = args[0] if args else None, (out,) if isinstance(out, Tensor) else out
+        if not isinstance(rows, Tensor) or not rows.is_floating_point() or not isinstance(made, tuple):
+            return
+        one = tuple(each.reshape(-1, each.shape[-1])[:1] for each in args if isinstance(each, Tensor))
+        if are_experts(module):
+            found[module] = Seen(one, rows.shape[-1], 0)
+        elif len(args) == 1 and (made[0] is out or all(isinstance(kind, Tensor) and kind.dim() == 2 for kind in made)):
+            by_entries = len(made) > 1 or not list(module.parameters())
+            found[module] = Seen(one, rows.shape[-1], by_entries * max(kind.shape[-1] for kind in made))
 
     noted = [m for m in decoder.model.modules() if are_experts(m) or not list(m.children())]
     hooks = [m.register_forward_hook(note) for m in noted]

@@ -1,0 +1,119 @@
+"""What keeps a token's bits in a target, kind by kind of its layers, and what that costs on this machine."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from draftree.boundary.machine import interleaved
+from draftree.boundary.progress import Tell, silent
+from draftree.models.exactness import CHEAP, looked_into, price
+from draftree.models.stable import Kind
+from draftree.models.target import Target
+from draftree.models.widths import Widths
+
+WIDTHS, CONTEXTS = (1, 16), (256, 2048)
+"""Tokens of a pass whose price is told, and those before it."""
+LONGEST = 0.2
+"""Seconds in which a kind of layer is timed."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A kind of layer.
+
+    Attributes:
+        name: its class, the entries of a row, and the shapes of its weights.
+        count: how many of them a pass goes through.
+        stable: the widths of a pass at which a row keeps its bits, in words.
+        done: what is done about the others.
+        seconds: of all of them in a step over one token, as they are.
+        more: seconds that what is done adds.
+    """
+
+    name: str
+    count: int
+    stable: str
+    done: str
+    seconds: float | None
+    more: float | None
+
+
+@dataclass(frozen=True)
+class Price:
+    """How much longer a pass takes where bits are kept, as a share of the model's own."""
+
+    context: int
+    width: int
+    share: float
+
+
+@dataclass(frozen=True)
+class ExactReport:
+    """What was found out about a target.
+
+    Attributes:
+        layers: kind by kind.
+        parting: where the bits of a text depend on how it is cut after all.
+        prices: of passes; none where bits cannot be kept.
+        default: what is promised where nothing is asked for and the weights are of half precision.
+    """
+
+    layers: Sequence[Layer]
+    parting: str | None
+    prices: Sequence[Price]
+    default: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The report by the names of its parts."""
+        return asdict(self)
+
+
+@torch.inference_mode()
+def examine(target: Target, tell: Tell = silent) -> ExactReport:
+    """Finds out what keeps a token's bits in a target.
+
+    Args:
+        target: loaded with its own attention.
+        tell: told what is being done.
+    """
+    decoder = target.decoder
+    tell(0, "trying its layers at many widths")
+    stable, found = looked_into(decoder, priced=True)
+    tell(0, "timing its layers")
+    layers = [layer(name, kind, decoder.device) for name, kind in stable.kinds.items()]
+    prices = []
+    if found.lacks is None:
+        for context in (c for c in CONTEXTS if c + max(WIDTHS) <= decoder.context):
+            for width in WIDTHS:
+                tell(0, f"timing a pass over {width} behind {context:,}")
+                prices.append(Price(context, width, price(decoder, stable, width, context)))
+    cheap = found.price is not None and found.price <= CHEAP
+    return ExactReport(layers, found.parting, prices, "bits" if cheap else "ties")
+
+
+def layer(name: str, kind: Kind, device: torch.device) -> Layer:
+    """One kind of layer, timed."""
+    words = described(kind.widths)
+    if not kind.args:
+        return Layer(name, kind.count, *words, None, None)
+    own, ours = interleaved([partial(kind.own, *kind.args), partial(kind.ours, *kind.args)], device, LONGEST)
+    changed = kind.ours is not kind.own
+    return Layer(name, kind.count, *words, own * kind.count, (ours - own) * kind.count if changed else 0.0)
+
+
+def described(widths: Widths | None) -> tuple[str, str]:
+    """The widths at which rows keep their bits, and what is done about others, in words."""
+    if widths is None:
+        return "at none that was tried", "nothing helps"
+    if widths == Widths():
+        return "at all", "nothing"
+    if widths.most == widths.multiple:
+        return f"in blocks of {widths.multiple}", f"cut into blocks of {widths.multiple}"
+    least, most = widths.padded(1), widths.most
+    told = [f"from {least} on" if least > 1 else "", f"multiples of {widths.multiple}" if widths.multiple > 1 else ""]
+    told += [f"up to {most}" if most else ""]
+    done = [f"padded to {least}" if least > 1 else "", f"cut at {most}" if most else ""]
+    return ", ".join(filter(None, told)), ", ".join(filter(None, done))
