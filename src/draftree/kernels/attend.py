@@ -103,16 +103,27 @@ def _weigh(row: Array, seen: Array, top: Any, bits: Array, powers: Array) -> Non
 
 
 @_part
-def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Array, group: int, first: int, out: Array) -> None:
-    """Attention of a row's queries from `first` on, at most `QUERIES` of them, with the heads of one group; see `_attend`."""
+def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Array, at: Array, out: Array) -> None:
+    """Attention of some of a row's queries with the heads of one group; see `_attend`.
+
+    Args:
+        q: [H, n, D].
+        k: flat memory of keys.
+        v: likewise of values.
+        mask: [H or 1, n, S].
+        sinks: [H].
+        limits: as there.
+        at: group, heads of it, first query, S, entries of a key, where the group's first key lies and how far the next one is,
+            and the three of values.
+        out: [n, H, W] is written.
+    """
     scale, cap, lowest = limits
-    heads, slots, count = len(q) // len(k), k.shape[1], min(QUERIES, q.shape[1] - first)
-    blocks = (slots + KEYS - 1) // KEYS
-    scores, sums = np.empty((count * heads, blocks * KEYS), np.float32), np.zeros((count * heads, v.shape[2]), np.float32)
+    group, heads, first, slots, deep, key, next_key, wide, value, next_value = at
+    count, blocks = min(QUERIES, q.shape[1] - first), (slots + KEYS - 1) // KEYS
+    scores, sums = np.empty((count * heads, blocks * KEYS), np.float32), np.zeros((count * heads, wide), np.float32)
     totals, seen, dots = np.zeros(count * heads, np.float32), np.zeros(blocks, np.bool_), np.empty(KEYS, np.float32)
-    keys, values = np.zeros((q.shape[2], KEYS), np.float32), np.zeros((KEYS, v.shape[2]), np.float32)
-    width = max(k.shape[2], v.shape[2])
-    bits, exponents = np.empty(width, np.uint32), np.empty(KEYS, np.int32)
+    keys, values = np.zeros((q.shape[2], KEYS), np.float32), np.zeros((KEYS, wide), np.float32)
+    bits, exponents = np.empty(max(deep, wide), np.uint32), np.empty(KEYS, np.int32)
     one, powers = bits.view(np.float32), exponents.view(np.float32)
     for b in range(blocks):
         start, end = b * KEYS, min(slots, (b + 1) * KEYS)
@@ -122,8 +133,9 @@ def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Arra
                     seen[b] = seen[b] or mask[h, i, j] > lowest
         if seen[b]:
             for j in range(start, end):
-                _read(k[group, j], bits[: k.shape[2]], one[: k.shape[2]])
-                for e in range(k.shape[2]):
+                place = key + j * next_key
+                _read(k[place : place + deep], bits[:deep], one[:deep])
+                for e in range(deep):
                     keys[e, j - start] = one[e]
             for r in range(count * heads):
                 h, i = group * heads + r % heads, first + r // heads
@@ -146,8 +158,9 @@ def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Arra
         if seen[b]:
             start, end = b * KEYS, min(slots, (b + 1) * KEYS)
             for j in range(start, end):
-                _read(v[group, j], bits[: v.shape[2]], one[: v.shape[2]])
-                values[j - start] = one[: v.shape[2]]
+                place = value + j * next_value
+                _read(v[place : place + wide], bits[:wide], one[:wide])
+                values[j - start] = one[:wide]
             for r in range(count * heads):
                 weights = scores[r, start : start + KEYS]
                 _add(weights, values, sums[r])
@@ -155,36 +168,45 @@ def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Arra
                     totals[r] += weights[j]
     for r in range(count * heads):
         total = totals[r] if totals[r] > 0 else np.float32(1)
-        for e in range(v.shape[2]):
+        for e in range(wide):
             out[first + r // heads, group * heads + r % heads, e] = sums[r, e] / total
 
 
-def _attend(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Array, out: Array, begin: int, end: int) -> None:
+def _attend(
+    q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Array, memory: Array, out: Array, begin: int, end: int
+) -> None:
     """Attention of some parts of a pass: a part is a row, a group of heads, and `QUERIES` queries.
 
     Args:
         q: [B, H, n, D], D a multiple of 4.
-        k: [B, G, S, D] keys, of which the last entries may be missing.
-        v: [B, G, S, W] values.
+        k: the memory of keys, flat.
+        v: that of values.
         mask: [B or 1, H or 1, n, S] what is added to the scores.
         sinks: [H] a score that takes weight and has no value; empty for none.
         limits: the scale of scores; the bound ± within which tanh holds them, 0 for none; the mask of a hidden key, at most.
+        memory: [2, 5] of keys and values: groups, entries of one, of which a key's last may be missing, and how far apart rows,
+            groups and slots lie.
         out: [B, n, H, W] is written.
         begin: the first part.
         end: the part behind the last.
     """
-    parts = (q.shape[2] + QUERIES - 1) // QUERIES
+    parts, groups = (q.shape[2] + QUERIES - 1) // QUERIES, memory[0, 0]
+    at = np.empty(10, np.int64)
     for place in range(begin, end):
-        group, first = place // parts, place % parts * QUERIES
-        row, group = group // k.shape[1], group % k.shape[1]
-        _block(q[row], k[row], v[row], mask[row if len(mask) > 1 else 0], sinks, limits, group, first, out[row])
+        row, group = place // parts // groups, place // parts % groups
+        at[:4] = group, q.shape[1] // groups, place % parts * QUERIES, mask.shape[3]
+        for i in range(2):
+            _, entries, by_row, by_group, by_slot = memory[i]
+            at[4 + 3 * i], at[5 + 3 * i], at[6 + 3 * i] = entries, row * by_row + group * by_group, by_slot
+        _block(q[row], k, v, mask[row if len(mask) > 1 else 0], sinks, limits, at, out[row])
 
 
 @cache
 def attend() -> Any:
-    """The compiled function; one machine code for all layouts in memory."""
+    """The compiled function."""
     kind: Any = types  # untyped, as much of numba is
-    line, real, bits = kind.Array(kind.float32, 1, "A"), kind.Array(kind.float32, 4, "A"), kind.Array(kind.uint16, 4, "A")
-    signatures = [kind.void(real, each, each, real, line, line, real, kind.int64, kind.int64) for each in (bits, real)]
+    real, line, bits, whole = kind.float32, kind.float32[::1], kind.uint16[::1], kind.int64
+    four = real[:, :, :, ::1]
+    signatures = [kind.void(four, each, each, four, line, line, whole[:, ::1], four, whole, whole) for each in (bits, line)]
     machine: Any = njit(signatures, fastmath=EXACT, nogil=True, cache=True)
     return machine(_attend)

@@ -93,7 +93,8 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: 
     limits = np.array([scale, cap, torch.finfo(mask.dtype).min / 2], np.float32)
     sink = np.zeros(0, np.float32) if sinks is None else _numbers(sinks)
     queries = _numbers(q if width % 4 == 0 else pad(q, (0, -width % 4)))
-    tensors = queries, _bits(k), _bits(v), _numbers(mask), sink, limits, found
+    (keys, of_keys), (values, of_values) = _memory(k), _memory(v)
+    tensors = queries, keys, values, _numbers(mask), sink, limits, np.array([of_keys, of_values]), found
     machine, parts = attend(), rows * groups * -(-n // QUERIES)
     if rows * slots * (64 * groups + 10 * heads * n) > FEW and (threads := torch.get_num_threads()) > 1:
         ends = [parts * i // threads for i in range(threads + 1)]
@@ -105,16 +106,17 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: 
 
 
 def _numbers(tensor: Tensor) -> Floats:
-    found: Floats = tensor.detach().float().numpy()
+    found: Floats = tensor.detach().float().contiguous().numpy()
     return found
 
 
-def _bits(tensor: Tensor) -> Array:
-    """Numbers of float32, or the bits of bfloat16."""
-    if tensor.dtype != torch.bfloat16:
-        return _numbers(tensor)
-    found: Array = tensor.detach().view(torch.uint16).numpy()
-    return found
+def _memory(tensor: Tensor) -> tuple[Array, list[int]]:
+    """The numbers of keys or values, or the bits of bfloat16, as they lie in memory, and where each is found there."""
+    tensor = tensor.detach() if tensor.stride(3) == 1 else tensor.detach().contiguous()
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.as_strided((span,), (1,))
+    found: Array = (flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat).numpy()
+    return found, [tensor.shape[1], tensor.shape[3], *tensor.stride()[:3]]
 
 
 @cache
