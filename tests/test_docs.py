@@ -31,6 +31,7 @@ from typer.core import TyperGroup
 
 import draftree as public
 from draftree import timing
+from draftree.boundary import machine
 from draftree.cli.app import app, main
 from draftree.demo import demo_folder
 from draftree.testing import __main__ as testing
@@ -121,7 +122,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sandbox(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with small files of the names that the pages use."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(home / "cache"))
-    monkeypatch.setattr(timing, "ROUNDS", (1, 2))
+    monkeypatch.setattr(machine, "ROUNDS", (1, 2))
     monkeypatch.setattr(timing, "LONGEST", 0.1)
     monkeypatch.chdir(tmp_path)
     for name in ("chats.jsonl", "pile.jsonl", "text.jsonl"):
