@@ -66,6 +66,28 @@ def test_by_default_the_price_decides_in_half_precision(
     assert Target.load(folder, dtype=dtype, attn_implementation="eager").loading.exactness is None
 
 
+def test_a_checkpoint_in_bfloat16_is_computed_so_where_that_is_fast(
+    folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load(**how: Any) -> tuple[torch.dtype, str | None]:
+        target = Target.load(folder, **how)
+        return target.decoder.dtype, target.loading.exactness
+
+    fresh("llama").to(torch.bfloat16).save_pretrained(folder)
+    for fast, wanted in ((False, (torch.float32, None)), (True, (torch.bfloat16, "bits"))):
+        monkeypatch.setattr("draftree.models.target.bfloat16_is_fast", lambda fast=fast: fast)
+        assert load() == wanted
+    assert load(exactness="bits") == (torch.bfloat16, "bits")
+    assert load(exactness="ties") == (torch.float32, "ties")
+    assert load(attn_implementation="eager") == (torch.float32, None)
+    assert load(dtype="float32") == (torch.float32, None)
+    assert load(adapter=None) == (torch.bfloat16, "bits")
+    monkeypatch.setattr(exactness, "looked_into", lambda *_, **__: (None, exactness.Findings({"Odd": None}, None)))
+    assert load() == (torch.float32, None)  # bits cannot be kept
+    with pytest.raises(UserError, match="other bits in company, in its Odd"):
+        load(exactness="bits")
+
+
 def test_what_was_found_out_is_kept_and_a_broken_file_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(fresh("llama").to(torch.bfloat16))
     _, first = looked_into(decoder)

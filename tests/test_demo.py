@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from draftree.data.prompts import encode, question
 from draftree.demo import demo_folder
@@ -35,6 +36,19 @@ def test_every_method_is_shipped_trained(name: str, target: Target) -> None:
     written = engine.write(requests)
     assert written.tokens == engine.plain(requests).tokens
     assert written.stats.acceptance_length > 1.3
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_drafter_may_draft_in_another_dtype_than_the_target_has(name: str, target: Target) -> None:
+    drafter = build("drafter", f"{name}:dtype=bfloat16").open(target)
+    assert {p.dtype for p in drafter.model.parameters()} == {torch.bfloat16}
+    assert drafter.described == f"{build('drafter', name).open(target).described} in bfloat16"  # costs are its own
+    engine = Engine(target, drafter, Chain(length=4))
+    request = Request(encode(engine.tokenizer, question("How many legs do 3 dogs and 2 birds have?")), 32, engine.eos)
+    written = engine.write([request])
+    assert written.tokens == engine.plain([request]).tokens
+    own = Engine(target, build("drafter", name).open(target), Chain(length=4)).write([request]).stats.acceptance_length
+    assert written.stats.acceptance_length > 0.8 * own
 
 
 def test_all_were_trained_by_the_same_recipe_as_long() -> None:

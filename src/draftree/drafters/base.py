@@ -20,7 +20,8 @@ from draftree.boundary.files import understood
 from draftree.boundary.knobs import Knobs, Part, knob, real, several
 from draftree.errors import UserError, shown
 from draftree.formats.checkpoint import ABOUT, FILES, Checkpoint, embedding_hash, fingerprint, shipped
-from draftree.models.target import Needs, Probes, Taps, Target
+from draftree.models.sources import DTypeName
+from draftree.models.target import Needs, Probes, Taps, Target, named
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
@@ -202,7 +203,8 @@ class Trainable(Drafter[State]):
     @property
     def described(self) -> str:
         size = sum(p.numel() for p in self.model.parameters())
-        return f"{replace(self.knobs, checkpoint='')}, {size} parameters"  # where its folder lies does not matter
+        other = f" in {self.knobs.dtype}" if self.knobs.dtype else ""
+        return f"{replace(self.knobs, checkpoint='')}, {size} parameters{other}"  # where its folder lies does not matter
 
     @property
     def decodes_otherwise(self) -> str:
@@ -342,6 +344,7 @@ class TrainableMethod(Method):
         files: the names its weights' files have, ours first.
         formats: the layouts of other programs in which `draftree export` writes it.
         checkpoint: its folder; the shipped one by default, for the demo target.
+        dtype: what it drafts in; the target's by default.
         named: the knobs that were set by name, be it to their defaults; no knob itself.
     """
 
@@ -350,6 +353,7 @@ class TrainableMethod(Method):
     formats: ClassVar[tuple[str, ...]] = ()
 
     checkpoint: str = ""
+    dtype: DTypeName | None = field(default=None, kw_only=True, repr=False)
     named: frozenset[str] = field(default=frozenset(), kw_only=True, repr=False, compare=False)
 
     @classmethod
@@ -365,7 +369,7 @@ class TrainableMethod(Method):
     @property
     def fixed(self) -> dict[str, Any]:
         """The knobs that a checkpoint fixes."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("checkpoint", "named")}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("checkpoint", "dtype", "named")}
 
     @final
     def open(self, target: Target) -> "Trainable[Any]":
@@ -395,7 +399,7 @@ class TrainableMethod(Method):
             hints = get_type_hints(type(self))
             fixed = stored.knobs({name: hints[name] for name in self.fixed})
             drafter = replace(self, checkpoint=str(stored.folder), **fixed).read(stored, target)
-            _as_precise(drafter.model, target)
+            _as_precise(drafter.model, named(self.dtype) or target.decoder.dtype)
             drafter.model.to(target.decoder.device)
         stored.check_target(target)
         return drafter
@@ -414,7 +418,7 @@ class TrainableMethod(Method):
     @final
     def example(self, target: Target) -> "Trainable[Any]":
         drafter = self.fresh(target)
-        _as_precise(drafter.model, target)
+        _as_precise(drafter.model, named(self.dtype) or target.decoder.dtype)
         return drafter
 
     @abstractmethod
@@ -438,7 +442,7 @@ class TrainableMethod(Method):
         """
 
 
-def _as_precise(model: nn.Module, target: Target) -> None:
-    """Gives weights the target's dtype; `to` would also round rotary frequencies."""
+def _as_precise(model: nn.Module, dtype: torch.dtype) -> None:
+    """Gives weights a dtype; `to` would also round rotary frequencies."""
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(target.decoder.dtype)
+        parameter.data = parameter.data.to(dtype)

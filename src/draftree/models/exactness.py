@@ -36,6 +36,12 @@ LOG = logging.getLogger("draftree")
 Word = Literal["bits", "ties"] | None
 
 
+def bfloat16_is_fast() -> bool:
+    """True where the processor multiplies bfloat16, so that a pass over a few tokens costs little more than one over one."""
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
+
+
 @dataclass(frozen=True)
 class Findings:
     """What was found out about a kind of model on a machine.

@@ -81,7 +81,7 @@ PANEL = "How the target is loaded"
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
 """The dtypes that a target may be computed in."""
-DTYPE_HELP = "Of the target's weights; by default the checkpoint's own, float32 for half precision on a CPU."
+DTYPE_HELP = "Of the target's weights; by default the checkpoint's own, but float32 for half where a CPU is slow in it."
 MAP_HELP = "transformers' device_map: auto, a device, or JSON; the whole model has to come to one device."
 
 
@@ -145,7 +145,8 @@ class Loading(Source):
 
     Attributes:
         device: a torch device; by default a GPU where there is one.
-        dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a CPU for half-precision ones.
+        dtype: of the weights, or its name; the checkpoint's own by default. On a CPU float32 for half-precision ones; bfloat16
+            for checkpoints stored in it where the processor has instructions for it, and then with `exactness` `bits`.
         device_map: transformers' own way to say where the model goes, instead of `device`: all of it to one device.
         attn_implementation: how attention is computed: sdpa, eager, or draftree (`exact_attention.py`).
         adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.

@@ -26,10 +26,10 @@ from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line,
 from draftree.models.architectures import refuse_unsupported
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, pretrained
-from draftree.models.exactness import Word, decided
+from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
 from draftree.models.feed import Feed
 from draftree.models.loaded import merged, placed, rounding
-from draftree.models.sources import ALLOWED, DTYPES, Loading, Source, hint, known_as, location
+from draftree.models.sources import ALLOWED, DTYPES, SMOLLM2, Loading, Source, hint, known, known_as, location
 from draftree.tree import Bools, Ints, Tree, Verdict
 
 LAST = -1
@@ -159,7 +159,8 @@ class Target:
 
         Args:
             name: what to load.
-            dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a CPU for half-precision ones.
+            dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a CPU for half-precision ones,
+                where it has no instructions for bfloat16 or bits cannot be kept.
             device: a torch device; a GPU where there is one by default.
             how: the other attributes of `Loading`: revision, trust_remote_code, device_map, attn_implementation, adapter,
                 quantize, exactness.
@@ -175,16 +176,25 @@ class Target:
             kind = _class(config)
             if kind is not None or not loading.trust_remote_code:
                 refuse_unsupported(config, kind)
-            stored = getattr(config, "dtype", None) or torch.float32
-            dtype = dtype or (torch.float32 if place.type == "cpu" and stored in (torch.float16, torch.bfloat16) else stored)
-            how = loading.weights_by | rounding(config, loading, place)
-            model, info = pretrained(path, config, dtype, **how)
+            chosen = dtype is None and place.type == "cpu" and _may_be_bfloat16(name, config, loading)
+            stored = torch.bfloat16 if chosen else getattr(config, "dtype", None) or torch.float32
+            dtype = dtype or (torch.float32 if place.type == "cpu" and stored in HALF and not chosen else stored)
+            told = loading.weights_by | rounding(config, loading, place)
+            model, info = pretrained(path, config, dtype, **told)
             if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
                 raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
-            model = merged(placed(model, place, "device_map" in how), loading).requires_grad_(False)
+            model = merged(placed(model, place, "device_map" in told), loading).requires_grad_(False)
             target = cls(Decoder(model), name, loading=loading)
             _ = target.decoder.shapes  # from a pass over one token: much in a config shows there alone
-        stable, exactness = decided(target.decoder, name, loading.exactness, free=loading.attn_implementation is None)
+        try:
+            asked: Word = "bits" if chosen else loading.exactness
+            stable, exactness = decided(target.decoder, name, asked, free=loading.attn_implementation is None)
+        except UserError:
+            if not chosen or loading.exactness:
+                raise
+            return cls.load(name, torch.float32, device, **how)
+        if chosen:
+            LOG.info("computed in bfloat16, for which this processor has instructions, bit for bit; --dtype says otherwise")
         if stable is not None:
             stable.use()  # for good: the model's own `generate` writes these bits, too
         return cls(target.decoder, name, loading=replace(loading, exactness=exactness))
@@ -332,6 +342,15 @@ def _seen(tree: Tree, probes: Probes) -> Bools:
     seen[:n, :n], seen[n:, n:] = tree.ancestors, probes.visible
     seen[n:, : tree.roots] = probes.row[:, None] == tree.row[: tree.roots]
     return seen
+
+
+def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> bool:
+    """True where a CPU's target is bfloat16 unasked: stored so, left as it is, and computed fast, and bit for bit."""
+    # SmolLM2's own checkpoint is; the file in its package was quantised from it.
+    stored = getattr(config, "dtype", None) is torch.bfloat16 or known(name) == SMOLLM2
+    left = loading.exactness != "ties" and not (loading.attn_implementation or loading.adapter or loading.quantize)
+    whole = loading.device_map is None and getattr(config, "quantization_config", None) is None
+    return stored and left and whole and bfloat16_is_fast()
 
 
 def _class(config: PreTrainedConfig) -> Any:
