@@ -1,5 +1,6 @@
 """Linears whose bits depend on the width of a pass are found, and evened out; then a model's bits do not depend on cuts."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,19 @@ def test_where_bits_part_is_named() -> None:
     assert parting(Decoder(model)) == "from layer 2 on (LlamaDecoderLayer)"
     hook.remove()
     assert parting(Decoder(model)) is None
+
+
+def test_a_copy_of_a_model_computes_with_its_own_weights() -> None:
+    for name in ("llama", "qwen3_moe"):
+        model, ids = fresh(name).float(), torch.arange(3, 40)[None]
+        Stable(Decoder(model)).use()
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            said = model(ids).logits
+            assert torch.equal(other(ids).logits, said)
+            for parameter in model.parameters():
+                parameter.zero_()
+            assert torch.equal(other(ids).logits, said)
 
 
 def test_experts_say_what_they_said() -> None:

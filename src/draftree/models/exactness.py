@@ -22,6 +22,7 @@ from draftree.boundary.machine import interleaved, kept, machine
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
+from draftree.models.sources import EXACT
 from draftree.models.stable import Stable, parting
 from draftree.models.widths import Widths
 
@@ -86,7 +87,8 @@ def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Finding
     found = before
     if found is None:
         with stable.inside():
-            found = Findings(stable.widths, None if None in stable.widths.values() else parting(decoder))
+            own = "in its attention, which is no other one" if decoder.config._attn_implementation != EXACT else None
+            found = Findings(stable.widths, own or (None if None in stable.widths.values() else parting(decoder)))
     if priced and found.price is None and found.lacks is None:
         found = replace(found, price=price(decoder, stable))
     if found is not before:

@@ -40,19 +40,18 @@ def expert(module: Any, number: int) -> Rows:
     return forward
 
 
-def routed(module: nn.Module, apply: Callable[[Rows, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def routed(apply: Callable[[Rows, Tensor], Tensor]) -> Callable[..., Tensor]:
     """The forward of experts that are asked one after the other.
 
     Args:
-        module: the experts.
         apply: calls an operation with rows.
 
     Returns:
-        A function of tokens [n, D], the experts of each [n, k] and their weights [n, k]; a token's k answers are added up in
-        the order in which it chose them, in float32 at least.
+        A function of the module, of tokens [n, D], the experts of each [n, k] and their weights [n, k]; a token's k answers are
+        added up in the order in which it chose them, in float32 at least.
     """
 
-    def forward(tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def forward(module: nn.Module, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         answers = tokens.new_zeros(*chosen.shape, tokens.shape[-1], dtype=torch.promote_types(tokens.dtype, torch.float32))
         for number in chosen.unique().tolist():
             rows, places = torch.where(chosen == number)

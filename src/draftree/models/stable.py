@@ -10,6 +10,8 @@ Shapes: R rows of a batch, n tokens or rows of a pass, D and E entries of a row 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any, final
 
 import numpy as np
@@ -89,7 +91,7 @@ class Stable:
                 unknown = self.kinds.setdefault(type(module).__name__, Kind(None, module.forward, module.forward, ()))
                 unknown.count += 1
             elif "rope_type" in vars(module):
-                self._change(module, _turned(module.forward))
+                self._change(module, _turned(vars(module).get("forward")))
 
     def _add(self, module: nn.Module, seen: Seen, decoder: Decoder, known: Mapping[str, Widths | None]) -> None:
         name, own = f"{type(module).__name__} {seen.entries}", module.forward
@@ -102,12 +104,14 @@ class Stable:
             found = widths(expert(module, 0) if many else own, seen.entries, decoder.dtype, decoder.device, at_best)
         ours = own
         if found is not None and (many or found != Widths()):
-            ours = routed(module, found.apply) if many else _evened(own, found)
-            self._change(module, ours)
+            ours = self._change(module, routed(found.apply) if many else _evened(vars(module).get("forward"), found))
         self.kinds.setdefault(name, Kind(found, own, ours, seen.args)).count += 1
 
-    def _change(self, module: nn.Module, to: Callable[..., Any]) -> None:
-        self._changed.append((module, vars(module).get("forward"), to))
+    def _change(self, module: nn.Module, to: Callable[..., Any]) -> Callable[..., Any]:
+        """Notes another forward as a method of the module, so that in a copy of the model it is the copy's."""
+        ours = MethodType(to, module)
+        self._changed.append((module, vars(module).get("forward"), ours))
+        return ours
 
     @property
     def widths(self) -> dict[str, Widths | None]:
@@ -157,19 +161,22 @@ def _layers(decoder: Decoder) -> dict[nn.Module, Seen]:
     return found
 
 
-def _evened(stock: Rows, kept: Widths) -> Rows:
-    def forward(rows: Tensor) -> Made:
+def _evened(own: Rows | None, kept: Widths) -> Callable[..., Made]:
+    """The forward of a layer at widths that keep bits, as a function of the layer; `own` is the layer's, if not its class's."""
+
+    def forward(module: nn.Module, rows: Tensor) -> Made:
+        stock: Rows = own or partial(type(module).forward, module)
         flat: Made = kept.apply(stock, rows.reshape(-1, rows.shape[-1]).contiguous())
         return flat.reshape(*rows.shape[:-1], flat.shape[-1]) if isinstance(flat, Tensor) else flat
 
     return forward
 
 
-def _turned(stock: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    """A rotary embedding that computes `TURNED` positions at a time, so that none is at the end of a tensor."""
+def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tuple[Tensor, ...]]:
+    """That of a rotary embedding, `TURNED` positions at a time, so that none is at the end of a tensor."""
 
-    def forward(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        count = position_ids.shape[1]
+    def forward(module: nn.Module, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        stock, count = own or partial(type(module).forward, module), position_ids.shape[1]
         blocks = pad(position_ids, (0, -count % TURNED)).split(TURNED, dim=1)
         parts = [stock(x, block, *args, **kwargs) for block in blocks]
         return tuple(torch.cat(each, dim=1)[:, :count] for each in zip(*parts, strict=True))
