@@ -60,7 +60,7 @@ live() { draftree bench --target smollm2 --suite tasks.jsonl --max-new-tokens 12
 
 stores() {  # datastores of what the drafters learnt from
     for kind in rest aded; do
-        [ -d "of-$kind" ] || draftree datastore build --kind "$kind" --target smollm2 --data "${DATA:-$drafters/answers.jsonl}" --out "of-$kind"
+        [ -d "of-$kind" ] || draftree datastore build --kind "$kind" --target smollm2 --data "${DATA:-$drafters/answers-3348.jsonl}" --out "of-$kind"
     done
 }
 

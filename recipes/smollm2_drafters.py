@@ -3,11 +3,12 @@
     python recipes/smollm2_drafters.py --data gsm8k_train.jsonl --out drafters [--only edd]
     python recipes/smollm2_drafters.py --data gsm8k_train.jsonl --anew --exclude spec_bench.jsonl --out drafters
 
-`smollm2_answers.jsonl.gz` beside this file holds 1,848 answers of the model: to the first 1,000 questions of GSM8K's training
-set, which `--data` brings, and to 848 that it made up (`train --synthesize`), none of them one of Spec-Bench's; 401,000 tokens.
+`smollm2_answers.jsonl.gz` beside this file holds 3,348 answers of the model: to the first 2,500 questions of GSM8K's training
+set, which `--data` brings, and to 848 that it made up (`train --synthesize`), none of them one of Spec-Bench's; 707,000 tokens.
 With `--anew` the model asks and answers once more, and `--exclude` names what must not be learnt. Each drafter is an ordinary
-`draftree train` run over the same answers, and reads the model's features from one folder; then a static tree is found for
-each, and C2T's classifier for `edd`. Interrupted, the same command goes on. Two cores take some five hours for all of it.
+`draftree train` run over the answers, or over the first of them: `edd` and `eagle3` came last, when there were more. Features
+are kept in one folder; then a static tree is found for each, and C2T's classifier for `edd`. Interrupted, the same command
+goes on. Two cores take some six hours for all of it.
 """
 
 import argparse
@@ -20,15 +21,16 @@ import sys
 
 ANSWERS = pathlib.Path(__file__).with_name("smollm2_answers.jsonl.gz")
 TARGET = ("--target", "smollm2", "--dtype", "bfloat16")
+FIRST, ALL = 1848, 3348
 SPECS = {
-    "edd": ("edd:draft_vocab=8192", 3e-3, 6),
-    "eagle3": ("eagle3:draft_vocab=8192,steps=3", 2e-3, 3),  # seven passes over so small a layer cost more than they bring
-    "eagle": ("eagle:draft_vocab=8192,token_weight=1", 2e-3, 6),
-    "vdm": ("vdm:draft_vocab=8192", 3e-3, 4),
-    "mtp": ("mtp:draft_vocab=8192,steps=2", 2e-3, 4),
-    "glide": ("glide:draft_vocab=8192,init=shared,kv_layer=auto,loss=kl", 2e-3, 4),
+    "edd": ("edd:draft_vocab=8192", 3e-3, 6, ALL),
+    "eagle3": ("eagle3:draft_vocab=8192,steps=3", 2e-3, 2, ALL),  # seven steps for so small a layer cost more than they bring
+    "eagle": ("eagle:draft_vocab=8192,token_weight=1", 2e-3, 6, FIRST),
+    "vdm": ("vdm:draft_vocab=8192", 3e-3, 4, FIRST),
+    "mtp": ("mtp:draft_vocab=8192,steps=2", 2e-3, 4, FIRST),
+    "glide": ("glide:draft_vocab=8192,init=shared,kv_layer=auto,loss=kl", 2e-3, 4, FIRST),
 }
-"""Each drafter, its rate, and the passes over the data."""
+"""Each drafter, its rate, the passes over the data, and how many answers these are."""
 NUMBERS = (
     "--batch-size", 8, "--schedule", "cosine", "--floor", 0.02, "--warmup", 100, "--betas", 0.9, 0.95, "--weight-decay", 0.01,
     "--clip", 1.0, "--clip-by", "norm", "--max-tokens", 768, "--bf16", "--cache-features", "--accumulate", 4,
@@ -49,11 +51,11 @@ def first(path: pathlib.Path, count: int, out: pathlib.Path) -> pathlib.Path:
     return out
 
 
-def kept(questions: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
-    """The chats of the answers beside this file, as a file."""
+def kept(questions: pathlib.Path, count: int, out: pathlib.Path) -> pathlib.Path:
+    """The chats of the first answers beside this file, as a file."""
     asked = [json.loads(line)["question"] for line in questions.open()]
     with gzip.open(ANSWERS, "rt") as lines, out.open("w") as chats:
-        for row in map(json.loads, lines):
+        for row in map(json.loads, itertools.islice(lines, count)):
             question = asked[row["gsm8k"]] if "gsm8k" in row else row["question"]
             chat = [{"role": "user", "content": question}, {"role": "assistant", "content": row["answer"]}]
             chats.write(json.dumps({"messages": chat} | ({"cut": [1]} if row.get("cut") else {})) + "\n")
@@ -63,7 +65,7 @@ def kept(questions: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
 def train(name: str, data: list[object], out: pathlib.Path, seed: int = 0) -> None:
     """Trains one drafter into `out`/`name`, unless it is there."""
     if not (out / name / "config.json").is_file():
-        spec, lr, epochs = SPECS[name]
+        spec, lr, epochs, _ = SPECS[name]
         numbers = ["--lr", lr, "--epochs", epochs, *NUMBERS, "--features", out / "features", "--seed", seed]
         run("train", spec, *TARGET, *data, *numbers, "--out", out / name)
 
@@ -82,24 +84,25 @@ def main() -> None:
     ap.add_argument("--only", choices=SPECS, action="append")
     ap.add_argument("--anew", action="store_true", help="let the model ask and answer")
     ap.add_argument("--exclude", type=pathlib.Path, action="append", default=[])
-    ap.add_argument("--questions", type=int, default=1000)
+    ap.add_argument("--questions", type=int, default=2500)
     ap.add_argument("--synthesize", type=int, default=850)
     args = ap.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    answers = args.out / "edd" / "regenerated.jsonl"
+    data: dict[int, list[object]] = {}
     if args.anew:
         asked = first(args.data, args.questions, args.out / "questions.jsonl")
         excluded = [f"--exclude={path}" for path in args.exclude]
         writing = ["--regenerate", "--regenerate-tokens", 320, "--regenerate-batch", 64, "--synthesize", args.synthesize]
         train("edd", ["--data", asked, *excluded, *writing], args.out)
-    else:
-        answers = kept(args.data, args.out / "answers.jsonl")
-    data: list[object] = ["--data", answers]
+    for count in (FIRST, ALL):
+        here = args.out / f"answers-{count}.jsonl"
+        data[count] = ["--data", args.out / "edd" / "regenerated.jsonl" if args.anew else kept(args.data, count, here)]
     for name in args.only or SPECS:
-        train(name, data, args.out)
-        fit("static", args.out / name, data, args.out / "trees" / f"{name}.json", "nodes=32", "prompts=64")
+        of = data[SPECS[name][3]]
+        train(name, of, args.out)
+        fit("static", args.out / name, of, args.out / "trees" / f"{name}.json", "nodes=32", "prompts=64")
     if (args.out / "edd").is_dir():
-        fit("c2t", args.out / "edd", data, args.out / "policies" / "c2t", "trees=2000", "positives=7000")
+        fit("c2t", args.out / "edd", data[ALL], args.out / "policies" / "c2t", "trees=2000", "positives=7000")
 
 
 if __name__ == "__main__":
