@@ -2,16 +2,18 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 import draftree
 from architectures import fresh
-from draftree import Request, Target, UserError
+from draftree import Request, Sampling, Target, UserError
 from draftree.boundary.files import cache_folder
 from draftree.doctor.exact import described
 from draftree.engine import Engine
@@ -134,6 +136,28 @@ def test_a_model_that_was_loaded_before_computes_as_before_outside() -> None:
         draftree.speculate("suffix", exactness="bit")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="exactness is 'bit', allowed is none or bits or ties"):
         draftree.load(model, "suffix", exactness="bit")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["llama", "mixtral-sliding"])
+def test_sampled_texts_are_plain_samplings_in_any_company_and_behind_any_cache(name: str, dtype: torch.dtype) -> None:
+    target = Target.of(fresh(name).to(dtype), exactness="bits")
+    prompts = [np.random.default_rng(i).integers(3, 70, 7 + 3 * i).tolist() for i in range(5)]
+    processors = (RepetitionPenaltyLogitsProcessor(1.3),)
+    requests = [
+        Request(ids, 20, frozenset(), i, processors=processors * (i % 2), sampling=Sampling(temperature=0.5 + i / 4, seed=i))
+        for i, ids in enumerate(prompts)
+    ]
+    engine = Engine(
+        target, build("drafter", "suffix").open(target), build("policy", "pct"), costs=draftree.Costs({1: 0.1}, {1: 1.0})
+    )
+    alone = [engine.plain([request]).tokens[0] for request in requests]
+    for _ in range(3):
+        assert engine.write(requests).tokens == alone
+    turns = [replace(r, prompt=[*r.prompt, *text[:7]]) for r, text in zip(requests, alone, strict=True)]
+    fresh_ones = [engine.plain([turn]).tokens[0] for turn in turns]
+    assert engine.write(turns).tokens == fresh_ones  # their beginnings lie in the cache
+    assert engine.write(turns, reuse=False).tokens == fresh_ones
 
 
 def test_other_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
