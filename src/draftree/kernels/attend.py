@@ -39,14 +39,15 @@ def _part(function: Function) -> Function:
 
 
 @_part
-def _read(source: Array, bits: Array, values: Array) -> None:
-    """Puts one key or value into `values`, which shares its memory with `bits`."""
+def _read(source: Array, place: Any, bits: Array, values: Array) -> None:
+    """Puts a key or value that lies at a place into `values`, which shares its memory with `bits`."""
+    at = np.uint64(place)
     if source.itemsize == 2:
-        for e in range(len(source)):
-            bits[e] = np.uint32(source[e]) << np.uint32(16)
+        for e in range(len(bits)):
+            bits[e] = np.uint32(source[at + np.uint64(e)]) << np.uint32(16)
     else:
-        for e in range(len(source)):
-            values[e] = source[e]
+        for e in range(len(values)):
+            values[e] = source[at + np.uint64(e)]
 
 
 @_part
@@ -123,8 +124,8 @@ def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Arra
     scores, sums = np.empty((count * heads, blocks * KEYS), np.float32), np.zeros((count * heads, wide), np.float32)
     totals, seen, dots = np.zeros(count * heads, np.float32), np.zeros(blocks, np.bool_), np.empty(KEYS, np.float32)
     keys, values = np.zeros((q.shape[2], KEYS), np.float32), np.zeros((KEYS, wide), np.float32)
-    bits, exponents = np.empty(max(deep, wide), np.uint32), np.empty(KEYS, np.int32)
-    one, powers = bits.view(np.float32), exponents.view(np.float32)
+    key_bits, value_bits, exponents = np.empty(deep, np.uint32), np.empty(wide, np.uint32), np.empty(KEYS, np.int32)
+    one_key, one_value, powers = key_bits.view(np.float32), value_bits.view(np.float32), exponents.view(np.float32)
     for b in range(blocks):
         start, end = b * KEYS, min(slots, (b + 1) * KEYS)
         for h in range(len(mask)):
@@ -133,10 +134,9 @@ def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Arra
                     seen[b] = seen[b] or mask[h, i, j] > lowest
         if seen[b]:
             for j in range(start, end):
-                place = key + j * next_key
-                _read(k[place : place + deep], bits[:deep], one[:deep])
+                _read(k, key + j * next_key, key_bits, one_key)
                 for e in range(deep):
-                    keys[e, j - start] = one[e]
+                    keys[e, j - start] = one_key[e]
             for r in range(count * heads):
                 h, i = group * heads + r % heads, first + r // heads
                 line = mask[h if len(mask) > 1 else 0, i, start:end]
@@ -158,9 +158,9 @@ def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Arra
         if seen[b]:
             start, end = b * KEYS, min(slots, (b + 1) * KEYS)
             for j in range(start, end):
-                place = value + j * next_value
-                _read(v[place : place + wide], bits[:wide], one[:wide])
-                values[j - start] = one[:wide]
+                _read(v, value + j * next_value, value_bits, one_value)
+                for e in range(wide):
+                    values[j - start, e] = one_value[e]
             for r in range(count * heads):
                 weights = scores[r, start : start + KEYS]
                 _add(weights, values, sums[r])
