@@ -105,18 +105,10 @@ def _weigh(row: Array, seen: Array, top: Any, bits: Array, powers: Array) -> Non
 
 @_part
 def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Array, at: Array, out: Array) -> None:
-    """Attention of some of a row's queries with the heads of one group; see `_attend`.
+    """Attention of some of a row's queries [H, n, D] with the heads of one group; see `_attend`.
 
-    Args:
-        q: [H, n, D].
-        k: flat memory of keys.
-        v: likewise of values.
-        mask: [H or 1, n, S].
-        sinks: [H].
-        limits: as there.
-        at: group, heads of it, first query, S, entries of a key, where the group's first key lies and how far the next one is,
-            and the three of values.
-        out: [n, H, W] is written.
+    `at`: the group, heads of it, the first query, S; then entries of a key, where the group's first one lies, and how far the
+    next one is; then the same three of values.
     """
     scale, cap, lowest = limits
     group, heads, first, slots, deep, key, next_key, wide, value, next_value = at
