@@ -190,6 +190,7 @@ def test_what_cannot_keep_them_stays_as_it_is_unless_asked(
 def test_the_doctor_says_what_keeps_bits(draftree: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftree.doctor.exact.LONGEST", 0.001)
     monkeypatch.setattr("draftree.doctor.exact.price", lambda *_: 0.25)
+    monkeypatch.setattr("draftree.doctor.exact.CONTEXTS", (16, 64, 256))  # the last one is beyond the target's own
     costing(0.01, monkeypatch)
     command = ("doctor", "--exact", "--target", folder, "--dtype", "bfloat16")
     _, out, _ = draftree(*command, "--json")
@@ -201,7 +202,7 @@ def test_the_doctor_says_what_keeps_bits(draftree: Any, folder: str, monkeypatch
     )
     assert all(layer["more"] == 0 for layer in found["layers"] if layer["done"] == "nothing")
     assert (found["default"], found["parting"]) == ("bits", None)
-    assert [p["share"] for p in found["prices"]] == [0.25] * len(found["prices"])
+    assert [p["share"] for p in found["prices"]] == [0.25] * 4
     _, out, _ = draftree(*command)
     assert "where nothing is asked for: --exactness bits" in out
     assert "Linear 32" in out

@@ -95,7 +95,8 @@ def examine_layers(asked: DoctorOptions) -> None:
 
     inputs.quiet()
     with terminal.busy("loading") as tell:
-        target = Target.load(asked.target, **{**asked.loading, "exactness": "ties"})
+        usual = Target.load(asked.target, **{**asked.loading, "exactness": None}).decoder.dtype  # it may depend on bits
+        target = Target.load(asked.target, **{**asked.loading, "dtype": usual, "exactness": "ties"})
         report = exact.examine(target, tell)
     if asked.as_json:
         emit(report.as_json())

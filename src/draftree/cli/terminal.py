@@ -315,7 +315,7 @@ def show_exact(console: Console, title: str, report: "ExactReport") -> None:
         console.print(
             f"a pass over {tokens} behind {p.context:,} takes {100 * p.share:.1f} % longer, attention counted", soft_wrap=True
         )
-    console.print(f"in half precision, where nothing is asked for: --exactness {report.default}", soft_wrap=True)
+    console.print(f"in half precision by --dtype, where nothing is asked for: --exactness {report.default}", soft_wrap=True)
 
 
 LAYERS_BESIDE = 3

@@ -9,7 +9,7 @@ import torch
 
 from draftree.boundary.machine import interleaved
 from draftree.boundary.progress import Tell, silent
-from draftree.models.exactness import CHEAP, looked_into, price
+from draftree.models.exactness import CHEAP, CONTEXT, looked_into, price
 from draftree.models.stable import Kind
 from draftree.models.target import Target
 from draftree.models.widths import Widths
@@ -89,7 +89,8 @@ def examine(target: Target, tell: Tell = silent) -> ExactReport:
         for context in (c for c in CONTEXTS if c + max(WIDTHS) <= decoder.context):
             for width in WIDTHS:
                 tell(0, f"timing a pass over {width} behind {context:,}")
-                prices.append(Price(context, width, price(decoder, stable, width, context)))
+                known = found.price if (context, width) == (CONTEXT, 1) else None  # which decides, and is not measured again
+                prices.append(Price(context, width, price(decoder, stable, width, context) if known is None else known))
     cheap = found.price is not None and found.price <= CHEAP
     return ExactReport(layers, found.parting, prices, "bits" if cheap else "ties")
 

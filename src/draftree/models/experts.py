@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from draftree.models.widths import numbers
-
-Rows = Callable[[Tensor], Tensor]
+from draftree.models.widths import Rows, numbers
 
 
 def are_experts(module: nn.Module) -> bool:

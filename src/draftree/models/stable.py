@@ -96,13 +96,12 @@ class Stable:
     def _add(self, module: nn.Module, seen: Seen, decoder: Decoder, known: Mapping[str, Widths | None]) -> None:
         name, own = f"{type(module).__name__} {seen.entries}", module.forward
         name = " ".join((name, *(str(tuple(p.shape)) for p in module.parameters())))
-        many, before = are_experts(module), self.kinds.get(name)
-        if before is not None or name in known:
-            found = known[name] if before is None else before.widths
+        many, before, ours = are_experts(module), {**known, **self.widths}, own
+        if name in before:
+            found = before[name]
         else:
             at_best = numbers(seen.to) if seen.to else Widths()
             found = widths(expert(module, 0) if many else own, seen.entries, decoder.dtype, decoder.device, at_best)
-        ours = own
         if found is not None and (many or found != Widths()):
             ours = self._change(module, routed(found.apply) if many else _evened(vars(module).get("forward"), found))
         self.kinds.setdefault(name, Kind(found, own, ours, seen.args)).count += 1

@@ -177,18 +177,19 @@ class Target:
             if kind is not None or not loading.trust_remote_code:
                 refuse_unsupported(config, kind)
             chosen = dtype is None and place.type == "cpu" and _may_be_bfloat16(name, config, loading)
-            stored = torch.bfloat16 if chosen else getattr(config, "dtype", None) or torch.float32
-            dtype = dtype or (torch.float32 if place.type == "cpu" and stored in HALF and not chosen else stored)
+            stored = getattr(config, "dtype", None) or torch.float32
+            usual = torch.float32 if place.type == "cpu" and stored in HALF else stored
+            dtype = dtype or (torch.bfloat16 if chosen else usual)
             told = loading.weights_by | rounding(config, loading, place)
             model, info = pretrained(path, config, dtype, **told)
             if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
                 raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
             model = merged(placed(model, place, "device_map" in told), loading).requires_grad_(False)
-            target = cls(Decoder(model), name, loading=loading)
-            _ = target.decoder.shapes  # from a pass over one token: much in a config shows there alone
+            decoder = Decoder(model)
+            _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
         try:
             asked: Word = "bits" if chosen else loading.exactness
-            stable, exactness = decided(target.decoder, name, asked, free=loading.attn_implementation is None)
+            stable, exactness = decided(decoder, name, asked, free=loading.attn_implementation is None)
         except UserError:
             if not chosen or loading.exactness:
                 raise
@@ -197,7 +198,7 @@ class Target:
             LOG.info("computed in bfloat16, for which this processor has instructions, bit for bit; --dtype says otherwise")
         if stable is not None:
             stable.use()  # for good: the model's own `generate` writes these bits, too
-        return cls(target.decoder, name, loading=replace(loading, exactness=exactness))
+        return cls(decoder, name, loading=replace(loading, exactness=exactness))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
