@@ -8,8 +8,9 @@ rounded once: there another order gives another rounding with a probability of s
 Shapes: B rows, H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a value.
 """
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,9 @@ def exact_attention(
 def _mask(query: Tensor, slots: int, mask: Tensor | None, bias: Tensor | None, causal: bool) -> Tensor:
     """[B or 1, H or 1, n, S] what is added to the scores."""
     n = query.shape[2]
-    if mask is None:
+    if mask is None and n == 1:  # which sees all
+        mask = torch.zeros(1, 1, 1, slots)
+    elif mask is None:
         mask = torch.ones(n, slots, dtype=torch.bool, device=query.device).tril(slots - n if causal else slots)[None, None]
     mask = mask[..., :slots]
     if mask.dtype == torch.bool:
@@ -94,14 +97,15 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: 
     sink = np.zeros(0, np.float32) if sinks is None else _numbers(sinks)
     queries = _numbers(q if width % 4 == 0 else pad(q, (0, -width % 4)))
     (keys, of_keys), (values, of_values) = _memory(k), _memory(v)
-    tensors = queries, keys, values, _numbers(mask), sink, limits, np.array([of_keys, of_values]), found
-    machine, parts = attend(), rows * groups * -(-n // QUERIES)
-    if rows * slots * (64 * groups + 10 * heads * n) > FEW and (threads := torch.get_num_threads()) > 1:
-        ends = [parts * i // threads for i in range(threads + 1)]
-        for _ in _workers(threads).map(lambda begin, end: machine(*tensors, begin, end), ends, ends[1:]):
-            pass
-    else:
-        machine(*tensors, 0, parts)
+    work = partial(attend(), queries, keys, values, _numbers(mask), sink, limits, np.array([of_keys, of_values]), found)
+    parts = rows * groups * -(-n // QUERIES)
+    many = rows * slots * (64 * groups + 10 * heads * n) > FEW
+    threads = min(torch.get_num_threads(), parts) if many else 1
+    first, *rest = itertools.pairwise(parts * i // threads for i in range(threads + 1))
+    others = [_workers(threads).submit(work, *part) for part in rest]
+    work(*first)
+    for other in others:
+        other.result()
     return torch.from_numpy(found)
 
 
@@ -111,12 +115,15 @@ def _numbers(tensor: Tensor) -> Floats:
 
 
 def _memory(tensor: Tensor) -> tuple[Array, list[int]]:
-    """The numbers of keys or values, or the bits of bfloat16, as they lie in memory, and where each is found there."""
-    tensor = tensor.detach() if tensor.stride(3) == 1 else tensor.detach().contiguous()
-    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.as_strided((span,), (1,))
-    found: Array = (flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat).numpy()
-    return found, [tensor.shape[1], tensor.shape[3], *tensor.stride()[:3]]
+    """The words of keys or values as they lie in memory, and where each is found there."""
+    word = 8 // tensor.element_size()  # numbers of one
+    if tensor.stride(3) != 1 or any(n % word for n in (tensor.shape[3], tensor.storage_offset(), *tensor.stride()[:3])):
+        tensor = pad(tensor, (0, -tensor.shape[3] % word)).contiguous()
+    (rows, groups, slots, entries), (by_row, by_group, by_slot, _) = tensor.shape, tensor.stride()
+    span = (rows - 1) * by_row + (groups - 1) * by_group + (slots - 1) * by_slot + entries
+    flat: Array = tensor.detach().as_strided((span,), (1,)).view(torch.int64).numpy().view(np.uint64)
+    half = int(tensor.dtype == torch.bfloat16)
+    return flat, [half, groups, entries // word, by_row // word, by_group // word, by_slot // word]
 
 
 @cache
