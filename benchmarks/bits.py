@@ -3,20 +3,23 @@
     python benchmarks/bits.py --target smollm2 --suite spec_bench.jsonl --limit 20 --exactness bits --out bits.json
     python benchmarks/bits.py … --exactness ties --out ties.json          # the same with transformers' sdpa
 
-Greedy texts are compared with stock `generate` of the same model object, those at temperature 1 with plain decoding of the same
-seed (transformers draws otherwise). Of a text that differs it is told where, and how far apart the two tokens' logits stood, in
-units in the last place. Prompts are spread evenly over the suite; a run that was stopped goes on.
+Greedy texts are compared with stock `generate` of the same model object, alone, those at temperature 1 with plain decoding of
+the same seed (transformers draws otherwise). With `--rows` draftree writes so many texts in one batch, whatever their lengths,
+and stock `generate` pads them to one length beside the texts that it writes alone. Of a text that differs it is told where, and
+how far apart the two tokens' logits stood, in units in the last place. Prompts are spread evenly over the suite; a run that was
+stopped goes on.
 """
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from peers import Way, speculative, theirs
+from torch.nn.utils.rnn import pad_sequence
 
 from draftree import Request, Sampling, Target
 from draftree.boundary.files import append, write_text
@@ -29,16 +32,37 @@ from draftree.evaluation.provenance import provenance
 from draftree.evaluation.report import save
 
 DRAFTERS, POLICIES = ("pld", "suffix", "edd"), ("chain", "eagle2", "yield")
+Batch = Callable[[list[Request]], list[list[int]]]
+"""Writes the texts of some requests."""
 
 
-def ours(engine: Engine, request: Request) -> list[int]:
-    """The tokens that draftree writes, with nothing from the caches of the text before."""
-    return engine.write([request], reuse=False).tokens[0]
+def ours(engine: Engine, requests: list[Request]) -> list[list[int]]:
+    """The tokens that draftree writes in one batch, with nothing from the caches of the texts before."""
+    return engine.write(requests, reuse=False).tokens
 
 
-def ways(target: Target, temperature: float, assistant: str | None, pairs: list[str]) -> dict[str, Way]:
+def one_by_one(way: Way, requests: list[Request]) -> list[list[int]]:
+    """The tokens that a way for single requests writes."""
+    return [way(request) for request in requests]
+
+
+def padded(target: Target, requests: list[Request]) -> list[list[int]]:
+    """The tokens that transformers' `generate` writes for a batch that is padded to the left."""
+    prompts = [torch.tensor(request.prompt) for request in requests]
+    ids, seen = (pad_sequence(some, batch_first=True, padding_side="left") for some in (prompts, map(torch.ones_like, prompts)))
+    eos, count, model = requests[0].eos, requests[0].max_new_tokens, target.decoder.model
+    stop: dict[str, Any] = {"eos_token_id": sorted(eos), "pad_token_id": min(eos, default=0)}
+    rows = model.generate(ids, attention_mask=seen, max_new_tokens=count, do_sample=False, **stop)[:, ids.shape[1] :].tolist()  # type: ignore[operator]
+    ends = (next((i + 1 for i, token in enumerate(row) if token in eos), len(row)) for row in rows)
+    return [row[:end] for row, end in zip(rows, ends, strict=True)]
+
+
+def ways(target: Target, temperature: float, assistant: str | None, pairs: list[str], rows: int) -> dict[str, Batch]:
     """Every way by its name."""
-    found = {} if temperature else speculative(target, assistant)
+    alone = {} if temperature else speculative(target, assistant)
+    found: dict[str, Batch] = {name: partial(one_by_one, way) for name, way in alone.items()}
+    if rows > 1 and not temperature:
+        found["transformers: generate, padded"] = partial(padded, target)
     for pair in pairs or [f"{d} {p}" for d in DRAFTERS for p in POLICIES]:
         drafter, policy = pair.split(" ")
         found[f"draftree: {pair}"] = partial(ours, load(target, drafter, policy))
@@ -57,13 +81,12 @@ def apart(target: Target, request: Request, wanted: list[int], found: list[int])
     return {"token": at, "behind": round(float((one - other).float() / unit), 1)}
 
 
-def compared(target: Target, requests: list[Request], every: dict[str, Way], own: Way) -> Iterator[tuple[int, str, Any]]:
-    """For each request and way nothing where the text is the same, else where it is not."""
-    for i, request in enumerate(requests):
-        wanted = own(request)
-        for name, way in every.items():
-            found = way(request)
-            yield i, name, None if found == wanted else apart(target, request, wanted, found)
+def compared(target: Target, requests: list[Request], every: dict[str, Batch], own: Batch) -> Iterator[tuple[int, str, Any]]:
+    """For each way and request of a batch nothing where the text is the same, else where it is not."""
+    wanted = own(requests)
+    for name, way in every.items():
+        for request, known, found in zip(requests, wanted, way(requests), strict=True):
+            yield request.number, name, None if found == known else apart(target, request, known, found)
 
 
 def main() -> None:
@@ -73,6 +96,7 @@ def main() -> None:
     parser.add_argument("--suite", required=True)
     parser.add_argument("--limit", type=int, default=20)
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=1, help="texts of a batch")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--exactness", choices=("bits", "ties"), default="bits")
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -86,24 +110,25 @@ def main() -> None:
     sampling = Sampling(temperature=args.temperature, seed=1)
     encoded = (encode(target.tokenizer, p.content) for p in prompts)
     requests = [Request(ids, args.max_new_tokens, target.eos, i, sampling=sampling) for i, ids in enumerate(encoded)]
-    every = ways(target, args.temperature, args.assistant, args.pair)
-    own = (lambda request: plain(target, [request]).tokens[0]) if args.temperature else partial(theirs, target)
+    every = ways(target, args.temperature, args.assistant, args.pair, args.rows)
+    own = (lambda some: plain(target, some).tokens) if args.temperature else partial(one_by_one, partial(theirs, target))
     kept = args.out.with_name(args.out.name + ".partial")
     done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
-    left = requests[len(done) // len(every) :]
-    del done[(len(requests) - len(left)) * len(every) :]  # a prompt that was broken off is begun anew
+    whole = len(done) // (len(every) * args.rows)  # batches; one that was broken off is begun anew
+    del done[whole * len(every) * args.rows :]
     write_text(kept, "".join(json.dumps(line) + "\n" for line in done))
-    for line in compared(target, left, every, own):
-        done.append(line)
-        append(kept, json.dumps(line) + "\n")
-        print(f"{len(done)} of {len(requests) * len(every)}: {line[1]}, {line[2] or 'the same'}", flush=True)
+    for at in range(whole * args.rows, len(requests), args.rows):
+        for line in compared(target, requests[at : at + args.rows], every, own):
+            done.append(line)
+            append(kept, json.dumps(line) + "\n")
+            print(f"{len(done)} of {len(requests) * len(every)}: {line[1]}, {line[2] or 'the same'}", flush=True)
     rows = []
     for name in every:
         found = [where for _, way, where in done if way == name and where is not None]
         behind = sorted(w["behind"] for w in found if w["behind"] is not None)
         rows.append({"way": name, "texts": len(requests), "differ": len(found), "behind": behind})
         print(f"{name:40} {len(found):3} of {len(requests)} differ, behind by {behind}")
-    asked = {name: getattr(args, name) for name in ("suite", "max_new_tokens", "exactness", "temperature")}
+    asked = {name: getattr(args, name) for name in ("suite", "max_new_tokens", "exactness", "temperature", "rows")}
     save({"provenance": provenance(target, 1) | asked, "rows": rows}, args.out)
     kept.unlink()
 

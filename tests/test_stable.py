@@ -1,6 +1,7 @@
 """Linears whose bits depend on the width of a pass are found, and evened out; then a model's bits do not depend on cuts."""
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from architectures import fresh
-from draftree import Request, Target, UserError
+from draftree import Costs, Request, Target, UserError
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
+from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
 from draftree.models.exact_attention import EXACT
 from draftree.models.exactness import decided
+from draftree.models.feed import Feed
 from draftree.models.stable import Stable, parting
 from draftree.models.widths import Widths, numbers, widths
 from draftree.registry import build
+from draftree.tree import Ints
 from folders import target_folder
 
 DENSE = ("llama", "gemma3", "qwen3", "phi3-sliding", "olmo2", "gpt_neox", "qwen2-mixed")
@@ -94,17 +98,55 @@ def test_linears_of_this_machine_are_evened_out(dtype: torch.dtype, entries: int
             assert torch.equal(whole[at : at + n], kept.apply(linear, rows[at : at + n]))
 
 
+def read(decoder: Decoder, cache: SlotCache, parts: list[list[Ints]]) -> None:
+    """Reads every row's text in its parts, rows side by side as long as they have some."""
+    for row in itertools.zip_longest(*parts, fillvalue=np.zeros(0, np.int64)):
+        starts = cache.lengths.copy()
+        decoder.forward(cache, Feed.chains(row, starts, decoder.device))
+        for r, part in enumerate(row):
+            cache.keep(r, starts[r] + np.arange(len(part)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
 def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dtype) -> None:
-    model = fresh(name).to(dtype)
-    target = Target.of(model)
-    stable = Stable(target.decoder)
+    """Nodes of random trees, up to 64 wide, behind prompts cut anywhere, beside other rows, against their path read in one."""
+    target = Target.of(fresh(name).to(dtype))
+    decoder, draw = target.decoder, np.random.default_rng(0)
+    stable = Stable(decoder)
     assert None not in stable.widths.values()
     stable.use()
-    assert parting(target.decoder) is None
+    for widths_of_rows in ((1, 2, 7), (64, 9, 33), (16, 3, 1)):
+        texts = [draw.integers(3, 70, draw.integers(2, 30)) for _ in widths_of_rows]
+        cache = decoder.new_cache(len(texts), 30 + max(widths_of_rows))
+        with torch.inference_mode():
+            read(decoder, cache, [np.split(t, np.sort(draw.integers(0, len(t) + 1, draw.integers(0, 4)))) for t in texts])
+            trees = [draw.integers(-1, np.arange(n)) for n in widths_of_rows]  # each node's parent
+            paths = [[path(parents, node) for node in range(len(parents))] for parents in trees]
+            seen = [np.array([np.isin(np.arange(len(of)), one) for one in of]) for of in paths]
+            tokens = [draw.integers(3, 70, n) for n in widths_of_rows]
+            starts = cache.lengths.copy()
+            places = [s + np.array([len(one) - 1 for one in of]) for s, of in zip(starts, paths, strict=True)]
+            found = decoder.forward(cache, Feed.packed(tokens, places, starts, seen, places, decoder.device))
+            for r, of in enumerate(paths):
+                for node in {0, len(of) // 2, len(of) - 1}:
+                    whole = np.concatenate((texts[r], tokens[r][of[node]]))
+                    alone = decoder.forward(
+                        decoder.new_cache(1, 96), Feed.chains([whole], np.zeros(1, np.int64), decoder.device)
+                    )
+                    assert torch.equal(found[r, node], alone[0, -1])
+
+
+def path(parents: Ints, node: int) -> list[int]:
+    """The nodes from the root's child to a node."""
+    return [*(path(parents, int(parents[node])) if parents[node] >= 0 else []), node]
+
+
+def test_texts_are_plain_decodings() -> None:
+    target = Target.of(fresh("gemma3").to(torch.bfloat16), exactness="bits")
+    costs = Costs({1: 0.1}, {1: 1.0, 64: 1.5})
+    oracle = Engine(target, build("drafter", "suffix").open(target), build("policy", "yield"), costs=costs)
     prompts = [np.random.default_rng(i).integers(3, 70, 9 + i).tolist() for i in range(4)]
-    oracle = Engine(target, build("drafter", "suffix").open(target), build("policy", "yield"))
     requests = [Request(p, 24, frozenset(), i) for i, p in enumerate(prompts)]
     plain = [oracle.plain([r]).tokens[0] for r in requests]
     assert oracle.write(requests).tokens == plain
