@@ -1,11 +1,12 @@
-"""τ and counted speed-ups of drafters × policies, along greedy texts that the target writes once.
+"""τ and counted speed-ups of drafters × policies, along texts that the target writes once.
 
     python benchmarks/replayed.py SUITE --target smollm2 --texts texts.json --drafter edd --policy chain --policy pct \\
         --costs edd.json --out result.json [--per-category 20] [--pair "pld chain:length=10"]
 
 No layer of the target runs while a cell is measured, so a table takes a tenth of the time that `draftree bench` needs; τ, the
 nodes and the work of every step are those of the live run (tests/test_replayed.py), and there are no seconds by the clock.
-`--texts` is read where it is there, and written where it is not, so that several tables share it. An interrupted run goes on.
+`--texts` is read where it is there, and written where it is not, so that several tables share it. Above `--temperature` 0 texts
+are sampled, and drafted with `match`. An interrupted run goes on.
 """
 
 import argparse
@@ -28,15 +29,20 @@ from draftree.evaluation.provenance import provenance
 from draftree.evaluation.replayed import Replayed
 from draftree.models.target import Target
 from draftree.request import Request
+from draftree.sampling.settings import Sampling
 
 TOGETHER = 8
 """Texts that the target writes at a time."""
 
 
 def written(target: Target, requests: Sequence[Request], path: Path) -> list[list[int]]:
-    """The target's greedy texts, from a file where they are there."""
+    """The target's texts, from a file where they are there."""
     known: dict[str, list[int]] = json.loads(path.read_text()) if path.is_file() else {}
-    key = lambda request: f"{request.max_new_tokens} {' '.join(map(str, request.prompt))}"
+
+    def key(request: Request) -> str:
+        drawn = "" if request.sampling.greedy else f"{request.sampling.temperature} {request.number} "
+        return f"{drawn}{request.max_new_tokens} {' '.join(map(str, request.prompt))}"
+
     missing = sorted((r for r in requests if key(r) not in known), key=lambda r: len(r.prompt))
     with terminal.progress("writing texts", len(missing)) as tell:
         for at in range(0, len(missing), TOGETHER):
@@ -87,6 +93,7 @@ def main() -> None:
     parser.add_argument("--category", action="append", default=[])
     parser.add_argument("--per-category", type=int)
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     inputs.quiet()
@@ -95,10 +102,14 @@ def main() -> None:
     opened = assemble(lambda: Target.load(args.target), pairs, costs)
     some = next(iter(opened.values()))
     requests, _ = chosen(suite.select(args.category), some, args.max_new_tokens, None, args.per_category)
+    requests = [replace(request, sampling=Sampling(temperature=args.temperature)) for request in requests]
     answers = written(some.target, requests, args.texts)
-    engines = {c: replace(some if c.plain else opened[c.drafter or "", c.policy or ""]) for c in product(pairs, [0.0])}
+    engines = {
+        c: replace(some if c.plain else opened[c.drafter or "", c.policy or ""]) for c in product(pairs, [args.temperature])
+    }
     about = {"suite": {"name": suite.name, "sha256": suite.sha256, "categories": args.category},
-             "per_category": args.per_category, "max_new_tokens": args.max_new_tokens, "replayed": True,
+             "per_category": args.per_category, "max_new_tokens": args.max_new_tokens, "temperature": args.temperature,
+             "replayed": True,
              "costs": {d: asdict(c) for d, c in costs.items()}}  # fmt: skip
     key = about | {"target": args.target, "cells": [asdict(c) for c in engines]}
     journal = Journal(args.out.with_name(args.out.name + ".partial"), key)

@@ -9,18 +9,18 @@
 # side, but for `costs` and what goes by the clock (`peers`, `lookahead`, `temperature`, `structured`): a quiet machine for those.
 #
 #   costs         seconds of a pass and of a draft step     peers            tokens a second beside transformers' own ways
-#   drafters      every drafter                             earlier          each beside its own earlier weights
-#   policies_edd  every policy with edd                     policies_eagle3  with eagle3
+#   drafters      chains of every drafter                   earlier          each beside its own earlier weights (math)
+#   policies_edd  policies with edd                         policies_eagle3  with eagle3
 #   untrained     drafting without training                 lookahead        that one, by passes of the model
-#   vocabulary    a draft vocabulary, and none              places           τ by place in the answer
-#   temperature   temperature 1                             structured       JSON of a schema
+#   vocabulary    a draft vocabulary, and none (math)       places           τ by place in the answer
+#   temperature   temperature 1, five of each task          structured       JSON of a schema
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 drafters=${DRAFTERS:-drafters} each=${EACH:-20}
 export OMP_NUM_THREADS=${THREADS:-2}
 names=(edd eagle eagle3 vdm mtp glide)
 trained="${names[*]/#/$drafters/}"
-policies="chain:length=5 dymax dyjoint vct beam pct eagle2 opttree cape yield c2t:classifier=$drafters/policies/c2t"
+policies="pct eagle2 cape yield"
 
 suite() {  # the questions: of mt_bench's eight categories two or three each
     [ -f tasks.jsonl ] || python - "$each" <<'PY'
@@ -47,13 +47,13 @@ cost() {  # the file with a drafter's costs, measured where it is not there; ear
 
 cross() { for d in $1; do for p in $2; do echo "$d $p"; done; done; }
 
-replay() {  # NAME, then a line for each pair on standard input
+replay() {  # NAME [OPTION…], and a line for each pair on standard input
     local options=() known=" " drafter pair
     while read -r pair; do
         drafter=${pair% *} options+=(--pair "$pair")
         [[ $known == *" $drafter "* ]] || { options+=(--costs "$(cost "$drafter" </dev/null)") known+="$drafter "; }
     done
-    python "$here/replayed.py" tasks.jsonl --target smollm2 --texts texts.json "${options[@]}" --out "smollm2_$1.json"
+    python "$here/replayed.py" tasks.jsonl --target smollm2 --texts texts.json "${options[@]}" "${@:2}" --out "smollm2_$1.json"
 }
 
 live() { draftree bench --target smollm2 --suite tasks.jsonl --max-new-tokens 128 "${@:2}" --out "smollm2_$1.json"; }
@@ -65,21 +65,21 @@ stores() {  # datastores of what the drafters learnt from
 }
 
 costs() { for d in $trained; do cost "$d"; done; }
-drafters() { cross "$trained pld" "chain:length=5 pct eagle2" | replay drafters; }
-earlier() { for d in "${names[@]}"; do cross "$(echo "$drafters/$d"{/step-*,})" chain:length=5 | replay "earlier_$d"; done; }
-policies_of() { cross "$drafters/$1" "$policies static:paths=$drafters/trees/$1.json" | replay "policies_$1"; }
-policies_edd() { policies_of edd; }
-policies_eagle3() { policies_of eagle3; }
+math=(--category math_reasoning)
+drafters() { cross "$trained pld" chain:length=5 | replay drafters; }
+earlier() { cross "$(echo "$drafters"/*/step-*) $trained pld" chain:length=5 | replay earlier "${math[@]}"; }
+policies_edd() { cross "$drafters/edd" "$policies static:paths=smollm2/edd c2t:classifier=smollm2" | replay policies_edd; }
+policies_eagle3() { cross "$drafters/eagle3" "$policies static:paths=smollm2/eagle3" | replay policies_eagle3; }
 untrained() {
     stores
-    printf '%s\n' "pld chain:length=10" "suffix trie" "of-rest trie" "of-aded mcts" "pld+suffix trie" "$drafters/edd+suffix pct" \
-        "$drafters/edd pct" | replay untrained
+    printf '%s\n' "pld chain:length=10" "suffix trie" "of-rest trie" "of-aded mcts" "pld+suffix trie" "$drafters/edd+suffix yield" |
+        replay untrained
 }
 lookahead() { live lookahead --pair "lookahead trie" --pair "suffix trie"; }
-temperature() { live temperature --temperature 1 --drafter="$drafters"/{edd,eagle3} --policy={chain,pct,eagle2}; }
+temperature() { cross "$(echo "$drafters"/{edd,eagle3})" "chain:length=5 pct eagle2" | replay temperature --temperature 1 --per-category 5; }
 structured() { python "$here/structured.py" tasks.jsonl --target smollm2 --limit 20 --out smollm2_structured.json; }
 places() {
-    python "$here/places.py" tasks.jsonl --target smollm2 --texts texts.json --drafter="$drafters"/{edd,vdm,eagle} --policy chain:length=5 \
+    python "$here/places.py" tasks.jsonl --target smollm2 --texts texts.json --drafter="$drafters"/{edd,vdm,eagle,glide} --policy chain:length=5 \
         --stretch 20 --max-new-tokens 128 --out smollm2_places.json
 }
 vocabulary() {  # the same weights behind the rows of 8,192 tokens, and behind the whole head
@@ -93,7 +93,7 @@ config["draftree"]["draft_vocab"] = 0
 save_file({k: v for k, v in load_file(made / "model.safetensors").items() if not k.endswith("d2t")}, out / "model.safetensors")
 (out / "config.json").write_text(json.dumps(config))
 PY
-    cross "$drafters/edd edd-whole" "chain:length=5 pct" | replay vocabulary
+    cross "$drafters/edd edd-whole" "chain:length=5 pct" | replay vocabulary "${math[@]}"
 }
 peers() {
     [ -d vdm-alone ] || draftree export "$drafters/vdm" --target smollm2 --standalone --out vdm-alone

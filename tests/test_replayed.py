@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draftree import Request, Target, UserError
+from draftree import Request, Sampling, Target, UserError
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.evaluation import suites
@@ -23,14 +23,16 @@ def engine(target: Target, drafter: str, policy: str) -> Engine:
     return Engine(target, build("drafter", drafter).open(target), build("policy", policy))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("drafter", "policy"),
     [("edd", "pct"), ("eagle", "eagle2"), ("glide", "cape"), ("mtp", "chain"), ("suffix", "trie"), ("edd+suffix", "opttree")],
 )
-def test_a_replay_takes_the_steps_of_the_live_run(target: Target, drafter: str, policy: str) -> None:
+def test_a_replay_takes_the_steps_of_the_live_run(target: Target, drafter: str, policy: str, temperature: float) -> None:
     live, prompts = engine(target, drafter, policy), suites.load("demo").prompts
-    for prompt in prompts[:2]:
-        request = Request(encode(target.tokenizer, prompt.content), 40, target.eos)
+    for i, prompt in enumerate(prompts[:2]):
+        sampling = Sampling(temperature=temperature, seed=3)
+        request = Request(encode(target.tokenizer, prompt.content), 40, target.eos, i, sampling=sampling)
         wanted = replace(live).write([request], reuse=False)
         text = Text(np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt))
         source = Replayed.along(target, text, live.drafter.needs.hidden)

@@ -1,7 +1,8 @@
-"""A target that has written its greedy text before: drafters and policies are judged along it without a pass of the model.
+"""A target that has written its text before: drafters and policies are judged along it without a pass of the model.
 
 What is decoded is the same step by step, τ and the work of every step with it; seconds mean nothing. Of the logits only the
-likeliest token is true, and that only after nodes which stand on the text: no walk comes to another one.
+chosen token is true, and that only after nodes which stand on the text: no walk comes to another one. That holds above
+temperature 0 too, as `match` chooses by noise that does not depend on the draft.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,13 @@ from draftree.models.target import Needs, Probes, Taps, Target, Verified
 from draftree.tree import Ints, Tree, Verdict
 
 
+CERTAIN = 1e4
+"""The logit of the text's next token beside others of 0, more than any noise or penalty makes up for."""
+
+
 @final
 class Replayed(Target):
-    """Stands in for a target while one text is written again by greedy decoding.
+    """Stands in for a target while one text is written again, greedily or, with the seed that it was sampled with, by `match`.
 
     Args:
         target: wrote it.
@@ -73,7 +78,7 @@ class Replayed(Target):
     def _after(self, positions: Ints) -> Tensor:
         """[N, V] logits in which the text's next token stands out."""
         following = np.append(self._tokens[1:], 0)[self._inside(positions)]
-        return torch.zeros(len(positions), self.decoder.vocab).scatter_(1, torch.from_numpy(following)[:, None], 1.0)
+        return torch.zeros(len(positions), self.decoder.vocab).scatter_(1, torch.from_numpy(following)[:, None], CERTAIN)
 
     def _inside(self, positions: Ints) -> Ints:
         return np.minimum(positions, len(self._tokens) - 1)
