@@ -10,8 +10,8 @@
 #
 #   costs         seconds of a pass and of a draft step     peers            tokens a second beside transformers' own ways
 #   drafters      chains of every drafter                   earlier          each beside its own earlier weights (math)
-#   policies_edd  policies with edd                         policies_eagle3  with eagle3
-#   untrained     drafting without training                 lookahead        that one, by passes of the model
+#   policies_edd  policies with edd (ten of each task)      policies_eagle3  with eagle3 (ten)
+#   untrained     drafting without training (ten)           lookahead        that one, by passes of the model
 #   vocabulary    a draft vocabulary, and none (math)       places           τ by place in the answer
 #   temperature   temperature 1, five of each task          structured       JSON of a schema
 set -euo pipefail
@@ -65,15 +65,15 @@ stores() {  # datastores of what the drafters learnt from
 }
 
 costs() { for d in $trained; do cost "$d"; done; }
-math=(--category math_reasoning)
+math=(--category math_reasoning) ten=(--per-category 10)
 drafters() { cross "$trained pld" chain:length=5 | replay drafters; }
 earlier() { cross "$(echo "$drafters"/*/step-*) $trained pld" chain:length=5 | replay earlier "${math[@]}"; }
-policies_edd() { cross "$drafters/edd" "$policies static:paths=smollm2/edd c2t:classifier=smollm2" | replay policies_edd; }
-policies_eagle3() { cross "$drafters/eagle3" "$policies static:paths=smollm2/eagle3" | replay policies_eagle3; }
+policies_edd() { cross "$drafters/edd" "$policies static:paths=smollm2/edd c2t:classifier=smollm2" | replay policies_edd "${ten[@]}"; }
+policies_eagle3() { cross "$drafters/eagle3" "$policies static:paths=smollm2/eagle3" | replay policies_eagle3 "${ten[@]}"; }
 untrained() {
     stores
-    printf '%s\n' "pld chain:length=10" "suffix trie" "of-rest trie" "of-aded mcts" "pld+suffix trie" "$drafters/edd+suffix yield" |
-        replay untrained
+    printf '%s\n' "pld chain:length=10" "suffix trie" "of-rest trie" "of-aded mcts" "pld+suffix trie" "$drafters/"{edd,eagle3}"+suffix yield" |
+        replay untrained "${ten[@]}"
 }
 lookahead() { live lookahead --pair "lookahead trie" --pair "suffix trie"; }
 temperature() { cross "$(echo "$drafters"/{edd,eagle3})" "chain:length=5 pct eagle2" | replay temperature --temperature 1 --per-category 5; }

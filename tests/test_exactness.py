@@ -384,6 +384,8 @@ def test_rows_of_unequal_texts_are_independent_and_exact(acceptor: Acceptor) -> 
 class Searching(Drafter[None]):
     """Proposes the two tokens that come next in the order of ids, whatever it is asked for; after token 2 nothing."""
 
+    searches = True
+
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None, rows: Ints | None = None) -> None:
         return None
 

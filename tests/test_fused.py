@@ -251,6 +251,33 @@ def test_the_tree_remembers_who_proposed_a_node() -> None:
     assert alone.source.tolist() == [-1, 0, 0]
 
 
+def test_what_is_found_costs_no_pass_and_is_not_searched_for_twice() -> None:
+    class Counted(Given):
+        asked = 0
+
+        def expand(self, state: Any, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Any]:
+            self.asked += 1
+            return super().expand(state, tree, frontier, k, drawing)
+
+    guide, search = Counted({1: 0.6, 2: 0.3}, vocab=4), Counted({2: 0.5})
+    search.searches = True
+    drafter = FusedDrafter([guide, search])
+    state = drafter.start([np.array([1])], np.array([0]), TAPS)
+    tree = Tree.planted(np.array([0]), np.array([0]))
+    drawing = Drawing(Draw.POINT)
+    found, after = drafter.find(state, tree, np.array([0]), 4, drawing)
+    assert found is not None
+    assert (found.tokens.tolist(), found.log_probs, found.origin.tolist()) == ([[2]], None, [[1]])
+    assert np.exp(found.log_q) == pytest.approx(0.5)  # its own q, before any find was judged
+    assert (guide.asked, search.asked) == (0, 1)
+    both, _ = drafter.expand(after, tree, np.array([0]), 4, drawing)
+    alone, _ = drafter.expand(state, tree, np.array([0]), 4, drawing)
+    assert (both.tokens.tolist(), both.log_q.tolist()) == (alone.tokens.tolist(), alone.log_q.tolist())
+    assert (guide.asked, search.asked) == (2, 2)
+    assert drafter.find(state, tree, np.array([0]), 4, Drawing(Draw.WITH_REPLACEMENT)) == (None, state)
+    assert FusedDrafter([search, search]).find(state, tree, np.array([0]), 4, drawing)[0] is None  # nothing costs a pass
+
+
 def test_samples_are_one_parts_own() -> None:
     drawing = Drawing(Draw.WITHOUT_REPLACEMENT, [Sampling(1.0)], Keyed(5, np.array([0]), np.array([2])))
     table = TableDrafter(random_table(9, 2)[0])

@@ -4,7 +4,7 @@ Shapes: F frontier nodes, K candidates.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,12 @@ from draftree.costs import Costs
 from draftree.drafters.lookahead import Lookahead
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.policies.base import Expand
+from draftree.policies.base import Expand, Search
 from draftree.request import Request
 from draftree.sampling.settings import Sampling
 from draftree.stats import Work
 from draftree.testing.fakes import Always, Never, Sometimes, TableDrafter, random_table, table_target, tiny_target
-from draftree.tree import Candidates, Room, Tree, Verdict
+from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 from rules import following, levels
 from test_policies import always, paths
 
@@ -110,6 +110,50 @@ def test_a_layer_is_drafted_while_it_pays() -> None:
     tree = grown(following(lambda _: [np.log(0.5)], asked), costs, sure(0.6))
     assert [frontier for frontier, _ in asked] == [[0], [1]]
     assert tree.drafted == 2
+
+
+@dataclass
+class Found(Search):
+    """Says what is found, by depth, with a probability each, and notes what the model is asked for."""
+
+    found: dict[int, float]
+    asked: list[list[int]] = field(default_factory=list)
+
+    def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
+        q = np.array([[self.found.get(int(depth), 0.0)] for depth in tree.depth[frontier]])
+        return Candidates(np.full(q.shape, 7), np.log(q, where=q > 0, out=np.full(q.shape, -np.inf))) if q.any() else None
+
+    def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        self.asked.append(frontier.tolist())
+        return always(0.8)(tree, frontier, k)
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "drafted"),
+    [
+        ({}, [[0], [1]], 2),  # .8 and .64 pay for a step of .6, .512 does not
+        ({0: 0.9}, [], 1),  # what was found is worth .9: the model would add nothing, and is not asked below either
+        ({0: 0.9, 1: 0.9, 2: 0.9}, [], 3),
+        ({0: 0.1}, [[0], [1]], 2),  # .8 − .1 pays for .6
+        ({0: 0.3}, [], 1),  # .8 − .3 does not
+        ({1: 0.7}, [[0]], 2),  # behind the model's node, worth .8, a find of .56 leaves it .08
+    ],
+)
+def test_the_model_is_asked_where_it_adds_more_than_its_price_to_what_was_found(
+    found: dict[int, float], asked: list[list[int]], drafted: int
+) -> None:
+    expand = Found(found)
+    tree = grown(expand, Costs({1: 0.6}, {1: 1.0}), sure(0.8))
+    assert (expand.asked, tree.drafted) == (asked, drafted)
+
+
+def test_expectations_of_the_model_are_not_learnt_where_it_was_not_asked() -> None:
+    costs, memory = Costs({1: 0.4}, {1: 1.0}), sure(0.8)
+    for found, learns in (({0: 0.9}, False), ({}, True)):
+        tree = grown(Found(found), costs, memory)
+        known = Yield().observe(memory, tree, Verdict((np.array([1]),), np.array([5])), Work((), 2, 1, 7), costs)
+        assert (known.reach.information.tolist() != memory.reach.information.tolist()) == learns
+        assert known.acceptance
 
 
 def test_the_frontier_is_as_wide_as_pays() -> None:

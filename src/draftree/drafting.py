@@ -10,13 +10,14 @@ import numpy as np
 
 from draftree.drafters.base import Drafter
 from draftree.models.target import Probes, Verified
+from draftree.policies.base import Search
 from draftree.rows import Rows
 from draftree.sampling.drawing import Drawing, allowed
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 
 @dataclass
-class Drafting:
+class Drafting(Search):
     """Expands tree nodes through a drafter during one step: carries its state, and skips nodes whose next token is forced.
 
     Attributes:
@@ -36,6 +37,14 @@ class Drafting:
     drawing: Drawing
     frontiers: list[int] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
+
+    def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
+        if self.rows.forced(tree, frontier) is not None:
+            return None
+        shaped = self.rows.guided(tree, frontier)
+        drawing = self.drawing if shaped is None else replace(self.drawing, shaped=shaped)
+        found, self.state = self.drafter.find(self.state, tree, frontier, k, drawing)
+        return found if found is None or shaped is None else allowed(found, shaped, self.vocab, self.rows.cache.device)
 
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         if (forced := self.rows.forced(tree, frontier)) is not None:

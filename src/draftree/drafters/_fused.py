@@ -7,7 +7,7 @@ the candidates are the guide's own. Without a guide, all parts' finds are judged
 Shapes: R rows, P parts, F frontier nodes, K candidates, X features, C distinct candidates of all nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -32,6 +32,7 @@ RECENT, NEUTRAL = 0.2, 0.5
 """The share of the last find in what is remembered of a row's last ones, and what is remembered of none."""
 CERTAIN = 1e-4
 """No probability that is learnt from is taken to be closer to 0 or 1."""
+NOWHERE = np.zeros(0, np.int64)
 MOST = 1 - 1e-3
 """All finds after a node are worth this much together at most, so that something is left for the guide's tokens."""
 
@@ -102,11 +103,13 @@ class Fusing:
         parts: [P] their own states.
         trust: [R][P] what each row has learnt; what `carry` leaves has one row, which stands for all.
         finds: of this step.
+        searched: [F] numbers of the nodes after which it was searched last, and what each part that searches proposed.
     """
 
     parts: tuple[Any, ...]
     trust: tuple[tuple[Trust, ...], ...]
     finds: tuple[Find, ...] = ()
+    searched: tuple[Ints, Mapping[int, Candidates]] = (NOWHERE, {})
 
     @property
     def together(self) -> tuple[Trust, ...]:
@@ -127,6 +130,7 @@ class FusedDrafter(Drafter[Fusing]):
     def __init__(self, parts: Sequence[Drafter[Any]]) -> None:
         self.parts = tuple(parts)
         self.expands_paths = all(part.expands_paths for part in self.parts)
+        self.searches = all(part.searches for part in self.parts)
         self._probing = [i for i, part in enumerate(self.parts) if part.sends_probes]
         self.sends_probes = bool(self._probing)
         if len(self._probing) > 1:
@@ -154,23 +158,48 @@ class FusedDrafter(Drafter[Fusing]):
             return Fusing(tuple(inner), fresh)
         return Fusing(tuple(inner), put(state.trust, rows, fresh))
 
+    def find(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates | None, Fusing]:
+        """What the parts that search find, each find worth what it was without a guide; they are not asked again below."""
+        if self.searches or drawing.kind.sampled:  # draws of one part leave no room for others
+            return None, state
+        inner, proposed = list(state.parts), dict[int, Candidates]()
+        for i, part in enumerate(self.parts):
+            if part.searches:
+                proposed[i], inner[i] = part.expand(state.parts[i], tree, frontier, k, drawing)
+        state = replace(state, parts=tuple(inner), searched=(tree.number[frontier], proposed))
+        finds = self._finds(state, tree, frontier, proposed, None)
+        return (merged(None, finds, k) if finds else None), replace(state, finds=(*state.finds, *finds))
+
     def expand(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Fusing]:
         """The merged candidates; samples stay one part's own, the first's that can draw them."""
-        inner, proposed = list(state.parts), []
+        inner, proposed = list(state.parts), dict[int, Candidates]()
+        known, before = state.searched
+        again = np.isin(tree.number[frontier], known).all()
         for i, part in enumerate(self.parts):
-            candidates, inner[i] = part.expand(state.parts[i], tree, frontier, k, drawing)
-            proposed.append(replace(candidates, source=(1 << i) - 1))
+            if again and i in before:
+                order = np.argsort(known)
+                candidates = before[i].shared(order[np.searchsorted(known, tree.number[frontier], sorter=order)])
+            else:
+                candidates, inner[i] = part.expand(state.parts[i], tree, frontier, k, drawing)
+            proposed[i] = replace(candidates, source=(1 << i) - 1)
             if candidates.draw.sampled:  # what others would add was not drawn from the same q
-                return proposed[-1], replace(state, parts=tuple(inner))
-        guide = next((i for i, candidates in enumerate(proposed) if candidates.log_probs is not None), None)
-        finds = []
-        for i, candidates in enumerate(proposed):
-            if i != guide and (candidates.log_q > -np.inf).any():
-                trust = [state.trust[row][i] for row in tree.row[frontier].tolist()]
-                finds.append(_find(i, candidates, None if guide is None else proposed[guide], tree.number[frontier], trust))
+                return proposed[i], replace(state, parts=tuple(inner))
+        guide = next((i for i, candidates in proposed.items() if candidates.log_probs is not None), None)
+        finds = self._finds(state, tree, frontier, proposed, guide)
         state = replace(state, parts=tuple(inner), finds=(*state.finds, *finds))
         best = merged(None if guide is None else proposed[guide], finds, k) if finds else proposed[guide or 0]
-        return replace(best, finite=all(candidates.finite for candidates in proposed)), state
+        return replace(best, finite=all(candidates.finite for candidates in proposed.values())), state
+
+    def _finds(
+        self, state: Fusing, tree: Tree, frontier: Ints, proposed: Mapping[int, Candidates], guide: int | None
+    ) -> list[Find]:
+        """Of each part but the guide that proposes something."""
+        rows, found = tree.row[frontier].tolist(), []
+        for i, candidates in proposed.items():
+            if i != guide and (candidates.log_q > -np.inf).any():
+                trust = [state.trust[row][i] for row in rows]
+                found.append(_find(i, candidates, None if guide is None else proposed[guide], tree.number[frontier], trust))
+        return found
 
     def commit(self, state: Fusing, tree: Tree, verdict: Verdict, taps: Taps) -> Fusing:
         inner = [part.commit(s, tree, verdict, own(part, taps)) for part, s in zip(self.parts, state.parts, strict=True)]

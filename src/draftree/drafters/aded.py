@@ -124,6 +124,7 @@ class ADEDDrafter(Drafter[ADEDState]):
     """
 
     knobs: ADED
+    searches = True
     remembers = True
 
     def __init__(self, knobs: ADED, grams: Grams) -> None:

@@ -36,11 +36,13 @@ class Drafter(ABC, Generic[State]):
         knobs: of its method, if it has any.
         expands_paths: nodes can be expanded together with nodes above them, in one pass, and not layer by layer alone.
         remembers: `carry` leaves something, so that what is drafted may depend on earlier calls.
+        searches: it finds candidates in text, without a pass of a model.
         sends_probes: `probes` asks for rows of a verification.
     """
 
     knobs: "Method | None" = None
     expands_paths: bool = False
+    searches: bool = False
     remembers: bool = False
     sends_probes: bool = False
 
@@ -76,6 +78,13 @@ class Drafter(ABC, Generic[State]):
     @abstractmethod
     def expand(self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, State]:
         """Up to K candidates after each node of the frontier [F]; nothing found is −∞, never an invented token."""
+
+    def find(self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates | None, State]:
+        """Of what `expand` would give, that which takes no pass of a model; None where passes give all, or nothing does.
+
+        Nodes that only finds were put after have not been read by the model: nothing below them is expanded in this step.
+        """
+        return None, state
 
     @abstractmethod
     def commit(self, state: State, tree: Tree, verdict: Verdict, taps: Taps) -> State:

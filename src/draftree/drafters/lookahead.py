@@ -118,6 +118,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
     """
 
     knobs: Lookahead
+    searches = True
     sends_probes = True
 
     def __init__(self, knobs: Lookahead) -> None:

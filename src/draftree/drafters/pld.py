@@ -51,6 +51,7 @@ class PLDDrafter(Drafter[Texts]):
     """Drafts what followed earlier occurrences; its state is each row's committed text."""
 
     knobs: PLD
+    searches = True
 
     def __init__(self, knobs: PLD) -> None:
         self.knobs = knobs

@@ -123,6 +123,7 @@ class RESTDrafter(Drafter[Retrieval]):
     """
 
     knobs: REST
+    searches = True
 
     def __init__(self, knobs: REST, corpora: Sequence[Corpus], vocab: int) -> None:
         self.knobs, self._corpora, self._vocab = knobs, corpora, vocab

@@ -72,6 +72,7 @@ class SuffixDrafter(Drafter[SuffixState]):
     """Drafts the likeliest continuations by frequency."""
 
     knobs: Suffix
+    searches = True
     remembers = True
 
     def __init__(self, knobs: Suffix) -> None:

@@ -18,7 +18,6 @@ from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Probes, Taps, Target, Verified
 from draftree.tree import Ints, Tree, Verdict
 
-
 CERTAIN = 1e4
 """The logit of the text's next token beside others of 0, more than any noise or penalty makes up for."""
 

@@ -21,6 +21,18 @@ Expand = Callable[[Tree, Ints, int], Candidates]
 """expand(tree, frontier [F], K) → K candidates after each frontier node."""
 
 
+class Search(ABC):
+    """An `Expand` that can say what is found without a pass of a model."""
+
+    @abstractmethod
+    def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        """K candidates after each frontier node."""
+
+    @abstractmethod
+    def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
+        """Of these candidates those that take no pass; None where passes give all, or nothing does."""
+
+
 class Policy(Part, ABC):
     """A way to grow a tree; implementations are frozen dataclasses of their knobs."""
 

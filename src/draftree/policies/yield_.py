@@ -17,7 +17,7 @@ import numpy as np
 from draftree.boundary.knobs import knob
 from draftree.calibration import Logistic
 from draftree.costs import Costs
-from draftree.policies.base import Expand, Policy, append, best, fit
+from draftree.policies.base import Expand, Policy, Search, append, best, fit
 from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 
@@ -35,6 +35,8 @@ AHEAD = 64
 """Further nodes over which the price of one is averaged at most."""
 CREDIT, SAVINGS = 3.0, 12.0
 """The regret budget in passes: at the beginning, and at most, however much drafting has brought."""
+UNREAD = -1.0
+"""Stands for the entropy of a q that nobody computed."""
 CERTAIN = 1e-4
 """No draft probability is taken to be closer to 1."""
 
@@ -100,16 +102,22 @@ class Yield(Policy):
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         budget = _Budget(costs, tree.roots, memory.rate(costs, tree.roots), memory.regret_budget * costs.target_seconds(1))
         due = self.probe * memory.idle * costs.target_seconds(1) >= budget.probe
-        frontier, probing = np.arange(tree.roots), False
+        frontier, read, probing = np.arange(tree.roots), np.ones(tree.roots, np.bool_), False
         while (frontier := room.expandable(tree, frontier, self.depth)).size:
-            chosen = _worth_expanding(tree, best(tree, frontier, WIDEST), budget, memory)
+            likely, least = best(tree, frontier, WIDEST), budget.further(_count(tree, budget))
+            found = expand.find(tree, likely, self.width) if isinstance(expand, Search) else None
+            below = np.zeros(len(tree)) if found is None else _worth_below(tree, likely, found, memory)
+            chosen = _worth_expanding(tree, likely[read[likely]], budget, memory, below, least)
             if not tree.drafted and not chosen.size and due and budget.probe <= budget.left:
                 chosen, probing = frontier, True
-            if not chosen.size:
-                break
-            before, budget = len(tree), budget.after(len(chosen))
-            tree = _grown(tree, chosen, expand(tree, chosen, self.width), memory)
+            rest, before = np.flatnonzero((below[likely] > least) & ~np.isin(likely, chosen)), len(tree)
+            if chosen.size:
+                budget = budget.after(len(chosen))
+                tree = _grown(tree, chosen, expand(tree, chosen, self.width), memory)
+            if found is not None and rest.size:
+                tree = _grown(tree, likely[rest], found.shared(rest), memory, read=False)
             frontier = np.arange(before, len(tree))
+            read = np.append(read, np.isin(tree.parents[frontier], chosen))
         return fit(_worth_verifying(tree, budget, probing), room.nodes)
 
     def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Learned:
@@ -178,21 +186,40 @@ class _Budget:
         return self.rate * float(((seconds[1:] - seconds[0]) / ahead).min())
 
 
-def _worth_expanding(tree: Tree, frontier: Ints, budget: _Budget, memory: Learned) -> Ints:
+def _worth_expanding(tree: Tree, frontier: Ints, budget: _Budget, memory: Learned, below: Floats, least: float) -> Ints:
     """The nodes of the frontier that are worth a draft step together, best first; none if no number of them is.
 
-    Behind a node of value v an accepted child is found with probability v · reach; it has to pay for its verification too.
+    Behind a node of value v an accepted child is found with probability v · reach; it has to pay for its verification too. What
+    is found there without a draft step is had anyway.
+
+    Args:
+        tree: so far.
+        frontier: nodes that the drafter has read.
+        budget: what is left.
+        memory: of the run.
+        below: [N] the worth of what is found after each node without a draft step.
+        least: what a further node's verification costs.
     """
-    net = np.exp(tree.score[frontier]) * memory.reach(_prospects(tree, frontier, memory)) - budget.further(_count(tree, budget))
+    worth = np.exp(tree.score[frontier]) * memory.reach(_prospects(tree, frontier, memory))
+    net = np.maximum(worth - least, 0) - np.maximum(below[frontier] - least, 0)
     order = np.argsort(-net, kind="stable")
     gain = np.cumsum(np.maximum(net[order], 0)) - budget.drafting(np.arange(1, len(order) + 1))
-    most = int(np.argmax(gain))
-    return frontier[order[: most + 1]] if gain[most] > 0 else frontier[:0]
+    most = int(np.argmax(gain)) if len(gain) else 0
+    return frontier[order[: most + 1]] if len(gain) and gain[most] > 0 else frontier[:0]
 
 
-def _grown(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned) -> Tree:
-    """The tree with all candidates; those not worth their verification are dropped at the end, when the whole tree is known."""
-    entropy = candidates.entropy(None)
+def _worth_below(tree: Tree, frontier: Ints, found: Candidates, memory: Learned) -> Floats:
+    """[N] the sum of the values of what was found after each node without a draft step."""
+    grown, before = _grown(tree, frontier, found, memory, read=False), len(tree)
+    return np.asarray(np.bincount(grown.parents[before:], np.exp(grown.score[before:]), before), np.float64)
+
+
+def _grown(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, read: bool = True) -> Tree:
+    """The tree with all candidates; those not worth their verification are dropped at the end, when the whole tree is known.
+
+    After nodes that the drafter has not read, the entropy of its q is noted as `UNREAD`.
+    """
+    entropy = candidates.entropy(None) if read else np.full(len(frontier), UNREAD)
     x = _features(candidates.log_q, entropy[:, None], tree.depth[frontier][:, None] + 1)
     found = memory.accepted(x, candidates.origin) * (candidates.log_q > -np.inf)
     found /= np.maximum(found.sum(axis=1, keepdims=True), 1)  # at most one of them is accepted
@@ -233,14 +260,14 @@ def _learnt(memory: Learned, tree: Tree, accepted: Bools) -> Learned:
     for source in np.unique(tree.source[nodes]).tolist():
         mine = tree.source[nodes] == source
         calibrated[source] = memory.calibration(source).learn(x[mine], accepted[nodes[mine]])
-    expanded = np.unique(tree.parents[nodes])
+    expanded = np.unique(tree.parents[nodes[tree.entropy[nodes] != UNREAD]])
     reached = np.zeros(len(tree), np.bool_)
     reached[tree.parents[nodes[accepted[nodes]]]] = True
     success = bool(reached.any())
     return replace(
         memory,
         acceptance=calibrated,
-        reach=memory.reach.learn(_prospects(tree, expanded, memory), reached[expanded]),
+        reach=memory.reach.learn(_prospects(tree, expanded, memory), reached[expanded]) if expanded.size else memory.reach,
         recent=(1 - RECENT) * memory.recent + RECENT * success,
         idle=memory.idle if success else 0.0,  # a probe that succeeds is followed by another
     )
