@@ -38,13 +38,16 @@ def saved(tree: object, folder: Path) -> str:
 def test_a_shipped_tree_grows_in_full(name: str) -> None:
     tree = grown(Static(name), following(COMPLETE))
     assert paths(tree) == in_order(TREES[name])
-    assert tree.drafted == {"eagle1": 25, "hydra": 63, "medusa": 63, "token_recycling": 80}[name.partition("/")[0]]
+    assert (
+        tree.drafted == {"eagle1": 25, "hydra": 63, "medusa": 63, "token_recycling": 80, "smollm2": 32}[name.partition("/")[0]]
+    )
 
 
 @pytest.mark.skipif(not REFERENCE.is_file(), reason="the trees read from the official codes are not here")
 def test_all_published_trees_are_shipped_as_they_are() -> None:
     published = json.loads(REFERENCE.read_text())
-    assert {name: in_order(tree) for name, tree in TREES.items()} == {name: in_order(t) for name, t in published.items()}
+    theirs = {name: in_order(tree) for name, tree in TREES.items() if not name.startswith("smollm2/")}
+    assert theirs == {name: in_order(t) for name, t in published.items()}
 
 
 def test_eagle1_is_the_papers() -> None:
