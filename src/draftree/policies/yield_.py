@@ -219,13 +219,22 @@ def _grown(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, 
 
     After nodes that the drafter has not read, the entropy of its q is noted as `UNREAD`.
     """
-    entropy = candidates.entropy(None) if read else np.full(len(frontier), UNREAD)
+    entropy = np.full(len(frontier), UNREAD)
+    if read:
+        entropy = np.zeros(len(frontier)) if candidates.log_probs is None else _entropy(candidates.log_q)
     x = _features(candidates.log_q, entropy[:, None], tree.depth[frontier][:, None] + 1)
     found = memory.accepted(x, candidates.origin) * (candidates.log_q > -np.inf)
     found /= np.maximum(found.sum(axis=1, keepdims=True), 1)  # at most one of them is accepted
     with np.errstate(divide="ignore"):
         score = tree.score[frontier][:, None] + np.log(found)
     return append(tree, frontier, candidates, None, score, entropy)
+
+
+def _entropy(log_q: Floats) -> Floats:
+    """[F] entropy in nats of q [F, K] with all other tokens taken for one: that of all V takes a pass over as many numbers."""
+    q = np.exp(log_q)
+    rest = np.maximum(1 - q.sum(axis=1), CERTAIN)
+    return -np.asarray((q * np.maximum(log_q, np.log(CERTAIN))).sum(axis=1) + rest * np.log(rest))
 
 
 def _worth_verifying(tree: Tree, budget: _Budget, probing: bool) -> Tree:
