@@ -33,6 +33,7 @@ WIDEST = 32
 """Nodes of a row that are expanded in one layer at most."""
 AHEAD = 64
 """Further nodes over which the price of one is averaged at most."""
+FURTHER = np.arange(1, AHEAD + 1)
 CREDIT, SAVINGS = 3.0, 12.0
 """The regret budget in passes: at the beginning, and at most, however much drafting has brought."""
 UNREAD = -1.0
@@ -68,9 +69,11 @@ class Learned:
         """The acceptance of a source's drafts; at first, q itself is the estimate."""
         return self.acceptance.get(source) or Logistic.around(0, 1, 1, 0, 0, prior=10.0)
 
-    def accepted(self, x: Floats, source: Ints) -> Floats:
+    def accepted(self, x: Floats, candidates: Candidates) -> Floats:
         """[F, K] the conditional acceptance of candidates with features x [F, K, X], each by its source's calibration."""
-        found = np.zeros(source.shape)
+        if candidates.sources is None:
+            return self.calibration(candidates.source)(x)
+        found, source = np.zeros(candidates.tokens.shape), candidates.sources
         for one in np.unique(source).tolist():
             found[source == one] = self.calibration(one)(x[source == one])
         return found
@@ -100,7 +103,8 @@ class Yield(Policy):
         return Learned()
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        budget = _Budget(costs, tree.roots, memory.rate(costs, tree.roots), memory.regret_budget * costs.target_seconds(1))
+        rate, left = memory.rate(costs, tree.roots), memory.regret_budget * costs.target_seconds(1)
+        budget = _Budget.of(costs, tree.roots, rate, left, self.width * self.depth)
         due = self.probe * memory.idle * costs.target_seconds(1) >= budget.probe
         frontier, read, probing = np.arange(tree.roots), np.ones(tree.roots, np.bool_), False
         while (frontier := room.expandable(tree, frontier, self.depth)).size:
@@ -110,14 +114,16 @@ class Yield(Policy):
             chosen = _worth_expanding(tree, likely[read[likely]], budget, memory, below, least)
             if not tree.drafted and not chosen.size and due and budget.probe <= budget.left:
                 chosen, probing = frontier, True
-            rest, before = np.flatnonzero((below[likely] > least) & ~np.isin(likely, chosen)), len(tree)
+            asked, before = np.zeros(len(tree), np.bool_), len(tree)
+            asked[chosen] = True
+            rest = np.flatnonzero((below[likely] > least) & ~asked[likely])
             if chosen.size:
                 budget = budget.after(len(chosen))
                 tree = _grown(tree, chosen, expand(tree, chosen, self.width), memory)
             if found is not None and rest.size:
                 tree = _grown(tree, likely[rest], found.shared(rest), memory, read=False)
             frontier = np.arange(before, len(tree))
-            read = np.append(read, np.isin(tree.parents[frontier], chosen))
+            read = np.append(read, asked[tree.parents[frontier]])
         return fit(_worth_verifying(tree, budget, probing), room.nodes)
 
     def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Learned:
@@ -146,44 +152,47 @@ class _Budget:
     """The price of a step's seconds in tokens, and the seconds that the regret budget leaves for it.
 
     Attributes:
-        costs: of the step.
+        adds: [M] seconds that 0, 1, … drafted nodes of all rows add to a pass over the roots.
+        drafts: seconds of a draft step over 0, 1, … nodes.
         rows: R.
         rate: λ.
         left: seconds that the step may still cost, beside a pass over the roots.
     """
 
-    costs: Costs
+    adds: Floats
+    drafts: Floats
     rows: int
     rate: float
     left: float
 
+    @classmethod
+    def of(cls, costs: Costs, rows: int, rate: float, left: float, layers: int) -> "_Budget":
+        """Before anything is drafted; a row's tree has `layers` nodes for each that may stand side by side, at most."""
+        adds = costs.targets(1 + np.arange(rows * WIDEST * layers + AHEAD + 1) / rows) - costs.target_seconds(1)
+        return cls(adds, costs.drafts(np.arange(rows * WIDEST + 1) / rows), rows, rate, left)
+
     @property
     def probe(self) -> float:
         """Seconds that one node a row takes, drafted and verified."""
-        return float(self._adds(np.array(self.rows))) + self.costs.draft_seconds(1)
+        return float(self.adds[self.rows] + self.drafts[self.rows])
 
     def after(self, nodes: int) -> "_Budget":
         """The budget after a draft step over a frontier."""
-        return replace(self, left=self.left - self.costs.draft_seconds(nodes / self.rows))
+        return replace(self, left=self.left - float(self.drafts[nodes]))
 
-    def drafting(self, nodes: Ints) -> Floats:
-        """λ · sₐ of some frontiers; ∞ where it cannot be afforded together with a node."""
-        seconds = self.costs.drafts(nodes / self.rows)
-        return np.where(seconds + float(self._adds(np.array(1))) <= self.left, self.rate * seconds, np.inf)
+    def drafting(self, nodes: int) -> Floats:
+        """λ · sₐ of frontiers of 1, 2, … nodes; ∞ where it cannot be afforded together with a node."""
+        seconds = self.drafts[1 : nodes + 1]
+        return np.where(seconds + self.adds[1] <= self.left, self.rate * seconds, np.inf)
 
-    def verifying(self, nodes: Ints) -> Floats:
-        """λ · what drafted nodes add to a pass; ∞ where it cannot be afforded."""
-        seconds = self._adds(nodes)
-        return np.where(seconds <= np.maximum(self.left, 0), self.rate * seconds, np.inf)
-
-    def _adds(self, nodes: Ints) -> Floats:
-        return self.costs.targets(1 + nodes / self.rows) - self.costs.target_seconds(1)
+    def verifying(self, nodes: int) -> Floats:
+        """λ · what 0, 1, … drafted nodes add to a pass; ∞ where it cannot be afforded."""
+        seconds = self.adds[: nodes + 1]
+        return np.where(seconds <= max(self.left, 0.0), self.rate * seconds, np.inf)
 
     def further(self, nodes: int) -> float:
         """The least that a node can cost beside some others, itself one of many or alone."""
-        ahead = np.arange(1, AHEAD + 1)
-        seconds = self._adds(np.append(nodes, nodes + ahead))
-        return self.rate * float(((seconds[1:] - seconds[0]) / ahead).min())
+        return self.rate * float(((self.adds[nodes + 1 : nodes + AHEAD + 1] - self.adds[nodes]) / FURTHER).min())
 
 
 def _worth_expanding(tree: Tree, frontier: Ints, budget: _Budget, memory: Learned, below: Floats, least: float) -> Ints:
@@ -203,7 +212,7 @@ def _worth_expanding(tree: Tree, frontier: Ints, budget: _Budget, memory: Learne
     worth = np.exp(tree.score[frontier]) * memory.reach(_prospects(tree, frontier, memory))
     net = np.maximum(worth - least, 0) - np.maximum(below[frontier] - least, 0)
     order = np.argsort(-net, kind="stable")
-    gain = np.cumsum(np.maximum(net[order], 0)) - budget.drafting(np.arange(1, len(order) + 1))
+    gain = np.cumsum(np.maximum(net[order], 0)) - budget.drafting(len(order))
     most = int(np.argmax(gain)) if len(gain) else 0
     return frontier[order[: most + 1]] if len(gain) and gain[most] > 0 else frontier[:0]
 
@@ -223,7 +232,7 @@ def _grown(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, 
     if read:
         entropy = np.zeros(len(frontier)) if candidates.log_probs is None else _entropy(candidates.log_q)
     x = _features(candidates.log_q, entropy[:, None], tree.depth[frontier][:, None] + 1)
-    found = memory.accepted(x, candidates.origin) * (candidates.log_q > -np.inf)
+    found = memory.accepted(x, candidates) * (candidates.log_q > -np.inf)
     found /= np.maximum(found.sum(axis=1, keepdims=True), 1)  # at most one of them is accepted
     with np.errstate(divide="ignore"):
         score = tree.score[frontier][:, None] + np.log(found)
@@ -257,7 +266,7 @@ def _ranked(tree: Tree) -> Ints:
 def _count(tree: Tree, budget: _Budget) -> int:
     """The number of best nodes to verify: as many as gain the most over their cost."""
     values = np.exp(tree.score[_ranked(tree)])
-    gain = np.append(0.0, np.cumsum(values)) - budget.verifying(np.arange(len(values) + 1))
+    gain = np.append(0.0, np.cumsum(values)) - budget.verifying(len(values))
     return int(np.argmax(gain))
 
 
