@@ -6,14 +6,14 @@
 # FOLDER holds spec_bench.jsonl, and DRAFTERS (by default ./drafters) what recipes/smollm2_drafters.py trained; results are
 # written there, to be copied to benchmarks/results. EACH is how many questions of a task are asked. τ and counted speed-ups
 # are replayed along texts that the model writes once; an interrupted part goes on. THREADS=1 lets two parts run side by
-# side, but for `costs` and what goes by the clock (`peers`, `lookahead`, `temperature`, `structured`): a quiet machine for those.
+# side, but for `costs` and what goes by the clock (`peers`, `lookahead`): a quiet machine for those.
 #
 #   costs         seconds of a pass and of a draft step     peers            tokens a second beside transformers' own ways
 #   drafters      chains of every drafter                   earlier          each beside its own earlier weights (math)
 #   policies_edd  policies with edd (ten of each task)      policies_eagle3  with eagle3 (ten)
 #   untrained     drafting without training (ten)           lookahead        that one, by passes of the model
 #   vocabulary    a draft vocabulary, and none (math)       places           τ by place in the answer
-#   temperature   temperature 1, five of each task          structured       JSON of a schema
+#   temperature   temperature 1, five of each task          structured       JSON of a schema (ten of math)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 drafters=${DRAFTERS:-drafters} each=${EACH:-20}
@@ -77,10 +77,10 @@ untrained() {
 }
 lookahead() { live lookahead --pair "lookahead trie" --pair "suffix trie"; }
 temperature() { cross "$(echo "$drafters"/{edd,eagle3})" "chain:length=5 pct eagle2" | replay temperature --temperature 1 --per-category 5; }
-structured() { python "$here/structured.py" tasks.jsonl --target smollm2 --limit 20 --out smollm2_structured.json; }
+structured() { python "$here/structured.py" tasks.jsonl --target smollm2 --limit 10 --out smollm2_structured.json; }
 places() {
     python "$here/places.py" tasks.jsonl --target smollm2 --texts texts.json --drafter="$drafters"/{edd,vdm,eagle,glide} --policy chain:length=5 \
-        --stretch 20 --max-new-tokens 128 --out smollm2_places.json
+        --limit "${PLACES:-120}" --stretch 20 --max-new-tokens 128 --out smollm2_places.json
 }
 vocabulary() {  # the same weights behind the rows of 8,192 tokens, and behind the whole head
     [ -d edd-whole ] || python - "$drafters/edd" <<'PY'
