@@ -87,7 +87,7 @@ def plain(result: dict[str, Any], columns: list[str]) -> str:
             if key not in row:
                 raise UnknownName("column", path, row)
             row = row[key]
-        return f"{row:.2f}" if isinstance(row, float) else str(row)
+        return f"{row:.2f}" if isinstance(row, float) else "" if row is None else str(row)
 
     return lines(columns, [[entry(row, column) for column in columns] for row in result["rows"]])
 

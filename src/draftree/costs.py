@@ -165,7 +165,7 @@ class CostTable:
         write_text(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: str | Path) -> Self:
         """Reads what `save` wrote, or a file by hand.
 
         The least is `{"entries": [{"draft": {"1": 0.001}, "target": {"1": 0.03}}]}`: one row, any context, a commit
@@ -174,7 +174,7 @@ class CostTable:
         Raises:
             UserError: the file is not one of these.
         """
-        what = "a file of costs as `draftree costs --out` writes it"
+        path, what = Path(path), "a file of costs as `draftree costs --out` writes it"
         file = Entries(read_object(path, what), path)
         entries = [Entries(e, f"entry {i}") for i, e in enumerate(file.get("entries", list[dict[str, Any]]))]
         try:

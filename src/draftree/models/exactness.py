@@ -31,8 +31,8 @@ HALF = (torch.bfloat16, torch.float16)
 CONTEXT, CHEAP, LONGEST = 256, 0.02, 2.0
 """Tokens behind which the price of a step is measured, the price up to which bits are kept unasked, and the seconds it is
 measured for."""
-LAYOUT = "1"
-"""Of the files; another one where what is found out changes."""
+LAYOUT = "2"
+"""Of the files; another one where what is found out, or what it costs, changes."""
 LOG = logging.getLogger("draftree")
 Word = Literal["bits", "ties"] | None
 
