@@ -22,7 +22,7 @@ from draftree import Request, Target, UserError, load
 from draftree.boundary.files import cache_folder
 from draftree.data.overlap import Excluded
 from draftree.demo import demo_folder
-from draftree.engine import usual_drafter
+from draftree.engine import USUAL, usual_drafter, usual_policy
 from draftree.evaluation.provenance import provenance
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models import gguf, sources
@@ -289,7 +289,7 @@ def test_smollm2_is_the_file_of_the_installed_package(
     assert target.name == "smollm2"
     assert target.decoder.vocab == 261
     assert known(str(home / FILE)) == "smollm2"
-    assert usual_drafter("smollm2") == ("edd", "")
+    assert usual_drafter("smollm2") == ("eagle3+suffix", "")
 
 
 def test_smollm2_that_cannot_be_had_says_what_to_install(
@@ -361,11 +361,14 @@ def test_what_smollm2s_drafters_learn_from_asks_none_of_the_questions_they_are_j
     assert len(read) == 3348
 
 
-def test_a_drafter_is_usual_where_it_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_is_usual_where_it_is_shipped() -> None:
     assert usual_drafter("demo") == usual_drafter(str(demo_folder())) == ("edd", "")
     assert usual_drafter("x/y")[0] == "suffix"
-    monkeypatch.setattr("draftree.engine.SHIPPED", "nothing")
-    assert usual_drafter("demo")[0] == "suffix"
+    assert [usual_policy(target, False) for target in ("demo", "smollm2", "x/y")] == ["pct", "yield", "yield"]
+    assert usual_policy("smollm2", True) == "pct"
+    for target, (drafter, _) in USUAL.items():
+        for part in drafter.split("+"):
+            assert part == "suffix" or shipped_folder(target, part) is not None
 
 
 # The options of loading.

@@ -30,7 +30,7 @@ from draftree.errors import DraftreeWarning, UserError, shown
 from draftree.hf.generate import Hook, check_types
 from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
-from draftree.models.sources import ALLOWED, Loading, known_as, shipped_folder
+from draftree.models.sources import ALLOWED, DEMO, SMOLLM2, Loading, known, known_as
 from draftree.models.target import Needs, Target, warn_of_training
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
@@ -48,8 +48,12 @@ from draftree.tree import Draw, Ints
 
 UNIT = Costs({1: 1.0}, {1: 1.0})
 """Stands for the costs where the policy does not read any."""
-SHIPPED, UNTRAINED = "edd", "suffix"
-"""The drafter where none is named: the one that is shipped for the target, else one that needs no training."""
+USUAL = {DEMO: ("edd", "pct"), SMOLLM2: ("eagle3+suffix", "yield")}
+"""Drafter and policy where no drafter is named: the fastest shipped for a target (docs/smollm2.md, docs/results.md)."""
+UNTRAINED = ("suffix", "yield")
+"""For other targets: they need no training."""
+NAMED = "pct"
+"""The policy with a drafter that is named."""
 
 
 @dataclass(frozen=True)
@@ -428,7 +432,7 @@ def timed(
 def load(
     target: str | Path | PreTrainedModel | Target = "demo",
     drafter: str | Path | Method | None = None,
-    policy: str | Policy = "pct",
+    policy: str | Policy | None = None,
     acceptor: str | Acceptor | None = None,
     costs: Costs | CostTable | None = None,
     dtype: str | torch.dtype | None = None,
@@ -444,9 +448,9 @@ def load(
     Args:
         target: `demo`, `smollm2`, a Hugging Face folder, a GGUF file (dequantised), a hub id, a loaded transformers model, or a
             loaded target.
-        drafter: a spec, a checkpoint folder, or a method's knobs; by default the one that is shipped for the target, or
+        drafter: a spec, a checkpoint folder, or a method's knobs; by default the fastest of what is shipped for the target, or
             `suffix`, which needs no training, with a warning that says so.
-        policy: a spec or a policy.
+        policy: a spec or a policy; by default the fastest with that drafter, `pct` with one that is named.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
         costs: a cost model to use instead of measuring.
         dtype: of the weights that are loaded, or its name.
@@ -461,8 +465,11 @@ def load(
         UserError: something does not exist, is of the wrong type, or does not fit.
     """
     check_types(costs, tokenizer)
-    method, grown, rule = part_of("drafter", drafter, True), part_of("policy", policy), part_of("acceptor", acceptor, True)
+    method, grown, rule = (
+        part_of(kind, given, True) for kind, given in (("drafter", drafter), ("policy", policy), ("acceptor", acceptor))
+    )
     model = target_of(target, dtype, device, tokenizer, **how)
+    grown = grown or build("policy", usual_policy(model.name, method is not None))
     if method is None:
         name, told = usual_drafter(model.name)
         if told:
@@ -516,10 +523,15 @@ def target_of(
 
 def usual_drafter(target: str) -> tuple[str, str]:
     """The drafter where none is named, and what its user has to know where it is not trained for the target."""
-    if shipped_folder(target, SHIPPED) is not None:
-        return SHIPPED, ""
-    told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED}' drafts, which needs no training"
-    return UNTRAINED, f"{told}; one that is trained for the target drafts better"
+    if (usual := USUAL.get(known(target) or "")) is not None:
+        return usual[0], ""
+    told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED[0]}' drafts, which needs no training"
+    return UNTRAINED[0], f"{told}; one that is trained for the target drafts better"
+
+
+def usual_policy(target: str, named: bool) -> str:
+    """The policy where none is named: the fastest with the usual drafter of a target, or one for a drafter that is named."""
+    return NAMED if named else USUAL.get(known(target) or "", UNTRAINED)[1]
 
 
 ENGINES = "_draftree"
@@ -528,7 +540,7 @@ ENGINES = "_draftree"
 
 def speculate(
     drafter: str | Path | Method | None = None,
-    policy: str | Policy = "pct",
+    policy: str | Policy | None = None,
     acceptor: str | Acceptor | None = None,
     costs: Costs | CostTable | None = None,
     seed: int | None = None,
@@ -567,7 +579,7 @@ def speculate(
 
     Args:
         drafter: a spec, a checkpoint folder, or a method's knobs; by default the one that `load` takes.
-        policy: a spec or a policy.
+        policy: a spec or a policy; by default that of `load`.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
         costs: a cost model to use instead of measuring.
         seed: of the draws, for every call.
@@ -582,7 +594,9 @@ def speculate(
     """
     check_types(costs, tokenizer)  # a mistake is told here, and not by the first call
     Loading(exactness=exactness)
-    method, grown, rule = part_of("drafter", drafter, True), part_of("policy", policy), part_of("acceptor", acceptor, True)
+    method, grown, rule = (
+        part_of(kind, given, True) for kind, given in (("drafter", drafter), ("policy", policy), ("acceptor", acceptor))
+    )
     return Hook(lambda model: opened(model, method, grown, rule, costs, exactness), seed, streamer, tokenizer)
 
 
@@ -599,7 +613,7 @@ class Engines(dict[Any, Engine]):
 def opened(
     model: PreTrainedModel,
     drafter: str | Path | Method | None,
-    policy: str | Policy,
+    policy: str | Policy | None,
     acceptor: str | Acceptor | None,
     costs: Costs | CostTable | None,
     exactness: Literal["bits", "ties"] = "ties",

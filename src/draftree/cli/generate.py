@@ -28,7 +28,7 @@ class GenerateOptions:
     prompt: Annotated[str, typer.Argument(help="What to answer or to continue; - reads it from standard input.")]
     target: TargetName = "demo"
     drafter: DrafterSpec = None
-    policy: str = knob("pct", help="A spec.")
+    policy: str | None = knob(None, help="A spec; by default the fastest with the usual drafter, pct with one that is named.")
     acceptor: str | None = knob(None, help="A spec; by default greedy at temperature 0, else match.")
     completion: Annotated[Mapping[str, Any], Parameters] = knob(None)
     raw: bool = knob(False, help="Continue the prompt as it is, without the chat template.")
@@ -46,7 +46,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     from draftree import viewer
     from draftree.cli import inputs, terminal
     from draftree.data.prompts import encode, question
-    from draftree.engine import load
+    from draftree.engine import load, usual_policy
     from draftree.evaluation.compare import warm
 
     options = inputs.options(asked.completion)
@@ -56,12 +56,13 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     if asked.trees is not None:
         writable(asked.trees, endings=viewer.FORMATS)
     drafter = inputs.drafter(asked.drafter, asked.target)
+    policy = asked.policy or usual_policy(asked.target, asked.drafter is not None)
     inputs.quiet()
     with terminal.busy("loading") as tell:
-        engine = load(asked.target, drafter, asked.policy, asked.acceptor, fixed, **asked.loading)
+        engine = load(asked.target, drafter, policy, asked.acceptor, fixed, **asked.loading)
         ids = encode(engine.tokenizer, text if asked.raw else question(text))
         engine = warm(engine, options.request(engine.target, ids), asked.baseline, tell)
-    about = {"prompt": text, "target": asked.target, "drafter": drafter, "policy": asked.policy}
+    about = {"prompt": text, "target": asked.target, "drafter": drafter, "policy": policy}
     write(engine, options, ids, asked, about | {"temperature": f"{options.sampling.temperature:g}"})
 
 
