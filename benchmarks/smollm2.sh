@@ -80,7 +80,7 @@ temperature() { cross "$(echo "$drafters"/{edd,eagle3})" "chain:length=5 pct eag
 structured() { python "$here/structured.py" tasks.jsonl --target smollm2 --limit 10 --out smollm2_structured.json; }
 places() {
     python "$here/places.py" tasks.jsonl --target smollm2 --texts texts.json --drafter="$drafters"/{edd,vdm,eagle,glide} --policy chain:length=5 \
-        --category mt_bench --category math_reasoning --category qa --stretch 20 --max-new-tokens 128 --out smollm2_places.json
+        --category math_reasoning --category qa --stretch 20 --max-new-tokens 128 --out smollm2_places.json
 }
 vocabulary() {  # the same weights behind the rows of 8,192 tokens, and behind the whole head
     [ -d edd-whole ] || python - "$drafters/edd" <<'PY'

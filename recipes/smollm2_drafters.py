@@ -27,8 +27,8 @@ SPECS = {
     "eagle3": ("eagle3:draft_vocab=8192,steps=3", 2e-3, 2, ALL),  # seven steps for so small a layer cost more than they bring
     "eagle": ("eagle:draft_vocab=8192,token_weight=1", 2e-3, 6, FIRST),
     "vdm": ("vdm:draft_vocab=8192", 3e-3, 4, FIRST),
-    "mtp": ("mtp:draft_vocab=8192,steps=2", 2e-3, 4, FIRST),
-    "glide": ("glide:draft_vocab=8192,init=shared,kv_layer=auto,loss=kl", 2e-3, 4, FIRST),
+    "mtp": ("mtp:draft_vocab=8192,steps=2", 2e-3, 3, FIRST),
+    "glide": ("glide:draft_vocab=8192,init=shared,kv_layer=auto,loss=kl", 2e-3, 3, FIRST),
 }
 """Each drafter, its rate, the passes over the data, and how many answers these are."""
 NUMBERS = (
