@@ -56,7 +56,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     if asked.trees is not None:
         writable(asked.trees, endings=viewer.FORMATS)
     drafter = inputs.drafter(asked.drafter, asked.target)
-    policy = asked.policy or usual_policy(asked.target, asked.drafter is not None)
+    policy = usual_policy(asked.target, asked.drafter is not None) if asked.policy is None else asked.policy
     inputs.quiet()
     with terminal.busy("loading") as tell:
         engine = load(asked.target, drafter, policy, asked.acceptor, fixed, **asked.loading)
