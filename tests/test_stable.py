@@ -116,6 +116,7 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
     stable = Stable(decoder)
     assert None not in stable.widths.values()
     stable.use()
+    assert parting(decoder) is None
     for widths_of_rows in ((1, 2, 7), (64, 9, 33), (16, 3, 1)):
         texts = [draw.integers(3, 70, draw.integers(2, 30)) for _ in widths_of_rows]
         cache = decoder.new_cache(len(texts), 30 + max(widths_of_rows))
@@ -135,6 +136,7 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
                         decoder.new_cache(1, 96), Feed.chains([whole], np.zeros(1, np.int64), decoder.device)
                     )
                     assert torch.equal(found[r, node], alone[0, -1])
+    texts_are_plain_decodings(target)
 
 
 def path(parents: Ints, node: int) -> list[int]:
@@ -142,8 +144,8 @@ def path(parents: Ints, node: int) -> list[int]:
     return [*(path(parents, int(parents[node])) if parents[node] >= 0 else []), node]
 
 
-def test_texts_are_plain_decodings() -> None:
-    target = Target.of(fresh("gemma3").to(torch.bfloat16), exactness="bits")
+def texts_are_plain_decodings(target: Target) -> None:
+    """Of a batch of rows, drafted by what its own texts bring."""
     costs = Costs({1: 0.1}, {1: 1.0, 64: 1.5})
     oracle = Engine(target, build("drafter", "suffix").open(target), build("policy", "yield"), costs=costs)
     prompts = [np.random.default_rng(i).integers(3, 70, 9 + i).tolist() for i in range(4)]

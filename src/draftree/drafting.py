@@ -41,10 +41,9 @@ class Drafting(Search):
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
         if self.rows.forced(tree, frontier) is not None:
             return None
-        shaped = self.rows.guided(tree, frontier)
-        drawing = self.drawing if shaped is None else replace(self.drawing, shaped=shaped)
+        drawing = self._drawing(tree, frontier)
         found, self.state = self.drafter.find(self.state, tree, frontier, k, drawing)
-        return found if found is None or shaped is None else allowed(found, shaped, self.vocab, self.rows.cache.device)
+        return None if found is None else self._allowed(found, drawing)
 
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         if (forced := self.rows.forced(tree, frontier)) is not None:
@@ -60,16 +59,22 @@ class Drafting(Search):
 
     def _expand(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         self.frontiers.append(len(frontier))
-        shaped = self.rows.guided(tree, frontier)
-        drawing = self.drawing if shaped is None else replace(self.drawing, shaped=shaped)
+        drawing = self._drawing(tree, frontier)
         candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, drawing)
         if not candidates.finite:
             what = "NaN or ∞ count as nothing found; check its weights and dtype"
             self.rows.warn(f"the drafter's output is not finite: {what} ({self.drafter.described})")
+        return self._allowed(candidates, drawing)
+
+    def _drawing(self, tree: Tree, frontier: Ints) -> Drawing:
+        shaped = self.rows.guided(tree, frontier)
+        return self.drawing if shaped is None else replace(self.drawing, shaped=shaped)
+
+    def _allowed(self, candidates: Candidates, drawing: Drawing) -> Candidates:
         # Whoever has a whole q has sent its logits through them; what others found beside it has not been.
-        if shaped is None or (candidates.log_probs is not None and candidates.sources is None):
+        if drawing.shaped is None or (candidates.log_probs is not None and candidates.sources is None):
             return candidates
-        return allowed(candidates, shaped, self.vocab, self.rows.cache.device)
+        return allowed(candidates, drawing.shaped, self.vocab, self.rows.cache.device)
 
     def commit(self, tree: Tree, verdict: Verdict, verified: Verified) -> None:
         kept = np.concatenate([verdict.kept(root) for root in range(tree.roots)])

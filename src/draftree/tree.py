@@ -100,15 +100,12 @@ class Candidates:
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: change(c) for name, c in columns.items() if isinstance(c, np.ndarray | Tensor)})
 
-    def entropy(self, top: int | None = ENTROPY_TOP) -> Floats:
-        """[F] entropy of q in nats over its likeliest tokens (C2T, section 4.1, eq. 3), or over all (None).
-
-        0 without a distribution. Over all it is cheaper: finding the likeliest takes longer than adding up the rest.
-        """
+    def entropy(self, top: int = ENTROPY_TOP) -> Floats:
+        """[F] entropy of q in nats over its likeliest tokens (C2T, section 4.1, eq. 3); 0 without a distribution."""
         if self.log_probs is None:
             return np.zeros(len(self.tokens))
         likeliest = self.log_probs
-        if top is not None and top < likeliest.shape[-1]:
+        if top < likeliest.shape[-1]:
             likeliest = likeliest.topk(top, dim=-1, sorted=False).values
         return np.asarray(torch.special.entr(likeliest.exp()).sum(-1, dtype=torch.float64).cpu().numpy())
 

@@ -23,7 +23,7 @@ class BenchOptions:
     suite: str = knob(help="A shipped suite, or a file of prompts.")
     out: Path = knob(help="Where the result is saved, as JSON.")
     drafter: list[str] = knob(
-        (), help="A spec or a checkpoint's folder; repeat it for several. By default edd for the demo, else suffix."
+        (), help="A spec or a checkpoint's folder; repeat it for several. By default the target's usual one, as of generate."
     )
     policy: list[str] = knob(("pct",), help="A spec; repeat it for several.")
     pair: list[str] = knob(

@@ -32,7 +32,6 @@ RECENT, NEUTRAL = 0.2, 0.5
 """The share of the last find in what is remembered of a row's last ones, and what is remembered of none."""
 CERTAIN = 1e-4
 """No probability that is learnt from is taken to be closer to 0 or 1."""
-NOWHERE = np.zeros(0, np.int64)
 MOST = 1 - 1e-3
 """All finds after a node are worth this much together at most, so that something is left for the guide's tokens."""
 
@@ -103,13 +102,14 @@ class Fusing:
         parts: [P] their own states.
         trust: [R][P] what each row has learnt; what `carry` leaves has one row, which stands for all.
         finds: of this step.
-        searched: [F] numbers of the nodes after which it was searched last, and what each part that searches proposed.
+        searched: of the frontier that was searched last, where each node stands in it, by its number, and what each part that
+            searches proposed.
     """
 
     parts: tuple[Any, ...]
     trust: tuple[tuple[Trust, ...], ...]
     finds: tuple[Find, ...] = ()
-    searched: tuple[Ints, Mapping[int, Candidates]] = (NOWHERE, {})
+    searched: tuple[Mapping[int, int], Mapping[int, Candidates]] = ({}, {})
 
     @property
     def together(self) -> tuple[Trust, ...]:
@@ -159,26 +159,29 @@ class FusedDrafter(Drafter[Fusing]):
         return Fusing(tuple(inner), put(state.trust, rows, fresh))
 
     def find(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates | None, Fusing]:
-        """What the parts that search find, each find worth what it was without a guide; they are not asked again below."""
+        """What the parts that search find, valued as without a guide; `expand` does not search for the same nodes again."""
         if self.searches or drawing.kind.sampled:  # draws of one part leave no room for others
             return None, state
         inner, proposed = list(state.parts), dict[int, Candidates]()
         for i, part in enumerate(self.parts):
             if part.searches:
                 proposed[i], inner[i] = part.expand(state.parts[i], tree, frontier, k, drawing)
-        state = replace(state, parts=tuple(inner), searched=(tree.number[frontier], proposed))
+        state = replace(
+            state,
+            parts=tuple(inner),
+            searched=(dict(zip(tree.number[frontier].tolist(), range(len(frontier)), strict=True)), proposed),
+        )
         finds = self._finds(state, tree, frontier, proposed, None)
         return (merged(None, finds, k) if finds else None), replace(state, finds=(*state.finds, *finds))
 
     def expand(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Fusing]:
         """The merged candidates; samples stay one part's own, the first's that can draw them."""
         inner, proposed = list(state.parts), dict[int, Candidates]()
-        known, before = state.searched
-        again = np.isin(tree.number[frontier], known).all()
+        places, found = state.searched
+        at = [places.get(number, -1) for number in tree.number[frontier].tolist()]
         for i, part in enumerate(self.parts):
-            if again and i in before:
-                order = np.argsort(known)
-                candidates = before[i].shared(order[np.searchsorted(known, tree.number[frontier], sorter=order)])
+            if i in found and -1 not in at:
+                candidates = found[i].shared(np.array(at))
             else:
                 candidates, inner[i] = part.expand(state.parts[i], tree, frontier, k, drawing)
             proposed[i] = replace(candidates, source=(1 << i) - 1)
