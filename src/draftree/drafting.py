@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from draftree.boundary.phases import in_phase
 from draftree.drafters.base import Drafter
 from draftree.models.target import Probes, Verified
 from draftree.policies.base import Search
@@ -38,6 +39,7 @@ class Drafting(Search):
     frontiers: list[int] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
 
+    @in_phase("draft")
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
         if self.rows.forced(tree, frontier) is not None:
             return None
@@ -45,6 +47,7 @@ class Drafting(Search):
         found, self.state = self.drafter.find(self.state, tree, frontier, k, drawing)
         return None if found is None else self._allowed(found, drawing)
 
+    @in_phase("draft")
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         if (forced := self.rows.forced(tree, frontier)) is not None:
             self.passed += frontier.tolist()
@@ -76,9 +79,11 @@ class Drafting(Search):
             return candidates
         return allowed(candidates, drawing.shaped, self.vocab, self.rows.cache.device)
 
+    @in_phase("draft")
     def commit(self, tree: Tree, verdict: Verdict, verified: Verified) -> None:
         kept = np.concatenate([verdict.kept(root) for root in range(tree.roots)])
         self.state = self.drafter.commit(self.state, tree, verdict, verified.taps.take(kept))
 
+    @in_phase("draft")
     def probes(self) -> Probes | None:
         return self.drafter.probes(self.state)

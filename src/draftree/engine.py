@@ -22,6 +22,7 @@ from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import whole
+from draftree.boundary.phases import recorded
 from draftree.costs import Costs, CostTable
 from draftree.data.prompts import Prompt, Prompts
 from draftree.data.rows import Messages
@@ -420,7 +421,7 @@ def timed(
 ) -> Generator[list[Emitted], None, None]:
     """A loop's steps, each under a lock; their time, without waiting and without the reader's, is the texts'."""
     while True:
-        with lock:
+        with lock, recorded(rows.stats.phases):
             start = time.perf_counter()
             events = next(steps, None)
             rows.stats.seconds += time.perf_counter() - start
@@ -458,8 +459,8 @@ def load(
         tokenizer: the target's; by default the one in the folder or under the hub id that the target was loaded from. Without
             one `write` and `generate` work, and what takes or gives text says what it lacks.
         how: the other options of loading a target, the attributes of `Loading`: revision, trust_remote_code, device_map,
-            attn_implementation, adapter, quantize, exactness. A loaded model takes the last one alone: `bits` where a token's
-            logits shall have the same bits in a tree as in a step; outside the engine it computes as before.
+            attn_implementation, adapter, quantize, exactness, kernels. A loaded model takes exactness alone: `bits` where a
+            token's logits shall have the same bits in a tree as in a step; outside the engine it computes as before.
 
     Raises:
         UserError: something does not exist, is of the wrong type, or does not fit.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from draftree.acceptors.base import Acceptor
+from draftree.boundary.phases import phase
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Drafter
 from draftree.drafting import Drafting
@@ -81,17 +82,20 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     start = time.perf_counter()
     draft = Drafting(drafter, state.drafter, rows, target.decoder.vocab, rows.drawing(acceptor.draw))
     roots, prices = Tree.planted(rows.live, rows.last[rows.live]), parts.costs.at(rows.context, rows.live.size)
-    tree = policy.draft(draft, roots, prices, rows.room(target), state.policy)
+    with phase("grow"):
+        tree = policy.draft(draft, roots, prices, rows.room(target), state.policy)
     drafted = time.perf_counter()
     probes = draft.probes()
     verified = target.verify(rows.cache, tree, drafter.needs, probes)
     p = rows.distributions(tree, verified.logits)
-    verdict = acceptor.accept(tree, p, rows.chance)
+    with phase("accept"):
+        verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)
     checked = time.perf_counter()
     draft.commit(tree, verdict, verified)
     work = rows.work(draft.frontiers, tree, probes)
-    memory = policy.observe(state.policy, tree, verdict, work, prices)
+    with phase("grow"):
+        memory = policy.observe(state.policy, tree, verdict, work, prices)
     rows.clock(draft=time.perf_counter() - checked + drafted - start, verify=checked - drafted)
     return rows.emit(target, tree, p, verdict, probes), State(draft.state, memory)
 
@@ -116,7 +120,8 @@ def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
     tree = Tree.planted(rows.live, rows.last[rows.live])
     verified = target.verify(rows.cache, tree, Needs())
     p = rows.distributions(tree, verified.logits)
-    verdict = acceptor.accept(tree, p, rows.chance)
+    with phase("accept"):
+        verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)
     rows.clock(verify=time.perf_counter() - start)
     rows.work((), tree)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
+from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UserError
 from draftree.models.cache import SlotCache
 from draftree.models.target import Probes, Target
@@ -173,6 +174,7 @@ class Rows:
         ]
         return Room(np.array(depth, np.int64), MAX_NODES)
 
+    @in_phase("text")
     def emit(
         self, target: Target, tree: Tree, p: Distributions, verdict: Verdict, probes: Probes | None = None, step: bool = True
     ) -> list[Emitted]:

@@ -1,5 +1,6 @@
 """Figures of runs: counted once, from token ids, the same way for plain and speculative decoding."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -48,6 +49,7 @@ class Stats:
         draw: how it wanted them drawn.
         lossy: whether a rule that may change the output had a part in it.
         deepest: the deepest layer that the policy allows; None where it allows any, and for plain decoding.
+        phases: seconds by phase of the loop, each without those inside it (`evaluation/profile.py` says what they are).
     """
 
     new_tokens: int = 0
@@ -60,6 +62,7 @@ class Stats:
     draw: str | None = None
     lossy: bool = False
     deepest: int | None = None
+    phases: dict[str, float] = field(default_factory=dict)
 
     @property
     def acceptance_length(self) -> float:
@@ -118,6 +121,7 @@ def total(parts: Sequence[Stats]) -> Stats:
     return replace(
         parts[0] if parts else Stats(),
         **{name: sum(getattr(p, name) for p in parts) for name in summed},
+        phases=dict(sum((Counter(p.phases) for p in parts), Counter[str]())),
         steps=[s for p in parts for s in p.steps],
         work=[w for p in parts for w in p.work],
         lossy=any(p.lossy for p in parts),

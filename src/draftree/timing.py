@@ -16,6 +16,7 @@ from draftree.costs import Costs, CostTable, bracket
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.models.cache import SlotCache
+from draftree.models.linears import packed_shapes
 from draftree.models.target import Target
 from draftree.policies.base import append
 from draftree.sampling.drawing import Drawing
@@ -55,7 +56,7 @@ def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
     dtype = str(decoder.dtype).removeprefix("torch.")
     return {
         **machine(decoder.device), **shape, "dtype": dtype, "attention": attention, "target": target.name,
-        "drafter": drafter.described,
+        "drafter": drafter.described, "packed": " ".join(packed_shapes(decoder.model)),
     }  # fmt: skip
 
 

@@ -43,6 +43,7 @@ class BenchOptions:
     costs: list[Path] = knob(
         (), help="A file `draftree costs --out` wrote; repeat it for one for each drafter, in their order."
     )
+    profile: Path | None = knob(None, help="Save a picture of where the time goes, by pairing: a file .png, .svg or .pdf.")
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
 
@@ -50,11 +51,12 @@ class BenchOptions:
 @asks_for
 def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     """Measure drafters × policies on a file of prompts, with plain decoding interleaved."""
-    from draftree.cli import inputs, terminal
+    from draftree.cli import inputs, plots, terminal
     from draftree.engine import usual_drafter
     from draftree.evaluation import suites, tables
     from draftree.evaluation.bench import Bench, priced
     from draftree.evaluation.cells import assemble, chosen, paired, product
+    from draftree.evaluation.profile import per_token
     from draftree.models.target import Target
 
     whole = not asked.pair or given(ctx, "drafter") or given(ctx, "policy")
@@ -63,6 +65,8 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     prompts, fixed = suites.load(asked.suite), inputs.costs_of_each(asked.costs, [d for d, *_ in pairs])
     cells, selected = product(pairs, asked.temperature), prompts.select(asked.category)
     writable(asked.out)
+    if asked.profile is not None:
+        plots.check(asked.profile)
     ctx.with_resource(locked(asked.out))
     if whole and not asked.drafter:
         inputs.drafter(None, asked.target)  # says which it is
@@ -83,6 +87,9 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     result = measured(
         work, {"suite": suite, "repeats": asked.repeats, "max_new_tokens": asked.max_new_tokens}, fixed, asked.out
     )
+    if asked.profile is not None:
+        bars = {" ".join(filter(None, (r["drafter"], r["policy"]))): per_token(r) for r in result["rows"]}
+        plots.draw_profile(bars, f"Where the time goes: {asked.target}, {prompts.name}, {len(requests)} prompts", asked.profile)
     if asked.as_json:
         emit(result)
         return

@@ -34,6 +34,7 @@ class GenerateOptions:
     raw: bool = knob(False, help="Continue the prompt as it is, without the chat template.")
     baseline: bool = knob(False, help="Run plain decoding too, and compare.")
     show_trees: bool = knob(False, help="Draw each step's tree, or add it to the JSON.")
+    profile: bool = knob(False, help="Say where a step's time goes, beside what this machine could do at best.")
     trees: Path | None = knob(None, help="Save a picture of each step's tree: a file .html or .svg.")
     costs: CostsFile = None
     loading: LoadingOptions = knob(None)
@@ -79,6 +80,8 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
     from draftree import viewer
     from draftree.cli import inputs, terminal
     from draftree.evaluation.compare import Comparison, compare
+    from draftree.evaluation.profile import as_json, profiled
+    from draftree.evaluation.tables import profile_rows
     from draftree.text.completion import Reading
 
     console, reading = terminal.output(), Reading(engine.tokenizer, options.stops(engine.tokenizer))
@@ -107,10 +110,13 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
         with terminal.busy("running plain decoding, to compare"):
             again = inputs.repeatable(options, len(written.tokens)).request(engine.target, ids)
             result = compare(engine, again, first)
+    found = profiled(engine.target, result.stats) if asked.profile else []
     if not asked.as_json:
         terminal.show_summary(console, result, coloured, engine.keeps_text(options.sampling))
+        if found:
+            console.print(terminal.table("where a step's time goes", profile_rows(found)))
         return terminal.show_footprint(console)
     more = {} if options.logprobs is None else {"logprobs": written.logprobs_as_json(engine.tokenizer)}
     trees = {"trees": [s.as_json() for s in watch.steps[1:]]} if watch is not None and asked.show_trees else {}
     text = {"text": written.text, "token_ids": result.tokens, "ending": written.ending}
-    emit({**text, **more, **result.as_json(), **trees})
+    emit({**text, **more, **result.as_json(), **trees, **({"profile": as_json(found)} if found else {})})

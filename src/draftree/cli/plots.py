@@ -1,6 +1,6 @@
-"""Plots of measured costs; they need matplotlib, an optional package."""
+"""Plots of measured costs, and of where a step's time goes; they need matplotlib, an optional package."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from draftree.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = (".pdf", ".png", ".svg")
 
@@ -44,6 +45,38 @@ def draw_costs(table: CostTable, title: str, path: Path) -> None:
         _label(pair[0], pair[1], f"{rows} row{'s' * (rows > 1)}", sorted({w for e in entries for w in (*e.draft, *e.target)}))
     where = ", ".join(table.about[k] for k in ("device", "dtype", "date") if k in table.about)
     figure.suptitle(f"{title}\n{where}" if where else title, fontsize="medium")
+    _save(figure, path)
+
+
+def draw_profile(bars: Mapping[str, Mapping[str, float]], title: str, path: Path) -> None:
+    """Writes a bar for each way to decode, its parts stacked: milliseconds a token by what they were spent on.
+
+    Args:
+        bars: by way, the milliseconds of each part.
+        title: of the picture.
+        path: of the file.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.4 + 0.42 * len(bars)), layout="constrained")
+    axes, left = figure.subplots(), dict.fromkeys(bars, 0.0)
+    for i, part in enumerate(dict.fromkeys(name for bar in bars.values() for name in bar)):
+        widths = [bar.get(part, 0.0) for bar in bars.values()]
+        axes.barh(list(bars), widths, left=list(left.values()), label=part, color=colormaps["tab20"](i), edgecolor="white")
+        left = {name: start + width for (name, start), width in zip(left.items(), widths, strict=True)}
+    axes.invert_yaxis()
+    axes.set_xlabel("ms a token")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
+    figure.suptitle(title, fontsize="medium")
+    _save(figure, path)
+
+
+def _save(figure: "Figure", path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)

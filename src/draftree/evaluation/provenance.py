@@ -14,6 +14,7 @@ import transformers
 
 import draftree
 from draftree.boundary.machine import machine
+from draftree.models.linears import packed_shapes
 from draftree.models.target import Target
 
 
@@ -43,6 +44,7 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
             "weights": fingerprint(decoder.model),
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "context": decoder.context,
+            **({"packed": packed} if (packed := packed_shapes(decoder.model)) else {}),
             **({"loading": said} if (said := target.loading.said) else {}),
         },
     }

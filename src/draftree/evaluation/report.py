@@ -151,6 +151,7 @@ def row(
         "prompts": len(written),
         **stats.as_json(),
         "draft_steps_per_step": stats.draft_steps_per_step,
+        "phases": stats.phases,
         "speedup": stats.tokens_per_second / base.tokens_per_second,
         "counted_seconds": spent if spent else None,
         "counted_speedup": float(_counted_speedup(mine, theirs, everyone)) if spent else None,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from draftree.evaluation.profile import Part
 from draftree.evaluation.report import ResultRow, expected_speedup
 
 
@@ -56,6 +57,19 @@ def same_text(r: ResultRow) -> str:
 def figure(value: float | None) -> str:
     """A figure, or nothing."""
     return "" if value is None else f"{value:.2f}"
+
+
+def profile_rows(parts: Sequence[Part]) -> list[dict[str, str]]:
+    """The parts of a step as text, in milliseconds; the prompt's is of one text."""
+    return [
+        {
+            "part": part.name,
+            "ms/step": f"{1e3 * part.seconds:.2f}",
+            "share": f"{part.share:.0%}",
+            "floor, ms": "" if part.floor is None else f"{1e3 * part.floor:.2f}",
+        }
+        for part in parts
+    ]
 
 
 FIRST = ("drafter", "policy", "T", "τ [95 %]", "speed-up [95 %]", "same output")

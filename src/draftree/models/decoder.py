@@ -17,11 +17,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from draftree.boundary.phases import phase
 from draftree.errors import UserError
 from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, check_bounds, refuse_unsupported
 from draftree.models.cache import Catcher, LayerShape, SlotCache
 from draftree.models.exact_attention import register
 from draftree.models.feed import Feed, additive_mask
+from draftree.models.linears import rows_of
 from draftree.models.sources import ATTENTION
 from draftree.tree import Ints
 
@@ -171,12 +173,14 @@ class Decoder:
         Returns:
             Logits [R, n or len(keep), V].
         """
-        with self._within(), self._rows_apart(feed):
+        positions, mask = torch.from_numpy(feed.positions).to(self.device), self.mask(feed, cache.lengths)
+        writer = cache.writer(feed.starts, feed.tokens.shape[1])
+        with self._within(), self._rows_apart(feed), phase("model"):
             output = self.model(
                 input_ids=feed.tokens,
-                position_ids=torch.from_numpy(feed.positions).to(self.device),
-                attention_mask=self.mask(feed, cache.lengths),
-                past_key_values=cache.writer(feed.starts, feed.tokens.shape[1]),
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=writer,
                 use_cache=True,
                 logits_to_keep=keep,
             )
@@ -274,7 +278,8 @@ class Decoder:
         bias = getattr(self._head, "bias", None)
         with torch.inference_mode(False), torch.no_grad():  # a drafter's loss may go through them
             rows, biases = self._head.weight[ids], None if bias is None else bias[ids]
-        return lambda states: behind(nn.functional.linear(states, rows, biases))
+        multiplied = rows_of(self._head, rows, biases)
+        return lambda states: behind(multiplied(states))
 
     @property
     def _head(self) -> Any:  # untyped, as much of transformers is

@@ -22,6 +22,7 @@ from draftree.boundary.machine import interleaved, kept, machine
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
+from draftree.models.linears import packed_shapes
 from draftree.models.sources import EXACT
 from draftree.models.stable import Stable, parting
 from draftree.models.widths import Widths
@@ -103,6 +104,7 @@ def identity(decoder: Decoder) -> dict[str, str]:
     return {
         **machine(decoder.device), "dtype": str(decoder.dtype), "attention": str(decoder.config._attn_implementation),
         "model": str(decoder.config.model_type), "shapes": hashlib.sha256(shapes.encode()).hexdigest(), "layout": LAYOUT,
+        "packed": " ".join(packed_shapes(decoder.model)),
     }  # fmt: skip
 
 

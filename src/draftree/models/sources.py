@@ -78,6 +78,8 @@ def location(name: str) -> str:
 
 
 PANEL = "How the target is loaded"
+Kernels = Literal["stock", "packed"]
+"""Whose kernels multiply by a CPU's weights: torch's own, or oneDNN's over weights laid out for them."""
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
 """The dtypes that a target may be computed in."""
@@ -155,6 +157,7 @@ class Loading(Source):
             with the attention `draftree`, and layers brought to it (`stable.py`). `ties` leaves attention and layers as they
             are: where two tokens are as good as equally likely, a tree may be answered otherwise than a step. By default
             `bits` in half precision where a step takes at most 2 % longer by it (`exactness.py`), else `ties`.
+        kernels: by which linear layers are computed on a CPU (`linears.py`); by default whichever is faster for each shape.
     """
 
     device: Any = knob(None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU where there is one.")
@@ -167,6 +170,9 @@ class Loading(Source):
     quantize: Literal["int8"] | None = knob(None, panel=PANEL, help="Round the weights to 8 bits by torchao.")
     exactness: Literal["bits", "ties"] | None = knob(
         None, panel=PANEL, help="bits: the same logits, bit for bit, in a tree as in plain decoding. ties: but for near ties."
+    )
+    kernels: Kernels | None = knob(
+        None, panel=PANEL, help="Of linear layers on a CPU: torch's own (stock), oneDNN's (packed), or the faster ones."
     )
 
     def __post_init__(self) -> None:

@@ -22,12 +22,14 @@ from transformers import (
 )
 
 from draftree.boundary.files import understood
+from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
 from draftree.models.architectures import refuse_unsupported
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, pretrained
 from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
 from draftree.models.feed import Feed
+from draftree.models.linears import quicken
 from draftree.models.loaded import merged, placed, rounding
 from draftree.models.sources import ALLOWED, DTYPES, SMOLLM2, Loading, Source, hint, known, known_as, location
 from draftree.tree import Bools, Ints, Tree, Verdict
@@ -163,7 +165,7 @@ class Target:
                 where it has no instructions for bfloat16 or bits cannot be kept.
             device: a torch device; a GPU where there is one by default.
             how: the other attributes of `Loading`: revision, trust_remote_code, device_map, attn_implementation, adapter,
-                quantize, exactness.
+                quantize, exactness, kernels.
 
         Raises:
             UserError: nothing can be loaded there, the architecture is refused, or the device cannot be used.
@@ -185,6 +187,7 @@ class Target:
             if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
                 raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
             model = merged(placed(model, place, "device_map" in told), loading).requires_grad_(False)
+            quicken(model, loading.kernels)
             decoder = Decoder(model)
             _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
         try:
@@ -241,6 +244,7 @@ class Target:
         return self.decoder.rope_boundary is None
 
     @torch.inference_mode()
+    @in_phase("prompt")
     def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None) -> Verified:
         """Feeds what the cache does not hold of some rows' prompts, and commits it.
 
@@ -288,6 +292,7 @@ class Target:
         return Verified(stacked, Taps(hidden, rows, positions, tokens, cache))
 
     @torch.inference_mode()
+    @in_phase("verify")
     def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
         """One pass over root and nodes of every row, and over the probes.
 
@@ -313,6 +318,7 @@ class Target:
         return Verified(logits[:n], Taps(hidden, tree.row, positions[:n], tree.tokens, cache, probe_logits))
 
     @torch.inference_mode()
+    @in_phase("commit")
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
         """Moves root and accepted nodes behind the committed tokens and forgets the rest."""
         for root in range(tree.roots):

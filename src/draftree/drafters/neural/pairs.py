@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
+from draftree.boundary.phases import in_phase
 from draftree.drafters.base import Batch, Trainable, put
 from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, lay_out, rewind
 from draftree.drafters.neural.masks import additive, block_starts
@@ -136,6 +137,7 @@ class PairDrafter(Trainable[Pairs]):
             last = torch.where(torch.from_numpy(sizes[rows] > 0).to(out.device)[:, None], ends, last) if at else ends
         return last
 
+    @in_phase("model")
     def _pass(self, cache: SlotCache, feed: Feed, features: Tensor) -> Tensor:
         mask = additive_mask(feed, cache.lengths, features.dtype).to(features.device)
         positions = torch.from_numpy(feed.positions).to(features.device)

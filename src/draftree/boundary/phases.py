@@ -1,0 +1,84 @@
+"""Where time goes: code names its phases, and whoever records them gets the seconds of each, without those inside it."""
+
+import time
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import ParamSpec, TypeVar, final
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_RECORD: ContextVar["Record | None"] = ContextVar("draftree.phases", default=None)
+
+
+@final
+class Record:
+    """Adds up the seconds of phases.
+
+    Args:
+        seconds: by phase, what is added to. A phase inside others is named with them: `grow/draft/model`.
+    """
+
+    def __init__(self, seconds: MutableMapping[str, float]) -> None:
+        self._seconds, self._open, self._since = seconds, list[str](), time.perf_counter()
+
+    def turn(self) -> None:
+        """Gives the time that has passed to the phase that is open, if one is."""
+        now = time.perf_counter()
+        if self._open:
+            name = self._open[-1]
+            self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+    def begin(self, name: str) -> None:
+        """Begins a phase inside the one that is open."""
+        self.turn()
+        self._open.append(f"{self._open[-1]}/{name}" if self._open else name)
+
+    def end(self) -> None:
+        """Ends the phase that was begun last."""
+        self.turn()
+        self._open.pop()
+
+
+@contextmanager
+def recorded(seconds: MutableMapping[str, float]) -> Iterator[None]:
+    """Inside, the seconds of phases are added to those given, by name."""
+    token = _RECORD.set(Record(seconds))
+    try:
+        yield
+    finally:
+        _RECORD.reset(token)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """What is done inside belongs to a phase; where nobody records, next to nothing is done for it."""
+    if (record := _RECORD.get()) is None:
+        yield
+        return
+    record.begin(name)
+    try:
+        yield
+    finally:
+        record.end()
+
+
+def in_phase(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes every call of a function a phase."""
+
+    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if (record := _RECORD.get()) is None:
+                return function(*args, **kwargs)
+            record.begin(name)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                record.end()
+
+        return call
+
+    return decorated

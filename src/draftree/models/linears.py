@@ -1,0 +1,143 @@
+"""Linear layers on a CPU by the faster of two kernels: torch's own, or oneDNN's over weights laid out for it beforehand.
+
+Torch's own reads a weight as it lies, which over a few tokens uses some half of the memory's speed, and in float32 a pass over
+eight tokens takes up to twice as long as one over a token. Laid out in blocks, the same multiplication takes about as long
+for eight as for one. Which is faster depends on the processor and the shape, so both are timed here, and the answer is kept.
+
+Shapes: n tokens of a pass, D and E entries of a row before and after.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from draftree.boundary.files import read_object, write_text
+from draftree.boundary.machine import interleaved, kept, machine
+from draftree.errors import UserError
+from draftree.models.sources import Kernels
+
+TRIED = (1, 8)
+"""Tokens of a pass over which kernels are timed: plain decoding's, and a tree's."""
+SMALL, SOME = 1 << 16, 8
+"""Entries of a weight below which nothing is won, and layers of a shape that are timed: more than a cache holds."""
+LONGEST = 0.15
+"""Seconds in which the kernels of a shape are timed."""
+
+
+class Packed:
+    """Multiplies by a weight that is laid out in blocks for oneDNN.
+
+    Args:
+        weight: [E, D], which stays as it is: for gradients, for all who read it, and for when it is changed.
+        bias: [E], if there is one.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight, self._bias = weight, bias
+        self._place, self._version = weight.data_ptr(), weight._version
+        self._blocks: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+
+    def of(self, weight: Tensor, bias: Tensor | None) -> bool:
+        """True where these are the weight that was laid out, unchanged, and its bias, which is read where it lies."""
+        same = weight is self._weight and bias is self._bias
+        return same and weight._version == self._version and weight.data_ptr() == self._place
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[…, E] of rows […, D]."""
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._blocks, self._bias, "none", [], "")
+        return made
+
+
+def quicken(model: nn.Module, kernels: Kernels | None = None) -> None:
+    """Lets a model's linear layers be computed by the faster kernel; what they are made of stays what it is.
+
+    A weight that changes, or that a gradient is wanted for, is multiplied by torch's own kernel again.
+
+    Args:
+        model: whose weights are not expected to change.
+        kernels: `stock` leaves it as it is, `packed` takes oneDNN's wherever that can be had; by default the faster one.
+    """
+    alike: dict[tuple[Any, ...], list[nn.Linear]] = {}
+    for module in model.modules():
+        if type(module) is nn.Linear and packable(module.weight, module.bias):
+            alike.setdefault((*module.weight.shape, module.bias is None, module.weight.dtype), []).append(module)
+    for same in alike.values():
+        if kernels == "packed" or (kernels is None and same[0].weight.numel() >= SMALL and faster(same)):
+            for module in same:
+                by = partial(_forward, by=Packed(module.weight, module.bias))
+                module.forward = MethodType(by, module)  # type: ignore[method-assign]
+
+
+def packable(weight: Tensor, bias: Tensor | None) -> bool:
+    """True for weights that oneDNN multiplies on this machine."""
+    given = (weight,) if bias is None else (weight, bias)
+    if not all(t.device.type == "cpu" and type(t.data) is Tensor and not t.is_inference() for t in given):
+        return False
+    ops, here = torch.ops.mkldnn, torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+    half = {torch.bfloat16: ops._is_mkldnn_bf16_supported, torch.float16: ops._is_mkldnn_fp16_supported}
+    return here and (weight.dtype is torch.float32 or (weight.dtype in half and bool(half[weight.dtype]())))
+
+
+def is_packed(module: nn.Module) -> bool:
+    """True where a layer is computed by oneDNN's kernel."""
+    own = vars(module).get("forward")
+    return isinstance(own, MethodType) and getattr(own.__func__, "func", None) is _forward
+
+
+def packed_shapes(model: nn.Module) -> list[str]:
+    """The shapes [E, D] of the layers that are computed by oneDNN's kernel, for the record."""
+    return sorted({"x".join(map(str, m.weight.shape)) for m in model.modules() if isinstance(m, nn.Linear) and is_packed(m)})
+
+
+def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Multiplies by some rows of a linear layer, by the kernel that the layer itself is computed by."""
+    if not is_packed(head):
+        return lambda states: linear(states, weight, bias)
+    by = Packed(weight, bias)
+    return lambda states: linear(states, weight, bias) if states.requires_grad else by(states)
+
+
+def _forward(module: nn.Linear, rows: Tensor, by: Packed) -> Tensor:
+    """The layer of a module, by blocks while they are those of its weight."""
+    weight, bias = module.weight, module.bias
+    if (torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)) or not by.of(weight, bias):
+        return linear(rows, weight, bias)
+    return by(rows)
+
+
+def faster(layers: Sequence[nn.Linear]) -> bool:
+    """True where layers of one shape take less time by oneDNN's kernel on this machine; timed once, and kept."""
+    weight = layers[0].weight
+    about = {**machine(weight.device), "dtype": str(weight.dtype), "shape": str(tuple(weight.shape)), "tried": str(TRIED)}
+    path = kept("kernels", about)
+    with suppress(UserError, KeyError, TypeError):
+        if path.is_file():
+            return bool(read_object(path, "kernels")["packed"] < 1)
+    own, ours = timed(layers[:SOME])
+    with suppress(OSError):  # a home that cannot be written to: timed again the next time
+        write_text(path, json.dumps({"packed": ours / own, "about": about}, indent=1))
+    return ours < own
+
+
+@torch.inference_mode()
+def timed(layers: Sequence[nn.Linear]) -> tuple[float, float]:
+    """Seconds of all layers at the widths tried, by torch's own kernel and by oneDNN's."""
+    weight = layers[0].weight
+    some = [torch.ones(n, weight.shape[1], dtype=weight.dtype) for n in TRIED]
+    packed = [Packed(layer.weight, layer.bias) for layer in layers]
+
+    def run(by: Sequence[Callable[[Tensor], Any]]) -> None:
+        for rows in some:
+            for layer in by:
+                layer(rows)
+
+    stock = [partial(linear, weight=layer.weight, bias=layer.bias) for layer in layers]
+    own, ours = interleaved([partial(run, stock), partial(run, packed)], weight.device, LONGEST)
+    return own, ours

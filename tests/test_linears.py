@@ -1,0 +1,124 @@
+"""Weights laid out for another kernel give what torch's own gives, are forgotten when they change, are chosen by the clock."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from draftree import Request, Target
+from draftree.engine import Engine
+from draftree.evaluation.provenance import provenance
+from draftree.models import linears
+from draftree.models.linears import is_packed, packable, packed_shapes, quicken
+from draftree.registry import build
+from folders import target_folder
+
+pytestmark = pytest.mark.skipif(not packable(torch.zeros(2, 2), None), reason="this torch has no oneDNN")
+
+
+def layer(bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(48, 33, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_kernels_multiply_alike(bias: bool, dtype: torch.dtype) -> None:
+    one = layer(bias, dtype)
+    if not packable(one.weight, one.bias):
+        pytest.skip("this processor's oneDNN does not multiply it")
+    for shape in ((1, 48), (7, 48), (2, 5, 48), (0, 48)):
+        rows = torch.randn(shape, dtype=dtype)
+        wanted = one(rows)
+        quicken(one, "packed")
+        torch.testing.assert_close(one(rows), wanted)
+        torch.testing.assert_close(one(rows.transpose(0, 1).contiguous().transpose(0, 1)), wanted)
+
+
+CHANGES: dict[str, Callable[[nn.Linear], object]] = {
+    "in place": lambda one: one.weight.mul_(2),
+    "loaded": lambda one: one.load_state_dict({"weight": torch.ones(33, 48), "bias": torch.ones(33)}),
+    "other data": lambda one: setattr(one.weight, "data", torch.ones(33, 48)),
+    "another one": lambda one: setattr(one, "weight", nn.Parameter(torch.ones(33, 48))),
+    "the bias": lambda one: one.bias.add_(1),
+    "another bias": lambda one: setattr(one, "bias", nn.Parameter(torch.ones(33))),
+    "dtype": lambda one: one.double(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_weight_that_changes_is_multiplied_as_it_is(change: str) -> None:
+    one = layer()
+    quicken(one, "packed")
+    with torch.no_grad():
+        CHANGES[change](one)
+        rows = torch.randn(3, 48, dtype=one.weight.dtype)
+        torch.testing.assert_close(one(rows), rows @ one.weight.T + one.bias)
+
+
+def test_a_copy_learns_and_the_first_stays() -> None:
+    one, rows = layer(), torch.randn(3, 48)
+    quicken(one, "packed")
+    other, wanted = copy.deepcopy(one).requires_grad_(), one(rows)
+    other(rows).sum().backward()
+    assert other.weight.grad is not None
+    with torch.no_grad():
+        other.weight -= other.weight.grad
+        torch.testing.assert_close(other(rows), rows @ other.weight.T + other.bias)
+    assert torch.equal(one(rows), wanted)
+
+
+def test_gradients_flow_through_rows() -> None:
+    one, rows = layer(), torch.randn(3, 48, requires_grad=True)
+    quicken(one, "packed")
+    one(rows).sum().backward()
+    torch.testing.assert_close(rows.grad, one.weight.sum(0).expand(3, -1))
+
+
+@pytest.mark.parametrize(("own", "ours", "packed"), [(2.0, 1.0, True), (1.0, 2.0, False)])
+def test_the_faster_kernel_is_taken_and_remembered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: float, ours: float, packed: bool
+) -> None:
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
+    big, small = (nn.Linear(256, n, bias=False).requires_grad_(False) for n in (256, 8))
+    calls: list[int] = []
+    monkeypatch.setattr(linears, "timed", lambda layers: (calls.append(len(layers)), (own, ours))[1])
+    for _ in range(2):
+        model = nn.Sequential(copy.deepcopy(big), small, copy.deepcopy(big))
+        quicken(model)
+        assert [is_packed(m) for m in model] == [packed, False, packed]
+    assert calls == [2]
+    assert packed_shapes(model) == ["256x256"] * packed
+
+
+def test_both_are_timed() -> None:
+    assert all(seconds > 0 for seconds in linears.timed([layer()]))
+
+
+def test_other_layers_are_left_alone() -> None:
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4).double(), nn.Embedding(4, 4), nn.Linear(4, 4, device="meta"))
+    quicken(model, "packed")
+    quicken(model[1].float(), "stock")
+    assert not any(map(is_packed, model))
+
+
+@pytest.mark.parametrize("exactness", ["bits", "ties"])
+def test_a_target_writes_the_same_by_either(tmp_path: Path, exactness: str) -> None:
+    folder, texts = target_folder(tmp_path), {}
+    prompts = [list(range(3, 3 + n)) for n in (5, 9)]
+    for kernels in ("stock", "packed"):
+        target = Target.load(str(folder), "float32", kernels=kernels, exactness=exactness)
+        engine = Engine(target, build("drafter", "suffix").open(target), build("policy", "pct"))
+        requests = [Request(prompt, 24) for prompt in prompts]
+        texts[kernels] = engine.write(requests, reuse=False).tokens
+        assert texts[kernels] == engine.plain(requests).tokens
+        shapes, said = packed_shapes(target.decoder.model), provenance(target, 0)["target"]
+        assert said.get("packed", []) == shapes
+        assert bool(shapes) == (kernels == "packed")
+    assert texts["stock"] == texts["packed"]
