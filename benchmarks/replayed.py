@@ -63,7 +63,7 @@ def along(replayed: Replayed, request: Request, engines: dict[Cell, Engine]) -> 
     return done
 
 
-CLOCKED = ("tokens_per_second", "speedup", "draft_seconds", "verify_seconds", "seconds")
+CLOCKED = ("tokens_per_second", "speedup", "draft_seconds", "verify_seconds", "phases", "seconds")
 SHOWN = ("drafter", "policy", "τ [95 %]", "nodes/step", "depth/step", "drafts/step", "counted speed-up [95 %]")
 
 

@@ -44,7 +44,7 @@ from draftree.tuning._trees import Collected
 from folders import target_folder
 
 SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL]
-TIMED = {"draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "speedup", "draft_share", "intervals",
+TIMED = {"draft_seconds", "verify_seconds", "phases", "seconds", "tokens_per_second", "speedup", "draft_share", "intervals",
          "date", "command"}  # fmt: skip
 """What is of a run and not of its work."""
 

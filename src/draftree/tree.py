@@ -192,9 +192,8 @@ class Tree:
             entropy: [M] of the distribution each was drawn from.
             source: [M] which drafter proposed each, where it was not the same for all.
         """
-        m = len(parents)
-        return replace(
-            self,
+        n, m = len(self), len(parents)
+        return Tree(  # `replace` takes as long as all the rest
             tokens=np.concatenate((self.tokens, tokens)),
             parents=np.concatenate((self.parents, parents)),
             depth=np.concatenate((self.depth, self.depth[parents] + 1)),
@@ -203,9 +202,9 @@ class Tree:
             score=np.concatenate((self.score, score)),
             source=np.concatenate((self.source, np.full(m, candidates.source) if source is None else source)),
             entropy=np.concatenate((self.entropy, np.zeros(m) if entropy is None else entropy)),
-            number=np.concatenate((self.number, np.arange(len(self), len(self) + m))),
-            draw=candidates.draw,
+            number=np.concatenate((self.number, np.arange(n, n + m))),
             q_row=np.concatenate((self.q_row, np.full(m, -1) if q_row is None else q_row)),
+            draw=candidates.draw,
             q=q,
         )
 

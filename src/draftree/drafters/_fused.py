@@ -17,6 +17,7 @@ import torch
 from draftree.calibration import Logistic
 from draftree.drafters.base import Drafter, Method, put
 from draftree.errors import UserError
+from draftree.kernels.fusing import merge
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
@@ -277,61 +278,17 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
         finds: of the other parts, at least one.
         k: how many.
     """
-    listed: list[tuple[Any, ...]] = [(f.tokens, f.there, 1 << f.part, -np.inf, f.value, f.guide) for f in finds]
+    listed = [(f.tokens, np.where(f.there, -np.inf, np.nan), f.value, f.guide, 1 << f.part) for f in finds]
     if guide is not None:
-        before = sum((1 << f.part) <= guide.source for f in finds)
-        listed.insert(before, (guide.tokens, guide.log_q > -np.inf, guide.source + 1, guide.log_q, 0.0, 0.0))
-    at, token, parts, first, log_q, value, seen = _distinct(listed)
-    nodes = len(finds[0].tokens)
-    log_q = _shared(at, log_q, value, seen, nodes)
-
-    order = np.lexsort((first, -log_q, at))
-    place = np.arange(len(order)) - np.searchsorted(at[order], at[order])
-    order, place = order[place < k], place[place < k]
-    shape = nodes, int(place.max()) + 1
-    tokens, values, sources = np.zeros(shape, np.int64), np.full(shape, -np.inf), np.full(shape, -1)
-    there = at[order], place
-    tokens[there], values[there], sources[there] = token[order], log_q[order], parts[order] - 1
+        before, nothing = sum((1 << f.part) <= guide.source for f in finds), np.zeros(guide.tokens.shape)
+        own = np.where(guide.log_q > -np.inf, guide.log_q, np.nan)
+        listed.insert(before, (guide.tokens, own, nothing, nothing, guide.source + 1))
+    bits = np.repeat([part[-1] for part in listed], [part[0].shape[1] for part in listed])
+    token, log_q, value, seen = (np.concatenate([part[i] for part in listed], axis=1) for i in range(4))
+    tokens, values, sources = merge(token, log_q, value, seen, bits, k, MOST, CERTAIN)
     if guide is None:
         return Candidates(tokens, values, sources=sources)
     return Candidates(tokens, values, guide.log_probs, sources=sources, unconditioned=guide.unconditioned)
-
-
-def _distinct(listed: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """One candidate for each node and token.
-
-    Args:
-        listed: of each part [F, K] tokens, where there is a candidate, the part's bit, and log q of the guide, value and the
-            guide's q of what was found: arrays, or one number for all.
-
-    Returns:
-        [C] the node each follows, its token, the bits of who proposes it, where it came first, and the largest of its three
-        numbers: −∞ where the guide does not propose it, 0 and 0 where it was not found.
-    """
-    columns = zip(*([np.broadcast_to(column, part[0].shape) for column in part] for part in listed), strict=True)
-    tokens, there, bits, *numbers = (np.concatenate(column, axis=1) for column in columns)
-    at, token = np.nonzero(there)[0], tokens[there]
-    _, first, which = np.unique(at * (token.max(initial=0) + 1) + token, return_index=True, return_inverse=True)
-    parts, largest = np.zeros(len(first), np.int64), np.full((3, len(first)), -np.inf)
-    np.bitwise_or.at(parts, which, bits[there])
-    for most, column in zip(largest, numbers, strict=True):
-        np.maximum.at(most, which, column[there])
-    return at[first], token[first], parts, first, *largest
-
-
-def _shared(at: Ints, log_q: Floats, value: Floats, seen: Floats, nodes: int) -> Floats:
-    """[C] log q of distinct candidates: what was found has its value, the guide's others share the rest in their proportions.
-
-    That is Jeffrey's rule: what was learnt of some tokens says nothing of how the others compare with each other. So siblings
-    sum to 1 at most. After a node where nothing was found, q is the guide's, bit for bit.
-    """
-    found = value > 0
-    total = np.bincount(at, value, nodes)
-    cut = MOST / np.maximum(total, MOST)
-    listed = np.bincount(at, np.where(found, 0, np.exp(log_q)), nodes)
-    rest = np.maximum(1 - np.bincount(at, seen, nodes), np.maximum(listed, CERTAIN))  # q sums to 1 only nearly
-    shift = np.where(total > 0, np.log1p(-total * cut) - np.log(rest), 0.0)
-    return np.where(found, np.log(np.where(found, value * cut[at], 1.0)), log_q + shift[at])
 
 
 def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Trust:

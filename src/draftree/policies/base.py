@@ -150,7 +150,8 @@ def append(
         q_row = parent + (0 if q is None else len(q))
         q = candidates.log_probs.exp() if q is None else torch.cat((q, candidates.log_probs.exp()))
     at, entropy = (parent, rank), None if entropy is None else entropy[parent]
-    tokens, log_q, source = candidates.tokens[at], candidates.log_q[at], candidates.origin[at]
+    tokens, log_q = candidates.tokens[at], candidates.log_q[at]
+    source = None if candidates.sources is None else candidates.sources[at]
     return tree.append(frontier[parent], tokens, log_q, score[at], candidates, q_row, q, entropy, source)
 
 
@@ -171,6 +172,8 @@ def best(tree: Tree, nodes: Ints, k: int, by: Floats | None = None) -> Ints:
         by: [N] what to rank by; the score by default.
     """
     nodes = np.sort(nodes)
+    if tree.roots == 1:
+        return nodes[np.argsort(-(tree.score if by is None else by)[nodes], kind="stable")[:k]]
     order, place = ranked(tree.row[nodes], (tree.score if by is None else by)[nodes])
     return nodes[order[place < k]]
 

@@ -17,6 +17,7 @@ import numpy as np
 from draftree.boundary.knobs import knob
 from draftree.calibration import Logistic
 from draftree.costs import Costs
+from draftree.kernels.growing import values, worth_expanding, worth_verifying
 from draftree.policies.base import Expand, Policy, Search, append, best, fit
 from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
@@ -33,13 +34,14 @@ WIDEST = 32
 """Nodes of a row that are expanded in one layer at most."""
 AHEAD = 64
 """Further nodes over which the price of one is averaged at most."""
-FURTHER = np.arange(1, AHEAD + 1)
 CREDIT, SAVINGS = 3.0, 12.0
 """The regret budget in passes: at the beginning, and at most, however much drafting has brought."""
 UNREAD = -1.0
 """Stands for the entropy of a q that nobody computed."""
 CERTAIN = 1e-4
-"""No draft probability is taken to be closer to 1."""
+"""No draft probability is taken to be closer to 1, or to 0."""
+NONE = np.zeros((0, 0), np.int64)
+"""The sources of candidates that all have one."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,9 @@ class Learned:
         """The acceptance of a source's drafts; at first, q itself is the estimate."""
         return self.acceptance.get(source) or Logistic.around(0, 1, 1, 0, 0, prior=10.0)
 
-    def accepted(self, x: Floats, candidates: Candidates) -> Floats:
-        """[F, K] the conditional acceptance of candidates with features x [F, K, X], each by its source's calibration."""
-        if candidates.sources is None:
-            return self.calibration(candidates.source)(x)
-        found, source = np.zeros(candidates.tokens.shape), candidates.sources
-        for one in np.unique(source).tolist():
-            found[source == one] = self.calibration(one)(x[source == one])
-        return found
+    def weights(self, sources: int) -> Floats:
+        """[S, X] what the calibrations of sources 0, 1, … weigh features by."""
+        return np.array([self.calibration(source).weights for source in range(sources)])
 
     def rate(self, costs: Costs, rows: int) -> float:
         """λ, tokens per second: what plain decoding has, times the gain over it so far; never below it."""
@@ -108,9 +105,11 @@ class Yield(Policy):
         due = self.probe * memory.idle * costs.target_seconds(1) >= budget.probe
         frontier, read, probing = np.arange(tree.roots), np.ones(tree.roots, np.bool_), False
         while (frontier := room.expandable(tree, frontier, self.depth)).size:
-            likely, least = best(tree, frontier, WIDEST), budget.further(_count(tree, budget))
+            likely, least = best(tree, frontier, WIDEST), budget.verifying(tree)[1]
             found = expand.find(tree, likely, self.width) if isinstance(expand, Search) else None
-            below = np.zeros(len(tree)) if found is None else _worth_below(tree, likely, found, memory)
+            below, guesses = np.zeros(len(tree)), None if found is None else _guesses(tree, likely, found, memory, read=False)
+            if guesses is not None:
+                below[likely] = np.exp(guesses.score).sum(axis=1)
             chosen = _worth_expanding(tree, likely[read[likely]], budget, memory, below, least)
             if not tree.drafted and not chosen.size and due and budget.probe <= budget.left:
                 chosen, probing = frontier, True
@@ -119,9 +118,9 @@ class Yield(Policy):
             rest = np.flatnonzero((below[likely] > least) & ~asked[likely])
             if chosen.size:
                 budget = budget.after(len(chosen))
-                tree = _grown(tree, chosen, expand(tree, chosen, self.width), memory)
-            if found is not None and rest.size:
-                tree = _grown(tree, likely[rest], found.shared(rest), memory, read=False)
+                tree = _guesses(tree, chosen, expand(tree, chosen, self.width), memory).grown(tree, chosen)
+            if guesses is not None and rest.size:
+                tree = guesses.grown(tree, likely, rest)
             frontier = np.arange(before, len(tree))
             read = np.append(read, asked[tree.parents[frontier]])
         return fit(_worth_verifying(tree, budget, probing), room.nodes)
@@ -180,26 +179,13 @@ class _Budget:
         """The budget after a draft step over a frontier."""
         return replace(self, left=self.left - float(self.drafts[nodes]))
 
-    def drafting(self, nodes: int) -> Floats:
-        """λ · sₐ of frontiers of 1, 2, … nodes; ∞ where it cannot be afforded together with a node."""
-        seconds = self.drafts[1 : nodes + 1]
-        return np.where(seconds + self.adds[1] <= self.left, self.rate * seconds, np.inf)
-
-    def verifying(self, nodes: int) -> Floats:
-        """λ · what 0, 1, … drafted nodes add to a pass; ∞ where it cannot be afforded."""
-        seconds = self.adds[: nodes + 1]
-        return np.where(seconds <= max(self.left, 0.0), self.rate * seconds, np.inf)
-
-    def further(self, nodes: int) -> float:
-        """The least that a node can cost beside some others, itself one of many or alone."""
-        return self.rate * float(((self.adds[nodes + 1 : nodes + AHEAD + 1] - self.adds[nodes]) / FURTHER).min())
+    def verifying(self, tree: Tree) -> tuple[int, float]:
+        """How many of the best nodes are worth their verification, and the least that another one can cost."""
+        return worth_verifying(tree.score[tree.roots :], self.adds, self.rate, self.left, AHEAD)
 
 
 def _worth_expanding(tree: Tree, frontier: Ints, budget: _Budget, memory: Learned, below: Floats, least: float) -> Ints:
     """The nodes of the frontier that are worth a draft step together, best first; none if no number of them is.
-
-    Behind a node of value v an accepted child is found with probability v · reach; it has to pay for its verification too. What
-    is found there without a draft step is had anyway.
 
     Args:
         tree: so far.
@@ -209,65 +195,59 @@ def _worth_expanding(tree: Tree, frontier: Ints, budget: _Budget, memory: Learne
         below: [N] the worth of what is found after each node without a draft step.
         least: what a further node's verification costs.
     """
-    worth = np.exp(tree.score[frontier]) * memory.reach(_prospects(tree, frontier, memory))
-    net = np.maximum(worth - least, 0) - np.maximum(below[frontier] - least, 0)
-    order = np.argsort(-net, kind="stable")
-    gain = np.cumsum(np.maximum(net[order], 0)) - budget.drafting(len(order))
-    most = int(np.argmax(gain)) if len(gain) else 0
-    return frontier[order[: most + 1]] if len(gain) and gain[most] > 0 else frontier[:0]
+    score, depth, drafts = tree.score[frontier], tree.depth[frontier], budget.drafts[1 : len(frontier) + 1]
+    known, price = (memory.reach.weights, memory.recent - LIKELY), (budget.adds[1], budget.rate, budget.left)
+    return frontier[worth_expanding(score, depth, *known, below[frontier], least, drafts, *price)]
 
 
-def _worth_below(tree: Tree, frontier: Ints, found: Candidates, memory: Learned) -> Floats:
-    """[N] the sum of the values of what was found after each node without a draft step."""
-    grown, before = _grown(tree, frontier, found, memory, read=False), len(tree)
-    return np.asarray(np.bincount(grown.parents[before:], np.exp(grown.score[before:]), before), np.float64)
+@dataclass(frozen=True)
+class _Guesses:
+    """Candidates after a frontier, and what they are worth.
 
-
-def _grown(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, read: bool = True) -> Tree:
-    """The tree with all candidates; those not worth their verification are dropped at the end, when the whole tree is known.
-
-    After nodes that the drafter has not read, the entropy of its q is noted as `UNREAD`.
+    Attributes:
+        candidates: [F, K].
+        score: [F, K] the log value of each.
+        entropy: [F] of q, `UNREAD` after nodes that the drafter has not read.
     """
-    entropy = np.full(len(frontier), UNREAD)
-    if read:
-        entropy = np.zeros(len(frontier)) if candidates.log_probs is None else _entropy(candidates.log_q)
-    x = _features(candidates.log_q, entropy[:, None], tree.depth[frontier][:, None] + 1)
-    found = memory.accepted(x, candidates) * (candidates.log_q > -np.inf)
-    found /= np.maximum(found.sum(axis=1, keepdims=True), 1)  # at most one of them is accepted
-    with np.errstate(divide="ignore"):
-        score = tree.score[frontier][:, None] + np.log(found)
-    return append(tree, frontier, candidates, None, score, entropy)
+
+    candidates: Candidates
+    score: Floats
+    entropy: Floats
+
+    def grown(self, tree: Tree, frontier: Ints, which: Ints | None = None) -> Tree:
+        """The tree with all of them, or those after some of the frontier's nodes.
+
+        Those not worth their verification are dropped at the end, when the whole tree is known.
+        """
+        if which is None:
+            return append(tree, frontier, self.candidates, None, self.score, self.entropy)
+        return append(tree, frontier[which], self.candidates.shared(which), None, self.score[which], self.entropy[which])
 
 
-def _entropy(log_q: Floats) -> Floats:
-    """[F] entropy in nats of q [F, K] with all other tokens taken for one: that of all V takes a pass over as many numbers."""
-    q = np.exp(log_q)
-    rest = np.maximum(1 - q.sum(axis=1), CERTAIN)
-    return -np.asarray((q * np.maximum(log_q, np.log(CERTAIN))).sum(axis=1) + rest * np.log(rest))
+def _guesses(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, read: bool = True) -> _Guesses:
+    """Candidates after nodes that the drafter has read, or not, and their values."""
+    count, sources = len(frontier), candidates.sources
+    known = 0.0 if candidates.log_probs is None else np.nan  # which is computed
+    entropy = np.full(count, known if read else UNREAD)
+    weights = memory.calibration(candidates.source).weights[None]
+    if sources is None:
+        sources = NONE
+    else:
+        weights = memory.weights(int(sources.max(initial=0)) + 1)
+    log_q, depth, score = candidates.log_q, tree.depth[frontier], tree.score[frontier]
+    return _Guesses(candidates, *values(log_q, sources, weights, entropy, depth, score, CERTAIN))
 
 
 def _worth_verifying(tree: Tree, budget: _Budget, probing: bool) -> Tree:
     """The tree's nodes of which each is worth its verification, found in one scan from the best to the worst."""
-    count = _count(tree, budget)
+    count, _ = budget.verifying(tree)
     keep = np.zeros(len(tree), np.bool_)
     keep[: tree.roots] = True
-    keep[_ranked(tree)[:count]] = True
+    nodes = np.arange(tree.roots, len(tree))
+    keep[nodes[np.argsort(-tree.score[nodes], kind="stable")[:count]]] = True  # no child is worth more than its parent
     if probing and count == 0:  # the best child of every root
         keep[best(tree, np.flatnonzero(tree.depth == 1), 1)] = True
     return tree.select(keep)
-
-
-def _ranked(tree: Tree) -> Ints:
-    """Drafted nodes from the most to the least valuable; no child is worth more than its parent, whose number is lower."""
-    nodes = np.arange(tree.roots, len(tree))
-    return nodes[np.argsort(-tree.score[nodes], kind="stable")]
-
-
-def _count(tree: Tree, budget: _Budget) -> int:
-    """The number of best nodes to verify: as many as gain the most over their cost."""
-    values = np.exp(tree.score[_ranked(tree)])
-    gain = np.append(0.0, np.cumsum(values)) - budget.verifying(len(values))
-    return int(np.argmax(gain))
 
 
 def _learnt(memory: Learned, tree: Tree, accepted: Bools) -> Learned:
@@ -291,17 +271,19 @@ def _learnt(memory: Learned, tree: Tree, accepted: Bools) -> Learned:
     )
 
 
-def _features(log_q: Floats, entropy: Floats, depth: Floats | Ints) -> Floats:
-    """[…, X] features that predict the acceptance of nodes: 1, log q, −log(1 − q), entropy, depth (after C2T, section 4.1).
+def _features(log_q: Floats, entropy: Floats, depth: Ints) -> Floats:
+    """[M, X] features that predict the acceptance of nodes: 1, log q, −log(1 − q), entropy, depth (after C2T, section 4.1).
 
-    With weights 0, 1, 1, 0, 0 the estimate is q itself.
+    With weights 0, 1, 1, 0, 0 the estimate is q itself. `kernels/growing.py` reads them in this order.
     """
     q = np.minimum(np.exp(log_q), 1 - CERTAIN)
-    bounded = np.maximum(log_q, np.log(CERTAIN))
-    return np.stack(np.broadcast_arrays(np.ones_like(q), bounded, -np.log1p(-q), entropy, depth), axis=-1)
+    return np.stack((np.ones_like(q), np.maximum(log_q, np.log(CERTAIN)), -np.log1p(-q), entropy, depth), axis=-1)
 
 
 def _prospects(tree: Tree, nodes: Ints, memory: Learned) -> Floats:
-    """[M, X] features that predict the acceptance of nodes' children to come: 1, is a root, log value, recent success."""
+    """[M, 4] features that predict the acceptance of nodes' children to come: 1, is a root, log value, recent success.
+
+    `kernels/growing.py` reads them in this order.
+    """
     root = tree.depth[nodes] == 0
     return np.stack((np.ones(len(nodes)), root, tree.score[nodes], np.full(len(nodes), memory.recent - LIKELY)), axis=-1)

@@ -1,0 +1,68 @@
+"""The candidates of several drafters as one list for each node, as machine code.
+
+Shapes: F frontier nodes, M candidates of all parts side by side, K candidates of the list.
+"""
+
+import math
+
+import numpy as np
+
+from draftree.kernels.compiled import Array, compiled
+
+
+@compiled
+def merge(
+    tokens: Array, log_q: Array, value: Array, seen: Array, bits: Array, k: int, most: float, certain: float
+) -> tuple[Array, Array, Array]:
+    """The K best distinct tokens after each node by falling q, equal ones in the order they are given in.
+
+    What was found has its value, the guide's others share the rest in their proportions (Jeffrey's rule: what was learnt of
+    some tokens says nothing of how the others compare). So siblings add up to 1 at most. After a node where nothing was found,
+    q is the guide's, bit for bit.
+
+    Args:
+        tokens: [F, M].
+        log_q: [F, M] the guide's, −∞ for what others found, NaN where there is no candidate.
+        value: [F, M] of what was found, 0 for the guide's own.
+        seen: [F, M] the guide's q of what was found, 0 for its own.
+        bits: [M] of who proposes it.
+        k: K.
+        most: all finds after a node are worth this together at most.
+        certain: the share that is left to the guide at least.
+
+    Returns:
+        [F, K] tokens, log q (−∞ where there are fewer), and the bits of all who propose each, less 1; K is as small as will do.
+    """
+    nodes, columns = tokens.shape
+    width = min(k, columns)
+    token, found = np.zeros((nodes, width), np.int64), np.full((nodes, width), -np.inf)
+    parts, used = np.full((nodes, width), -1), 0
+    ids, by = np.empty(columns, np.int64), np.empty(columns, np.int64)
+    guide, worth, known = np.empty(columns), np.empty(columns), np.empty(columns)
+    for f in range(nodes):
+        n = 0
+        for m in range(columns):
+            if not math.isnan(log_q[f, m]):
+                i = 0
+                while i < n and ids[i] != tokens[f, m]:
+                    i += 1
+                if i == n:
+                    ids[i], by[i], guide[i], worth[i], known[i] = tokens[f, m], 0, -np.inf, 0.0, 0.0
+                    n += 1
+                by[i] |= bits[m]
+                guide[i], worth[i], known[i] = max(guide[i], log_q[f, m]), max(worth[i], value[f, m]), max(known[i], seen[f, m])
+        total, listed, rest = 0.0, 0.0, 1.0
+        for i in range(n):
+            total += worth[i]
+            rest -= known[i]
+            listed += 0.0 if worth[i] > 0 else math.exp(guide[i])
+        cut = most / max(total, most)
+        shift = math.log1p(-total * cut) - math.log(max(rest, max(listed, certain))) if total > 0 else 0.0
+        for i in range(n):
+            guide[i] = math.log(worth[i] * cut) if worth[i] > 0 else guide[i] + shift
+        order = np.argsort(-guide[:n], kind="mergesort")[:width]
+        used = max(used, len(order))
+        for place in range(len(order)):
+            i = order[place]
+            token[f, place], found[f, place], parts[f, place] = ids[i], guide[i], by[i] - 1
+    return token[:, :used], found[:, :used], parts[:, :used]
