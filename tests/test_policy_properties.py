@@ -25,12 +25,16 @@ from rules import Path
 
 COSTS = Costs({1: 0.04, 16: 0.06}, {1: 1.0, 16: 1.1, 64: 1.6})
 VARIATIONS = (
+    "accumlogp:budget=9,width=3",
+    "accumlogp:budget=5,width=9,depth=2",
     "beam:width=2,depth=3",
     "beam:width=3,survivors=true",
     "cape:bins=official,length=3",
     "cape:bins=3/0.5/0,max_nodes=5",
     "cape:sets=4",
     "chain:length=9",
+    "ddtree:nodes=7,depth=3",
+    "ddtree:nodes=70",
     "dyjoint:threshold=0.3",
     "dymax:threshold=0.6,length=3",
     "eagle2:nodes=7,depth=3,width=3",
@@ -46,6 +50,8 @@ VARIATIONS = (
     "pct:ratio=0.2,gain=false,width=3",
     "pct:ratio=0,own=0.3,width=3",
     "static:paths=medusa/mc_sim_7b_63",
+    "talon:nodes=9,width=3,mu=0.5",
+    "talon:nodes=5,width=9",
     "vct:width=2,depth=4,layer_top=3",
 )
 """Specs tried beside every policy's defaults."""

@@ -111,14 +111,19 @@ class Yield(Policy):
             likely, least = best(tree, frontier, WIDEST), budget.further(_count(tree, budget))
             found = expand.find(tree, likely, self.width) if isinstance(expand, Search) else None
             below = np.zeros(len(tree)) if found is None else _worth_below(tree, likely, found, memory)
-            chosen = _worth_expanding(tree, likely[read[likely]], budget, memory, below, least)
+            able = likely[read[likely]]
+            fed, ahead = (expand.passes(tree, able), expand.ahead) if isinstance(expand, Search) else (len(able), 1)
+            if fed:
+                chosen = _worth_expanding(tree, able, budget, memory, below, least, fed, ahead)
+            else:  # told by a pass of this step: nothing is worth more than its parent, so the rest need not be looked at
+                chosen = able[np.exp(tree.score[able]) > least]
             if not tree.drafted and not chosen.size and due and budget.probe <= budget.left:
                 chosen, probing = frontier, True
             asked, before = np.zeros(len(tree), np.bool_), len(tree)
             asked[chosen] = True
             rest = np.flatnonzero((below[likely] > least) & ~asked[likely])
             if chosen.size:
-                budget = budget.after(len(chosen))
+                budget = budget.after(min(len(chosen), fed))
                 tree = _grown(tree, chosen, expand(tree, chosen, self.width), memory)
             if found is not None and rest.size:
                 tree = _grown(tree, likely[rest], found.shared(rest), memory, read=False)
@@ -180,9 +185,9 @@ class _Budget:
         """The budget after a draft step over a frontier."""
         return replace(self, left=self.left - float(self.drafts[nodes]))
 
-    def drafting(self, nodes: int) -> Floats:
-        """λ · sₐ of frontiers of 1, 2, … nodes; ∞ where it cannot be afforded together with a node."""
-        seconds = self.drafts[1 : nodes + 1]
+    def drafting(self, nodes: int, fed: int) -> Floats:
+        """λ · sₐ of frontiers of 1, 2, … nodes, at most `fed` of them fed; ∞ where not affordable together with a node."""
+        seconds = self.drafts[np.minimum(np.arange(1, nodes + 1), fed)]
         return np.where(seconds + self.adds[1] <= self.left, self.rate * seconds, np.inf)
 
     def verifying(self, nodes: int) -> Floats:
@@ -195,7 +200,9 @@ class _Budget:
         return self.rate * float(((self.adds[nodes + 1 : nodes + AHEAD + 1] - self.adds[nodes]) / FURTHER).min())
 
 
-def _worth_expanding(tree: Tree, frontier: Ints, budget: _Budget, memory: Learned, below: Floats, least: float) -> Ints:
+def _worth_expanding(
+    tree: Tree, frontier: Ints, budget: _Budget, memory: Learned, below: Floats, least: float, fed: int, ahead: int
+) -> Ints:
     """The nodes of the frontier that are worth a draft step together, best first; none if no number of them is.
 
     Behind a node of value v an accepted child is found with probability v · reach; it has to pay for its verification too. What
@@ -208,11 +215,14 @@ def _worth_expanding(tree: Tree, frontier: Ints, budget: _Budget, memory: Learne
         memory: of the run.
         below: [N] the worth of what is found after each node without a draft step.
         least: what a further node's verification costs.
+        fed: how many nodes the draft step is fed at most.
+        ahead: layers that it tells: behind an accepted child, another is found as probably again.
     """
-    worth = np.exp(tree.score[frontier]) * memory.reach(_prospects(tree, frontier, memory))
-    net = np.maximum(worth - least, 0) - np.maximum(below[frontier] - least, 0)
+    worth, reach = np.exp(tree.score[frontier]), memory.reach(_prospects(tree, frontier, memory))
+    layers = sum(np.maximum(worth * reach**j - least, 0) for j in range(1, ahead + 1))
+    net = layers - np.maximum(below[frontier] - least, 0)
     order = np.argsort(-net, kind="stable")
-    gain = np.cumsum(np.maximum(net[order], 0)) - budget.drafting(len(order))
+    gain = np.cumsum(np.maximum(net[order], 0)) - budget.drafting(len(order), fed)
     most = int(np.argmax(gain)) if len(gain) else 0
     return frontier[order[: most + 1]] if len(gain) and gain[most] > 0 else frontier[:0]
 
@@ -231,6 +241,8 @@ def _grown(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, 
     entropy = np.full(len(frontier), UNREAD)
     if read:
         entropy = np.zeros(len(frontier)) if candidates.log_probs is None else _entropy(candidates.log_q)
+        if candidates.confidence is not None:  # a head that was trained to tell acceptance says more, in its place
+            entropy = -np.log(np.maximum(candidates.confidence, CERTAIN))
     x = _features(candidates.log_q, entropy[:, None], tree.depth[frontier][:, None] + 1)
     found = memory.accepted(x, candidates) * (candidates.log_q > -np.inf)
     found /= np.maximum(found.sum(axis=1, keepdims=True), 1)  # at most one of them is accepted
