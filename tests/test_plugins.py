@@ -166,7 +166,9 @@ def test_a_broken_drafter_leaves_folders_to_those_that_know_them(
     folder = tmp_path / "one"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(UserError, match="none of eagle, eagle3, edd, glide, hydra, medusa, mtp, vdm recognises"):
+    with pytest.raises(
+        UserError, match="none of dflash, dspark, eagle, eagle3, edd, glide, hydra, jetspec, medusa, mtp, vdm recognises"
+    ):
         registry.build("drafter", str(folder))
 
 

@@ -67,7 +67,9 @@ def test_a_checkpoint_folder_is_a_drafter(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"draftree": {"drafter": "edd"}}))
     assert registry.build("drafter", str(tmp_path)) == EDD(checkpoint=str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(UserError, match="none of eagle, eagle3, edd, glide, hydra, medusa, mtp, vdm recognises"):
+    with pytest.raises(
+        UserError, match="none of dflash, dspark, eagle, eagle3, edd, glide, hydra, jetspec, medusa, mtp, vdm recognises"
+    ):
         registry.build("drafter", str(tmp_path))
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(UserError, match=r"config.json' is not a drafter's config: it holds \[\], allowed is a JSON object"):

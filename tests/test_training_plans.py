@@ -318,7 +318,9 @@ def shipped_beside_papers() -> str:
             if stage.schedule == "constant":
                 cells[list(COLUMNS).index("down to")] = ""
             lines.append([f"`{name}`", stage.name, *cells])
-    shipped = [{**state.SINCE, **json.loads((demo_folder(n) / state.PLAN).read_text())} for n in TRAINED]
+    shipped = [
+        {**state.SINCE, **json.loads((demo_folder(n) / state.PLAN).read_text())} for n in TRAINED if demo_folder(n).is_dir()
+    ]
     cells = [{number_text(said[k]) for said in shipped} for k in COLUMNS.values()]
     lines.append(["all, as shipped", "", *(" or ".join(sorted(cell)) for cell in cells)])
     sources = [f"- `{name}`: {stage.source}; loss: {stage.loss}." for name in TRAINED for stage in stages(name)[:1]]

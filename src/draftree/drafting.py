@@ -27,7 +27,7 @@ class Drafting(Search):
         rows: that are drafted for.
         vocab: V.
         drawing: how it is to draw.
-        frontiers: how many nodes each draft step was fed.
+        frontiers: how many nodes each draft step was fed; what an earlier pass of the step has told is no further one.
         passed: nodes after which only one token can come, so that the drafter was not asked.
     """
 
@@ -47,6 +47,13 @@ class Drafting(Search):
         found, self.state = self.drafter.find(self.state, tree, frontier, k, drawing)
         return None if found is None else self._allowed(found, drawing)
 
+    def passes(self, tree: Tree, frontier: Ints) -> int:
+        return self.drafter.passes(self.state, tree, frontier)
+
+    @property
+    def ahead(self) -> int:
+        return self.drafter.ahead
+
     @in_phase("draft")
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         if (forced := self.rows.forced(tree, frontier)) is not None:
@@ -61,7 +68,8 @@ class Drafting(Search):
         return self._expand(tree, frontier, k)
 
     def _expand(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
-        self.frontiers.append(len(frontier))
+        if fed := self.passes(tree, frontier):
+            self.frontiers.append(fed)
         drawing = self._drawing(tree, frontier)
         candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, drawing)
         if not candidates.finite:

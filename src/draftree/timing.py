@@ -131,6 +131,7 @@ class _Setting:
     context: int
     cache: SlotCache
     planted: Tree
+    begun: Any
     state: Any
 
     @classmethod
@@ -140,20 +141,26 @@ class _Setting:
         cache = target.new_cache(rows, context + widest + 1)
         taps = target.prefill(cache, prompts, drafter.needs).taps
         planted = Tree.planted(every, one)
-        _, state = drafter.expand(drafter.start(prompts, one, taps), planted, every, CANDIDATES, Drawing())
-        return cls(target, drafter, context, cache, planted, state)
+        begun = drafter.start(prompts, one, taps)
+        _, state = drafter.expand(begun, planted, every, CANDIDATES, Drawing())
+        return cls(target, drafter, context, cache, planted, begun, state)
 
     def target_pass(self, n: int) -> Callable[[], Any]:
         """A pass over n tokens of each row."""
         return partial(self.target.verify, self.cache, self._star(n), self.drafter.needs)
 
     def draft_step(self, f: int) -> Callable[[], Any]:
-        """A draft step over f nodes of each row, behind roots already fed; its candidates become nodes."""
-        tree, rows = self._star(f + 1), self.planted.roots
+        """A draft step over f nodes of each row, behind roots already fed; its candidates become nodes.
+
+        Of a drafter whose pass over the roots tells what comes after those nodes too, it is that pass.
+        """
+        tree, rows, state = self._star(f + 1), self.planted.roots, self.state
         frontier = np.arange(rows, rows * (f + 1))
+        if not self.drafter.passes(state, tree, frontier):
+            frontier, state = np.arange(rows), self.begun
 
         def step() -> Tree:
-            candidates, _ = self.drafter.expand(self.state, tree, frontier, CANDIDATES, Drawing())
+            candidates, _ = self.drafter.expand(state, tree, frontier, CANDIDATES, Drawing())
             return append(tree, frontier, candidates)
 
         return step

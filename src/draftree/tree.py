@@ -56,6 +56,7 @@ class Candidates:
         sources: [F, K] of each, where they are of several drafters, fused.
         finite: whether what the drafter computed was numbers; after nodes where it was not, nothing is found.
         unconditioned: [F, V] log q as it was before it was conditioned on the target's noise, for coupled draws.
+        confidence: [F] how probably a child is accepted, by a head of the drafter's that says so.
     """
 
     tokens: Ints
@@ -66,6 +67,7 @@ class Candidates:
     sources: Ints | None = None
     finite: bool = True
     unconditioned: Tensor | None = None
+    confidence: Floats | None = None
 
     @property
     def raw(self) -> "Candidates":

@@ -132,6 +132,7 @@ class FusedDrafter(Drafter[Fusing]):
         self.parts = tuple(parts)
         self.expands_paths = all(part.expands_paths for part in self.parts)
         self.searches = all(part.searches for part in self.parts)
+        self.ahead = max(part.ahead for part in self.parts)
         self._probing = [i for i, part in enumerate(self.parts) if part.sends_probes]
         self.sends_probes = bool(self._probing)
         if len(self._probing) > 1:
@@ -174,6 +175,11 @@ class FusedDrafter(Drafter[Fusing]):
         )
         finds = self._finds(state, tree, frontier, proposed, None)
         return (merged(None, finds, k) if finds else None), replace(state, finds=(*state.finds, *finds))
+
+    def passes(self, state: Fusing, tree: Tree, frontier: Ints) -> int:
+        """As many as the part that needs most; parts that search beside a model take none."""
+        asked = [i for i, part in enumerate(self.parts) if self.searches or not part.searches]
+        return max(self.parts[i].passes(state.parts[i], tree, frontier) for i in asked)
 
     def expand(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Fusing]:
         """The merged candidates; samples stay one part's own, the first's that can draw them."""
@@ -288,7 +294,9 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
     tokens, values, sources = merge(token, log_q, value, seen, bits, k, MOST, CERTAIN)
     if guide is None:
         return Candidates(tokens, values, sources=sources)
-    return Candidates(tokens, values, guide.log_probs, sources=sources, unconditioned=guide.unconditioned)
+    return Candidates(
+        tokens, values, guide.log_probs, sources=sources, unconditioned=guide.unconditioned, confidence=guide.confidence
+    )
 
 
 def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Trust:

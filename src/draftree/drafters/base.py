@@ -35,6 +35,7 @@ class Drafter(ABC, Generic[State]):
 
     Attributes:
         knobs: of its method, if it has any.
+        ahead: how many layers of a tree one pass tells; of most drafters the next one alone. See `passes`.
         expands_paths: nodes can be expanded together with nodes above them, in one pass, and not layer by layer alone.
         remembers: `carry` leaves something, so that what is drafted may depend on earlier calls.
         searches: it finds candidates in text, without a pass of a model.
@@ -42,6 +43,7 @@ class Drafter(ABC, Generic[State]):
     """
 
     knobs: "Method | None" = None
+    ahead: int = 1
     expands_paths: bool = False
     searches: bool = False
     remembers: bool = False
@@ -86,6 +88,14 @@ class Drafter(ABC, Generic[State]):
         Nodes that only finds were put after have not been read by the model: nothing below them is expanded in this step.
         """
         return None, state
+
+    def passes(self, state: State, tree: Tree, frontier: Ints) -> int:
+        """How many nodes a pass of a model would be fed to `expand` the frontier [F]: by default all of them.
+
+        A drafter that has told several layers in one pass says 0 where nothing is left to be computed: such an expansion is
+        no draft step and costs nothing, so that policies may ask for as many candidates as they like.
+        """
+        return len(frontier)
 
     @abstractmethod
     def commit(self, state: State, tree: Tree, verdict: Verdict, taps: Taps) -> State:

@@ -66,7 +66,8 @@ class EAGLE(TrainableMethod):
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         if speculators.KIND in config:
             return bool(config[speculators.KIND] == "eagle")
-        return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= keys
+        others = {"hidden_norm.weight", "mask_hidden"}  # of drafters of blocks
+        return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= keys and not others & keys
 
     def read(self, stored: Checkpoint, target: Target) -> "EAGLEDrafter":
         stored, config = speculators.loaded(stored, "eagle")

@@ -138,6 +138,11 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         before = hidden.new_zeros(len(prompts), hidden.shape[1]) if state is None else state.hidden
         return Heads(newest(taps.rows, hidden, before))
 
+    def passes(self, state: Heads, tree: Tree, frontier: Ints) -> int:
+        """A head is asked once a step, for its depth of every row."""
+        depth = int(tree.depth[frontier].max(initial=0))
+        return tree.roots if len(state.logits) <= depth < len(self.model) else 0
+
     @torch.inference_mode()
     def expand(self, state: Heads, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Heads]:
         """A node at depth d is followed by head d's list; beyond the last head q is unknown (uniform) and nothing comes."""

@@ -86,6 +86,7 @@ def worth_expanding(
     recent: float,
     below: Array,
     least: float,
+    ahead: int,
     drafts: Array,
     first: float,
     rate: float,
@@ -103,6 +104,7 @@ def worth_expanding(
         recent: success.
         below: [F] the worth of what is found after each node without a draft step.
         least: what a further node's verification costs.
+        ahead: layers that the step tells: behind an accepted child, another is found as probably again.
         drafts: [F] seconds of a draft step over 1, 2, … nodes.
         first: seconds that one node adds to a pass.
         rate: λ.
@@ -111,7 +113,10 @@ def worth_expanding(
     net = np.empty(len(score))
     for f in range(len(score)):
         x = weights[0] + weights[1] * (depth[f] == 0) + weights[2] * score[f] + weights[3] * recent
-        net[f] = max(math.exp(score[f]) / (1 + math.exp(-x)) - least, 0.0) - max(below[f] - least, 0.0)
+        worth, net[f] = math.exp(score[f]), -max(below[f] - least, 0.0)
+        for _ in range(ahead):
+            worth /= 1 + math.exp(-x)
+            net[f] += max(worth - least, 0.0)
     order, best, most, gain = np.argsort(-net, kind="mergesort"), 0, 0.0, 0.0
     for i in range(len(order)):
         gain += max(net[order[i]], 0.0)

@@ -22,7 +22,7 @@ Expand = Callable[[Tree, Ints, int], Candidates]
 
 
 class Search(ABC):
-    """An `Expand` that can say what is found without a pass of a model."""
+    """An `Expand` that can say what is found without a pass of a model, and what a pass would take."""
 
     @abstractmethod
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
@@ -31,6 +31,15 @@ class Search(ABC):
     @abstractmethod
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
         """Of these candidates those that take no pass; None where passes give all, or nothing does."""
+
+    def passes(self, tree: Tree, frontier: Ints) -> int:
+        """How many nodes a pass would be fed to expand the frontier; 0 where an earlier pass of the step told it all."""
+        return len(frontier)
+
+    @property
+    def ahead(self) -> int:
+        """How many layers one pass tells."""
+        return 1
 
 
 class Policy(Part, ABC):

@@ -110,14 +110,19 @@ class Yield(Policy):
             below, guesses = np.zeros(len(tree)), None if found is None else _guesses(tree, likely, found, memory, read=False)
             if guesses is not None:
                 below[likely] = np.exp(guesses.score).sum(axis=1)
-            chosen = _worth_expanding(tree, likely[read[likely]], budget, memory, below, least)
+            able = likely[read[likely]]
+            fed, ahead = (expand.passes(tree, able), expand.ahead) if isinstance(expand, Search) else (len(able), 1)
+            if fed:
+                chosen = _worth_expanding(tree, able, budget, memory, below, least, fed, ahead)
+            else:  # told by a pass of this step: nothing is worth more than its parent, so the rest need not be looked at
+                chosen = able[np.exp(tree.score[able]) > least]
             if not tree.drafted and not chosen.size and due and budget.probe <= budget.left:
                 chosen, probing = frontier, True
             asked, before = np.zeros(len(tree), np.bool_), len(tree)
             asked[chosen] = True
             rest = np.flatnonzero((below[likely] > least) & ~asked[likely])
             if chosen.size:
-                budget = budget.after(len(chosen))
+                budget = budget.after(min(len(chosen), fed))
                 tree = _guesses(tree, chosen, expand(tree, chosen, self.width), memory).grown(tree, chosen)
             if guesses is not None and rest.size:
                 tree = guesses.grown(tree, likely, rest)
@@ -179,12 +184,18 @@ class _Budget:
         """The budget after a draft step over a frontier."""
         return replace(self, left=self.left - float(self.drafts[nodes]))
 
+    def drafting(self, nodes: int, fed: int) -> Floats:
+        """Seconds of a draft step over 1, 2, … nodes, at most `fed` of them fed."""
+        return self.drafts[1 : nodes + 1] if fed >= nodes else self.drafts[np.minimum(np.arange(1, nodes + 1), fed)]
+
     def verifying(self, tree: Tree) -> tuple[int, float]:
         """How many of the best nodes are worth their verification, and the least that another one can cost."""
         return worth_verifying(tree.score[tree.roots :], self.adds, self.rate, self.left, AHEAD)
 
 
-def _worth_expanding(tree: Tree, frontier: Ints, budget: _Budget, memory: Learned, below: Floats, least: float) -> Ints:
+def _worth_expanding(
+    tree: Tree, frontier: Ints, budget: _Budget, memory: Learned, below: Floats, least: float, fed: int, ahead: int
+) -> Ints:
     """The nodes of the frontier that are worth a draft step together, best first; none if no number of them is.
 
     Args:
@@ -194,10 +205,12 @@ def _worth_expanding(tree: Tree, frontier: Ints, budget: _Budget, memory: Learne
         memory: of the run.
         below: [N] the worth of what is found after each node without a draft step.
         least: what a further node's verification costs.
+        fed: how many nodes the draft step is fed at most.
+        ahead: layers that it tells: behind an accepted child, another is found as probably again.
     """
-    score, depth, drafts = tree.score[frontier], tree.depth[frontier], budget.drafts[1 : len(frontier) + 1]
+    score, depth, drafts = tree.score[frontier], tree.depth[frontier], budget.drafting(len(frontier), fed)
     known, price = (memory.reach.weights, memory.recent - LIKELY), (budget.adds[1], budget.rate, budget.left)
-    return frontier[worth_expanding(score, depth, *known, below[frontier], least, drafts, *price)]
+    return frontier[worth_expanding(score, depth, *known, below[frontier], least, ahead, drafts, *price)]
 
 
 @dataclass(frozen=True)
@@ -229,6 +242,8 @@ def _guesses(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned
     count, sources = len(frontier), candidates.sources
     known = 0.0 if candidates.log_probs is None else np.nan  # which is computed
     entropy = np.full(count, known if read else UNREAD)
+    if read and candidates.confidence is not None:  # a head that was trained to tell acceptance says more, in its place
+        entropy = -np.log(np.maximum(candidates.confidence, CERTAIN))
     weights = memory.calibration(candidates.source).weights[None]
     if sources is None:
         sources = NONE

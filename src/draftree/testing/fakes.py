@@ -242,7 +242,7 @@ class Coached(Drafter[tuple[Any, Texts]]):
 
     def __init__(self, drafter: Drafter[Any], script: Scripted) -> None:
         self._drafter, self._script = drafter, script
-        self.expands_paths, self.sends_probes = drafter.expands_paths, drafter.sends_probes
+        self.expands_paths, self.sends_probes, self.ahead = drafter.expands_paths, drafter.sends_probes, drafter.ahead
 
     @property
     def needs(self) -> Needs:
@@ -258,6 +258,9 @@ class Coached(Drafter[tuple[Any, Texts]]):
     ) -> tuple[Any, Texts]:
         inner = None if state is None else state[0]
         return self._drafter.start(prompts, roots, taps, inner, rows), self._script.start(prompts, roots, taps)
+
+    def passes(self, state: tuple[Any, Texts], tree: Tree, frontier: Ints) -> int:
+        return self._drafter.passes(state[0], tree, frontier)
 
     def expand(
         self, state: tuple[Any, Texts], tree: Tree, frontier: Ints, k: int, drawing: Drawing

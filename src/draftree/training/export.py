@@ -1,7 +1,7 @@
 """Checkpoints written for other programs; tensors keep their bits and dtypes, `draftree`'s entry of the config is left out.
 
-speculators  eagle, eagle3: the library of that name, and vLLM. An embedding in EAGLE's file is left out, as there it is
-             always the target's.
+speculators  eagle, eagle3, dflash, dspark: the library of that name, and vLLM. An embedding in EAGLE's file is left out, as
+             there it is always the target's; drafters of blocks have copies of the target's embedding and head there.
 eagle        eagle, eagle3: the original layout, which the official code, SGLang and vLLM read. vLLM's V1 engine has no bias
              in EAGLE's fusing layer and refuses `fc.bias`; the official code knows the three layers of EAGLE-3's
              defaults alone and no `norm_before_residual`, while vLLM reads both from the config.
@@ -24,8 +24,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 from draftree.boundary.files import Entries, understood, whole_folder
 from draftree.drafters.base import TrainableMethod
 from draftree.drafters.neural.llama import of_values
+from draftree.drafters.neural.vocabulary import ids_of
 from draftree.errors import UnknownName, UserError
-from draftree.formats import medusa, speculators
+from draftree.formats import medusa, parallel, speculators
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint
 from draftree.models.decoder import Decoder
 from draftree.models.sources import DEMO, location, shipped_folder
@@ -213,6 +214,8 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
         UserError: no target that fits is named; or the layer has biases for queries, keys and values alone, which
             speculators' layers cannot have.
     """
+    if method in parallel.SPECULATORS:
+        return _blocks_to_speculators(method, stored, target)
     stored, values = speculators.loaded(stored, method)
     folder = stored.folder
     said = speculators.verified_by(stored.config) if target is None else None
@@ -231,6 +234,30 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
     nested = speculators.nested(config, method, verifier)
     rename = speculators.published(nested)
     return nested, {rename(k): v for k, v in tensors.items() if k not in speculators.LEFT_OUT[method]}
+
+
+def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) -> Written:
+    """DFlash and DSpark, which have copies of the target's embedding and of its head's rows there; it is loaded for them."""
+    name = target or str(stored.about.get("target", "demo"))
+    loaded, kind = Target.load(name), part("drafter", method)
+    assert issubclass(kind, TrainableMethod)
+    opened = kind(checkpoint=str(stored.folder)).restored(loaded)
+    stored, layout = parallel.loaded(stored)
+    names = {key: stored.name(key) for key in opened.model.state_dict()}
+    tensors = {parallel.name(key): stored.tensors[there] for key, there in names.items()}
+    outer: Any = loaded.decoder.model
+    ids = ids_of(tensors[parallel.MAP]) if parallel.MAP in tensors else slice(None)
+    for own, module, rows in (
+        (parallel.EMBEDDING, outer.get_input_embeddings(), slice(None)),
+        (parallel.HEAD, outer.get_output_embeddings(), ids),
+    ):
+        tensors.setdefault(own, module.weight.detach().cpu()[rows].to(tensors["fc.weight"].dtype))
+    if parallel.MAP in tensors and parallel.MARKS not in tensors:
+        tensors[parallel.MARKS] = torch.zeros(loaded.decoder.vocab, dtype=torch.bool).index_fill(
+            0, ids_of(tensors[parallel.MAP]), True
+        )
+    verifier = {"name_or_path": name, "architectures": [type(outer).__name__]}
+    return parallel.speculated(layout, "dspark" if method == "dspark" else "dflash", verifier), tensors
 
 
 def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Written:

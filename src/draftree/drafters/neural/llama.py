@@ -5,11 +5,11 @@ Shapes: R rows, n tokens a row, S slots, D hidden size.
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, LlamaConfig, PreTrainedConfig
+from transformers import Cache, LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -18,6 +18,7 @@ from draftree.boundary.files import Entries, understood
 from draftree.errors import UnknownName
 from draftree.models.cache import LayerShape
 
+Config = TypeVar("Config", LlamaConfig, Qwen3Config)
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
          "max_position_embeddings", "rms_norm_eps", "hidden_act", "initializer_range")  # fmt: skip
 OTHERS = ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "draftree")
@@ -35,8 +36,8 @@ def like(config: PreTrainedConfig) -> LlamaConfig:
     return of_values(values | {"rope_parameters": rope if rope.get("rope_type") in ("linear", "llama3") else plain})
 
 
-def of_values(values: Mapping[str, Any]) -> LlamaConfig:
-    """A Llama config of a published checkpoint's values.
+def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Config:  # type: ignore[assignment]
+    """A config of a published checkpoint's values, a Llama's by default.
 
     Raises:
         UserError: transformers refuses them, or does not know the rope or the activation.
@@ -44,8 +45,8 @@ def of_values(values: Mapping[str, Any]) -> LlamaConfig:
     known, said = {k: v for k, v in values.items() if k not in OTHERS}, Entries(values, "the drafter's config.json")
     for name in SIZES[:-2]:
         said.get(name, float | None, None, least=0 if name == "rms_norm_eps" else 1)
-    with understood("the drafter's config.json is not a Llama's"):
-        config = LlamaConfig(**{"num_hidden_layers": 1, **copy.deepcopy(known)})  # transformers rewrites nested values
+    with understood(f"the drafter's config.json is not a {kind.model_type} one"):
+        config = kind(**{"num_hidden_layers": 1, **copy.deepcopy(known)})  # transformers rewrites nested values
     rope: Any = config.rope_parameters
     Entries(rope, "the drafter's rope_parameters").get("rope_theta", float, 1.0, least=1e-6)
     for key, got, allowed in (
@@ -65,7 +66,7 @@ def published(config: LlamaConfig, architecture: str) -> dict[str, Any]:
     return values | {"architectures": [architecture], "rope_theta": rope["rope_theta"]}
 
 
-def stores(config: LlamaConfig) -> LayerShape:
+def stores(config: LlamaConfig | Qwen3Config) -> LayerShape:
     """The shape of what a layer of a config stores for a token."""
     heads, width = config.num_key_value_heads, config.head_dim
     assert heads is not None
@@ -85,9 +86,9 @@ def initialise(module: nn.Module, config: LlamaConfig) -> None:
 class Rotary(nn.Module):
     """Rotary frequencies, which stay in float32 when the network that they belong to is halved."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig | Qwen3Config) -> None:
         super().__init__()
-        self._embedding: nn.Module = LlamaRotaryEmbedding(config)
+        self._embedding: nn.Module = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]  # Qwen3's is the same
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
         self._embedding.to(fn(torch.zeros(1)).device)  # no other dtype

@@ -1,0 +1,76 @@
+"""DFlash: the root and mask tokens in, a block of drafts out, in one pass over the target's hidden states (arXiv 2602.06036).
+
+Its slots see each other in both directions, so that the number of masks changes what is drafted: it is always fed the block it
+was trained with. A slot says which token comes there whatever the drafts before it are.
+
+Shapes: R rows, n slots of a block, M nodes or blocks, D hidden size, V′ (draft) vocabulary.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+from torch import Tensor
+
+from draftree.drafters.base import Batch, Stage
+from draftree.drafters.neural.anchors import anchored, marginal_loss
+from draftree.drafters.neural.blocks import ParallelDrafter, ParallelMethod, opened
+from draftree.drafters.neural.parallel import ParallelNet
+from draftree.formats import parallel
+from draftree.formats.checkpoint import Checkpoint
+from draftree.formats.parallel import Kind
+from draftree.models.target import Target
+from draftree.tree import Ints, Tree
+
+
+@final
+@dataclass(frozen=True)
+class DFlash(ParallelMethod):
+    """DFlash's block drafter (in the paper of 5 layers, blocks of 16, 512 anchors, and γ 7, 5, 4 for blocks of 16, 10, 8).
+
+    Attributes:
+        loss: `ce` against the text, as in the paper, or `kl` against the target.
+    """
+
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            epochs=6, lr=6e-4, schedule="cosine", floor=0, warmup=0.04, clip=1.0, max_tokens=3072,
+            loss="Σ exp(−k/γ) · cross-entropy with the text in slot k of a block, at random roots",
+            source="the paper's recipe, as SpecForge has it",
+            ours=("batch_size", "betas", "weight_decay"),
+        ),
+    )  # fmt: skip
+
+    loss: Literal["ce", "kl"] = "ce"
+
+    @classmethod
+    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        return parallel.kind_of(config, keys) == "dflash"
+
+    def read(self, stored: Checkpoint, target: Target) -> "DFlashDrafter":
+        stored, layout, net = opened(stored, target, "dflash", ParallelNet)
+        return DFlashDrafter(self.known(layout), net, target, stored)
+
+    def new(self, target: Target) -> "DFlashDrafter":
+        net = ParallelNet(self.layout(target, causal=False, shifted=False), target, {})
+        net.begin()
+        return DFlashDrafter(self, net, target, Checkpoint(name=parallel.name))
+
+
+@final
+class DFlashDrafter(ParallelDrafter):
+    """Drafts every slot for itself."""
+
+    knobs: DFlash
+    kind: ClassVar[Kind] = "dflash"
+    by_path = False
+
+    def after(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
+        return self.model.head(self.slots(outputs, tree, nodes))
+
+    def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
+        return self.model.head(states)
+
+    def loss(self, batch: Batch) -> Tensor:
+        places = anchored(batch, self.ahead, self.knobs.anchors, self.knobs.gamma)
+        return marginal_loss(self.knobs.loss, batch, self.blocks(batch, places.anchors), places, self.model.drafted)

@@ -1,0 +1,198 @@
+"""DSpark: a block in one pass, each draft corrected by the one before it, and told how sure it is (arXiv 2607.05147).
+
+The block's slots are DFlash's. A small Markov head adds to a slot's logits what the token before it makes likely, so that the
+children of a node depend on the node, and a confidence head says how probably the next draft will be accepted. Both need no
+pass. The root's slot drafts already: slot k says what comes at depth k + 1.
+
+Shapes: M nodes or blocks, n slots, r rank, D hidden size, V vocabulary, V′ draft vocabulary.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from draftree.boundary.knobs import knob
+from draftree.drafters.base import Batch, Stage
+from draftree.drafters.neural.anchors import anchored, said_at, tokens_at
+from draftree.drafters.neural.blocks import ParallelDrafter, ParallelMethod, opened
+from draftree.drafters.neural.parallel import ParallelNet
+from draftree.formats import parallel
+from draftree.formats.checkpoint import Checkpoint
+from draftree.formats.parallel import Kind, Layout
+from draftree.models.target import Target
+from draftree.tree import Floats, Ints, Tree
+
+CE, L1, CONFIDENCE = 0.1, 0.9, 1.0
+"""The weights of the objective's parts (DeepSpec's config; L1 is Σ|p − q|, twice the total variation)."""
+
+
+@final
+@dataclass(frozen=True)
+class DSpark(ParallelMethod):
+    """DSpark's block drafter (in the paper of 5 layers, blocks of 7, rank 256, 512 anchors).
+
+    Attributes:
+        rank: r, of the Markov head.
+        markov: `vanilla` adds what follows a token at all; `gated` lets the slot say how much of it; `rnn` remembers the path.
+        confidence: whether there is a confidence head, which `yield` reads.
+    """
+
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            epochs=10, batch_size=512, lr=6e-4, schedule="cosine", floor=0, warmup=0.04, weight_decay=0, clip=1.0,
+            max_tokens=4096,
+            loss="Σ exp(−k/γ) · (0.1 cross-entropy with the text + 0.9 Σ|p − q| + cross-entropy of the confidence)",
+            source="DeepSpec's configuration",
+            ours=("betas",),
+        ),
+    )  # fmt: skip
+
+    rank: int = knob(64, least=1)
+    markov: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    confidence: bool = True
+
+    @classmethod
+    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        return parallel.kind_of(config, keys) == "dspark"
+
+    def read(self, stored: Checkpoint, target: Target) -> "DSparkDrafter":
+        stored, layout, net = opened(stored, target, "dspark", DSparkNet)
+        found = replace(self.known(layout), rank=layout.rank, markov=layout.markov, confidence=layout.confidence[0])
+        return DSparkDrafter(found, net, target, stored)
+
+    def new(self, target: Target) -> "DSparkDrafter":
+        layout = self.layout(target, causal=False, shifted=True)
+        layout = replace(layout, markov=self.markov, rank=self.rank, confidence=(self.confidence, self.confidence))
+        net = DSparkNet(layout, target, {})
+        net.begin()
+        return DSparkDrafter(self, net, target, Checkpoint(name=parallel.name))
+
+
+@final
+class Markov(nn.Module):
+    """What the token before a slot makes likely there, as a vector of r numbers, and these as a bias of logits.
+
+    Args:
+        kind: see `DSpark.markov`.
+        rank: r.
+        width: D.
+        vocab: V.
+        drafted: V′.
+    """
+
+    def __init__(self, kind: str, rank: int, width: int, vocab: int, drafted: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab, rank)
+        self.markov_w2 = nn.Linear(rank, drafted, bias=False)
+        self.gate_proj = nn.Linear(width + rank, rank) if kind == "gated" else None
+        self.joint_proj = nn.Linear(2 * rank + width, 3 * rank) if kind == "rnn" else None
+
+    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """[M, n, r] of outputs [M, n, D] of slots along a path, and the tokens [M, n] before each."""
+        x: Tensor = self.markov_w1(tokens)
+        if self.gate_proj is not None:
+            gated: Tensor = torch.sigmoid(self.gate_proj(torch.cat((states, x), dim=-1))) * x
+            return gated
+        if self.joint_proj is None:
+            return x
+        memory, found = torch.zeros_like(x[:, 0]), []
+        for k in range(x.shape[1]):
+            gate, new, out = self.joint_proj(torch.cat((memory, x[:, k], states[:, k]), dim=-1)).chunk(3, dim=-1)
+            found.append(torch.tanh(out))
+            memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(new)
+        return torch.stack(found, dim=1)
+
+    def bias(self, x: Tensor) -> Tensor:
+        """[…, V′] of vectors […, r]."""
+        found: Tensor = self.markov_w2(x)
+        return found
+
+
+@final
+class Confidence(nn.Module):
+    """The log-odds that a slot's draft is accepted once all before it were."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…] of […, width]."""
+        found: Tensor = self.proj(x)[..., 0]
+        return found
+
+
+@final
+class DSparkNet(ParallelNet):
+    """The layers with the two heads behind them; tensors are named as in DeepSpec's checkpoints."""
+
+    def __init__(self, layout: Layout, target: Target, own: dict[str, Tensor]) -> None:
+        super().__init__(layout, target, own)
+        size, vocab, (confident, with_markov) = int(self.config.hidden_size), target.decoder.vocab, layout.confidence
+        self.markov_head = Markov(layout.markov, layout.rank, size, vocab, layout.draft_vocab or vocab)
+        self.confidence_head = Confidence(size + layout.rank * with_markov) if confident else None
+
+    def certainty(self, states: Tensor, tokens: Tensor) -> Tensor | None:
+        """[…] log-odds that the draft after tokens […] is accepted, of outputs […, D] of its slot; None without the head."""
+        if self.confidence_head is None:
+            return None
+        with_markov = self.layout.confidence[1]
+        x = torch.cat((states, self.markov_head.markov_w1(tokens)), dim=-1) if with_markov else states
+        found: Tensor = self.confidence_head(x)
+        return found
+
+
+@final
+class DSparkDrafter(ParallelDrafter):
+    """Drafts after each node what its slot and the node's own token make likely."""
+
+    knobs: DSpark
+    model: DSparkNet
+    kind: ClassVar[Kind] = "dspark"
+    by_path = True
+
+    def after(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
+        states, markov = self.slots(outputs, tree, nodes), self.model.markov_head
+        found = states.new_zeros(len(nodes), markov.markov_w1.embedding_dim)
+        depths = np.minimum(tree.depth[nodes], self.ahead - 1)
+        for depth in np.unique(depths).tolist():
+            mine = np.flatnonzero(depths == depth)
+            path = [nodes[mine]]
+            while len(path) <= depth and self.knobs.markov == "rnn":  # the others forget all but the last token
+                path.insert(0, tree.parents[path[0]])
+            ways = np.stack(path, axis=1)
+            along = self.slots(outputs, tree, ways.ravel()).view(*ways.shape, -1)
+            tokens = torch.from_numpy(tree.tokens[ways]).to(states.device)
+            found[torch.from_numpy(mine).to(states.device)] = markov(along, tokens)[:, -1]
+        return self.marginals(outputs, tree, nodes) + markov.bias(found)
+
+    def confidence(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Floats | None:
+        tokens = torch.from_numpy(tree.tokens[nodes]).to(outputs.device)
+        odds = self.model.certainty(self.slots(outputs, tree, nodes), tokens)
+        return None if odds is None else odds.sigmoid().double().cpu().numpy()
+
+    def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
+        return self.model.head(states) + self.model.markov_head.bias(self.model.markov_head(states, tokens))
+
+    def loss(self, batch: Batch) -> Tensor:
+        places = anchored(batch, self.ahead, self.knobs.anchors, self.knobs.gamma)
+        states, before = self.along(batch, places.anchors)
+        states, before = (each.unflatten(0, places.anchors.shape) for each in (states, before))
+        logits = self.taught(states.flatten(0, 1), before.flatten(0, 1)).unflatten(0, places.anchors.shape)
+        logits, weight, drafted = logits[places.valid].float(), places.weight[places.valid], self.model.drafted
+        far = (torch.softmax(said_at(batch, places, drafted).float(), -1) - torch.softmax(logits, -1)).abs().sum(-1)
+        wanted = tokens_at(batch, places)
+        total = L1 * (weight * far).sum()
+        odds = self.model.certainty(states[places.valid], before[places.valid])
+        if odds is not None:
+            sure = binary_cross_entropy_with_logits(odds.float(), 1 - far.detach() / 2, reduction="none")
+            total = total + CONFIDENCE * (weight * sure).sum()
+        if drafted is not None:
+            (columns, logits), (_, weight) = drafted.columns(wanted, logits), drafted.columns(wanted, weight)
+            wanted = columns
+        return (total + CE * (weight * cross_entropy(logits, wanted, reduction="none")).sum()) / batch.count

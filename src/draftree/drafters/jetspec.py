@@ -1,0 +1,74 @@
+"""JetSpec: a block drafter whose slots see those before them alone, so that a longer block changes nothing (arXiv 2606.18394).
+
+It drafts as published: one pass with masks gives each depth's list, which all nodes of the depth share, and trees are made of
+these. A causal head could read the tokens of a path, too; that is a further pass for every path, and is not done.
+
+Shapes: R rows, n slots of a block, M nodes or blocks, D hidden size, V′ (draft) vocabulary.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from torch import Tensor
+
+from draftree.boundary.knobs import knob
+from draftree.drafters.base import Batch, Stage
+from draftree.drafters.neural.anchors import anchored, marginal_loss
+from draftree.drafters.neural.blocks import ParallelDrafter, ParallelMethod, opened
+from draftree.drafters.neural.parallel import ParallelNet
+from draftree.formats import parallel
+from draftree.formats.checkpoint import Checkpoint
+from draftree.formats.parallel import Kind
+from draftree.models.target import Target
+from draftree.tree import Ints, Tree
+
+
+@final
+@dataclass(frozen=True)
+class JetSpec(ParallelMethod):
+    """JetSpec's causal block drafter (in the paper blocks of 16 and 512 anchors)."""
+
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            epochs=6, lr=6e-4, schedule="cosine", floor=0, warmup=0.04, clip=1.0, max_tokens=3072,
+            loss="KL(p‖q) to the target in every slot of a block alike, at random roots",
+            source="JetSpec, section 4; what it leaves open as in DFlash's recipe",
+            ours=("epochs", "lr", "schedule", "warmup", "batch_size", "betas", "weight_decay", "max_tokens"),
+        ),
+    )  # fmt: skip
+    formats: ClassVar[tuple[str, ...]] = ()
+
+    gamma: float = knob(0.0, least=0)
+
+    @classmethod
+    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        return parallel.kind_of(config, keys) == "jetspec"
+
+    def read(self, stored: Checkpoint, target: Target) -> "JetSpecDrafter":
+        stored, layout, net = opened(stored, target, "jetspec", ParallelNet)
+        return JetSpecDrafter(self.known(layout), net, target, stored)
+
+    def new(self, target: Target) -> "JetSpecDrafter":
+        net = ParallelNet(self.layout(target, causal=True, shifted=False), target, {})
+        net.begin()
+        return JetSpecDrafter(self, net, target, Checkpoint(name=parallel.name))
+
+
+@final
+class JetSpecDrafter(ParallelDrafter):
+    """Drafts every slot for itself, of what stands before it."""
+
+    knobs: JetSpec
+    kind: ClassVar[Kind] = "jetspec"
+    by_path = False
+
+    def after(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
+        return self.model.head(self.slots(outputs, tree, nodes))
+
+    def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
+        return self.model.head(states)
+
+    def loss(self, batch: Batch) -> Tensor:
+        places = anchored(batch, self.ahead, self.knobs.anchors, self.knobs.gamma)
+        return marginal_loss("kl", batch, self.blocks(batch, places.anchors), places, self.model.drafted)

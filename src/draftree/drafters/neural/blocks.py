@@ -1,0 +1,311 @@
+"""How drafters of blocks are driven and taught: one pass a step, of which every candidate of the step follows.
+
+Shapes: R rows, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M nodes or blocks, D hidden size, V′ (draft)
+vocabulary.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, TypeVar, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from draftree.boundary.knobs import knob
+from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.drafters.neural.heads import offered
+from draftree.drafters.neural.language_model import SPARE
+from draftree.drafters.neural.llama import SIZES, like
+from draftree.drafters.neural.masks import block_starts
+from draftree.drafters.neural.parallel import ParallelNet, spread
+from draftree.drafters.neural.vocabulary import TargetHead, check_map, check_size, whole
+from draftree.errors import UserError
+from draftree.formats.checkpoint import Checkpoint
+from draftree.formats.parallel import MAP, Kind, Layout, Sight, loaded, written
+from draftree.models.cache import SlotCache
+from draftree.models.target import Needs, Taps, Target
+from draftree.sampling.drawing import Drawing
+from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+
+Net = TypeVar("Net", bound="ParallelNet")
+
+
+@dataclass(frozen=True)
+class ParallelMethod(TrainableMethod):
+    """The knobs that drafters of blocks share.
+
+    Attributes:
+        layers: of the drafter (5 in the papers, 8 for a target of 30B).
+        block: slots of a pass, the root's among them.
+        features: how many of the target's layers are read, evenly spread; the last is none of them.
+        mask: the token in the slots that are to be filled; by default that which training never meets, or most seldom.
+        gamma: γ of the slots' weights exp(−k/γ), k = 0, 1, …; 0 weighs all alike.
+        anchors: roots drawn in each text at most (512 in the papers).
+        draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
+    """
+
+    formats: ClassVar[tuple[str, ...]] = ("speculators",)
+
+    layers: int = knob(1, least=1)
+    block: int = knob(8, least=2)
+    features: int = knob(5, least=1)
+    mask: int | None = knob(None, least=0)
+    gamma: float = knob(4.0, least=0)
+    anchors: int = knob(64, least=1)
+    draft_vocab: int = knob(0, least=0)
+
+    def layout(self, target: Target, causal: bool, shifted: bool) -> Layout:
+        """That of a new drafter.
+
+        Raises:
+            UserError: the target's vocabulary does not hold the mask, or is smaller than the draft vocabulary.
+        """
+        vocab = target.decoder.vocab
+        check_size(self.kind(), self.draft_vocab, target)
+        if self.mask is not None and self.mask >= vocab:
+            raise UserError(f"{self.kind()}: mask is {self.mask}, allowed are 0 … {vocab - 1}")
+        llama = like(target.decoder.config)
+        rope: Any = llama.rope_parameters
+        values = {name: getattr(llama, name) for name in SIZES} | {
+            "vocab_size": vocab, "hidden_size": target.decoder.hidden, "model_type": "qwen3", "num_hidden_layers": self.layers,
+            "layer_types": ["full_attention"] * self.layers, "attention_bias": False, "tie_word_embeddings": False,
+            "rope_parameters": dict(rope), "rope_theta": rope["rope_theta"],
+            "num_target_layers": int(target.decoder.config.num_hidden_layers),
+        }  # fmt: skip
+        reads = spread(target, self.features)
+        mask = vocab - 1 if self.mask is None else self.mask
+        return Layout(values, self.block, mask, reads, shifted, (Sight(causal),) * self.layers, self.draft_vocab)
+
+    def known(self, layout: Layout) -> Self:
+        """These knobs, where a checkpoint fixes them."""
+        return replace(
+            self, layers=len(layout.sights), block=layout.block, features=len(layout.reads), mask=layout.mask,
+            draft_vocab=layout.draft_vocab,
+        )  # fmt: skip
+
+
+def opened(
+    stored: Checkpoint, target: Target, method: str, make: Callable[[Layout, Target, dict[str, Tensor]], Net]
+) -> tuple[Checkpoint, Layout, Net]:
+    """A checkpoint with its tensors, what its config says, and the network filled with them.
+
+    Raises:
+        UserError: it is broken, or does not fit the target.
+    """
+    stored, layout = loaded(stored)
+    _check(layout, target, stored, method)
+    net = stored.network(lambda: make(layout, target, stored.tensors))
+    check_map(stored.tensors.get(MAP), target, stored.folder)
+    return stored, layout, net
+
+
+def _check(layout: Layout, target: Target, stored: Checkpoint, method: str) -> None:
+    """Refuses a published layout that the target does not fit.
+
+    Raises:
+        UserError: of its sizes, its mask token or the layers that it reads; the last layer's output is none of them, as
+            `hidden_states` holds it after the last norm.
+    """
+    vocab, last = target.decoder.vocab, int(target.decoder.config.num_hidden_layers) - 1
+    stored.check_sizes(method, layout.values, {"vocab_size": vocab, "hidden_size": target.decoder.hidden})
+    if layout.mask >= vocab:
+        raise UserError(f"'{stored.folder}' has mask_token_id {layout.mask}, allowed are 0 … {vocab - 1}")
+    if not layout.reads or min(layout.reads) < 0 or max(layout.reads) > last:
+        told = f"reads entries {list(layout.reads)} of hidden_states, allowed are some of 0 … {last}"
+        raise UserError(f"'{stored.folder}' {told}")
+    if not layout.drafts:
+        raise UserError(f"'{stored.folder}' has block_size 1, which drafts nothing: allowed is at least 2")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The state of a drafter of blocks.
+
+    Attributes:
+        cache: keys and values of the committed tokens, token t in slot t.
+        outputs: [R, n, D] the last norm's output in the slots of this step's blocks; none before they are asked for.
+    """
+
+    cache: SlotCache
+    outputs: Tensor | None = None
+
+
+class ParallelDrafter(Trainable[Blocks]):
+    """Drafts all depths of a step in one pass."""
+
+    knobs: ParallelMethod
+    model: ParallelNet
+    kind: ClassVar[Kind]
+    by_path: ClassVar[bool]
+    """Whether what comes after a node depends on the tokens of its path, and not on its depth alone."""
+    expands_paths = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(hidden=self.model.layout.reads)
+
+    @property
+    def ahead(self) -> int:  # type: ignore[override]
+        return self.model.layout.drafts
+
+    @final
+    @torch.inference_mode()
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Blocks | None = None, rows: Ints | None = None
+    ) -> Blocks:
+        if state is None:
+            cache = SlotCache((self.model.shape,) * len(self.model.layers), len(prompts), self._like.dtype, self._like.device)
+            cache.reserve(max(map(len, prompts)) + SPARE)
+            state = Blocks(cache)
+        return self._read(state, taps)
+
+    @final
+    @torch.inference_mode()
+    def commit(self, state: Blocks, tree: Tree, verdict: Verdict, taps: Taps) -> Blocks:
+        return self._read(state, taps)
+
+    def _read(self, state: Blocks, taps: Taps) -> Blocks:
+        """Keeps newly committed tokens; of the last block nothing stays."""
+        hidden = {layer: h.to(self._like.dtype)[None] for layer, h in taps.hidden.items()}
+        positions = torch.from_numpy(taps.positions).to(self._like.device)
+        for layer, (keys, values) in enumerate(self.model.context(hidden, positions[None])):
+            state.cache.insert(layer, taps.rows, taps.positions, keys[0], values[0])
+        return Blocks(state.cache)
+
+    @final
+    def truncate(self, state: Blocks, lengths: Ints, rows: Ints | None = None) -> Blocks:
+        state.cache.truncate(lengths)
+        return Blocks(state.cache)
+
+    @final
+    def passes(self, state: Blocks, tree: Tree, frontier: Ints) -> int:
+        reached = (tree.depth[frontier] < self.ahead).any()
+        return tree.roots if state.outputs is None and reached else 0
+
+    @final
+    @torch.inference_mode()
+    def expand(self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Blocks]:
+        """A node's candidates come from the slot of its depth; beyond the block q is unknown (uniform) and nothing comes."""
+        if self.passes(state, tree, frontier):
+            state = replace(state, outputs=self._block(state.cache, tree))
+        nodes, which = frontier, None
+        if not self.by_path and drawing.shaped is None:  # nodes of a depth share their list
+            places = np.stack((tree.depth[frontier], tree.row[frontier]))
+            _, first, which = np.unique(places, axis=1, return_index=True, return_inverse=True)
+            nodes = frontier[first]
+        depths, rows = tree.depth[nodes], tree.row[nodes]
+        outputs = state.outputs if state.outputs is not None else self._like.new_zeros(
+            state.cache.rows, self.model.layout.block, self.model.config.hidden_size
+        )  # fmt: skip
+        logits = self.after(outputs, tree, nodes)
+        logits = logits.masked_fill(torch.from_numpy(depths >= self.ahead).to(logits.device)[:, None], 0.0)
+        found = offered(logits, self.ahead, k, drawing, rows, depths, self.model.drafted)
+        found = replace(found, confidence=self.confidence(outputs, tree, nodes))
+        return found if which is None else found.shared(which.ravel()), state
+
+    def _block(self, cache: SlotCache, tree: Tree) -> Tensor:
+        """[R, n, D] the outputs of a pass over each row's root and masks, behind what is committed."""
+        layout, device = self.model.layout, self._like.device
+        tokens = np.full((cache.rows, layout.block), layout.mask)
+        tokens[tree.row[: tree.roots], 0] = tree.tokens[: tree.roots]
+        starts = cache.lengths.copy()
+        writer = cache.writer(starts, layout.block)
+        positions = torch.from_numpy(starts[:, None] + np.arange(layout.block)).to(device)
+        keys = torch.arange(int(starts.max()) + layout.block, device=device).expand(cache.rows, -1)
+        there = (keys <= positions[:, -1:])[:, None].expand(-1, layout.block, -1)
+        out: Tensor = self.model(torch.from_numpy(tokens).to(device), positions, keys, there, writer)
+        return out
+
+    def slots(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
+        """[M, D] of outputs [R, n, D] that of each node's depth."""
+        first = 0 if self.model.layout.shifted else 1
+        at = np.minimum(tree.depth[nodes], self.ahead - 1) + first
+        return outputs[torch.from_numpy(tree.row[nodes]).to(outputs.device), torch.from_numpy(at).to(outputs.device)]
+
+    def marginals(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
+        """[M, V′] the logits of each node's slot alone; nodes of a depth share one pass of the head."""
+        _, first, which = np.unique(
+            np.stack((tree.depth[nodes], tree.row[nodes])), axis=1, return_index=True, return_inverse=True
+        )
+        logits = self.model.head(self.slots(outputs, tree, nodes[first]))
+        return logits[torch.from_numpy(which.ravel()).to(logits.device)]
+
+    @abstractmethod
+    def after(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
+        """Draft logits [M, V′] after nodes, of the blocks' outputs [R, n, D]."""
+
+    def confidence(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Floats | None:
+        """[M] how probably a child of each node is accepted, where a head says so."""
+        return None
+
+    @abstractmethod
+    def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """Draft logits [M, drafts, V′] along given texts: outputs [M, drafts, D], and [M, drafts] the token before each."""
+
+    def study(self, counts: Ints) -> None:
+        """Chooses a draft vocabulary, and for the mask the token that is never learnt, or most seldom; of these the last."""
+        if isinstance(self.model.lm_head, TargetHead):
+            self.model.lm_head.study(counts)
+        if not self._stored.tensors and self.knobs.mask is None:
+            rarest = int(np.flatnonzero(counts == counts.min())[-1])
+            self.model.layout = replace(self.model.layout, mask=rarest)
+
+    @property
+    def settled(self) -> ParallelMethod:
+        return replace(self.knobs, mask=self.model.layout.mask, features=len(self.model.layout.reads))
+
+    @final
+    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Of a new one the config says what was chosen when training began."""
+        return config if self._stored.tensors else written(self.model.layout, self.kind), tensors
+
+    @final
+    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
+        """Logits [B, T, V]; zeros where there are none: beyond a block, and in the block that begins the text."""
+        count, drafts = batch.tokens.shape[1], min(block, self.ahead)
+        starts = block_starts(count, block, phase)
+        anchors = starts[starts > 0].unique()
+        drafted = self.model.drafted
+        vocab = self._target.decoder.vocab if drafted is None else len(drafted.ids)
+        logits = self._like.new_zeros(*batch.tokens.shape, vocab)
+        if len(anchors):
+            told = self.blocks(batch, anchors.to(batch.tokens.device).expand(len(batch.tokens), -1))
+            for d in range(drafts):
+                inside = anchors[(anchors + d < count) & (starts[(anchors + d).clamp(max=count - 1)] == anchors)]
+                chosen = told[:, torch.isin(anchors, inside).to(told.device), d]
+                logits[:, inside + d] = chosen.to(logits.dtype)
+        return whole(logits, drafted)
+
+    @final
+    def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
+        """[B, A, drafts, V′] what the blocks of anchors [B, A] draft along the text, as decoding would have it there."""
+        logits: Tensor = self.taught(*self.along(batch, anchors)).unflatten(0, anchors.shape)
+        return logits
+
+    @final
+    def along(self, batch: Batch, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs [M, drafts, D] of the slots that draft in the blocks of anchors [B, A], and the token before each."""
+        model, layout, (rows, count) = self.model, self.model.layout, batch.tokens.shape
+        device = batch.tokens.device
+        at = torch.arange(count, device=device)
+        cache = DynamicCache()
+        hidden = {layer: h.to(self._like.dtype) for layer, h in batch.hidden.items()}
+        for layer, (keys, values) in enumerate(model.context(hidden, at.expand(rows, -1))):
+            cache.update(keys, values, layer)
+        place = (anchors[:, :, None] + torch.arange(layout.block, device=device)).flatten(1)
+        tokens = torch.full_like(place, layout.mask)
+        tokens[:, :: layout.block] = batch.tokens.gather(1, anchors)
+        owner = torch.arange(anchors.shape[1], device=device).repeat_interleave(layout.block)
+        known = (
+            at < anchors.repeat_interleave(layout.block, dim=1)[:, :, None]
+        )  # the anchor's own hidden state is not there yet
+        there = torch.cat((known, (owner[:, None] == owner).expand(rows, -1, -1)), dim=2)
+        out = model(tokens, place, torch.cat((at.expand(rows, -1), place), dim=1), there, cache)
+        first = 0 if layout.shifted else 1
+        states = out.unflatten(1, (-1, layout.block))[:, :, first:].flatten(0, 1)
+        path = (anchors[:, :, None] + torch.arange(layout.drafts, device=device)).clamp(max=count - 1)
+        said = batch.tokens.gather(1, path.flatten(1)).view(-1, layout.drafts)
+        return states, said

@@ -1,0 +1,154 @@
+"""The network that drafts a block in one pass: DFlash, DSpark, JetSpec.
+
+The root and a mask token in every other slot go through a few layers (of Qwen3's kind). Committed tokens come in as keys and
+values alone, which each layer computes of the target's own hidden states, fused; these are cached, and of a block nothing is
+kept. All candidates of a step follow from that one pass, whatever tree is made of them.
+
+Shapes: R rows, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M blocks, L layers, D hidden size, V′
+(draft) vocabulary, S slots of the cache.
+"""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import Cache, Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, rotate_half
+
+from draftree.drafters.neural.llama import Rotary, of_values, run, stores
+from draftree.drafters.neural.masks import additive
+from draftree.drafters.neural.vocabulary import TargetHead, drafted
+from draftree.formats.parallel import EMBEDDING, HEAD, Layout, Sight
+from draftree.models.target import Target
+from draftree.sampling.drawing import Drafted
+
+
+def spread(target: Target, count: int) -> tuple[int, ...]:
+    """The entries of a target's `hidden_states` that are fused, evenly spread below the last layer's.
+
+    As the published ones: of 36 layers the outputs of layers 1, 9, 17, 25 and 33, counted from 0.
+    """
+    layers = int(target.decoder.config.num_hidden_layers)
+    low, high = (1, layers - 3) if layers >= count + 3 else (0, max(layers - 2, 0))
+    return tuple(int(i) + 1 for i in np.unique(np.linspace(low, high, count).round()))
+
+
+@final
+class OwnHead(nn.Linear):
+    """An LM head that a checkpoint brings, of all tokens or of a draft vocabulary; it is not trained.
+
+    Args:
+        width: D.
+        size: V′.
+        vocab: V, where the checkpoint has a map.
+    """
+
+    d2t: Tensor | None
+    t2d: Tensor | None
+
+    def __init__(self, width: int, size: int, vocab: int | None, target: Target) -> None:
+        super().__init__(width, size, bias=False)
+        self.requires_grad_(False)
+        self.register_buffer("d2t", None if vocab is None else torch.zeros(size, dtype=torch.long))
+        self.register_buffer("t2d", None if vocab is None else torch.zeros(vocab, dtype=torch.bool))
+        self._target = target
+
+    @property
+    def drafted(self) -> Drafted | None:
+        """The draft vocabulary; none where it is the whole one."""
+        return drafted(self.d2t, self._target)
+
+
+class ParallelNet(nn.Module):
+    """The layers between the target's embedding and its LM head; tensors are named as z-lab's.
+
+    Args:
+        layout: of the checkpoint.
+        target: whose embedding and head are used where there is no other.
+        own: names of a checkpoint's tensors: it may bring an embedding and a head.
+
+    Attributes:
+        layout: see there; the mask token is chosen when training begins.
+    """
+
+    def __init__(self, layout: Layout, target: Target, own: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        config = of_values(layout.values, Qwen3Config)
+        assert isinstance(config, Qwen3Config)
+        size, self.config, self.layout, self._target = int(config.hidden_size), config, layout, target
+        self.fc = nn.Linear(len(layout.reads) * target.decoder.hidden, size, bias=False)
+        self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(len(layout.sights)))
+        self.hidden_norm, self.norm = (Qwen3RMSNorm(size, eps=config.rms_norm_eps) for _ in range(2))
+        self.rotary, self.shape = Rotary(config), stores(config)
+        self.embed_tokens = nn.Embedding(target.decoder.vocab, size).requires_grad_(False) if EMBEDDING in own else None
+        mapped = target.decoder.vocab if layout.draft_vocab else None
+        head = OwnHead(size, len(own[HEAD]), mapped, target) if HEAD in own else TargetHead(target, layout.draft_vocab)
+        self.lm_head: OwnHead | TargetHead = head
+
+    @property
+    def drafted(self) -> Drafted | None:
+        """The tokens that can be drafted; none where all can."""
+        return self.lm_head.drafted
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits […, V′] of the last norm's output […, D]."""
+        logits: Tensor = self.lm_head(states)
+        return logits
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[R, n, D] the rows of the embedding, without what some targets do behind theirs."""
+        outer: Any = self._target.decoder.model
+        table = outer.get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
+        return nn.functional.embedding(tokens, table.weight).to(self.norm.weight.dtype)
+
+    def context(self, hidden: Mapping[int, Tensor], positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Each layer's keys and values [R, H, n, width] of committed tokens, of the target's hidden states [R, n, D′] there."""
+        fused = self.hidden_norm(self.fc(torch.cat([hidden[layer] for layer in self.layout.reads], dim=-1)))
+        cos, sin = (t[:, None] for t in self.rotary(fused, positions))
+        found = []
+        for layer in self.layers:
+            attention: Any = layer.self_attn
+            heads = (*fused.shape[:-1], -1, attention.head_dim)
+            keys = attention.k_norm(attention.k_proj(fused).view(heads)).transpose(1, 2)
+            values = attention.v_proj(fused).view(heads).transpose(1, 2)
+            found.append((keys * cos + rotate_half(keys) * sin, values))
+        return found
+
+    def forward(self, tokens: Tensor, positions: Tensor, keys: Tensor, there: Tensor, cache: Cache) -> Tensor:
+        """The last norm's output [R, n, D] in every slot.
+
+        Args:
+            tokens: [R, n] in the slots.
+            positions: [R, n] of the slots.
+            keys: [R, S] positions of what the cache holds, the slots' own among them.
+            there: [R, n, S] whether that is of the slot's text and block.
+            cache: of the context; it takes the slots' keys and values.
+        """
+        x = self.embed(tokens)
+        rotated = self.rotary(x, positions)
+        masks = {sight: additive(_seen(sight, positions, keys, there)[:, None], x.dtype) for sight in set(self.layout.sights)}
+        for layer, sight in zip(self.layers, self.layout.sights, strict=True):
+            x = run(layer, x, rotated, masks[sight], cache)
+        out: Tensor = self.norm(x)
+        return out
+
+    def begin(self) -> None:
+        """Draws fresh weights; the last norm begins as the target's, whose head reads what it gives."""
+        for part in self.modules():
+            if isinstance(part, nn.Linear | nn.Embedding) and part.weight.requires_grad:
+                nn.init.normal_(part.weight, std=self.config.initializer_range)
+            if isinstance(part, nn.Linear) and part.bias is not None:
+                nn.init.zeros_(part.bias)
+        theirs = [m for m in self._target.decoder.stack.children() if "Norm" in type(m).__name__]
+        weight = getattr(theirs[0], "weight", None) if len(theirs) == 1 else None
+        if isinstance(weight, Tensor) and weight.shape == self.norm.weight.shape and not weight.is_meta:
+            self.norm.weight.data.copy_(weight)
+
+
+def _seen(sight: Sight, positions: Tensor, keys: Tensor, there: Tensor) -> Tensor:
+    """[R, n, S] whether a slot at a position sees what stands at another."""
+    back = positions[:, :, None] - keys[:, None, :]
+    seen = there & (back >= 0) if sight.causal else there
+    return seen if sight.window is None else seen & (back.abs() < sight.window)

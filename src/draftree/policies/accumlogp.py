@@ -1,0 +1,66 @@
+"""The tree of JetSpec: the likeliest node is expanded next, with all its children, until the tree is full (arXiv 2606.18394).
+
+Siblings cost their place in the tree whether they are good or not, so it is not the tree of the likeliest prefixes, which
+`ddtree` is. Which nodes are expanded follows from scores alone, as no child is likelier than its parent, and so they are asked
+for layer by layer: a drafter of blocks is asked for one pass, and another for as many as there are layers.
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from draftree.boundary.knobs import knob
+from draftree.costs import Costs
+from draftree.policies.base import Expand, Policy, append, ranked
+from draftree.tree import Bools, Ints, Room, Tree
+
+
+@final
+@dataclass(frozen=True)
+class AccumLogP(Policy):
+    """Whole families, the likeliest parent first.
+
+    Of equally likely parents the shallower comes first, then the one whose parent was drafted first.
+
+    Attributes:
+        budget: nodes to verify, the root counted (128 and 256 in the paper); the last family may be cut.
+        width: children of a node.
+        depth: deepest layer; the drafter's block ends it, too.
+    """
+
+    budget: int = knob(33, least=2)
+    width: int = knob(7, least=1)
+    depth: int = knob(16, least=1, deepest=True)
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        nodes, rows = min(self.budget - 1, room.nodes), len(room.depth)
+        expanded, parents = np.zeros(len(tree), np.bool_), np.full(rows, -(-nodes // self.width))
+        while True:
+            able = room.expandable(tree, np.arange(len(tree)), self.depth)
+            order, place = ranked(tree.row[able], tree.score[able])
+            popped = able[order[place < parents[tree.row[able[order]]]]]
+            frontier = np.sort(popped[~expanded[popped]])
+            if frontier.size:
+                tree = append(tree, frontier, expand(tree, frontier, self.width))
+                expanded = np.append(expanded, np.zeros(len(tree) - len(expanded), np.bool_))
+                expanded[frontier] = True
+                continue
+            kept = _families(tree, popped, nodes)
+            lacking = np.bincount(tree.row[kept], minlength=rows) <= nodes
+            lacking &= np.bincount(tree.row[able[~expanded[able]]], minlength=rows) > 0
+            if not lacking.any():
+                return tree.select(kept)
+            parents += lacking  # some nodes had fewer children
+
+
+def _families(tree: Tree, popped: Ints, nodes: int) -> Bools:
+    """[N] True at the roots, and in each row at the first children of the nodes popped [M], in the order of these."""
+    turn = np.full(len(tree), len(tree))
+    turn[popped] = np.arange(len(popped))
+    children = np.arange(tree.roots, len(tree))
+    children = children[turn[tree.parents[children]] < len(tree)]
+    order, place = ranked(tree.row[children], -turn[tree.parents[children]].astype(np.float64))
+    keep = np.arange(len(tree)) < tree.roots
+    keep[children[order[place < nodes]]] = True
+    return keep

@@ -1,0 +1,58 @@
+"""The tree of DDTree: of all prefixes those of the highest draft probability, as many as may be verified (arXiv 2604.12989).
+
+Where the drafts of different depths are independent, as a block drafter's are, a prefix's probability is the product of its
+tokens', and the tree is the one with the most accepted drafts to be expected. With any other drafter it is the same tree of
+its own products. It is found layer by layer: what is not among the best so far never will be, nor is anything below it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from draftree.boundary.knobs import knob
+from draftree.costs import Costs
+from draftree.policies.base import Expand, Policy, append, fit, path_log_q, ranked
+from draftree.tree import Bools, Floats, Ints, Room, Tree
+
+
+@final
+@dataclass(frozen=True)
+class DDTree(Policy):
+    """The likeliest prefixes.
+
+    Of equally likely ones the shallower stays, then the one whose parent was drafted first.
+
+    Attributes:
+        nodes: to verify, the root not counted (16 to 1,024 in the paper).
+        depth: deepest layer; the drafter's block ends it, too.
+    """
+
+    nodes: int = knob(32, least=1)
+    depth: int = knob(16, least=1, deepest=True)
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        nodes, frontier = min(self.nodes, room.nodes), np.arange(tree.roots)
+        while nodes and (frontier := room.expandable(tree, frontier, self.depth)).size:
+            found, before = expand(tree, frontier, nodes), len(tree)
+            score = path_log_q(tree, frontier, found)
+            tree = append(tree, frontier, found, among_best(tree, frontier, score, nodes), score)
+            frontier = np.arange(before, len(tree))
+        return fit(tree, nodes)
+
+
+def among_best(tree: Tree, frontier: Ints, score: Floats, nodes: int) -> Bools:
+    """[F, K] True at those of a layer's candidates that are among the best nodes of their row so far.
+
+    Args:
+        tree: what was drafted so far.
+        frontier: [F] the candidates' parents.
+        score: [F, K] what to rank by.
+        nodes: how many of each row.
+    """
+    drafted = tree.score[tree.roots :]
+    rows = np.concatenate((tree.row[tree.roots :], np.repeat(tree.row[frontier], score.shape[1])))
+    order, place = ranked(rows, np.concatenate((drafted, score.ravel())))
+    keep = np.zeros(len(rows), np.bool_)
+    keep[order[place < nodes]] = True
+    return keep[len(drafted) :].reshape(score.shape)

@@ -1,0 +1,67 @@
+"""The tree of TALON: each layer takes what is nearly as likely as its best, until the nodes are spent (arXiv 2601.07353).
+
+A sure drafter's tree becomes deep and narrow, an unsure one's shallow and wide. The first layer is always as wide, since a
+small drafter that is sure of a wrong token would else leave nothing beside it (section 5.2.2).
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from draftree.boundary.knobs import knob
+from draftree.costs import Costs
+from draftree.policies.base import Expand, Policy, append, path_log_q, ranked
+from draftree.tree import Bools, Floats, Ints, Room, Tree
+
+
+@final
+@dataclass(frozen=True)
+class TALON(Policy):
+    """Layers gated by confidence, under a budget of nodes.
+
+    Attributes:
+        nodes: N, to verify, the root not counted (60 in the paper).
+        width: K, of the first layer (10 in EAGLE-3's trees, which the paper compares with).
+        mu: μ, the share of the layer's highest path probability that a node must have (0.03 in the paper).
+        depth: deepest layer; the paper has no bound but the budget.
+    """
+
+    nodes: int = knob(60, least=1)
+    width: int = knob(10, least=1)
+    mu: float = knob(0.03, above=0, most=1)
+    depth: int = knob(16, least=1, deepest=True)
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        nodes, frontier = min(self.nodes, room.nodes), np.arange(tree.roots)
+        while (frontier := room.expandable(tree, frontier, self.depth)).size:
+            left = nodes - (np.bincount(tree.row) - 1)[tree.row[frontier]]
+            frontier, left = frontier[left > 0], left[left > 0]
+            if not frontier.size:
+                break
+            first = tree.depth[frontier[0]] == 0
+            found = expand(tree, frontier, self.width if first else int(left.max()))
+            score, before = path_log_q(tree, frontier, found), len(tree)
+            tree = append(tree, frontier, found, _gated(tree.row[frontier], score, left, 0.0 if first else self.mu), score)
+            frontier = np.arange(before, len(tree))
+        return tree
+
+
+def _gated(rows: Ints, score: Floats, left: Ints, mu: float) -> Bools:
+    """[F, K] True at a layer's candidates that are kept (eq. 4): the best of their row, no more than its budget has left.
+
+    Args:
+        rows: [F] of the parents.
+        score: [F, K] log path probabilities.
+        left: [F] nodes left of each parent's row.
+        mu: μ; 0 lets all pass.
+    """
+    best = np.full(int(rows.max()) + 1, -np.inf)
+    np.maximum.at(best, rows, score.max(axis=1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        near = score >= (np.log(mu) + best)[rows][:, None]
+    order, place = ranked(np.repeat(rows, score.shape[1]), np.where(near, score, -np.inf).ravel())
+    kept = np.zeros(score.size, np.bool_)
+    kept[order[place < np.repeat(left, score.shape[1])[order]]] = True
+    found: Bools = kept.reshape(score.shape) & near
+    return found

@@ -1,0 +1,392 @@
+"""DFlash, DSpark and JetSpec: one pass for a step, trained as what they decode as, opened in every layout, refused in words."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from architectures import target
+from drafting import after_all, prefix_difference
+from draftree.acceptors.greedy import Greedy
+from draftree.costs import Costs
+from draftree.doctor import forwards
+from draftree.drafters.neural.anchors import anchored
+from draftree.drafters.neural.blocks import ParallelDrafter
+from draftree.engine import Engine
+from draftree.errors import UserError
+from draftree.formats.parallel import Sight
+from draftree.models.target import Target
+from draftree.policies.beam import Beam
+from draftree.registry import build, method_of, part
+from draftree.request import Request
+from draftree.sampling.drawing import Drawing
+from draftree.training.export import export
+from draftree.tree import Ints, Tree
+from forests import NOISE, texts, worst
+
+METHODS = ("dflash", "dspark", "jetspec")
+SPECS: dict[str, dict[str, Any]] = {
+    "dflash": {"layers": 2, "block": 5},
+    "dspark": {"layers": 2, "block": 4, "rank": 6},
+    "dspark-gated": {"block": 4, "rank": 6, "markov": "gated", "confidence": False},
+    "dspark-rnn": {"block": 4, "rank": 6, "markov": "rnn"},
+    "jetspec": {"layers": 2, "block": 5},
+}
+COSTS = Costs({1: 0.1}, {1: 1.0})
+
+
+def drafter_of(name: str, t: Target, **knobs: Any) -> ParallelDrafter:
+    """A float64 drafter with weights large enough that every input matters."""
+    torch.manual_seed(1)
+    drafter = part("drafter", name.partition("-")[0])(**(SPECS[name] | knobs)).example(t)
+    assert isinstance(drafter, ParallelDrafter)
+    with torch.no_grad():
+        for parameter in drafter.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return drafter
+
+
+def tokens_of(rows: int, count: int, seed: int) -> Ints:
+    return np.stack(texts([count] * rows, np.random.default_rng(seed)))
+
+
+# What is trained is what decodes.
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    ("model", "rows", "block", "phase"), [("llama", 3, 4, 3), ("gemma2", 1, 5, 0), ("gpt_neox", 2, 7, 2), ("qwen3", 1, 1, 0)]
+)
+def test_the_training_forward_is_the_decoding_forward(name: str, model: str, rows: int, block: int, phase: int) -> None:
+    t = target(model)
+    trained, steps = forwards.both(t, drafter_of(name, t), tokens_of(rows, 17, block), block, phase)
+    assert worst(steps, trained) < 10 * NOISE
+
+
+@pytest.mark.parametrize("sight", [Sight(True), Sight(True, 3), Sight(False, 4)], ids=str)
+def test_layers_that_see_otherwise(sight: Sight) -> None:
+    t = target("llama")
+    drafter = drafter_of("dflash", t)
+    whole = forwards.both(t, drafter, tokens_of(2, 17, 0), 4, 1)[0]
+    drafter.model.layout = replace(drafter.model.layout, sights=(sight, Sight(False)))
+    trained, steps = forwards.both(t, drafter, tokens_of(2, 17, 0), 4, 1)
+    assert worst(steps, trained) < 10 * NOISE
+    assert worst(whole.exp(), trained.exp()) > 1e-3
+
+
+def test_the_comparison_sees_the_roots_own_hidden_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    t = target("llama")
+    drafter = drafter_of("dflash", t)
+    stock = drafter.model.forward
+
+    def leaking(tokens: Tensor, positions: Tensor, keys: Tensor, there: Tensor, cache: Any) -> Tensor:
+        return stock(tokens, positions, keys, there | (keys[:, None, :] == positions[:, :1, None]), cache)
+
+    monkeypatch.setattr(drafter.model, "forward", leaking)
+    assert forwards.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_prefix_may_be_reused(name: str) -> None:
+    t = target("llama")
+    assert prefix_difference(t, drafter_of(name, t)) < 10 * NOISE
+
+
+# One pass for a step.
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_tree_of_all_depths_takes_one_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    t = target("llama")
+    drafter, passes = drafter_of(name, t), list[int]()
+    stock = drafter.model.forward
+
+    def counted(tokens: Tensor, *rest: Any) -> Tensor:
+        passes.append(len(tokens))
+        return stock(tokens, *rest)
+
+    monkeypatch.setattr(drafter.model, "forward", counted)
+    done = Engine(t, drafter, Beam(width=3, depth=9), Greedy(), COSTS).write([Request([3, 1, 4], 12)])
+    work = [w for w in done.stats.work if w.fed > 1]  # the last token has no room for drafts
+    assert len(passes) == len(work) > 2
+    assert {w.frontiers for w in work} == {(1,)}
+    assert max(s.depth for s in done.stats.steps) == drafter.ahead, "beyond the block nothing is drafted"
+
+
+def test_a_depth_shares_its_list_and_a_markov_head_tells_parents_apart() -> None:
+    t = target("llama")
+    for name, shared in (("dflash", True), ("jetspec", True), ("dspark", False)):
+        drafter = drafter_of(name, t)
+        text, root = np.array([3, 1, 4, 1, 5]), np.array([9])
+        state = drafter.start([text], root, t.prefill(t.new_cache(1, 8), [text], drafter.needs).taps)
+        tree = Tree.planted(np.arange(1), root)
+        first, state = drafter.expand(state, tree, np.arange(1), 2, Drawing())
+        tree = tree.append(np.zeros(2, np.int64), first.tokens[0], first.log_q[0], first.log_q[0], first)
+        found, _ = drafter.expand(state, tree, np.array([1, 2]), 4, Drawing())
+        assert np.array_equal(found.log_q[0], found.log_q[1]) == shared
+        assert (found.confidence is None) == (name != "dspark")
+
+
+def test_the_rnn_head_over_again_on_one_path() -> None:
+    """Its equations step by step, along a chain (section 3.2's recurrent variant)."""
+    t = target("llama")
+    drafter = drafter_of("dspark-rnn", t)
+    head = drafter.model.markov_head
+    states, tokens = torch.randn(1, 4, t.decoder.hidden, dtype=torch.float64), torch.tensor([[3, 1, 4, 1]])
+    with torch.no_grad():
+        found, s = head(states, tokens)[0], torch.zeros(6, dtype=torch.float64)
+        for k in range(4):
+            z = (
+                head.joint_proj.weight @ torch.cat((s, head.markov_w1.weight[tokens[0, k]], states[0, k]))
+                + head.joint_proj.bias
+            )
+            gate, new, out = z[:6], z[6:12], z[12:]
+            assert torch.allclose(found[k], out.tanh(), atol=1e-12)
+            s = gate.sigmoid() * s + (1 - gate.sigmoid()) * new.tanh()
+
+
+# Objectives.
+
+
+def by_hand(drafter: ParallelDrafter, batch: Any, kind: str) -> float:
+    """The loss of one sample, slot by slot: the sum of weighted losses over the sum of weights, times learnt tokens."""
+    knobs: Any = drafter.knobs
+    places, after = anchored(batch, drafter.ahead, knobs.anchors, knobs.gamma), after_all(batch)[0]
+    logits, (states, before) = drafter.blocks(batch, places.anchors)[0], drafter.along(batch, places.anchors)
+    text, total, weights = batch.tokens[0], 0.0, 0.0
+    for a, anchor in enumerate(places.anchors[0].tolist()):
+        for k in range(drafter.ahead):
+            if anchor + 1 + k >= len(text):
+                break
+            weight = math.exp(-k / knobs.gamma) if knobs.gamma else 1.0
+            q, p = logits[a, k].softmax(-1), after[anchor + k].softmax(-1)
+            ce, far = -float(q[text[anchor + 1 + k]].log()), float((p - q).abs().sum())
+            loss = ce if kind == "ce" else float((p * (p.log() - q.log())).sum())
+            if kind == "dspark":
+                model: Any = drafter.model
+                sure = float(model.certainty(states[a, k], before[a, k]).sigmoid())
+                hit = 1 - far / 2
+                loss = 0.1 * ce + 0.9 * far - hit * math.log(sure) - (1 - hit) * math.log(1 - sure)
+            total, weights = total + weight * loss, weights + weight
+    return total / weights
+
+
+@pytest.mark.parametrize(("name", "kind"), [("dflash", "ce"), ("dflash", "kl"), ("jetspec", "kl"), ("dspark", "dspark")])
+def test_the_objective_slot_by_slot(name: str, kind: str) -> None:
+    t = target("llama")
+    drafter = drafter_of(name, t, anchors=5, **({"loss": kind} if name == "dflash" else {}))
+    batch = forwards.batch_of(t, drafter, tokens_of(1, 15, 3))
+    with torch.no_grad():
+        batch = replace(batch, generators=(torch.Generator().manual_seed(1),))
+        wanted = by_hand(drafter, batch, kind)
+        batch = replace(batch, generators=(torch.Generator().manual_seed(1),))
+        assert float(drafter.loss(batch)) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_roots_are_learnt_tokens_with_a_learnt_one_behind_them() -> None:
+    t = target("llama")
+    drafter = drafter_of("dflash", t)
+    batch = forwards.batch_of(t, drafter, tokens_of(2, 20, 3))
+    learn = torch.zeros_like(batch.learn)
+    learn[0, 6:9], learn[0, 14:17], learn[1, 3:5] = True, True, True
+    places = anchored(replace(batch, learn=learn), 4, 10, 2.0)
+    assert sorted(places.anchors[0].tolist()) == [6, 7, 14, 15]
+    assert places.valid[1].sum() == 1
+    assert [int(v.sum()) for v in places.valid[0]] == [2, 1, 2, 1], "a block ends with what is learnt"
+    assert places.weight.sum(dim=(1, 2)).tolist() == pytest.approx([6.0, 2.0])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_gradients_reach_every_weight(name: str) -> None:
+    t = target("llama")
+    torch.manual_seed(0)
+    drafter = part("drafter", name)(**SPECS[name]).fresh(t)
+    drafter.loss(forwards.batch_of(t, drafter, tokens_of(2, 14, 1))).backward()
+    still = [n for n, p in drafter.model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().sum())]
+    assert still == []
+
+
+def test_the_mask_is_the_token_that_is_never_learnt() -> None:
+    t = target("llama")
+    drafter = part("drafter", "dflash")().fresh(t)
+    counts = np.ones(t.decoder.vocab, np.int64)
+    counts[[5, 40]] = 0
+    drafter.study(counts)
+    assert (drafter.model.layout.mask, drafter.settled.mask) == (40, 40)
+    asked = part("drafter", "dflash")(mask=7).fresh(t)
+    asked.study(counts)
+    assert asked.settled.mask == 7
+    with pytest.raises(UserError, match="mask is 71, allowed are 0 … 70"):
+        part("drafter", "dflash")(mask=71).fresh(t)
+
+
+# Folders.
+
+
+def saved(name: str, t: Target, folder: Path) -> ParallelDrafter:
+    """A drafter of float16 weights, stored."""
+    drafter = drafter_of(name, t)
+    for parameter in drafter.model.parameters():
+        parameter.data = parameter.data.half().double()
+    drafter.save(folder)
+    return drafter
+
+
+def drafts(drafter: ParallelDrafter, t: Target) -> Tensor:
+    return forwards.decoded(t, drafter, tokens_of(1, 15, 5), 4, 1)
+
+
+def rewritten(folder: Path, config: Callable[[dict[str, Any]], dict[str, Any]], **names: Callable[[str], str]) -> None:
+    """Changes a stored config, and the names of its tensors."""
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config(said)))
+    if names:
+        tensors = load_file(folder / "model.safetensors")
+        save_file({names["name"](k): v for k, v in tensors.items()}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_stored_one_opens_as_it_was(name: str, tmp_path: Path) -> None:
+    t = target("llama")
+    drafter = saved(name, t, tmp_path)
+    opened = build("drafter", str(tmp_path)).open(t)
+    assert torch.equal(drafts(opened, t), drafts(drafter, t))
+    assert opened.knobs == replace(drafter.settled, checkpoint=str(tmp_path))
+    rewritten(tmp_path, lambda said: {k: v for k, v in said.items() if k != "draftree"})  # as a stranger's
+    assert method_of(tmp_path) == name.partition("-")[0]
+    assert torch.equal(drafts(build("drafter", str(tmp_path)).open(t), t), drafts(drafter, t))
+
+
+def nested(said: dict[str, Any]) -> dict[str, Any]:
+    """Block size inside `dflash_config`, mask token outside of it."""
+    inner = said["dflash_config"] | {"block_size": said.pop("block_size")}
+    return said | {"mask_token_id": inner.pop("mask_token_id"), "dflash_config": inner}
+
+
+def native(said: dict[str, Any]) -> dict[str, Any]:
+    """As transformers' own class has it."""
+    return {k: v for k, v in said.items() if k != "dflash_config"} | said["dflash_config"] | {
+        "model_type": "muse_glimmer_assistant", "architectures": ["MuseGlimmerAssistantModel"]
+    }  # fmt: skip
+
+
+def deepspec(said: dict[str, Any]) -> dict[str, Any]:
+    """As DeepSpec has it."""
+    return {k: v for k, v in said.items() if k != "dflash_config"} | said["dflash_config"] | {
+        "architectures": ["Qwen3DSparkModel"]
+    }  # fmt: skip
+
+
+NATIVE = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+EARLY = lambda key: f"logit_head.{key}" if key.startswith(("markov_head.", "confidence_head.")) else key
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "renamed"),
+    [
+        ("dflash", nested, str),
+        ("jetspec", nested, str),
+        ("dflash", native, lambda key: NATIVE.get(key, key)),
+        ("dspark", deepspec, str),
+        ("dspark-gated", deepspec, str),
+        ("dspark", nested, EARLY),
+    ],
+)
+def test_published_layouts(name: str, config: Any, renamed: Callable[[str], str], tmp_path: Path) -> None:
+    t = target("llama")
+    wanted = drafts(saved(name, t, tmp_path), t)
+    rewritten(tmp_path, lambda said: config({k: v for k, v in said.items() if k != "draftree"}), name=renamed)
+    assert torch.equal(drafts(build("drafter", str(tmp_path)).open(t), t), wanted)
+
+
+def test_a_dflash_of_deepspec_is_shifted_and_brings_embedding_and_head(tmp_path: Path) -> None:
+    t = target("llama")
+    drafter = saved("dflash", t, tmp_path)
+    rewritten(tmp_path, lambda said: deepspec({k: v for k, v in said.items() if k != "draftree"}) | {"markov_rank": 0})
+    model: Any = t.decoder.model
+    own = {"embed_tokens.weight": model.get_input_embeddings().weight, "lm_head.weight": model.get_output_embeddings().weight}
+    tensors = load_file(tmp_path / "model.safetensors") | {k: v.detach().clone() for k, v in own.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    opened = build("drafter", str(tmp_path)).open(t)
+    assert (opened.ahead, drafter.ahead) == (5, 4)
+    drafter.model.layout = replace(drafter.model.layout, shifted=True)
+    assert worst(drafts(opened, t), drafts(drafter, t)) < NOISE
+
+
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+@pytest.mark.parametrize("draft_vocab", [0, 30])
+def test_an_exported_one_is_the_same_with_layers_counted_from_the_embedding(
+    name: str, draft_vocab: int, tmp_path: Path
+) -> None:
+    t = target("llama")
+    folder = tmp_path / "target"
+    t.decoder.model.save_pretrained(folder)
+    t = Target.load(str(folder), torch.float64, "cpu")
+    drafter = drafter_of(name, t, draft_vocab=draft_vocab)
+    drafter.study(np.arange(t.decoder.vocab))
+    for parameter in drafter.model.parameters():
+        parameter.data = parameter.data.half().double()
+    drafter.save(tmp_path / "ours")
+    export(str(tmp_path / "ours"), "speculators", tmp_path / "theirs", str(folder))
+    said = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert said["speculators_model_type"] == name
+    assert said["aux_hidden_state_layer_ids"] == list(drafter.model.layout.reads)
+    assert said["sample_from_anchor"] == (name == "dspark")
+    assert said["draft_vocab_size"] == (draft_vocab or t.decoder.vocab)
+    keys = set(load_file(tmp_path / "theirs" / "model.safetensors"))
+    assert {"embed_tokens.weight", "lm_head.weight", "fc.weight"} <= keys
+    assert ({"d2t", "t2d"} <= keys) == bool(draft_vocab)
+    opened = build("drafter", str(tmp_path / "theirs")).open(t)
+    assert worst(drafts(opened, t).exp(), drafts(drafter, t).exp()) < 1e-3, "embedding and head are copies in float16"
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "told"),
+    [
+        ("dflash", {"architectures": ["DFlash2DraftModel"]}, "holds a DFlash 2"),
+        ("dflash", {"block_size": "8"}, "block_size is '8'"),
+        ("dflash", {"block_size": 1}, "block_size 1, which drafts nothing"),
+        ("dflash", {"hidden_size": 64}, r"hidden_size 64, allowed is the target's: 32"),
+        ("dspark", {"markov_head_type": "lstm"}, "markov_head_type .*'lstm'"),
+        ("dflash", {"mask_token_id": 71}, r"mask_token_id 71, allowed are 0 … 70"),
+        ("dflash", {"target_layer_ids": [0, 3]}, r"reads entries \[1, 4\] of hidden_states, allowed are some of 0 … 3"),
+        ("dflash", {"layer_types": ["full_attention"]}, "layer_types is .* allowed are 2 of"),
+    ],
+)
+def test_what_does_not_fit_is_named_in_a_line(name: str, config: dict[str, Any], told: str, tmp_path: Path) -> None:
+    t = target("llama")
+    saved(name, t, tmp_path)
+    inner = {k: v for k, v in config.items() if k in ("mask_token_id", "target_layer_ids", "markov_head_type")}
+    rewritten(tmp_path, lambda said: said | config | {"dflash_config": said["dflash_config"] | inner})
+    with pytest.raises(UserError, match=told) as error:
+        build("drafter", str(tmp_path)).open(t)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("dflash", lambda t: t.pop("fc.weight"), "missing tensors: fc.weight"),
+        ("dspark", lambda t: t.pop("confidence_head.proj.bias"), "missing tensors: confidence_head.proj.bias"),
+        ("dspark", lambda t: t.update({"select_head.weight": torch.zeros(3)}), "foreign tensors: select_head.weight"),
+        ("dflash", lambda t: t.update({"layers.0.attention_conv.base_kernel": torch.zeros(3)}), "holds a DFlash 2"),
+        ("jetspec", lambda t: t.update({"hidden_dim_adapter.proj.weight": torch.zeros(3)}), "foreign tensors: hidden_dim"),
+    ],
+)
+def test_a_missing_tensor_or_an_unknown_head_is_named(name: str, change: Any, told: str, tmp_path: Path) -> None:
+    t = target("llama")
+    saved(name, t, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=told) as error:
+        build("drafter", str(tmp_path)).open(t)
+    assert "\n" not in str(error.value)
