@@ -92,10 +92,6 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _wide(*tensors: Tensor) -> list[Tensor]:
-    return [t.to(wide(t.dtype)) for t in tensors]
-
-
 class Answers:
     """The functions in a pass of ours: of a prompt transformers' own, with padding as nothing; of a tree along its paths.
 
@@ -136,13 +132,14 @@ class Answers:
         Returns:
             Outputs, and what becomes of the state.
         """
+        state = self._pass.state
         if self._paths.whole:
             decay, write = self._without_padding(g), self._without_padding(beta)
-            normed = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
-            state = {"initial_state": self._pass.state, "output_final_state": True}
-            out, last = stock(query, key, value, g=decay, beta=write, **state, **normed)
+            normed: dict[str, Any] = {"use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
+            normed |= {"initial_state": state, "output_final_state": True}
+            out, last = stock(query, key, value, g=decay, beta=write, **normed)
             return out, Final(last)
-        q, k, v, b, decay = (t.transpose(1, 2) for t in _wide(query, key, value, beta, g))
+        q, k, v, b, decay = (t.transpose(1, 2).to(state.dtype) for t in (query, key, value, beta, g))
         if use_qk_l2norm_in_kernel:
             q, k = (t * torch.rsqrt((t * t).sum(-1, keepdim=True) + 1e-6) for t in (q, k))
         if (shared := v.shape[1] // k.shape[1]) > 1:
@@ -150,7 +147,7 @@ class Answers:
         decay = decay if decay.dim() == 4 else decay[..., None]
         scaled = q * key.shape[-1] ** -0.5
         before = self._pass.stashed
-        out, stash = delta_tree(self._paths, before, scaled, k, v, decay, b[..., None], self._pass.state)
+        out, stash = delta_tree(self._paths, before, scaled, k, v, decay, b[..., None], state)
         return out.transpose(1, 2).to(query.dtype), stash
 
     def ssd(
@@ -181,7 +178,7 @@ class Answers:
             out, last = stock(x, step, A, B, C, chunk_size=chunk_size, D=D, initial_states=state, return_final_states=True)
             return out, Final(last)
         # transformers' one-token form does not clamp the step, and a tree is decoding.
-        inputs, step, a, b, c = _wide(x, dt, A, B, C)
+        inputs, step, a, b, c = (t.to(state.dtype) for t in (x, dt, A, B, C))
         b, c = (t.transpose(1, 2).repeat_interleave(x.shape[2] // B.shape[2], 1) for t in (b, c))
         of_head = (inputs * step[..., None]).transpose(1, 2), (step * a).transpose(1, 2)[..., None]
         out, stash = ssd_tree(self._paths, self._pass.stashed, *of_head, b, c, state)
@@ -209,8 +206,8 @@ class Answers:
         """
         dt = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
         dt = softplus(dt) if delta_softplus else dt
-        inputs, step, a, b, c = _wide(x, dt, A, B, C)
         state = self._pass.state
+        inputs, step, a, b, c = (t.to(state.dtype) for t in (x, dt, A, B, C))
         made: Stash | Final
         if self._paths.whole:
             # Its many-token form begins with nothing; as the rule is linear in the state, what that adds comes on top.
