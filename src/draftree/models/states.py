@@ -127,6 +127,7 @@ class States:
         self._scratch = Scratch(paths)
         return Pass(self, self._scratch, before if later else None)
 
+    @torch.inference_mode()
     def keep(self, row: int, start: int, slots: Ints) -> None:
         """Folds a path into a row's base: of scratch slots, counted from the first one, behind `start` committed tokens."""
         assert self._scratch is not None
@@ -145,6 +146,7 @@ class States:
         if paths.whole and self.read[row] == paths.committed[row]:
             self.read[row] += len(slots)
 
+    @torch.inference_mode()
     def mark(self, lengths: Ints) -> None:
         """Takes a snapshot of each row, which `back` can go back to, unless there is one of its length."""
         for row, length in enumerate(lengths.tolist()):
@@ -155,6 +157,7 @@ class States:
         while sum(s.bytes for row in self._snapshots for s in row) > BYTES:
             max(self._snapshots, key=len).pop(0)
 
+    @torch.inference_mode()
     def back(self, row: int, length: int) -> int:
         """Goes back to a row's latest snapshot of at most `length` tokens, or to its beginning; returns where that is."""
         mine = [s for s in self._snapshots[row] if s.length <= length]
@@ -175,6 +178,7 @@ class States:
         """Puts those of other rows in the place of some."""
         self._copy(part, rows, np.arange(len(rows)))
 
+    @torch.inference_mode()
     def _copy(self, other: Self, to: Ints, rows: Ints) -> None:
         into, taken = (torch.from_numpy(each).to(self.device) for each in (to, rows))
         for mine, theirs in zip(self._all, other._all, strict=True):
