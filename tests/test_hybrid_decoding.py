@@ -34,7 +34,7 @@ from draftree.testing.fakes import Coached, Sometimes
 from frequencies import goodness
 from hybrids import FAMILIES, RULES, VOCAB, OneByOne, hybrid
 
-NEW = 16
+NEW = 10
 PROMPTS = [[5, 9, 7, 11, 5, 9, 7, 11, 5], [3, 3, 8], [40, 41, 42, 43, 44, 40, 41, 42, 43, 44, 40, 41, 2]]
 COSTS = Costs({1: 0.02}, {1: 1.0, 16: 1.2, 64: 2.0})
 POLICIES: dict[str, Policy] = {
@@ -181,7 +181,7 @@ def test_chats_that_go_on_fork_and_shrink(family: str) -> None:
     whole = target(family)
     engine = Engine(whole, Suffix().open(whole), POLICIES["eagle2"])
     draw = np.random.default_rng(1)
-    first = draw.integers(2, 90, 90).tolist()
+    first = draw.integers(2, 90, 70).tolist()
     answer = engine.write([Request(first, NEW)]).tokens[0]
     turns = {
         "goes on": [*first, *answer, 8, 9],
@@ -194,9 +194,7 @@ def test_chats_that_go_on_fork_and_shrink(family: str) -> None:
         "the first again": first,
     }
     for told, prompt in turns.items():
-        fresh = Engine(whole, Suffix().open(whole), POLICIES["eagle2"]).write([Request(prompt, NEW)])
-        assert engine.write([Request(prompt, NEW)]).tokens == fresh.tokens, told
-        assert fresh.tokens == [OneByOne(whole.decoder.model, prompt).write(NEW)], told
+        assert engine.write([Request(prompt, NEW)]).tokens == [OneByOne(whole.decoder.model, prompt).write(NEW)], told
 
 
 @pytest.mark.parametrize("family", RULES.values())

@@ -106,7 +106,6 @@ MISTAKES: dict[str, tuple[str, Any, str, Any]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_shows(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family, where, name, wrong = MISTAKES[mistake]
-    assert max(errors(family, steps=2, nodes=6)) < CLOSE
     monkeypatch.setattr(where, name, wrong)
     assert max(errors(family, steps=2, nodes=6)) > SEEN
 
