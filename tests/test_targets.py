@@ -192,8 +192,6 @@ def test_the_dtype_that_is_kept(tmp_path: Path, kind: str, dtype: str) -> None:
 def broken(path: Path, how: str) -> str:
     if how == "architecture":
         write_gguf(path, architecture="clip")
-    elif how == "recurrent":
-        write_gguf(path, architecture="mamba")
     elif how == "tensors":
         write_gguf(path, without="ffn_up")
     elif how == "cut":
@@ -208,7 +206,6 @@ def broken(path: Path, how: str) -> str:
 
 BROKEN = {
     "architecture": "GGUF model with architecture clip is not supported yet",
-    "recurrent": "layers keep a state that cannot take back a rejected token",
     "tensors": "lacks 2 tensors: model.layers.0.mlp.up_proj.weight",
     "cut": "broken, or of an architecture that transformers does not read",
     "empty": "is not a GGUF file: it begins with b''",

@@ -303,7 +303,7 @@ class Engine:
             return cache_of(self.target, requests), self.carried
         read = [r.prompt[:-1] for r in requests]  # a prompt's last token must be read again
         shared = np.array([common(text, prompt) for text, prompt in zip(held.texts, read, strict=True)], np.int64)
-        held.cache.truncate(shared)
+        shared = held.cache.truncate(np.minimum(shared, held.cache.reusable))  # a state may go back further than asked
         return held.cache, self.drafter.truncate(held.drafter_state, shared)
 
 

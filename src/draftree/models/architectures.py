@@ -1,18 +1,33 @@
 """Refuses models that a tree cannot be verified with, by name and reason, before weights are loaded."""
 
 import inspect
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from draftree.boundary.files import checked, tensor_names
 from draftree.errors import UserError
+from draftree.models.dispatch import NAMES
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-RECURRENT = ("linear", "conv", "mamba", "hybrid", "recurrent")
-"""Beginnings of the names of layers that fold the text into a state."""
+STATEFUL = ("linear_attention", "conv", "mamba", "hybrid", "recurrent")
+"""Types of layers that fold the text into a state; `hybrid` ones have keys and values besides."""
+STATELESS = ("moe", "mlp")
+"""Types of layers that keep nothing of the text."""
+OLDEST = (5, 23)
+"""The first transformers whose state layers call the functions that `dispatch.py` answers for, by the arguments it knows."""
+OWN: Mapping[str, str] = {
+    "minimax": "its lightning attention is computed inside the layer, with a cache of its own kind",
+    "recurrent_gemma": "its states lie in its modules, outside any cache",
+    "rwkv": "its states are lists of its own, outside any cache",
+    "xlstm": "its states are an object of its own, which takes several tokens at a time only at the beginning",
+}
+"""Models whose states cannot be reached, and why."""
 BY_SLOT = ("gpt_neo",)
 """Models whose windows are cut out by cache slot, inside the layer."""
 
@@ -38,13 +53,12 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
         return "it is an encoder-decoder, and draftree drives decoder-only models"
     if {"is_decoder", "add_cross_attention"} <= vars(config).keys():  # BERT's family, decoder or not
         return "it is an encoder by design, and draftree drives decoder-only models"
-    strange = sorted(set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING})
-    if recurrent := [t for t in strange if t.startswith(RECURRENT)]:
-        return f"its {', '.join(recurrent)} layers keep a state that cannot take back a rejected token"
-    if strange:
+    types = set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING}
+    states = folds(config, kind)
+    if states and (reason := _unreachable(config, kind)):
+        return reason
+    if strange := sorted(types - set(STATEFUL + STATELESS if states else ())):
         return f"its {', '.join(strange)} layers see by rules of their own; allowed are {FULL} and {SLIDING}"
-    if getattr(kind, "_is_stateful", False):
-        return "its recurrent state cannot take back a rejected token"
     if getattr(config, "num_kv_shared_layers", None):
         return "its last layers share the keys and values of earlier ones"
     if getattr(config, "alibi", False) or config.model_type in BY_SLOT:
@@ -54,9 +68,30 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
     if kind is None:
         return "transformers has no causal language model of this type"
     parameters = inspect.signature(kind.forward).parameters
-    needed = ("position_ids", "past_key_values", "attention_mask", "logits_to_keep")
+    alone = "cache_params" in parameters and states  # states are all it has: no mask and no positions
+    needed = ("logits_to_keep",) if alone else ("position_ids", "past_key_values", "attention_mask", "logits_to_keep")
     if missing := [p for p in needed if p not in parameters]:
         return f"its forward takes no {', '.join(missing)}, so a tree cannot be laid out in it"
+    return None
+
+
+def folds(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
+    """True where a model of such a config has layers that fold the text into a state, as far as config and class tell."""
+    types = getattr(config, "layer_types", None)
+    return any(t in STATEFUL for t in types) if types else bool(getattr(kind, "_is_stateful", False))
+
+
+def _unreachable(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> str | None:
+    """Why draftree cannot compute the states of a model along the paths of a tree; None where it may."""
+    if kind is None:
+        return None
+    about = "it folds the text into a state, "
+    if not kind.__module__.startswith("transformers."):
+        return f"{about}and its code is not transformers' own, so how it does is not known"
+    if not NAMES.keys() & vars(sys.modules[kind.__module__]).keys():
+        return about + OWN.get(config.model_type, "by code of its own, for which draftree has no tree")
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < OLDEST:
+        return f"{about}which takes transformers {'.'.join(map(str, OLDEST))} or newer, and this is {transformers.__version__}"
     return None
 
 

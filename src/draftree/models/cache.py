@@ -1,7 +1,8 @@
 """A key-value cache whose slots are written, moved and forgotten from outside.
 
 Shapes: R rows, H key-value heads, S slots, L layers. Slots [0, length) of a row are committed; whatever lies behind is
-scratch of the step in hand and is hidden from every later step by the mask.
+scratch of the step in hand and is hidden from every later step by the mask. Layers that fold the text into a state keep the
+same contract by other means (`states.py`).
 """
 
 import copy
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from draftree.models.rules import Stash
+from draftree.models.states import Final, Pass, States
 from draftree.tree import Ints
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The shape of one layer's part of a token: key-value heads, and the width of a key and of a value."""
+    """The shape of one layer's part of a token: key-value heads, and the width of a key and of a value; 0 where it has none."""
 
     heads: int
     key: int
@@ -31,12 +34,26 @@ class SlotCache:
 
     Layers of one shape lie in one tensor, so that a commit moves them all at once.
 
+    Args:
+        shapes: of the layers.
+        rows: R.
+        dtype: of keys and values.
+        device: of the tensors.
+        states: of the layers that fold the text into a state, where there are any.
+
     Attributes:
         lengths: [R] committed tokens of each row; their positions are 0 … length − 1.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.shapes, self.rows, self.dtype, self.device = tuple(shapes), rows, dtype, device
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        states: States | None = None,
+    ) -> None:
+        self.shapes, self.rows, self.dtype, self.device, self.states = tuple(shapes), rows, dtype, device, states
         self.lengths: Ints = np.zeros(rows, np.int64)
         kinds = list(dict.fromkeys(self.shapes))
         self._place = [
@@ -82,14 +99,16 @@ class SlotCache:
         view._place = [self._place[o if s else i] for i, (o, s) in enumerate(zip(others, same, strict=True))]
         return view
 
-    def writer(self, starts: Ints, n: int) -> "Writer":
-        """The cache of a forward pass of n tokens a row; row r is written from slot `starts[r]` on."""
+    def writer(self, starts: Ints, n: int, at: Pass | None = None) -> "Writer":
+        """The cache of a forward pass of n tokens a row; row r is written from slot `starts[r]` on, states as the pass says."""
         self.reserve(int(starts.max()) + n)
-        return Writer(self, starts, n)
+        return Writer(self, starts, n, at)
 
     def keep(self, row: int, slots: Ints) -> None:
         """Commits what lies in `slots`, in that order, behind the committed tokens of a row."""
         start = int(self.lengths[row])
+        if self.states is not None:
+            self.states.keep(row, start, slots - start)
         target = np.arange(start, start + len(slots))
         if not np.array_equal(slots, target):
             source = torch.from_numpy(slots).to(self.device)
@@ -114,7 +133,8 @@ class SlotCache:
 
     def taken(self, rows: Ints) -> "SlotCache":
         """A copy of some rows' committed tokens."""
-        part = SlotCache(self.shapes, len(rows), self.dtype, self.device)
+        states = None if self.states is None else self.states.taken(rows)
+        part = SlotCache(self.shapes, len(rows), self.dtype, self.device, states)
         part.lengths = self.lengths[rows]
         part.reserve(int(part.lengths.max()))
         part._copy(self, np.arange(len(rows)), rows)
@@ -124,6 +144,8 @@ class SlotCache:
         """Puts a cache of some rows in the place of those rows; the others are left as they are."""
         self.reserve(int(part.lengths.max()))
         self._copy(part, rows, np.arange(len(rows)))
+        if self.states is not None and part.states is not None:
+            self.states.put(rows, part.states)
         self.lengths[rows] = part.lengths
 
     def _copy(self, other: "SlotCache", to: Ints, rows: Ints) -> None:
@@ -133,17 +155,37 @@ class SlotCache:
             for new, old in zip(mine, theirs, strict=True):
                 new[:, into, :, :slots] = old[:, taken, :, :slots]
 
-    def truncate(self, lengths: Ints) -> None:
-        """Forgets all but the first `lengths[r]` committed tokens of each row."""
-        self.lengths = np.minimum(self.lengths, lengths)
+    def truncate(self, lengths: Ints) -> Ints:
+        """Forgets all but the first `lengths[r]` committed tokens of each row; where there are states, up to a snapshot.
+
+        Returns:
+            [R] the tokens that are left.
+        """
+        left = np.minimum(self.lengths, lengths)
+        if self.states is not None:
+            for row in np.flatnonzero(left < self.lengths).tolist():
+                left[row] = self.states.back(row, int(left[row]))
+        self.lengths = left
+        return left.copy()
+
+    def mark(self) -> None:
+        """Makes the present lengths ones that `truncate` can go back to; of keys and values alone all are."""
+        if self.states is not None:
+            self.states.mark(self.lengths)
+
+    @property
+    def reusable(self) -> Ints:
+        """[R] how many of each row's tokens lie here as they would if another prompt had begun with them."""
+        clamped = self.states is not None and self.states.clamped
+        return np.minimum(self.lengths, self.states.read) if self.states is not None and clamped else self.lengths
 
 
 class Writer(Cache):
     """A `SlotCache` as one forward pass of a transformers model sees it: writes its tokens, reads what lies before."""
 
-    def __init__(self, cache: SlotCache, starts: Ints, n: int) -> None:
+    def __init__(self, cache: SlotCache, starts: Ints, n: int, at: Pass | None = None) -> None:
         super().__init__(layers=[])
-        self._cache, self._end = cache, int(starts.max()) + n
+        self._cache, self._end, self._pass = cache, int(starts.max()) + n, at
         self._uniform = bool((starts == starts[0]).all())
         self._start = int(starts[0])
         if not self._uniform:
@@ -166,6 +208,32 @@ class Writer(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots before this pass; models ask only where positions are not given, and they are."""
         return self._start
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: a model then asks `update_conv_state`, and never writes to a state itself, as it would for one token."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Likewise."""
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = 0) -> bool:
+        """True: so no model takes the pass for the beginning of a text."""
+        return True
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """True: nothing of what convolutions read is forgotten before a commit."""
+        return True
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+        """Stores what a convolution reads, [R, C, n]; returns it behind what committed tokens and earlier passes left."""
+        assert self._pass is not None
+        return self._pass.enter((layer_idx, state_idx), conv_states)
+
+    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
+        """Stores what one of our functions would do to a layer's state."""
+        assert self._pass is not None
+        assert isinstance(recurrent_states, Stash | Final)
+        self._pass.leave((layer_idx, state_idx), recurrent_states)
+        return recurrent_states
 
 
 class Catcher(Cache):

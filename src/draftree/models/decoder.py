@@ -6,7 +6,7 @@ Shapes: R rows, n tokens a row in one pass (padded), S slots, D hidden size, V v
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
@@ -15,16 +15,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
 
 from draftree.boundary.phases import phase
 from draftree.errors import UserError
 from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, check_bounds, refuse_unsupported
 from draftree.models.cache import Catcher, LayerShape, SlotCache
+from draftree.models.dispatch import Answers, answering, install
 from draftree.models.exact_attention import register
 from draftree.models.feed import Feed, additive_mask
 from draftree.models.linears import rows_of
+from draftree.models.recorder import Kept, Recorder
 from draftree.models.sources import ATTENTION
+from draftree.models.states import States
 from draftree.tree import Ints
 
 register()
@@ -48,6 +51,8 @@ class Decoder:
         model.train(False)
         self.config: PreTrainedConfig = model.config.get_text_config(decoder=True)
         self.layer_types: tuple[str, ...] = tuple(getattr(self.config, "layer_types", None) or ())
+        self._takes = inspect.signature(type(model).forward).parameters
+        install(model)
         sliding = not self.layer_types or SLIDING in self.layer_types
         self.window: int | None = getattr(self.config, "sliding_window", None) if sliding else None
 
@@ -115,32 +120,47 @@ class Decoder:
         return rope["rope_type"], int(known if rope["rope_type"] == "dynamic" else rope.get(key) or known)
 
     @cached_property
+    def kept(self) -> Kept:
+        """What its layers keep of a text, learnt from a pass over one token.
+
+        Raises:
+            UserError: a layer keeps what draftree cannot reach.
+        """
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        mask = self.by_type(torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device))
+        with torch.inference_mode(), answering(Recorder(self.config, type(self.model).__name__)) as recorder:
+            self.model(input_ids=one, **self._laid_out(one, mask), **self._cached(recorder))
+        return recorder.kept()
+
+    @property
     def shapes(self) -> tuple[LayerShape, ...]:
-        """The shape of each layer's keys and values, read off a pass over one token."""
-        seen = Catcher()
-        with torch.inference_mode():
-            one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-            mask = self.by_type(torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device))
-            self.model(input_ids=one, position_ids=one, attention_mask=mask, past_key_values=seen, use_cache=True)
-        if sorted(seen.caught) != list(range(self.config.num_hidden_layers)):
-            raise UserError(f"{type(self.model).__name__} is not supported: its layers share or skip keys and values")
-        caught = (seen.caught[i] for i in sorted(seen.caught))
-        return tuple(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]) for keys, values in caught)
+        """The shape of each layer's keys and values."""
+        return self.kept.shapes
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
         """An empty cache for `rows` sequences with room for `slots` tokens each, to begin with."""
-        cache = SlotCache(self.shapes, rows, self.dtype, self.device)
+        kept = self.kept
+        states = States(kept.states, rows, self.dtype, self.device, kept.clamped) if kept.states else None
+        cache = SlotCache(kept.shapes, rows, self.dtype, self.device, states)
         cache.reserve(slots)
         return cache
 
-    def by_type(self, full: Tensor, sliding: Tensor | None = None) -> Tensor | dict[str, Tensor]:
+    def _laid_out(self, positions: Tensor, mask: Tensor | Mapping[str, Tensor]) -> dict[str, Any]:
+        """Positions and mask as arguments of the model's forward; models that have states alone take neither."""
+        return {"position_ids": positions, "attention_mask": mask} if "position_ids" in self._takes else {}
+
+    def _cached(self, cache: Cache) -> dict[str, Any]:
+        """A cache as an argument of the model's forward."""
+        return {"past_key_values" if "past_key_values" in self._takes else "cache_params": cache, "use_cache": True}
+
+    def by_type(self, full: Tensor, sliding: Tensor | None = None) -> Tensor | Mapping[str, Tensor]:
         """The mask in the form the model takes: one tensor, or one for each type of layer it mixes."""
         windowed = full if sliding is None else sliding
-        if len(set(self.layer_types)) > 1:
-            return {FULL: full, SLIDING: windowed}
+        if len(set(self.layer_types)) > 1 or set(self.layer_types) - {FULL, SLIDING}:
+            return _Masks({FULL: full, "attention": full, SLIDING: windowed})
         return windowed if self.window is not None else full
 
-    def mask(self, feed: Feed, committed: Ints) -> Tensor | dict[str, Tensor]:
+    def mask(self, feed: Feed, committed: Ints) -> Tensor | Mapping[str, Tensor]:
         """Additive attention mask [R, 1, n, S] of a feed; S ends with its last token."""
         full = additive_mask(feed, committed, self.dtype)
         if self.window is None:
@@ -160,7 +180,7 @@ class Decoder:
         full = torch.zeros(count, count, dtype=self.dtype, device=ids.device).masked_fill(at[None, :] > at[:, None], lowest)
         sliding = full if self.window is None else full.masked_fill(at[:, None] - at[None, :] >= self.window, lowest)
         mask = self.by_type(full[None, None], sliding[None, None])
-        return {"position_ids": at.expand(rows, count), "attention_mask": mask}
+        return self._laid_out(at.expand(rows, count), mask)
 
     def forward(self, cache: SlotCache, feed: Feed, keep: int | Tensor = 0) -> Tensor:
         """One pass over a feed, written into scratch slots of the cache.
@@ -173,17 +193,13 @@ class Decoder:
         Returns:
             Logits [R, n or len(keep), V].
         """
-        positions, mask = torch.from_numpy(feed.positions).to(self.device), self.mask(feed, cache.lengths)
-        writer = cache.writer(feed.starts, feed.tokens.shape[1])
-        with self._within(), self._rows_apart(feed), phase("model"):
-            output = self.model(
-                input_ids=feed.tokens,
-                position_ids=positions,
-                attention_mask=mask,
-                past_key_values=writer,
-                use_cache=True,
-                logits_to_keep=keep,
-            )
+        at = None if cache.states is None else cache.states.begin(feed, cache.lengths)
+        positions = torch.from_numpy(feed.positions).to(self.device)
+        laid_out = self._laid_out(positions, self.mask(feed, cache.lengths))
+        given = self._cached(cache.writer(feed.starts, feed.tokens.shape[1], at))
+        ours = nullcontext() if at is None else answering(Answers(at))
+        with self._within(), self._rows_apart(feed), ours, phase("model"):
+            output = self.model(input_ids=feed.tokens, logits_to_keep=keep, **laid_out, **given)
         logits: Tensor = output.logits
         return logits
 
@@ -322,6 +338,13 @@ class Decoder:
                 inputs_embeds=embeds, position_ids=positions, attention_mask=mask, past_key_values=first, use_cache=True
             )
         return first.caught[0]
+
+
+class _Masks(dict[str, Tensor]):
+    """Masks by type of layer; layers of any other type get none, as they see by their state."""
+
+    def __missing__(self, key: str) -> None:
+        return None
 
 
 class _Cut(Catcher):

@@ -1,7 +1,7 @@
 """The input of a forward pass: tokens, positions, and which tokens see which."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -24,6 +24,8 @@ class Feed:
         scratch_positions: for each row, [m_r] the positions of its scratch slots.
         reach: [R] the length of each row's text, where rotary frequencies change with it; a prompt read in parts has
             those of the whole from its first part on. By default a text ends with the last token fed.
+        whole: whether this is plain text, of which each row's tokens are committed all or not at all. Layers that fold the
+            text into a state then read it as the model reads a prompt; else they keep what each path needs, even of a chain.
     """
 
     tokens: Tensor
@@ -32,6 +34,7 @@ class Feed:
     visible: Sequence[Bools]
     scratch_positions: Sequence[Ints]
     reach: Ints | None = None
+    whole: bool = False
 
     @classmethod
     def packed(
@@ -52,10 +55,10 @@ class Feed:
 
     @classmethod
     def chains(cls, rows: Sequence[Ints], starts: Ints, device: torch.device) -> Self:
-        """The feed of plain text behind each row's committed tokens: a prompt, or one token of plain decoding."""
+        """The feed of plain text behind each row's committed tokens, as of a prompt; it is committed whole or not at all."""
         positions = [s + np.arange(len(t)) for s, t in zip(starts.tolist(), rows, strict=True)]
         visible = [np.tri(len(t), dtype=np.bool_) for t in rows]
-        return cls.packed(rows, positions, starts, visible, positions, device)
+        return replace(cls.packed(rows, positions, starts, visible, positions, device), whole=True)
 
 
 def additive_mask(feed: Feed, committed: Ints, dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,7 @@ Shapes: R rows, N nodes, P probe rows, D hidden size, V vocabulary, T tokens of 
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -38,6 +38,8 @@ LAST = -1
 """`hidden_states[-1]`, after the last norm: what the LM head reads."""
 CHUNK = 1024
 """Prompt tokens in one pass: bounds the mask's memory at 1,024 × context."""
+ENDING, WORTH = 16, 64
+"""The last tokens of a prompt that are read by themselves where states are kept, and the length from which on they are."""
 
 
 @dataclass(frozen=True)
@@ -265,13 +267,10 @@ class Target:
         return replace(read, taps=replace(read.taps, rows=rows[read.taps.rows], cache=cache))
 
     def _prefilled(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
-        rest = [p[n:] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
-        longest = max(len(r) for r in rest)
         reach = np.array([len(p) for p in prompts], np.int64)
-        logits: list[Tensor | None] = [None] * len(rest)
-        taps: list[list[Taps]] = [[] for _ in rest]
-        for at in range(0, longest, CHUNK):
-            part = [r[at : at + CHUNK] for r in rest]
+        logits: list[Tensor | None] = [None] * len(prompts)
+        taps: list[list[Taps]] = [[] for _ in prompts]
+        for part in _parts(cache, prompts):
             feed = replace(Feed.chains(part, cache.lengths.copy(), self.decoder.device), reach=reach)
             ends = [max(len(t) - 1, 0) for t in part]
             columns = sorted(set(ends))
@@ -325,6 +324,22 @@ class Target:
             row = int(tree.row[root])
             columns = np.searchsorted(tree.of_row(row), verdict.kept(root))
             cache.keep(row, cache.lengths[row] + columns)
+
+
+def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
+    """What a cache does not hold of prompts, in parts [R] that are read one after the other.
+
+    Where there are states, a prompt's last tokens are a part of their own: a chat's next prompt often goes another way from
+    there on, as the text that opens an answer is rendered otherwise, and the same prompt once more is read from there.
+    """
+    rest = [p[n:] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
+    own = cache.states is not None
+    cuts = [len(r) - ENDING if own and len(r) > WORTH else 0 for r in rest]
+    cache.mark()
+    for several in ([r[:c] for r, c in zip(rest, cuts, strict=True)], [r[c:] for r, c in zip(rest, cuts, strict=True)]):
+        for at in range(0, max(map(len, several)), CHUNK):
+            yield [r[at : at + CHUNK] for r in several]
+        cache.mark()
 
 
 class _Packing:

@@ -21,6 +21,8 @@ from draftree.models.cache import LayerShape
 Config = TypeVar("Config", LlamaConfig, Qwen3Config)
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
          "max_position_embeddings", "rms_norm_eps", "hidden_act", "initializer_range")  # fmt: skip
+HEAD = 64
+"""The usual width of an attention head."""
 OTHERS = ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "draftree")
 """Entries of a published config that no network depends on."""
 
@@ -29,6 +31,9 @@ def like(config: PreTrainedConfig) -> LlamaConfig:
     """A Llama config of one layer with the sizes and the rope of a target, whatever its architecture."""
     values = {k: v for k in SIZES if (v := getattr(config, k, None)) is not None}
     values.setdefault("intermediate_size", 4 * config.hidden_size)
+    if "num_attention_heads" not in values:  # a target without attention; what heads it names are of other kinds
+        heads = max(config.hidden_size // HEAD, 1)
+        values |= {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": config.hidden_size // heads}
     rope = dict(getattr(config, "rope_parameters", None) or {})
     rope.pop("partial_rotary_factor", None)  # a Llama's keys are rotated whole
     theta = rope.get("rope_theta", 10000.0)

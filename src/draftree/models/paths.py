@@ -1,0 +1,147 @@
+"""The path of each token of a forward pass, for layers that fold a text into a state.
+
+What is committed lies in the state; behind it, a token's path goes through scratch slots alone, from its first ancestor to
+itself. Slots are topological: a token's parent lies before it.
+
+Shapes: R rows, n tokens a row in this pass, M scratch slots up to its last token, K columns of a convolution.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.models.feed import Feed
+from draftree.tree import Bools, Ints
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What a state layer has to know of a feed.
+
+    Attributes:
+        seen: [R, n, M] whether a slot lies on a token's path, itself included.
+        parents: [R, M] the parent's slot of each slot's token; −1 behind the committed text.
+        columns: [R, n] the slot of each token.
+        widths: [R] tokens of each row; what lies behind them is padding, which has no ancestors and no descendants.
+        committed: [R] tokens in the state.
+        whole: whether the feed is plain text that is kept whole or not at all.
+        device: of the tensors.
+    """
+
+    seen: Bools
+    parents: Ints
+    columns: Ints
+    widths: Ints
+    committed: Ints
+    whole: bool
+    device: torch.device
+
+    @classmethod
+    def of(cls, feed: Feed, committed: Ints, earlier: Self | None, device: torch.device) -> Self:
+        """The paths of a feed.
+
+        Args:
+            feed: the tokens.
+            committed: [R] tokens in the states.
+            earlier: those of the pass before, which the scratch slots below this feed's tokens are of.
+            device: of the tensors.
+        """
+        rows, n = feed.tokens.shape
+        behind = feed.starts - committed
+        columns = behind[:, None] + np.arange(n)
+        seen = np.zeros((rows, n, int(columns.max()) + 1), np.bool_)
+        for r, visible in enumerate(feed.visible):
+            seen[r, : visible.shape[0], : visible.shape[1]] = visible
+        row, token = np.indices((rows, n))
+        seen[row, token, columns] = False
+        parents = np.full((rows, seen.shape[2]), -1, np.int64)
+        if earlier is not None:
+            known = min(earlier.parents.shape[1], seen.shape[2])
+            parents[:, :known] = earlier.parents[:, :known]
+        latest = seen.shape[2] - 1 - seen[:, :, ::-1].argmax(2)
+        parents[row, columns] = np.where(seen.any(2), latest, -1)
+        seen[row, token, columns] = True
+        widths = np.array([len(visible) for visible in feed.visible], np.int64)
+        found = cls(seen, parents, columns, widths, committed.copy(), feed.whole, device)
+        assert found._are_paths(), "a token sees two branches, of which a state can hold one"
+        return found
+
+    def _are_paths(self) -> bool:
+        """True where each token sees what its parent sees, and itself."""
+        above = np.take_along_axis(self.parents, self.columns, 1)
+        at = above - self.columns[:, :1]  # the parent's place in this pass
+        inside = at >= 0
+        rows = np.arange(len(at))[:, None]
+        theirs = self.seen[rows, np.where(inside, at, 0)]
+        mine = self.seen.copy()
+        mine[rows, np.arange(at.shape[1]), self.columns] = False
+        return bool((mine == theirs)[inside].all() and not mine[above < 0].any())
+
+    @property
+    def later(self) -> bool:
+        """True where earlier passes of this step left tokens in scratch slots."""
+        return bool(self.columns[:, 0].any())
+
+    @property
+    def slots(self) -> int:
+        """M."""
+        return int(self.seen.shape[2])
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """`seen` on the device."""
+        return torch.from_numpy(self.seen).to(self.device)
+
+    @cached_property
+    def at(self) -> Tensor:
+        """`columns` on the device."""
+        return torch.from_numpy(self.columns).to(self.device)
+
+    @cached_property
+    def padding(self) -> Tensor:
+        """[R, n] true behind each row's tokens, on the device."""
+        return torch.from_numpy(np.arange(self.seen.shape[1]) >= self.widths[:, None]).to(self.device)
+
+    @property
+    def ragged(self) -> bool:
+        """True where there is padding."""
+        return bool((self.widths < self.seen.shape[1]).any())
+
+    @cached_property
+    def levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Level by level, rows, slots and parents' slots of the tokens of all slots, those of earlier passes included."""
+        depth = np.zeros_like(self.parents)
+        for slot in range(self.slots):
+            above = self.parents[:, slot]
+            depth[:, slot] = np.where(above < 0, 0, np.take_along_axis(depth, np.maximum(above, 0)[:, None], 1)[:, 0] + 1)
+        found = []
+        for level in range(int(depth.max()) + 1):
+            rows, slots = np.nonzero(depth == level)
+            each = (rows, slots, self.parents[rows, slots])
+            found.append(tuple(torch.from_numpy(a).to(self.device) for a in each))
+        return [(rows, slots, parents) for rows, slots, parents in found]
+
+    def windows(self, k: int) -> Tensor:
+        """[R, n, K] the last K columns on each token's path, counted through K committed ones and then the M slots."""
+        found = np.empty((*self.columns.shape, k), np.int64)
+        now = self.columns  # negative: so many committed columns back from the end, less one
+        for back in range(k):
+            found[:, :, k - 1 - back] = k + now
+            above = np.take_along_axis(self.parents, np.maximum(now, 0), 1)
+            now = np.where(now >= 0, above, now - 1)
+        return torch.from_numpy(found).to(self.device)
+
+    def place(self, old: Tensor | None, new: Tensor) -> Tensor:
+        """[R, H, M, c] what earlier passes left in the slots and, in theirs, this pass's [R, H, n, c]."""
+        if not self.later:
+            return new
+        rows, heads, n, width = new.shape
+        out = new.new_zeros(rows, heads, self.slots, width)
+        if old is not None:
+            known = min(old.shape[2], self.slots)
+            out[:, :, :known] = old[:, :, :known]
+        return out.scatter(2, self.at[:, None, :, None].expand(rows, heads, n, width), new)

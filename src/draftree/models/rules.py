@@ -1,0 +1,191 @@
+"""The rules by which layers fold a text into a state, for all tokens of a tree at once, and the fold of one path.
+
+A token's own quantities, and what its ancestors left in the stash, are enough: the state itself is read once and is not copied
+for each token. In all equations a(i) are the ancestors of token i, itself included, S₀ is the committed state, Gᵢ = Σ g_j over
+a(i) the logarithm of the decay along the path, and Dᵢⱼ = exp(Gᵢ − Gⱼ) for j in a(i), else 0.
+
+Shapes: R rows, H heads, n tokens of the pass, M slots of the stash, p tokens of a path; k, v and N widths of a key, a value and
+a Mamba state, P the width of a Mamba head, d channels, c widths of a decay (1, or one for each entry of a key).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftree.models.paths import Paths
+
+Parts = Mapping[str, Tensor]
+"""What a rule stashes, each [R, H, M, …] by name; of one row and path [H, p, …]."""
+
+
+@dataclass(frozen=True)
+class Stash:
+    """What tokens in scratch slots would do to a state: enough to fold any path of them.
+
+    Attributes:
+        fold: the state behind a path, of the state before it and the path's parts.
+        parts: by name.
+    """
+
+    fold: Callable[[Tensor, Parts], Tensor]
+    parts: Parts
+
+    def to(self, *_: object) -> "Stash":
+        """Itself: some models cast what they hand to their cache."""
+        return self
+
+    def folded(self, state: Tensor, row: int, path: Tensor) -> Tensor:
+        """The state of a row behind a path of slots [p]."""
+        return self.fold(state, {name: part[row].index_select(-2, path) for name, part in self.parts.items()})
+
+
+def _decay(paths: Paths, along: Tensor, slots: Tensor) -> Tensor:
+    """D [R, H, n, M, c] of G [R, H, n, c] of the tokens and [R, H, M, c] of the slots."""
+    between = along[:, :, :, None] - slots[:, :, None]
+    return between.masked_fill(~paths.mask[:, None, :, :, None], -torch.inf).exp()  # masked first: exp of the rest overflows
+
+
+def _along(paths: Paths, own: Tensor) -> Tensor:
+    """G [R, H, n, c] of what each slot's token adds, [R, H, M, c]."""
+    return torch.einsum("rij,rhjc->rhic", paths.mask.to(own.dtype), own)
+
+
+def delta_tree(
+    paths: Paths, before: Parts, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Stash]:
+    """Gated delta rule (Yang, Kautz and Hatamizadeh, 2412.06464, eq. 10; with a decay by channel Kimi's, 2510.26692).
+
+    uᵢ = βᵢ (vᵢ − (e^Gᵢ kᵢ)·S₀ − Σ Dᵢⱼ (kᵢ·kⱼ) uⱼ) over j in a(i) but i, a triangular system as parents lie before their
+    children; oᵢ = (e^Gᵢ qᵢ)·S₀ + Σ Dᵢⱼ (qᵢ·kⱼ) uⱼ over a(i).
+
+    Args:
+        paths: of the pass.
+        before: what earlier passes of this step stashed; nothing in the first.
+        q: [R, H, n, k] scaled queries.
+        k: [R, H, n, k] keys.
+        v: [R, H, n, v] values.
+        g: [R, H, n, c] logarithms of the decay.
+        beta: [R, H, n, 1] the strengths of the writes.
+        state: [R, H, k, v] S₀.
+
+    Returns:
+        o [R, H, n, v], and the stash of k, u and G.
+    """
+    own = paths.place(before.get("g"), g)
+    along = _along(paths, own)
+    slots, keys = paths.place(before.get("G"), along), paths.place(before.get("k"), k)
+    decay, reading = _decay(paths, along, slots), along.exp()
+    if decay.shape[-1] == 1:
+        kk, qk = (k @ keys.mT) * decay[..., 0], (q @ keys.mT) * decay[..., 0]
+    else:
+        kk, qk = (torch.einsum("rhic,rhjc,rhijc->rhij", x, keys, decay) for x in (k, q))
+    wanted = v - (k * reading) @ state
+    if paths.later:
+        wanted = wanted - kk @ paths.place(before.get("u"), torch.zeros_like(v))  # this pass's own are still zero
+        kk = kk.gather(3, paths.at[:, None, None, :].expand(*kk.shape[:3], -1))
+    u = torch.linalg.solve_triangular(beta * kk.tril(-1), beta * wanted, upper=False, unitriangular=True)
+    values = paths.place(before.get("u"), u)
+    out = (q * reading) @ state + qk @ values
+    return out, Stash(delta_fold, {"k": keys, "u": values, "G": slots, "g": own})
+
+
+def delta_fold(state: Tensor, parts: Parts) -> Tensor:
+    """S = e^G S₀ + Σ e^(G − Gⱼ) kⱼ uⱼᵀ over a path that ends with G; the state [H, k, v]."""
+    k, u, along = parts["k"], parts["u"], parts["G"]
+    last = along[:, -1:]
+    return last.exp().mT * state + (k * (last - along).exp()).mT @ u
+
+
+def ssd_tree(paths: Paths, before: Parts, x: Tensor, g: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Stash]:
+    """State space duality, Mamba-2 (Dao and Gu, 2405.21060, section 6; for trees STree, 2505.14969, section 3).
+
+    yᵢ = e^Gᵢ S₀ Cᵢ + Σ Dᵢⱼ (Cᵢ·Bⱼ) xⱼ over a(i).
+
+    Args:
+        paths: of the pass.
+        before: what earlier passes of this step stashed; nothing in the first.
+        x: [R, H, n, P] inputs times their step Δ.
+        g: [R, H, n, 1] Δ A.
+        b: [R, H, n, N] B.
+        c: [R, H, n, N] C.
+        state: [R, H, P, N] S₀.
+
+    Returns:
+        y [R, H, n, P], and the stash of x, B and G.
+    """
+    own = paths.place(before.get("g"), g)
+    along = _along(paths, own)
+    slots, inputs, into = (paths.place(before.get(name), new) for name, new in (("G", along), ("x", x), ("B", b)))
+    out = (c @ state.mT) * along.exp() + ((c @ into.mT) * _decay(paths, along, slots)[..., 0]) @ inputs
+    return out, Stash(ssd_fold, {"x": inputs, "B": into, "G": slots, "g": own})
+
+
+def ssd_fold(state: Tensor, parts: Parts) -> Tensor:
+    """S = e^G S₀ + Σ e^(G − Gⱼ) xⱼ Bⱼᵀ over a path that ends with G; the state [H, P, N]."""
+    x, b, along = parts["x"], parts["B"], parts["G"]
+    last = along[:, -1:]
+    return last.exp() * state + (x * (last - along).exp()).mT @ b
+
+
+def s6_tree(
+    paths: Paths, before: Parts, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Stash]:
+    """Selective scan, Mamba-1 (Gu and Dao, 2312.00752, algorithm 2).
+
+    The decay is another one for each channel and entry of the state, so D would have n² d N entries: tokens go level by level
+    instead, each from its parent's state, S = e^(Δ A) S′ + Δ x Bᵀ and y = S C. States live for the pass alone; a later pass of
+    the step makes those of earlier slots again.
+
+    Args:
+        paths: of the pass.
+        before: what earlier passes of this step stashed; nothing in the first.
+        x: [R, 1, n, d] inputs.
+        step: [R, 1, n, d] Δ.
+        a: [d, N] A.
+        b: [R, 1, n, N] B.
+        c: [R, 1, n, N] C.
+        state: [R, d, N] S₀.
+
+    Returns:
+        y [R, 1, n, d], and the stash of Δ x, Δ and B.
+    """
+    steps, inputs, into = (paths.place(before.get(name), new) for name, new in (("Δ", step), ("x", step * x), ("B", b)))
+    states = torch.cat((state[:, None], state.new_zeros(len(state), paths.slots, *state.shape[1:])), 1)
+    for rows, slots, parents in paths.levels:
+        kept = (steps[rows, 0, slots, :, None] * a).exp() * states[rows, parents + 1]
+        states[rows, slots + 1] = kept + inputs[rows, 0, slots, :, None] * into[rows, 0, slots, None]
+    own = states.gather(1, (paths.at + 1)[:, :, None, None].expand(-1, -1, *state.shape[1:]))
+    out = (own @ c[:, 0, :, :, None])[..., 0][:, None]
+
+    def fold(state: Tensor, parts: Parts) -> Tensor:
+        return s6_fold(state, parts, a)
+
+    return out, Stash(fold, {"x": inputs, "Δ": steps, "B": into})
+
+
+def s6_fold(state: Tensor, parts: Parts, a: Tensor) -> Tensor:
+    """S = e^(A ΣΔ) S₀ + Σ e^(A (ΣΔ − Σ Δ up to j)) xⱼ Bⱼᵀ over a path; the state [d, N]."""
+    x, b, until = parts["x"][0], parts["B"][0], parts["Δ"][0].cumsum(0)
+    left = ((until[-1:] - until)[:, :, None] * a).exp()
+    return (until[-1, :, None] * a).exp() * state + (left * x[:, :, None] * b[:, None]).sum(0)
+
+
+def convolved(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Causal depthwise convolution along paths: wₖ times the last K columns of a token's path, itself the last.
+
+    Args:
+        paths: of the pass.
+        columns: [R, d, K + M] K committed ones, and those of the slots.
+        weight: [d, K].
+        bias: [d].
+
+    Returns:
+        [R, d, n].
+    """
+    at = paths.windows(weight.shape[-1])
+    rows, n, k = at.shape
+    windows = columns.gather(2, at.reshape(rows, 1, n * k).expand(-1, columns.shape[1], -1)).view(rows, -1, n, k)
+    out = (windows.to(weight.dtype) * weight[None, :, None]).sum(-1)
+    return out if bias is None else out + bias[:, None]

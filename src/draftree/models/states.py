@@ -1,0 +1,231 @@
+"""What layers that fold the text into a state keep of each row: a base, a stash for scratch slots, and snapshots.
+
+What is committed is a base of fixed size: the last K columns that a convolution read, and the state. Scratch is a stash with an
+entry for each slot, as keys and values have one; committing slots folds their entries into the base. A base cannot be cut, so
+going back goes to a snapshot.
+
+Shapes: R rows, n tokens of a pass, C channels of a convolution, K its width, M scratch slots, H heads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.models.feed import Feed
+from draftree.models.paths import Paths
+from draftree.models.rules import Stash
+from draftree.tree import Ints
+
+Key = tuple[int, int]
+"""A layer, and which of its states."""
+SNAPSHOTS, BYTES = 6, 2**30
+"""The most snapshots of a row, and the most bytes that those of all rows take; the oldest go first."""
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """The form of one state of a layer.
+
+    Attributes:
+        channels: C.
+        kernel: K.
+        state: the shape of a row's state; none where the convolution is all there is.
+        dtype: of the state: float32, or the model's own where that is wider.
+    """
+
+    channels: int
+    kernel: int
+    state: tuple[int, ...] | None
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Final:
+    """The states [R, …] behind a feed that is kept whole."""
+
+    last: Tensor
+
+    def to(self, *_: object) -> "Final":
+        """Itself: some models cast what they hand to their cache."""
+        return self
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A row's bases behind its first `length` tokens."""
+
+    length: int
+    bases: tuple[Tensor, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return sum(t.nbytes for t in self.bases)
+
+
+@dataclass
+class Scratch:
+    """What the passes of a step left behind the committed tokens.
+
+    Attributes:
+        paths: of the latest pass.
+        columns: by state, what its convolution read [R, C, M].
+        made: by state, the stash of the tokens, or the states behind them.
+    """
+
+    paths: Paths
+    columns: dict[Key, Tensor] = field(default_factory=dict)
+    made: dict[Key, Stash | Final] = field(default_factory=dict)
+
+
+class States:
+    """The states of R rows.
+
+    Args:
+        shapes: by state.
+        rows: R.
+        dtype: of what convolutions read.
+        device: of the tensors.
+        clamped: whether the model steps otherwise through a prompt than in decoding.
+
+    Attributes:
+        read: [R] how many tokens of each row's beginning were read as text that is kept whole.
+    """
+
+    def __init__(
+        self, shapes: Mapping[Key, StateShape], rows: int, dtype: torch.dtype, device: torch.device, clamped: bool = False
+    ) -> None:
+        self.shapes, self.rows, self.dtype, self.device, self.clamped = dict(shapes), rows, dtype, device, clamped
+        self.tails, self.bases = dict[Key, Tensor](), dict[Key, Tensor]()
+        for key, shape in self.shapes.items():
+            self.tails[key] = torch.zeros(rows, shape.channels, shape.kernel, dtype=dtype, device=device)
+            if shape.state is not None:
+                self.bases[key] = torch.zeros(rows, *shape.state, dtype=shape.dtype, device=device)
+        self.read = np.zeros(rows, np.int64)
+        self._snapshots: list[list[Snapshot]] = [[] for _ in range(rows)]
+        self._scratch: Scratch | None = None
+
+    @property
+    def _all(self) -> list[Tensor]:
+        return [*self.tails.values(), *self.bases.values()]
+
+    @property
+    def bytes(self) -> int:
+        """The size of all bases and snapshots."""
+        return sum(t.nbytes for t in self._all) + sum(s.bytes for row in self._snapshots for s in row)
+
+    def begin(self, feed: Feed, committed: Ints) -> "Pass":
+        """The pass over a feed, behind [R] committed tokens."""
+        before = self._scratch
+        later = bool((feed.starts > committed).any())
+        paths = Paths.of(feed, committed, before.paths if later and before else None, self.device)
+        assert not (paths.whole and paths.later), "a text that is kept whole lies right behind the committed tokens"
+        self._scratch = Scratch(paths)
+        return Pass(self, self._scratch, before if later else None)
+
+    @torch.inference_mode()
+    def keep(self, row: int, start: int, slots: Ints) -> None:
+        """Folds a path into a row's base: of scratch slots, counted from the first one, behind `start` committed tokens."""
+        assert self._scratch is not None
+        assert self._scratch.paths.committed[row] == start, "the stash is of another text"
+        if not len(slots):
+            return
+        paths, path = self._scratch.paths, torch.from_numpy(slots).to(self.device)
+        assert not paths.whole or len(slots) == paths.widths[row], "a text that is read whole is kept whole"
+        for key, columns in self._scratch.columns.items():
+            tail = self.tails[key]
+            mine = columns[row].index_select(1, path)
+            tail[row] = torch.cat((tail[row], mine), 1)[:, -tail.shape[2] :]
+        for key, made in self._scratch.made.items():
+            base = self.bases[key]
+            base[row] = made.last[row] if isinstance(made, Final) else made.folded(base[row], row, path)
+        if paths.whole and self.read[row] == paths.committed[row]:
+            self.read[row] += len(slots)
+
+    @torch.inference_mode()
+    def mark(self, lengths: Ints) -> None:
+        """Takes a snapshot of each row, which `back` can go back to, unless there is one of its length."""
+        for row, length in enumerate(lengths.tolist()):
+            mine = self._snapshots[row]
+            if length and not (mine and mine[-1].length == length):
+                mine.append(Snapshot(length, tuple(t[row].clone() for t in self._all)))
+                del mine[:-SNAPSHOTS]
+        while sum(s.bytes for row in self._snapshots for s in row) > BYTES:
+            max(self._snapshots, key=len).pop(0)
+
+    @torch.inference_mode()
+    def back(self, row: int, length: int) -> int:
+        """Goes back to a row's latest snapshot of at most `length` tokens, or to its beginning; returns where that is."""
+        mine = [s for s in self._snapshots[row] if s.length <= length]
+        self._snapshots[row] = mine
+        for i, tensor in enumerate(self._all):
+            tensor[row] = mine[-1].bases[i] if mine else 0
+        reached = mine[-1].length if mine else 0
+        self.read[row] = min(self.read[row], reached)
+        return reached
+
+    def taken(self, rows: Ints) -> Self:
+        """A copy of some rows' bases and snapshots."""
+        part = type(self)(self.shapes, len(rows), self.dtype, self.device, self.clamped)
+        part._copy(self, np.arange(len(rows)), rows)
+        return part
+
+    def put(self, rows: Ints, part: Self) -> None:
+        """Puts those of other rows in the place of some."""
+        self._copy(part, rows, np.arange(len(rows)))
+
+    @torch.inference_mode()
+    def _copy(self, other: Self, to: Ints, rows: Ints) -> None:
+        into, taken = (torch.from_numpy(each).to(self.device) for each in (to, rows))
+        for mine, theirs in zip(self._all, other._all, strict=True):
+            mine[into] = theirs[taken]
+        self.read[to] = other.read[rows]
+        for new, old in zip(to.tolist(), rows.tolist(), strict=True):
+            self._snapshots[new] = list(other._snapshots[old])
+
+
+class Pass:
+    """One forward pass, as its state layers see it.
+
+    Args:
+        states: of the rows.
+        scratch: what it fills.
+        before: what earlier passes of the step left.
+
+    Attributes:
+        paths: of its tokens.
+    """
+
+    def __init__(self, states: States, scratch: Scratch, before: Scratch | None) -> None:
+        self.paths, self._states, self._scratch, self._before = scratch.paths, states, scratch, before
+        self._key: Key = (-1, 0)
+
+    def enter(self, key: Key, columns: Tensor) -> Tensor:
+        """Stores what a layer's convolution reads, [R, C, n], and returns it behind what the committed tokens left.
+
+        What functions of this layer are called until the next one enters is of this state.
+        """
+        self._key, paths = key, self.paths
+        old = None if self._before is None else self._before.columns[key][:, None].mT
+        placed = paths.place(old, columns[:, None].mT)[:, 0].mT
+        self._scratch.columns[key] = placed
+        return torch.cat((self._states.tails[key], placed), -1)
+
+    @property
+    def state(self) -> Tensor:
+        """[R, …] the committed state of the layer that entered last."""
+        return self._states.bases[self._key]
+
+    @property
+    def stashed(self) -> Mapping[str, Tensor]:
+        """What earlier passes of the step stashed for it."""
+        made = None if self._before is None else self._before.made[self._key]
+        return made.parts if isinstance(made, Stash) else {}
+
+    def leave(self, key: Key, made: Stash | Final) -> None:
+        """Stores what a layer would do to its state."""
+        self._scratch.made[key] = made
