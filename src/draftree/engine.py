@@ -28,6 +28,7 @@ from draftree.data.prompts import Prompt, Prompts
 from draftree.data.rows import Messages
 from draftree.drafters.base import Drafter, Method
 from draftree.errors import DraftreeWarning, UserError, shown
+from draftree.formats.published import published_for
 from draftree.hf.generate import Hook, check_types
 from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
@@ -527,7 +528,8 @@ def usual_drafter(target: str) -> tuple[str, str]:
     if (usual := USUAL.get(known(target) or "")) is not None:
         return usual[0], ""
     told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED[0]}' drafts, which needs no training"
-    return UNTRAINED[0], f"{told}; one that is trained for the target drafts better"
+    better = ", ".join(entry.drafter for entry in published_for(target))
+    return UNTRAINED[0], f"{told}; one that is trained for the target drafts better{better and f': {better}'}"
 
 
 def usual_policy(target: str, named: bool) -> str:

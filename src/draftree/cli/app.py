@@ -44,6 +44,7 @@ app.add_typer(shelf, name="datastore")
 COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate.generate,
     "list": parts.list_parts,
+    "drafters": parts.list_drafters,
     "bench": bench.bench,
     "costs": costs.show_costs,
     "doctor": doctor.examine_drafter,

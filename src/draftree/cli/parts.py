@@ -1,7 +1,9 @@
-"""`draftree list`: the drafters, policies and acceptors, and their knobs."""
+"""`draftree list`: the drafters, policies and acceptors, and their knobs. `draftree drafters`: trained ones by target."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson
@@ -28,6 +30,29 @@ def list_parts(as_json: AsJson = False) -> None:
         rows = [{"name": name, "about": p["summary"], "knobs": terminal.knobs_text(p["knobs"])} for name, p in parts.items()]
         console.print(terminal.table(kind, rows))
     console.print(terminal.table("training", [terminal.stage_row(name, s) for name, those in stages.items() for s in those]))
+
+
+def list_drafters(
+    target: Annotated[str | None, typer.Option("--for", help="Only for this target: a name, a folder, a hub id.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List trained drafters by target: those that draftree brings, and those that others have published."""
+    from draftree.cli import terminal
+    from draftree.cli.console import remark
+    from draftree.formats.published import published, published_for
+    from draftree.models.sources import shipped
+
+    own = [{"target": name, "drafter": method, "source": "draftree"} for name, method in shipped(target)]
+    others = [asdict(entry) for entry in (published() if target is None else published_for(target))]
+    if as_json:
+        return emit({"shipped": own, "published": others})
+    if not own and not others:
+        remark(f"none is known for target '{target}'; 'suffix' and 'pld' need no training, and `draftree train` trains one")
+        return None
+    for title, rows in (("shipped: --drafter NAME", own), ("published: hf download ID --local-dir DIR; --drafter DIR", others)):
+        if rows:
+            terminal.output().print(terminal.table(title, rows))
+    return None
 
 
 def _described(kind: str, name: str) -> dict[str, Any]:

@@ -47,6 +47,13 @@ def shipped_folder(target: str, method: str) -> Path | None:
     return folder if name and folder.is_dir() else None
 
 
+def shipped(target: str | None = None) -> list[tuple[str, str]]:
+    """Target and method of the drafters that are shipped, of all targets or of one."""
+    names = (DEMO, SMOLLM2) if target is None else filter(None, [known(target)])
+    folders = [(name, folder) for name in names for folder in sorted((Path(__file__).parents[1] / name).iterdir())]
+    return [(name, folder.name) for name, folder in folders if folder.name not in ("target", "c2t") and folder.is_dir()]
+
+
 def smollm2_file() -> Path | None:
     """SmolLM2's file in the package that brings it, which is not imported; None where it is not installed."""
     found = find_spec(WHEEL)

@@ -1,0 +1,39 @@
+"""Trained drafters that others have published, by target. None is downloaded unasked."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published drafter.
+
+    Attributes:
+        drafter: its hub id.
+        target: the hub id of the model that it was trained for.
+        method: of draftree, which opens it.
+        layout: of its files.
+        source: where it is named.
+    """
+
+    drafter: str
+    target: str
+    method: str
+    layout: str
+    source: str
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """All that are known."""
+    return tuple(Published(**entry) for entry in json.loads(FILE.read_text("utf-8")))
+
+
+def published_for(target: str) -> tuple[Published, ...]:
+    """Those for a target: a hub id, or a folder of the same name."""
+    name = target.rstrip("/").rpartition("/")[2].lower()
+    return tuple(entry for entry in published() if entry.target.rpartition("/")[2].lower() == name)

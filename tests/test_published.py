@@ -1,0 +1,43 @@
+"""Published drafters are listed by target, each with a method that opens it, and nothing is downloaded."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from draftree.engine import usual_drafter
+from draftree.formats.published import published, published_for
+from draftree.models.sources import shipped, shipped_folder
+from draftree.registry import names
+
+
+def test_each_has_a_method_and_a_source() -> None:
+    assert {entry.method for entry in published()} <= set(names("drafter"))
+    assert all(entry.drafter.count("/") == entry.target.count("/") == 1 and entry.source for entry in published())
+    assert len({entry.drafter for entry in published()}) == len(published())
+
+
+@pytest.mark.parametrize("target", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "models/Qwen3-8B/"])
+def test_a_target_is_known_by_its_name(target: str) -> None:
+    found = published_for(target)
+    assert {entry.method for entry in found} == {"dflash", "dspark", "jetspec"}
+    assert found[0].drafter in usual_drafter(target)[1]
+    assert usual_drafter(target)[0] == "suffix"
+
+
+def test_the_command_lists_them(draftree: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, _ = draftree("drafters", "--for", "Qwen/Qwen3-4B", "--json")
+    found = json.loads(out)
+    assert (status, found["shipped"]) == (0, [])
+    assert [entry["drafter"] for entry in found["published"]] == [e.drafter for e in published_for("Qwen/Qwen3-4B")]
+    assert "EAGLE-Vicuna" in draftree("drafters")[1]
+    status, out, err = draftree("drafters", "--for", "nobody/knows")
+    assert (status, out) == (0, "")
+    assert "nobody/knows" in err
+
+
+def test_what_is_shipped_can_be_opened() -> None:
+    assert ("demo", "edd") in shipped()
+    assert all(shipped_folder(target, method) for target, method in shipped())
+    assert {target for target, _ in shipped("demo")} == {"demo"}
+    assert shipped("other") == []
