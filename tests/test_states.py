@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from draftree.drafters.suffix import Suffix
@@ -22,7 +23,7 @@ from draftree.models.states import Snapshot, States
 from draftree.models.target import Needs, Target
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request
-from hybrids import FAMILIES, RULES, OneByOne, hybrid, in_float64
+from hybrids import CLAMPED, FAMILIES, RULES, OneByOne, hybrid, in_float64
 from path_rows import PathRows
 from test_hybrids import CLOSE, LENGTHS, errors, grown, some_paths
 
@@ -286,3 +287,59 @@ def test_code_that_is_not_transformers_own_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(type(model), "__module__", "transformers_modules.someone.modeling_lfm2")
     with pytest.raises(UserError, match="its code is not transformers' own"):
         Decoder(model)
+
+
+@pytest.mark.parametrize("family", ["jamba", "mamba", "falcon_mamba"])
+def test_transformers_still_forgets_the_state(family: str) -> None:
+    """Where several tokens follow one. If this fails it is mended: `Answers.s6` could hand the state to the stock scan."""
+    model = hybrid(family)
+    assert not torch.allclose(read_on(model), one_by_one(model), atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "kimi_linear", "bamba", "lfm2"])
+def test_other_rules_keep_it(family: str) -> None:
+    model = hybrid(family)
+    assert torch.allclose(read_on(model), one_by_one(model), atol=1e-4)
+
+
+@pytest.mark.parametrize("family", CLAMPED)
+def test_transformers_still_clamps_the_step_in_prompts_alone(family: str) -> None:
+    """If this fails it is mended: `SlotCache.reusable` could be all."""
+    model = hybrid(family)
+    for name, weight in model.named_parameters():
+        if "dt_bias" in name:
+            weight.sub_(6.0)  # steps below the bound
+    with in_float64(model):
+        assert not torch.allclose(
+            OneByOne(model, PROMPT).logits, OneByOne(model, PROMPT[:1]).after(PROMPT[1:]).logits, atol=1e-4
+        )
+
+
+def test_transformers_still_counts_bambas_positions_from_zero() -> None:
+    """Where none are given."""
+    model: Any = hybrid("bamba")
+    cache = OneByOne(model, PROMPT).cache
+    with torch.inference_mode():
+        out = model(input_ids=torch.tensor([[7]]), past_key_values=cache, use_cache=True).logits[0, -1]
+    assert not torch.allclose(out, OneByOne(model, PROMPT).after([7]).logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
+def test_bits_are_refused_by_name(family: str) -> None:
+    with pytest.raises(UserError, match="gives a token other bits in company"):
+        Target.of(hybrid(family, torch.float32), exactness="bits")
+
+
+PROMPT = [5, 9, 7, 11, 5, 9, 7, 11]
+
+
+def read_on(model: PreTrainedModel) -> Tensor:
+    """Logits of stock code after four tokens and then four at once."""
+    reader = OneByOne(model, PROMPT[:4])
+    reader._read(PROMPT[4:])
+    return reader.logits
+
+
+def one_by_one(model: PreTrainedModel) -> Tensor:
+    """Likewise, one after the other."""
+    return OneByOne(model, PROMPT[:4]).after(PROMPT[4:]).logits

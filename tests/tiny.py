@@ -11,6 +11,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from architectures import VOCAB, WINDOW, random
+from hybrids import FAMILIES
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 LAYERS, HEADS, WIDE, DEEP = 4, 4, 32, 48
@@ -42,16 +43,17 @@ PER_LAYER = {"per_layer_config": {"01": {"head_dim": 16}, "03": {"head_dim": 16}
 SPECIAL: Mapping[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},
+    "bailing_hybrid": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "gemma4_text": PER_LAYER,
     "gemma4_unified_text": PER_LAYER,
     "hunyuan_v1_dense": HEAD,
     "hunyuan_v1_moe": HEAD,
-    "lfm2_moe": {"layer_types": ["full_attention"] * LAYERS},
     "ministral": HEAD,
     "moshi": {"sliding_window": 128},  # all its context, as by default: its cache forgets what lies before, its mask does not
     "nemotron": {**HEAD, "num_key_value_heads": HEADS // 2},
+    **{kind: {**values, "vocab_size": VOCAB, "eos_token_id": 2} for kind, values in FAMILIES.items()},
 }
 """What is different where the sizes above do not fit."""
 

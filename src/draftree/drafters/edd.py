@@ -18,13 +18,23 @@ from transformers import DynamicCache, PreTrainedModel
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.language_model import SPARE, Decoding, OneLayerDrafter, begin_as, has_own, load_model, new_model
+from draftree.drafters.neural.language_model import (
+    SPARE,
+    Decoding,
+    OneLayerDrafter,
+    begin_as,
+    check_attends,
+    has_own,
+    load_model,
+    new_model,
+)
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import additive, dual_block
 from draftree.drafters.neural.vocabulary import whole
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models.attention import AUTO, Attending, attending
+from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Taps, Target
 from draftree.tree import Ints, Tree, Verdict
 
@@ -104,6 +114,7 @@ class EDDDrafter(OneLayerDrafter):
 
     def __init__(self, knobs: EDD, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
+        check_attends("edd", Decoder(model))  # another one: dtype and device of its own are not known yet
         self._layer = knobs.hidden_layer
 
     @property
@@ -127,7 +138,8 @@ class EDDDrafter(OneLayerDrafter):
         """Gives a new drafter the weights that it begins with, once it is known which layer it reads."""
         if self.knobs.init == "target" and self._layer != AUTO:
             count = int(self._target.decoder.config.num_hidden_layers)
-            begin_as(self.model, self._target, min(self._target.decoder.hidden_index(self._layer), count - 1))
+            top, layers = min(self._target.decoder.hidden_index(self._layer), count - 1), self._target.decoder.attention_layers
+            begin_as(self.model, self._target, max((i for i in layers if i <= top), default=top))
 
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None

@@ -159,15 +159,20 @@ class GLIDE(TrainableMethod):
         """
         if not self.cross:
             return (None,) * self.layers
-        count, top = int(target.decoder.config.num_hidden_layers), -1 if self.kv_layer == AUTO else self.kv_layer
-        top = top + count if top < 0 else top
-        if not self.layers - 1 <= top < count:
-            low = self.layers - 1
+        having, top = target.decoder.keyed_layers, -1 if self.kv_layer == AUTO else self.kv_layer
+        if not having:
+            name = type(target.decoder.model).__name__
+            raise UserError(f"glide: {name} is not supported: its layers have no keys to look at")
+        at = top + len(having) if top < 0 else having.index(top) if top in having else -1
+        if not self.layers - 1 <= at < len(having):
+            low, count = self.layers - 1, len(having)
+            plain = having == tuple(range(count))
+            named = f"{low} … {count - 1}" if plain else ", ".join(map(str, having[low:])) or "none"
             raise UserError(
-                f"glide: got kv_layer={self.kv_layer} with layers={self.layers}; of the target's {count} layers allowed are "
-                f"{low} … {count - 1} (or {low - count} … -1)"
+                f"glide: got kv_layer={self.kv_layer} with layers={self.layers}; of the target's {count} layers allowed "
+                f"are {named} (or {low - count} … -1)"
             )
-        return tuple(View.of(target, layer, self.variant) for layer in range(top - self.layers + 1, top + 1))
+        return tuple(View.of(target, layer, self.variant) for layer in having[at - self.layers + 1 : at + 1])
 
     def busiest(self, layers: Sequence[Attending]) -> int:
         """The layer that `auto` means; without the limit it would be the first one, which in many targets adds most of all."""

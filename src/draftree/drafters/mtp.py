@@ -18,6 +18,7 @@ from transformers import Cache
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.language_model import check_attends
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.drafters.neural.vocabulary import TargetHead, check_size
@@ -123,6 +124,7 @@ class MTPNet(PairNet):
     def __init__(self, target: Target, sparse: bool = False, draft_vocab: int = 0) -> None:
         super().__init__()
         inner = Decoder(one_layer(target.decoder.config, **({"first_k_dense_replace": 0} if sparse else {})))
+        check_attends("mtp", inner)
         self.shape, self.width, self._target = inner.shapes[0], target.decoder.hidden, target
         self.head = TargetHead(target, draft_vocab)
         norms = [m for m in inner.stack.children() if "Norm" in type(m).__name__]

@@ -236,7 +236,35 @@ class Writer(Cache):
         return recurrent_states
 
 
-class Catcher(Cache):
+class Passing(Cache):
+    """A cache of one pass over whole texts: layers that fold the text into a state find nothing there, and leave nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: the model then takes its many-token way."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Likewise."""
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = 0) -> bool:
+        return False
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+        return conv_states
+
+    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
+        return recurrent_states
+
+
+class Catcher(Passing):
     """Keys and values [R, H, n, width] that one pass over whole texts would store, by layer.
 
     Args:
@@ -244,7 +272,7 @@ class Catcher(Cache):
     """
 
     def __init__(self, layers: Container[int] | None = None) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self._layers = layers
         self.caught: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -254,6 +282,3 @@ class Catcher(Cache):
         if self._layers is None or layer_idx in self._layers:
             self.caught[layer_idx] = key_states, value_states
         return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0

@@ -137,6 +137,17 @@ class Decoder:
         """The shape of each layer's keys and values."""
         return self.kept.shapes
 
+    @property
+    def keyed_layers(self) -> tuple[int, ...]:
+        """The layers that keep keys and values."""
+        return tuple(i for i, shape in enumerate(self.shapes) if shape.heads)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that keep keys and values alone, no state."""
+        states = {layer for layer, _ in self.kept.states}
+        return tuple(i for i in self.keyed_layers if i not in states)
+
     def new_cache(self, rows: int, slots: int) -> SlotCache:
         """An empty cache for `rows` sequences with room for `slots` tokens each, to begin with."""
         kept = self.kept
@@ -399,8 +410,15 @@ def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how:
 def one_layer(config: PreTrainedConfig, layers: int = 1, **changes: Any) -> PreTrainedModel:
     """A fresh float32 model of the same architecture with few layers, all with full attention where types are mixed."""
     values = config.to_dict() | {"num_hidden_layers": layers, "dtype": "float32"} | changes
-    if values.get("layer_types"):
-        values["layer_types"] = [FULL] * layers
+    for name in ("layer_types", "layers_block_type"):
+        if values.get(name):
+            values[name] = [FULL] * layers
+    if "attn_layer_period" in values:  # Jamba
+        values |= {"attn_layer_period": 1, "attn_layer_offset": 0}
+    if values.get("attn_layer_indices"):  # Bamba
+        values["attn_layer_indices"] = list(range(layers))
+    if values.get("mlp_layer_types"):
+        values["mlp_layer_types"] = values["mlp_layer_types"][:layers]
     small = type(config)(**{k: v for k, v in values.items() if k != "transformers_version"})
     auto: Any = AutoModelForCausalLM
     model: PreTrainedModel = auto.from_config(small, dtype=torch.float32)

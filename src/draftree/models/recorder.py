@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from draftree.errors import UserError
 from draftree.models.architectures import STATEFUL, STATELESS
-from draftree.models.cache import LayerShape
+from draftree.models.cache import LayerShape, Passing
 from draftree.models.dispatch import Stock, wide
 from draftree.models.states import Key, StateShape
 
@@ -46,7 +46,7 @@ class _Ours:
         return self
 
 
-class Recorder(Cache):
+class Recorder(Passing):
     """Takes what layers hand to their cache, and answers for their functions by calling transformers' own.
 
     Args:
@@ -55,7 +55,7 @@ class Recorder(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig, name: str) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self._config, self._name = config, name
         self._keys: dict[int, LayerShape] = {}
         self._columns: dict[Key, tuple[int, int]] = {}
@@ -68,21 +68,6 @@ class Recorder(Cache):
     ) -> tuple[Tensor, Tensor]:
         self._keys[layer_idx] = LayerShape(key_states.shape[1], key_states.shape[3], value_states.shape[3])
         return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None: the model then takes its many-token way, as it will in our passes."""
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Likewise."""
-
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = 0) -> bool:
-        return False
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        return False
 
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any

@@ -98,6 +98,17 @@ def new_model(method: str, target: Target, shared: bool, draft_vocab: int) -> Pr
     return copied(target)
 
 
+def check_attends(method: str, decoder: Decoder) -> None:
+    """Refuses a one-layer model that folds the text into a state, for methods that put keys and values before it.
+
+    Raises:
+        UserError: it names the architecture.
+    """
+    if not decoder.attention_layers:
+        name, told = type(decoder.model).__name__, "no layer of its kind has attention and keeps no state"
+        raise UserError(f"{method}: {name} is not supported: {told}; medusa, hydra, eagle and eagle3 draft for any target")
+
+
 def has_own(stored: Checkpoint) -> bool:
     """True where a checkpoint brings an embedding and a head of its own; those written before any were shared say nothing."""
     return not stored.about.get("shared", False)
