@@ -28,7 +28,7 @@ from forests import texts
 
 SIZE = 20
 COSTS = Costs({1: 1.0}, {1: 1.0})
-TRAINED = ("edd", "vdm", "eagle", "eagle3", "mtp", "glide", "medusa", "hydra", "dflash", "dspark", "jetspec")
+TRAINED = ("edd", "vdm", "eagle", "eagle3", "mtp", "glide", "medusa", "hydra", "dflash", "dspark", "jetspec", "peagle")
 MORE = {"glide": ",init=shared"}
 SHARING = ("edd", "vdm", "eagle", "mtp", "glide")
 """Those whose head is the target's own."""
