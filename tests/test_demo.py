@@ -18,7 +18,7 @@ from draftree.registry import build, names, part
 from draftree.request import Request
 
 TRAINED = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod) and demo_folder(n).is_dir()]
-LACKING = {"dflash", "dspark", "jetspec"}
+LACKING = {"dflash", "dspark", "jetspec", "peagle"}
 """Drafters of blocks are to be trained for targets that they are worth it for."""
 README = Path(__file__).parents[1] / "README.md"
 

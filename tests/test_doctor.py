@@ -16,10 +16,12 @@ from draftree import Costs
 from draftree.cli.app import main
 from draftree.costs import CostTable
 from draftree.demo import demo_folder
+from draftree.doctor import blocks as doctor_blocks
 from draftree.doctor import faults, fit, noise
 from draftree.doctor.findings import Finding
 from draftree.doctor.fit import FORWARDS, NUMBERS, STRANGER, TOKENIZER, Report, examine
 from draftree.drafters import edd, medusa
+from draftree.drafters.dflash import DFlashDrafter
 from draftree.drafters.eagle3 import EAGLE3Drafter
 from draftree.drafters.edd import EDD, EDDDrafter
 from draftree.drafters.glide import GLIDE, GLIDEDrafter
@@ -28,6 +30,7 @@ from draftree.drafters.neural.masks import block_starts, dual_block
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation import driven
 from draftree.evaluation.driven import DEPTHS, Places, Recording, Text, drive
+from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Target
 from draftree.registry import build
 from draftree.testing.fakes import tiny_target
@@ -189,6 +192,52 @@ def test_a_wrong_vocabulary_map_is_named(case: str, marked: bool) -> None:
     assert causes(report) == [faults.VOCABULARY]
     assert ("overlap goes from" in report.suspects[0].evidence) is not (case == "no offsets" and not marked)
     assert torch.equal(net.d2t, planted)
+
+
+def traced_block(count: int = 12) -> tuple[Target, DFlashDrafter, list[Text]]:
+    """The official DFlash of a trace, and what its target answers to parts of the trace's texts."""
+    home = GOLDENS / "blocks" / "dflash"
+    target = Target.load(str(home / "target"))
+    runs = json.loads((home / "golden.json").read_text())["runs"]
+    found = driven.answered(target, [r["output"][at : at + 20] for r in runs for at in range(0, 48, 8)][:count], 26)
+    drafter = build("drafter", str(home / "draft")).open(target)
+    assert isinstance(drafter, DFlashDrafter)
+    return target, drafter, found
+
+
+BLOCKS = {
+    "mask": (lambda layout: replace(layout, mask=7), doctor_blocks.MASK, "token 319 for 7"),
+    "shift": (lambda layout: replace(layout, shifted=True), doctor_blocks.SHIFT, "what comes in its place"),
+    "layer": (lambda layout: replace(layout, reads=(2, 3)), faults.LAYER, "hidden state 1 for 2"),
+    "healthy": (lambda layout: layout, None, ""),
+}
+
+
+@traced
+@pytest.mark.parametrize("case", BLOCKS)
+def test_what_is_wrong_with_a_block_is_named(case: str) -> None:
+    plant, cause, told = BLOCKS[case]
+    target, drafter, found = traced_block()
+    drafter.model.layout = planted = plant(drafter.model.layout)
+    report = examine(target, drafter, found)
+    assert causes(report)[:1] == ([cause] if cause else [])
+    assert told in "".join(s.evidence for s in report.suspects)
+    assert drafter.model.layout == planted, "it was put back"
+
+
+@traced
+@pytest.mark.parametrize("gone", ["weights", "code"])
+def test_a_missing_injection_is_named(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter, found = traced_block(4)
+    if gone == "weights":
+        drafter.model.fc.weight.data.zero_()
+        assert causes(examine(target, drafter, found))[0] == doctor_blocks.INJECTION
+        return
+    stock = SlotCache.insert  # in decoding alone
+    monkeypatch.setattr(
+        SlotCache, "insert", lambda cache, layer, rows, slots, k, v: stock(cache, layer, rows, slots, 0 * k, 0 * v)
+    )
+    assert causes(examine(target, drafter, found))[0] == FORWARDS
 
 
 @traced

@@ -167,7 +167,8 @@ def test_a_broken_drafter_leaves_folders_to_those_that_know_them(
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(
-        UserError, match="none of dflash, dspark, eagle, eagle3, edd, glide, hydra, jetspec, medusa, mtp, vdm recognises"
+        UserError,
+        match="none of dflash, dspark, eagle, eagle3, edd, glide, hydra, jetspec, medusa, mtp, peagle, vdm recognises",
     ):
         registry.build("drafter", str(folder))
 

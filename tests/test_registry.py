@@ -68,7 +68,8 @@ def test_a_checkpoint_folder_is_a_drafter(tmp_path: Path) -> None:
     assert registry.build("drafter", str(tmp_path)) == EDD(checkpoint=str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(
-        UserError, match="none of dflash, dspark, eagle, eagle3, edd, glide, hydra, jetspec, medusa, mtp, vdm recognises"
+        UserError,
+        match="none of dflash, dspark, eagle, eagle3, edd, glide, hydra, jetspec, medusa, mtp, peagle, vdm recognises",
     ):
         registry.build("drafter", str(tmp_path))
     (tmp_path / "config.json").write_text("[]")

@@ -21,12 +21,14 @@ from draftree.drafters.lookahead import Lookahead
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.base import Expand, Search
+from draftree.policies.ddtree import DDTree
 from draftree.request import Request
 from draftree.sampling.settings import Sampling
 from draftree.stats import Work
 from draftree.testing.fakes import Always, Never, Sometimes, TableDrafter, random_table, table_target, tiny_target
 from draftree.tree import Candidates, Ints, Room, Tree, Verdict
-from rules import following, levels
+from rules import Rule, following, levels
+from test_opttree import likely
 from test_policies import always, paths
 
 Yield: Any = registry.part("policy", "yield")
@@ -372,3 +374,55 @@ def test_a_mediocre_drafter_pays() -> None:
         stats = engine.write([request], reuse=False).stats
     tokens = sum(s.accepted + 1 for s in stats.steps)
     assert sum(map(CPU.step, stats.work)) < 0.9 * tokens
+
+
+# Blocks: one pass tells many layers.
+
+
+class Told(Search):
+    """Tells all layers down to a depth in one pass, by a rule, and notes what it is asked for."""
+
+    def __init__(self, rule: Rule, layers: int) -> None:
+        self._rule, self._layers, self.asked = following(rule), layers, list[list[int]]()
+
+    @property
+    def ahead(self) -> int:
+        return self._layers
+
+    def passes(self, tree: Tree, frontier: Ints) -> int:
+        return 0 if self.asked else tree.roots
+
+    def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
+        return None
+
+    def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        self.asked.append(frontier.tolist())
+        found = self._rule(tree, frontier, k)
+        deep = (tree.depth[frontier] >= self._layers)[:, None]
+        return replace(found, log_q=np.where(deep, -np.inf, found.log_q))
+
+
+@pytest.mark.parametrize(("layers", "drafted"), [(1, 0), (2, 2), (5, 5)])
+def test_a_pass_is_worth_all_the_layers_that_it_tells(layers: int, drafted: int) -> None:
+    # One layer brings .8 for a pass of .9 and is not worth it; two bring .8 + .64.
+    told = Told(lambda _: [np.log(0.8)], layers)
+    assert grown(told, Costs({1: 0.9}, {1: 1.0}), sure(0.8)).drafted == drafted
+
+
+def test_what_is_told_is_asked_for_while_its_value_is_above_the_price() -> None:
+    # A node costs .3: of .8 .64 .512 .41 .33 .26 the sixth does not pay, and what is behind it is not asked for.
+    told = Told(lambda _: [np.log(0.8)], 9)
+    tree = grown(told, Costs({1: 0.1}, {1: 1.0, 2: 1.3}), sure(0.8))
+    assert (tree.drafted, told.asked) == (5, [[0], [1], [2], [3], [4], [5]])
+
+
+@given(st.integers(0, 99), st.floats(0.01, 0.4), st.floats(1.0, 4.0))
+def test_no_fixed_budget_gains_more_of_a_block(seed: int, price: float, rate: float) -> None:
+    """Beside DDTree's best n, for every n, at the same rate: the scan is the maximum over all of them."""
+    costs = Costs({1: 1e-9}, {1: 1.0, 3: 1.0 + price, 9: 1.0 + 4 * price, 99: 1.0 + 90 * price})
+    rule: Rule = lambda path: likely(seed, 3)((len(path),))  # marginals, the same for all nodes of a depth
+    memory, policy = sure(1 - 1e-9, gained=rate * 1e9, spent=1e9), Yield(width=3, depth=4)
+    tree = grown(Told(rule, 4), costs, memory, policy)
+    net = lambda t: np.exp(t.score[1:]).sum() - rate * (costs.target_seconds(1 + t.drafted) - 1)
+    fixed = [grown(Told(rule, 4), costs, None, DDTree(n, 4)) for n in (1, 2, 3, 5, 8, 16, 32)]
+    assert net(tree) >= max(0.0, *map(net, fixed)) - 1e-3, "estimates stop at 1 − 1e-4"

@@ -16,6 +16,7 @@ import torch
 
 from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs
+from draftree.doctor.blocks import INJECTION, block_alternatives, uninjected
 from draftree.doctor.faults import (
     UNTRAINED,
     VOCABULARY,
@@ -168,7 +169,9 @@ def _driven(
         tell(1, "comparing the training forward with decoding", STAGES)
         findings.append(finding := _forwards(target, drafter, texts))
         suspects += [Suspect(FORWARDS, finding.text)] if finding.verdict == "bad" else []
-    tried = alternatives(target, drafter, texts, chart)
+    tried = [*alternatives(target, drafter, texts, chart), *block_alternatives(target, drafter, target)]
+    if told := uninjected(target, drafter, texts):
+        suspects.append(Suspect(INJECTION, told))
     if tried:
         tell(2, f"driving it again with one thing changed, {len(tried)} times", STAGES)
     suspects += [Suspect(b.cause, b.evidence) for b in best(drafter, texts, places, tried)]

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
-from draftree.drafters.neural.heads import offered
+from draftree.drafters.neural.heads import by_depth, offered
 from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.llama import SIZES, like
 from draftree.drafters.neural.masks import block_starts
@@ -191,11 +191,8 @@ class ParallelDrafter(Trainable[Blocks]):
         """A node's candidates come from the slot of its depth; beyond the block q is unknown (uniform) and nothing comes."""
         if self.passes(state, tree, frontier):
             state = replace(state, outputs=self._block(state.cache, tree))
-        nodes, which = frontier, None
-        if not self.by_path and drawing.shaped is None:  # nodes of a depth share their list
-            places = np.stack((tree.depth[frontier], tree.row[frontier]))
-            _, first, which = np.unique(places, axis=1, return_index=True, return_inverse=True)
-            nodes = frontier[first]
+        shared = not self.by_path and drawing.shaped is None  # nodes of a depth share their list
+        nodes, which = by_depth(tree, frontier) if shared else (frontier, None)
         depths, rows = tree.depth[nodes], tree.row[nodes]
         outputs = state.outputs if state.outputs is not None else self._like.new_zeros(
             state.cache.rows, self.model.layout.block, self.model.config.hidden_size
@@ -204,7 +201,7 @@ class ParallelDrafter(Trainable[Blocks]):
         logits = logits.masked_fill(torch.from_numpy(depths >= self.ahead).to(logits.device)[:, None], 0.0)
         found = offered(logits, self.ahead, k, drawing, rows, depths, self.model.drafted)
         found = replace(found, confidence=self.confidence(outputs, tree, nodes))
-        return found if which is None else found.shared(which.ravel()), state
+        return found if which is None else found.shared(which), state
 
     def _block(self, cache: SlotCache, tree: Tree) -> Tensor:
         """[R, n, D] the outputs of a pass over each row's root and masks, behind what is committed."""
@@ -227,11 +224,9 @@ class ParallelDrafter(Trainable[Blocks]):
 
     def marginals(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
         """[M, V′] the logits of each node's slot alone; nodes of a depth share one pass of the head."""
-        _, first, which = np.unique(
-            np.stack((tree.depth[nodes], tree.row[nodes])), axis=1, return_index=True, return_inverse=True
-        )
-        logits = self.model.head(self.slots(outputs, tree, nodes[first]))
-        return logits[torch.from_numpy(which.ravel()).to(logits.device)]
+        some, which = by_depth(tree, nodes)
+        logits = self.model.head(self.slots(outputs, tree, some))
+        return logits[torch.from_numpy(which).to(logits.device)]
 
     @abstractmethod
     def after(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:

@@ -19,7 +19,7 @@ from draftree.drafters.neural.masks import block_starts
 from draftree.drafters.neural.vocabulary import drafted, frequent, offsets, whole
 from draftree.models.target import LAST, Needs, Target
 from draftree.sampling.drawing import Drafted, Drawing, drawn
-from draftree.tree import Candidates, Ints
+from draftree.tree import Candidates, Ints, Tree
 
 
 class ResBlock(nn.Module):
@@ -67,6 +67,13 @@ def newest(rows: Ints, values: Tensor, old: Tensor) -> Tensor:
     found = old.clone()
     found[torch.from_numpy(present).to(old.device)] = values[torch.from_numpy(len(rows) - 1 - from_end).to(old.device)]
     return found
+
+
+def by_depth(tree: Tree, frontier: Ints) -> tuple[Ints, Ints]:
+    """One node for each depth and row of a frontier [F], and [F] which of them each is like, where lists go by depth."""
+    places = np.stack((tree.depth[frontier], tree.row[frontier]))
+    _, first, which = np.unique(places, axis=1, return_index=True, return_inverse=True)
+    return frontier[first], np.asarray(which.ravel(), np.int64)
 
 
 def offered(

@@ -36,10 +36,12 @@ class PairNet(nn.Module, ABC):
     Attributes:
         shape: of what its layer stores for a pair.
         width: D of the features it is fed.
+        depth: how many layers it has.
     """
 
     shape: LayerShape
     width: int
+    depth: int = 1
 
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
         """The features […, D] of the target's hidden states […, D′] of the layers needed; by default its last ones."""
@@ -83,14 +85,14 @@ class Pairs:
         return found
 
 
-class PairDrafter(Trainable[Pairs]):
-    """Drafts with a network over pairs."""
+class PairReader(Trainable[Pairs]):
+    """Reads true pairs with a network, as far as a row is drafted for."""
 
     model: PairNet
 
     def _empty(self, rows: int, slots: int) -> Pairs:
         dtype, device = self._like.dtype, self._like.device
-        cache = SlotCache((self.model.shape,), rows, dtype, device)
+        cache = SlotCache((self.model.shape,) * self.model.depth, rows, dtype, device)
         features = SlotCache((LayerShape(1, self.model.width, 0),), rows, dtype, device)
         cache.reserve(slots)
         features.reserve(slots)
@@ -115,26 +117,29 @@ class PairDrafter(Trainable[Pairs]):
         new = self.model.fuse({layer: h.to(state.features.dtype) for layer, h in taps.hidden.items()})
         state.features.insert(0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0))
 
-    def _read(self, state: Pairs, tokens: Sequence[Ints], rows: Ints) -> Tensor:
-        """Feeds true pairs behind the cached ones, into scratch slots.
+    def _read(self, state: Pairs, tokens: Sequence[Ints], rows: Ints, ends: int = 1) -> Tensor:
+        """Feeds pairs behind the cached ones, into scratch slots.
 
         Args:
             state: rows of tokens have nothing fed in this step.
             tokens: x_{t+1} of each row's pairs, none in rows that are left as they are.
             rows: [F] whose outputs are wanted.
+            ends: how many of the last ones.
 
         Returns:
-            [F, D] the output after the last pair of each of them; anything where there is no pair.
+            [F, ends, D] the outputs after the last pairs of each of them; anything where there is no pair.
         """
         cache, (pending, fed) = state.decoding.cache, (state.decoding.pending, state.decoding.fed)
         begin = cache.lengths + np.array([len(f) and len(p) + len(f) for p, f in zip(pending, fed, strict=True)])
         counts = np.array([len(t) for t in tokens])
-        wanted, last = torch.from_numpy(rows).to(cache.device), state.outputs.new_zeros(len(rows), self.model.width)
+        wanted, last = torch.from_numpy(rows).to(cache.device), state.outputs.new_zeros(len(rows), ends, self.model.width)
         for at in range(0, int(counts.max()), CHUNK):
             feed, sizes = _true(cache, [t[at : at + CHUNK] for t in tokens], begin + np.minimum(at, counts))
             out = self._pass(cache, feed, _known(state.features, feed.positions))
-            ends = out[wanted, torch.from_numpy(np.maximum(sizes[rows] - 1, 0)).to(out.device)]
-            last = torch.where(torch.from_numpy(sizes[rows] > 0).to(out.device)[:, None], ends, last) if at else ends
+            column = counts[rows][:, None] - at - ends + np.arange(ends)
+            here = torch.from_numpy((column >= 0) & (column < sizes[rows][:, None])).to(out.device)
+            found = out[wanted[:, None], torch.from_numpy(column.clip(0, out.shape[1] - 1)).to(out.device)]
+            last = torch.where(here[..., None], found, last)
         return last
 
     @in_phase("model")
@@ -143,6 +148,38 @@ class PairDrafter(Trainable[Pairs]):
         positions = torch.from_numpy(feed.positions).to(features.device)
         out: Tensor = self.model(feed.tokens, features, positions, mask, cache.writer(feed.starts, feed.tokens.shape[1]))
         return out
+
+    @torch.inference_mode()
+    def commit(self, state: Pairs, tree: Tree, verdict: Verdict, taps: Taps) -> Pairs:
+        """Remembers what was accepted; it is fed when the row is drafted for again, and not before."""
+        self._remember(state, taps)  # true features take the place of what was drafted
+        cache, pending = state.decoding.cache, list(state.decoding.pending)
+        for root in range(tree.roots):
+            row, accepted = int(tree.row[root]), tree.tokens[verdict.paths[root]]
+            if state.decoding.fed[row].size:
+                cache.keep(row, cache.lengths[row] + np.arange(len(pending[row]) + 1))
+                pending[row] = accepted
+            else:
+                pending[row] = np.concatenate((pending[row], tree.tokens[[root]], accepted))
+        return _bare(replace(Decoding.empty(cache), pending=tuple(pending)), state.features)
+
+    def truncate(self, state: Pairs, lengths: Ints, rows: Ints | None = None) -> Pairs:
+        state.features.truncate(lengths)
+        # The pair of the last token kept has a token that may change.
+        return _bare(rewind(state.decoding, np.maximum(lengths - 1, 0), rows), state.features)
+
+    def _train_pass(self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache) -> Tensor:
+        mask = additive(visible[None, None].to(features.device), features.dtype)
+        out: Tensor = self.model(tokens, features, positions.to(features.device).expand(len(tokens), -1), mask, cache)
+        return out
+
+    def _features(self, batch: Batch) -> Tensor:
+        """[B, T, D] the true ones; the target's may be half precision."""
+        return self.model.fuse({layer: h.to(self._like.dtype) for layer, h in batch.hidden.items()})
+
+
+class PairDrafter(PairReader):
+    """Drafts on with the output after one pair as the feature of the next."""
 
     @torch.inference_mode()
     def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
@@ -164,7 +201,7 @@ class PairDrafter(Trainable[Pairs]):
         for root, row in zip(roots.tolist(), rows.tolist(), strict=True):
             tokens[row] = np.append(state.decoding.pending[row], tree.tokens[root])
             fed[row] = np.array([root])
-        return _grown(state, tuple(fed), roots, self._read(state, tokens, rows))
+        return _grown(state, tuple(fed), roots, self._read(state, tokens, rows)[:, 0])
 
     def _feed(self, state: Pairs, tree: Tree, nodes: Ints, places: Ints) -> Pairs:
         """Feeds drafted nodes, each paired with the output after its parent; `places` says where those are."""
@@ -175,25 +212,6 @@ class PairDrafter(Trainable[Pairs]):
         features = nn.functional.embedding(torch.from_numpy(parents).to(device), state.outputs)
         out = self._pass(state.decoding.cache, layout.feed, features)
         return _grown(state, layout.fed, nodes, layout.pick(out))
-
-    @torch.inference_mode()
-    def commit(self, state: Pairs, tree: Tree, verdict: Verdict, taps: Taps) -> Pairs:
-        """Remembers what was accepted; it is fed when the row is drafted for again, and not before."""
-        self._remember(state, taps)  # true features take the place of what was drafted
-        cache, pending = state.decoding.cache, list(state.decoding.pending)
-        for root in range(tree.roots):
-            row, accepted = int(tree.row[root]), tree.tokens[verdict.paths[root]]
-            if state.decoding.fed[row].size:
-                cache.keep(row, cache.lengths[row] + np.arange(len(pending[row]) + 1))
-                pending[row] = accepted
-            else:
-                pending[row] = np.concatenate((pending[row], tree.tokens[[root]], accepted))
-        return _bare(replace(Decoding.empty(cache), pending=tuple(pending)), state.features)
-
-    def truncate(self, state: Pairs, lengths: Ints, rows: Ints | None = None) -> Pairs:
-        state.features.truncate(lengths)
-        # The pair of the last token kept has a token that may change.
-        return _bare(rewind(state.decoding, np.maximum(lengths - 1, 0), rows), state.features)
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         rows, count = batch.tokens.shape
@@ -216,15 +234,6 @@ class PairDrafter(Trainable[Pairs]):
             out = self._train_pass(batch.tokens[:, mine + d], states[:, mine + d - 1], mine + d - 1, visible, cache)
             states[:, mine + d] = out.to(states.dtype)
         return whole(self.model.logits(states), self.model.drafted)
-
-    def _train_pass(self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache) -> Tensor:
-        mask = additive(visible[None, None].to(features.device), features.dtype)
-        out: Tensor = self.model(tokens, features, positions.to(features.device).expand(len(tokens), -1), mask, cache)
-        return out
-
-    def _features(self, batch: Batch) -> Tensor:
-        """[B, T, D] the true ones; the target's may be half precision."""
-        return self.model.fuse({layer: h.to(self._like.dtype) for layer, h in batch.hidden.items()})
 
     def aligned(self, batch: Batch, features: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs after each token as decoding has them 0, 1, … steps behind the last true feature.

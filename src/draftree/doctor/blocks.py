@@ -1,0 +1,74 @@
+"""Faults that only drafters of blocks have: another mask token, slots read one off, no injection of the target's states."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from draftree.doctor.faults import Alternative
+from draftree.drafters.base import Drafter
+from draftree.drafters.neural.blocks import ParallelDrafter
+from draftree.evaluation.driven import Source, Text
+from draftree.formats.parallel import Layout
+from draftree.models.target import Target
+
+MASK, SHIFT, INJECTION = "wrong mask token", "slots of a block read one off", "no hidden states injected"
+LAST = 4
+"""The last ids of the vocabulary, which are tried as the mask."""
+ALIKE = 1e-5
+"""The share of its size by which what is injected must differ from token to token."""
+
+
+def block_alternatives(target: Target, drafter: Drafter[Any], source: Source) -> Iterator[Alternative]:
+    """Another mask, and the other way of reading slots."""
+    if not isinstance(drafter, ParallelDrafter):
+        return
+    layout, vocab = drafter.model.layout, target.decoder.vocab
+    for mask in dict.fromkeys([*range(vocab - 1, max(vocab - 1 - LAST, -1), -1), *_special(target)]):
+        if mask != layout.mask and 0 <= mask < vocab:
+            yield Alternative(MASK, f"token {mask} for {layout.mask} as the mask", source, _with(drafter, mask=mask))
+    ways = "a slot saying what comes behind it", "a slot saying what comes in its place"
+    told = f"{ways[layout.shifted]} and not {ways[not layout.shifted]}"
+    yield Alternative(SHIFT, told, source, _with(drafter, shifted=not layout.shifted))
+
+
+def _special(target: Target) -> list[int]:
+    """Ids that a config names, which are often taken for masks."""
+    names = ("pad_token_id", "bos_token_id", "unk_token_id", "mask_token_id")
+    found = (getattr(target.decoder.config, name, None) for name in names)
+    return [token for token in found if isinstance(token, int)]
+
+
+def _with(drafter: ParallelDrafter, **changed: Any) -> Callable[[], AbstractContextManager[None]]:
+    """A context in which a drafter's layout is another one."""
+
+    @contextmanager
+    def made() -> Iterator[None]:
+        model, before = drafter.model, drafter.model.layout
+        values: Layout = replace(before, **changed)
+        model.layout = values
+        try:
+            yield
+        finally:
+            model.layout = before
+
+    return made
+
+
+@torch.inference_mode()
+def uninjected(target: Target, drafter: Drafter[Any], texts: Sequence[Text]) -> str:
+    """Why nothing of the target's hidden states reaches a drafter of blocks; empty where something does."""
+    if not isinstance(drafter, ParallelDrafter):
+        return ""
+    tokens = texts[0].tokens
+    taps = target.prefill(target.new_cache(1, len(tokens)), [tokens], drafter.needs).taps
+    dtype = next(drafter.model.parameters()).dtype
+    hidden = {layer: h.to(dtype)[None] for layer, h in taps.hidden.items()}
+    values = [v[0] for _, v in drafter.model.context(hidden, torch.from_numpy(taps.positions).to(target.decoder.device)[None])]
+    spread = max(float(v.std(dim=1).max()) for v in values)
+    size = max(float(v.abs().max()) for v in values)
+    if spread > ALIKE * size:
+        return ""
+    return f"what its layers make of the target's hidden states is the same for all of {len(tokens)} tokens"

@@ -1,0 +1,335 @@
+"""P-EAGLE: EAGLE-3's draft model made to give several tokens in one pass (arXiv 2602.01469).
+
+Behind the pair of the root stand K − 1 slots of a mask token, with learnt numbers in the place of the target's features. A slot
+sees what stands before it, so that it says what comes so much further on, whatever the drafts before it are.
+
+Shapes: R rows, n pairs a row, M outputs, F frontier nodes, B batch, T tokens, A chains, S pairs and slots of a text, D hidden
+size, V′ (draft) vocabulary, L layers of the target.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div
+from transformers import Cache, DynamicCache, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+
+from draftree.boundary.files import Entries
+from draftree.boundary.knobs import knob
+from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.eagle3 import EAGLE3, EAGLE3Layer
+from draftree.drafters.neural.heads import by_depth, offered
+from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, run, stores
+from draftree.drafters.neural.losses import said
+from draftree.drafters.neural.masks import additive, block_starts
+from draftree.drafters.neural.pairs import PairNet, PairReader, Pairs
+from draftree.drafters.neural.vocabulary import check_map, check_size, drafted, frequent, offsets, whole
+from draftree.errors import UserError
+from draftree.formats import speculators
+from draftree.formats.checkpoint import CONFIG, Checkpoint, sizes
+from draftree.formats.speculators import EMBEDDING, LAYER_IDS
+from draftree.models.target import Needs, Target
+from draftree.sampling.drawing import Drafted, Drawing
+from draftree.tree import Candidates, Ints, Tree
+
+MASK = "mask_hidden"
+PARALLEL = "peagle"
+
+
+@final
+@dataclass(frozen=True)
+class PEAGLE(TrainableMethod):
+    """P-EAGLE's draft model (in the paper of 4 layers and 8 drafts).
+
+    Attributes:
+        layers: of the drafter; the first is EAGLE-3's.
+        drafts: K, tokens of a pass.
+        mask: the token in the slots behind the root; by default that which training never meets, or most seldom.
+        keep: r, the share of the chains of one depth that are learnt at the next.
+        least: the least share that is learnt at any depth.
+        draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
+    """
+
+    stages: ClassVar[tuple[Stage, ...]] = (
+        Stage(
+            epochs=20, lr=1e-4, schedule="cosine", floor=0, warmup=0.0025, max_tokens=4096,
+            loss="KL(p‖q) to the target, of every depth alike, deeper ones at fewer places",
+            source="the recipe in SpecForge",
+            ours=("batch_size", "schedule", "floor", "betas", "weight_decay", "clip"),
+        ),
+    )  # fmt: skip
+
+    layers: int = knob(1, least=1)
+    drafts: int = knob(8, least=1)
+    mask: int | None = knob(None, least=0)
+    keep: float = knob(0.7, above=0, most=1)
+    least: float = knob(0.2, above=0, most=1)
+    draft_vocab: int = knob(0, least=0)
+
+    @classmethod
+    def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
+        return bool(config[speculators.KIND] == PARALLEL) if speculators.KIND in config else MASK in keys
+
+    def read(self, stored: Checkpoint, target: Target) -> "PEAGLEDrafter":
+        stored = stored.loaded()
+        config, where = stored.config, stored.folder / CONFIG
+        said = Entries(config, where)
+        for flag in speculators.UNSUPPORTED:
+            if said.get(flag, bool | None, False):
+                raise UserError(f"'{stored.folder}' has {flag} true, allowed is false: that is another network than 'peagle'")
+        values = said.get(speculators.LAYER, dict[str, Any]) if speculators.KIND in config else dict(config)
+        stored.check_sizes(PARALLEL, values, sizes(target))
+        named = (said.get(key, int | None, None) for key in ("mask_token_id", "ptd_token_id", "pard_token"))
+        mask = next((token for token in named if token is not None), None)
+        if mask is None or not 0 <= mask < target.decoder.vocab:
+            raise UserError(f"'{stored.folder}' has mask_token_id {mask}, allowed are 0 … {target.decoder.vocab - 1}")
+        ids = said.get(LAYER_IDS, list[int] | None, None, least=0)
+        three = EAGLE3(low=ids[0], middle=ids[1], high=ids[2]) if ids and len(ids) == 3 else EAGLE3()
+        reads = three.layers(target)
+        found = replace(
+            self, layers=Entries(values, where).get("num_hidden_layers", int, 1, least=1), mask=mask,
+            drafts=_drafts(config) or self.drafts, draft_vocab=len(stored.tensors["d2t"]) if "d2t" in stored.tensors else 0,
+        )  # fmt: skip
+        normed = bool(said.get("norm_before_residual", bool | None, False))
+        own = EMBEDDING in stored.tensors
+        net = stored.network(lambda: PEAGLENet(values, found, target, reads, own, normed))
+        check_map(stored.tensors.get("d2t"), target, stored.folder)
+        return PEAGLEDrafter(found, net, target, stored)
+
+    def new(self, target: Target) -> "PEAGLEDrafter":
+        check_size(PARALLEL, self.draft_vocab, target)
+        vocab, reads = target.decoder.vocab, EAGLE3().layers(target)
+        if self.mask is not None and self.mask >= vocab:
+            raise UserError(f"peagle: mask is {self.mask}, allowed are 0 … {vocab - 1}")
+        llama = like(target.decoder.config)
+        values = published(llama, "PEagleDraftModel") | {"num_hidden_layers": self.layers}
+        values |= {"draft_vocab_size": self.draft_vocab or vocab, LAYER_IDS: list(reads)}
+        knobs = replace(self, mask=vocab - 1 if self.mask is None else self.mask)
+        net = PEAGLENet(values, knobs, target, reads, embedding=False, normed=False)
+        initialise(net, llama)
+        nn.init.normal_(net.mask_hidden, std=llama.initializer_range)
+        net.choose(np.arange(self.draft_vocab or vocab))
+        return PEAGLEDrafter(self, net, target, Checkpoint(values))
+
+
+def _drafts(config: dict[str, Any]) -> int | None:
+    """K, by the proposal of speculators' config, or a number of its own."""
+    how = config.get(speculators.HOW)
+    proposals = how.get("proposal_methods") if isinstance(how, dict) else None
+    first = proposals[0] if isinstance(proposals, list) and proposals else {}
+    found = first.get("speculative_tokens") if isinstance(first, dict) else None
+    found = config.get("num_depths") if found is None else found
+    return found if isinstance(found, int) and found > 0 else None
+
+
+@final
+class PEAGLENet(PairNet):
+    """The draft model; its parameters are named as in speculators' checkpoints.
+
+    Args:
+        values: of the layers' config.
+        knobs: how many layers, which mask, which draft vocabulary.
+        target: whose embedding is used.
+        reads: the entries of its `hidden_states` that are fused.
+        embedding: whether the checkpoint brings an embedding of its own.
+        normed: whether the first layer's residual is what comes out of the feature's norm.
+    """
+
+    d2t: Tensor | None
+    t2d: Tensor | None
+
+    def __init__(
+        self, values: dict[str, Any], knobs: PEAGLE, target: Target, reads: Sequence[int], embedding: bool, normed: bool
+    ) -> None:
+        super().__init__()
+        config: LlamaConfig = of_values(values | {"num_hidden_layers": knobs.layers})
+        size, vocab = int(config.hidden_size), target.decoder.vocab
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, 3 * target.decoder.hidden))
+        self.fc = nn.Linear(3 * target.decoder.hidden, size, bias=False)
+        first = EAGLE3Layer(config, normed)
+        self.layers = nn.ModuleList([first, *(LlamaDecoderLayer(config, i) for i in range(1, knobs.layers))])
+        self.norm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(size, knobs.draft_vocab or vocab, bias=False)
+        self.rotary = Rotary(config)
+        mapped = knobs.draft_vocab or None
+        self.register_buffer("d2t", None if mapped is None else torch.zeros(mapped, dtype=torch.long))
+        self.register_buffer("t2d", None if mapped is None else torch.zeros(vocab, dtype=torch.bool))
+        self.shape, self.width, self.depth, self.reads, self._target = stores(config), size, knobs.layers, tuple(reads), target
+        self.embed_tokens = nn.Embedding(vocab, size).requires_grad_(False) if embedding else None
+        self.mask = knobs.mask or 0
+
+    def choose(self, tokens: Ints) -> None:
+        """Makes the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
+        ids = torch.from_numpy(np.asarray(tokens, np.int64))
+        if self.d2t is not None and self.t2d is not None:
+            self.d2t.copy_(offsets(ids))
+            self.t2d.zero_()[ids.to(self.t2d.device)] = True
+        outer: Any = self._target.decoder.model
+        head: Tensor = outer.get_output_embeddings().weight
+        if head.shape[1] == self.width:
+            self.lm_head.weight.data.copy_(head[ids.to(head.device)])
+
+    @property
+    def drafted(self) -> Drafted | None:
+        return drafted(self.d2t, self._target)
+
+    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
+        fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.reads], dim=-1))
+        return fused
+
+    def unknown(self) -> Tensor:
+        """[D] what stands in a slot in the place of fused features."""
+        found: Tensor = self.fc(self.mask_hidden[0, 0])
+        return found
+
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+        embeds = self._target.decoder.embed(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
+        rotated = self.rotary(features, positions)
+        x: Tensor = self.layers[0](embeds.to(features.dtype), features, rotated, mask, cache)
+        for layer in self.layers[1:]:
+            x = run(layer, x, rotated, mask, cache)
+        return x
+
+    def logits(self, out: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(self.norm(out))
+        return logits
+
+
+@final
+class PEAGLEDrafter(PairReader):
+    """Drafts the root's pair and the slots behind it in one pass; of these nothing is kept."""
+
+    knobs: PEAGLE
+    model: PEAGLENet
+    expands_paths = True
+
+    @property
+    def ahead(self) -> int:  # type: ignore[override]
+        return self.knobs.drafts
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(hidden=self.model.reads)
+
+    @property
+    def settled(self) -> PEAGLE:
+        return replace(self.knobs, mask=self.model.mask)
+
+    def study(self, counts: Ints) -> None:
+        if self.model.d2t is not None:
+            self.model.choose(frequent(counts, len(self.model.d2t)))
+        if not self._stored.tensors and self.knobs.mask is None:
+            self.model.mask = int(np.flatnonzero(counts == counts.min())[-1])
+
+    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        new = {} if self._stored.tensors else {"mask_token_id": self.model.mask, "num_depths": self.ahead}
+        return config | new, tensors
+
+    def passes(self, state: Pairs, tree: Tree, frontier: Ints) -> int:
+        reached = (tree.depth[frontier] < self.ahead).any()
+        return tree.roots if not len(state.nodes) and reached else 0
+
+    @torch.inference_mode()
+    def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
+        """A node's candidates come from the slot of its depth; beyond the last one nothing comes."""
+        if self.passes(state, tree, frontier):
+            state = self._slots(state, tree)
+        nodes, which = by_depth(tree, frontier) if drawing.shaped is None else (frontier, None)
+        depths, rows = tree.depth[nodes], tree.row[nodes]
+        outputs = state.outputs if len(state.nodes) else self._like.new_zeros(tree.roots * self.ahead, self.model.width)
+        at = np.searchsorted(tree.row[: tree.roots], rows) * self.ahead + np.minimum(depths, self.ahead - 1)
+        logits = self.model.logits(outputs[torch.from_numpy(at).to(outputs.device)])
+        logits = logits.masked_fill(torch.from_numpy(depths >= self.ahead).to(logits.device)[:, None], 0.0)
+        found = offered(logits, self.ahead, k, drawing, rows, depths, self.model.drafted)
+        return found if which is None else found.shared(which), state
+
+    def _slots(self, state: Pairs, tree: Tree) -> Pairs:
+        """Reads each row's pairs, the root's last, and the slots behind it."""
+        cache, roots, more = state.decoding.cache, np.arange(tree.roots), self.ahead - 1
+        tokens, fed = [np.zeros(0, np.int64)] * cache.rows, list(state.decoding.fed)
+        state.features.reserve(int(state.features.lengths.max()) + more)
+        known = state.features.layer(0)[0]
+        for root, row in zip(roots.tolist(), tree.row[roots].tolist(), strict=True):
+            tokens[row] = np.concatenate((state.decoding.pending[row], tree.tokens[[root]], np.full(more, self.model.mask)))
+            fed[row] = np.array([root])
+            begin = int(state.features.lengths[row])
+            known[row, 0, begin : begin + more] = self.model.unknown()  # behind what is kept, as scratch
+        outputs = self._read(state, tokens, tree.row[roots], self.ahead)
+        return Pairs(replace(state.decoding, fed=tuple(fed)), state.features, roots, outputs.flatten(0, 1))
+
+    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
+        rows, count = batch.tokens.shape
+        starts = block_starts(count, block, phase)
+        roots = starts[starts > 0].unique()
+        logits = self._like.new_zeros(*batch.tokens.shape, self.model.lm_head.out_features)
+        if len(roots):
+            depth = torch.arange(1, max(min(block, self.ahead), 1))
+            chains = (roots - 1).repeat_interleave(len(depth)).expand(rows, -1)
+            deep = depth.repeat(len(roots)).expand(rows, -1)
+            out = self.model.logits(self._outputs(batch, chains.to(batch.tokens.device), deep.to(batch.tokens.device)))
+            logits[:, roots] = out[:, roots - 1].to(logits.dtype)
+            place = roots.repeat_interleave(len(depth)) + depth.repeat(len(roots))
+            inside = place < count
+            inside &= starts[place.clamp(max=count - 1)] == roots.repeat_interleave(len(depth))
+            logits[:, place[inside]] = out[:, count - 1 :][:, inside.to(out.device)].to(logits.dtype)
+        return whole(logits, self.model.drafted)
+
+    def _outputs(self, batch: Batch, chains: Tensor, depths: Tensor) -> Tensor:
+        """[B, T − 1 + A, D] the outputs of all true pairs, and of slots: of a chain behind a pair [B, A], so deep [B, A]."""
+        rows, count = batch.tokens.shape
+        device, true = batch.tokens.device, torch.arange(count - 1, device=batch.tokens.device).expand(rows, -1)
+        features = self._features(batch)[:, :-1]
+        unknown = self.model.unknown().expand(rows, chains.shape[1], -1)
+        owner, depth = torch.cat((true, chains), 1), torch.cat((torch.zeros_like(true), depths), 1)
+        tokens = torch.cat((batch.tokens[:, 1:], torch.full_like(chains, self.model.mask)), 1)
+        behind = (depth[:, None, :] == 0) & (owner[:, None, :] <= owner[:, :, None])
+        own = (depth[:, None, :] > 0) & (owner[:, None, :] == owner[:, :, None]) & (depth[:, None, :] <= depth[:, :, None])
+        mask = additive((behind | own)[:, None].to(device), features.dtype)
+        out: Tensor = self.model(tokens, torch.cat((features, unknown), 1), owner + depth, mask, DynamicCache())
+        return out
+
+    def loss(self, batch: Batch) -> Tensor:
+        count, drafts = batch.tokens.shape[1], self.ahead
+        chains, depths, valid = chosen(batch, drafts, self.knobs.keep, self.knobs.least)
+        true = torch.arange(count - 1, device=chains.device).expand(len(chains), -1)
+        learn = torch.cat((batch.learn[:, 2:], torch.zeros_like(batch.learn[:, :1])), 1)  # pair t says token t + 2
+        places = torch.cat((true + 1, chains + depths + 1), 1).clamp(max=count - 1)  # whose next token is said
+        there = torch.cat((learn, valid), 1)
+        marked = torch.zeros_like(batch.learn)
+        row = torch.arange(len(chains), device=chains.device)[:, None].expand_as(places)
+        marked[row[there], places[there]] = True
+        number = marked.flatten().long().cumsum(0).view_as(marked) - 1
+        theirs = said(batch, marked, self.model.drafted)[number[row[there], places[there]]]
+        q = torch.log_softmax(self.model.logits(self._outputs(batch, chains, depths)[there]).float(), dim=-1)
+        log_p = torch.log_softmax(theirs.detach().float(), dim=-1)
+        each = kl_div(q, log_p, reduction="none", log_target=True).sum(-1)
+        weight = batch.learn.sum(1) / there.sum(1).clamp(min=1)
+        return (each * weight[row[there]]).sum() / batch.count
+
+
+def chosen(batch: Batch, drafts: int, keep: float, least: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Slots that are learnt, deeper ones behind fewer pairs: pair, depth and whether it is there, [B, A] each.
+
+    Of the n pairs of a text behind which something is learnt, depth d has (n − d) · max(keepᵈ, least), and these are among
+    those of depth d − 1, as in the official codes.
+    """
+    found: list[tuple[Tensor, Tensor]] = []
+    for learn, generator in zip(batch.learn.cpu(), batch.generators, strict=True):
+        able = learn[2:].nonzero()[:, 0]
+        order, pairs, depths = able[torch.randperm(len(able), generator=generator)], [], []
+        for d in range(1, drafts):
+            order = order[: max(int((len(able) - d) * max(keep**d, least)), 0)]
+            inside = order[order + d + 2 < len(learn)]
+            inside = inside[learn[inside + d + 2]]
+            pairs.append(inside)
+            depths.append(torch.full_like(inside, d))
+        found.append((torch.cat(pairs) if pairs else able[:0], torch.cat(depths) if depths else able[:0]))
+    size, device = (len(found), max(len(p) for p, _ in found)), batch.tokens.device
+    chains, deep, valid = torch.zeros(size, dtype=torch.long), torch.ones(size, dtype=torch.long), torch.zeros(size)
+    for i, (p, depth) in enumerate(found):
+        chains[i, : len(p)], deep[i, : len(p)], valid[i, : len(p)] = p, depth, 1
+    return chains.to(device), deep.to(device), valid.bool().to(device)

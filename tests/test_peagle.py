@@ -1,0 +1,163 @@
+"""P-EAGLE: several tokens in one pass, trained as what it decodes as, opened in both layouts."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from architectures import target
+from drafting import after_all, prefix_difference
+from draftree.acceptors.greedy import Greedy
+from draftree.costs import Costs
+from draftree.doctor import forwards
+from draftree.drafters.peagle import PEAGLE, PEAGLEDrafter, chosen
+from draftree.engine import Engine
+from draftree.errors import UserError
+from draftree.models.target import Target
+from draftree.policies.beam import Beam
+from draftree.registry import build, method_of
+from draftree.request import Request
+from draftree.tree import Ints
+from forests import NOISE, texts, worst
+
+
+def drafter_of(t: Target, **knobs: Any) -> PEAGLEDrafter:
+    """A float64 drafter with weights large enough that every input matters."""
+    torch.manual_seed(1)
+    drafter = PEAGLE(**({"layers": 2, "drafts": 4} | knobs)).example(t)
+    assert isinstance(drafter, PEAGLEDrafter)
+    with torch.no_grad():
+        for parameter in drafter.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return drafter
+
+
+def tokens_of(rows: int, count: int, seed: int) -> Ints:
+    return np.stack(texts([count] * rows, np.random.default_rng(seed)))
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize(
+    ("model", "rows", "block", "phase"),
+    [("llama", 3, 4, 3), ("gemma2", 1, 3, 0), ("gpt_neox", 2, 7, 2), ("qwen3", 1, 1, 0)],
+)
+def test_the_training_forward_is_the_decoding_forward(model: str, rows: int, block: int, phase: int, layers: int) -> None:
+    t = target(model)
+    trained, steps = forwards.both(t, drafter_of(t, layers=layers), tokens_of(rows, 17, block), block, phase)
+    assert worst(steps, trained) < 10 * NOISE
+
+
+def test_the_comparison_sees_slots_at_the_roots_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of the slots have to go on."""
+    t = target("llama")
+    drafter = drafter_of(t)
+    stock = drafter.model.forward
+
+    def still(tokens: Any, features: Any, positions: Any, *rest: Any) -> Any:
+        return stock(
+            tokens, features, positions - (tokens == drafter.model.mask).cumsum(1) * torch.is_inference_mode_enabled(), *rest
+        )
+
+    monkeypatch.setattr(drafter.model, "forward", still)
+    assert forwards.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
+
+
+def test_a_prefix_may_be_reused() -> None:
+    t = target("llama")
+    assert prefix_difference(t, drafter_of(t)) < 10 * NOISE
+
+
+def test_a_tree_of_all_depths_takes_one_pass() -> None:
+    t = target("llama")
+    done = Engine(t, drafter_of(t), Beam(width=3, depth=9), Greedy(), Costs({1: 0.1}, {1: 1.0})).write([Request([3, 1, 4], 12)])
+    assert {w.frontiers for w in done.stats.work if w.fed > 1} == {(1,)}
+    assert max(s.depth for s in done.stats.steps) == 4
+
+
+def test_the_objective_entry_by_entry() -> None:
+    """KL of true pairs and of the chosen slots alike, their mean times what is learnt."""
+    t = target("llama")
+    drafter = drafter_of(t)
+    batch = forwards.batch_of(t, drafter, tokens_of(1, 13, 3))
+    with torch.no_grad():
+        batch = replace(batch, generators=(torch.Generator().manual_seed(1),))
+        chains, depths, valid = chosen(batch, 4, 0.7, 0.2)
+        after, losses = after_all(batch)[0].log_softmax(-1), []
+        entries = list(zip(chains[0].tolist(), depths[0].tolist(), strict=True))
+        places = [(a, 0) for a in range(11)] + [e for e, there in zip(entries, valid[0], strict=True) if there]
+        logits = drafter.model.logits(drafter._outputs(batch, chains, depths))[0]
+        slots = {entry: 12 + i for i, entry in enumerate(entries)}
+        for a, d in places:
+            q, p = logits[a if d == 0 else slots[a, d]].log_softmax(-1), after[a + d + 1]
+            losses.append(float((p.exp() * (p - q)).sum()))
+        batch = replace(batch, generators=(torch.Generator().manual_seed(1),))
+        assert float(drafter.loss(batch)) == pytest.approx(float(np.mean(losses)), rel=1e-4)
+
+
+def test_deeper_slots_are_learnt_behind_fewer_pairs() -> None:
+    t = target("llama")
+    batch = forwards.batch_of(t, drafter_of(t), tokens_of(2, 40, 3))
+    chains, depths, valid = chosen(batch, 6, 0.5, 0.1)
+    for row in range(2):
+        by_depth = [set(chains[row][valid[row] & (depths[row] == d)].tolist()) for d in range(1, 6)]
+        assert all(a >= b for a, b in itertools.pairwise(by_depth))
+        assert len(by_depth[0]) in range(16, 20)
+        assert len(by_depth[3]) in (1, 2, 3)
+
+
+def test_gradients_reach_every_weight() -> None:
+    t = target("llama")
+    torch.manual_seed(0)
+    drafter = PEAGLE(layers=2, drafts=4).fresh(t)
+    drafter.loss(forwards.batch_of(t, drafter, tokens_of(2, 14, 1))).backward()
+    still = [n for n, p in drafter.model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().sum())]
+    assert still == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_stored_one_opens_as_it_was_in_both_layouts(nested: bool, tmp_path: Path) -> None:
+    t = target("llama")
+    drafter = drafter_of(t, draft_vocab=30)
+    drafter.study(np.arange(t.decoder.vocab))
+    for parameter in drafter.model.parameters():
+        parameter.data = parameter.data.half().double()
+    drafter.save(tmp_path)
+    wanted = forwards.decoded(t, drafter, tokens_of(1, 15, 5), 4, 1)
+    opened = build("drafter", str(tmp_path)).open(t)
+    assert opened.knobs == replace(drafter.settled, checkpoint=str(tmp_path))
+    said = {k: v for k, v in json.loads((tmp_path / "config.json").read_text()).items() if k != "draftree"}
+    if nested:
+        proposal = {"proposal_type": "greedy", "speculative_tokens": said.pop("num_depths")}
+        outside = {k: said.pop(k) for k in ("mask_token_id", "draft_vocab_size", "eagle_aux_hidden_state_layer_ids")}
+        how = {"algorithm": "peagle", "proposal_methods": [proposal]}
+        said = outside | {"speculators_model_type": "peagle", "transformer_layer_config": said, "speculators_config": how}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert method_of(tmp_path) == "peagle"
+    assert torch.equal(forwards.decoded(t, build("drafter", str(tmp_path)).open(t), tokens_of(1, 15, 5), 4, 1), wanted)
+
+
+@pytest.mark.parametrize(
+    ("config", "tensor", "told"),
+    [
+        ({"fc_norm": True}, None, "fc_norm true, allowed is false"),
+        ({"mask_token_id": None}, None, "mask_token_id None, allowed are 0 … 70"),
+        ({"hidden_size": 64}, None, "hidden_size 64, allowed is the target's: 32"),
+        ({}, "layers.1.mlp.up_proj.weight", "missing tensors: layers.1.mlp.up_proj.weight"),
+    ],
+)
+def test_what_does_not_fit_is_named_in_a_line(config: dict[str, Any], tensor: str | None, told: str, tmp_path: Path) -> None:
+    t = target("llama")
+    drafter_of(t).save(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if k != tensor}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=told) as error:
+        build("drafter", str(tmp_path)).open(t)
+    assert "\n" not in str(error.value)
