@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from draftree.evaluation.profile import Part
 from draftree.evaluation.oracle import free_passes
+from draftree.evaluation.profile import Part
 from draftree.evaluation.report import ResultRow, expected_speedup
 
 
