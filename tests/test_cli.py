@@ -161,7 +161,7 @@ def test_a_rule_that_promises_less_than_the_text_says_so(draftree, folder: str, 
 
 
 MISTAKES = {
-    "no command": ([], "known are bench, costs, datastore, doctor, export, generate, list, recount, replay, train"),
+    "no command": ([], "known are advise, bench, costs, datastore, doctor, export, generate, list, recount, replay, train"),
     "unknown command": (["generat", "x"], "did you mean 'generate'"),
     "unknown option": (["generate", "x", "--polcy", "pct"], "--policy"),
     "no prompt": (["generate"], "prompt"),

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from draftree.boundary.interruption import STATUSES, Interrupted, raised
-from draftree.cli import bench, costs, datastore, doctor, export, generate, parts, recount, replay, train
+from draftree.cli import advise, bench, costs, datastore, doctor, export, generate, parts, recount, replay, train
 from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning, UnknownName, UserError
 
@@ -44,6 +44,7 @@ app.add_typer(shelf, name="datastore")
 COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate.generate,
     "list": parts.list_parts,
+    "advise": advise.advise,
     "bench": bench.bench,
     "replay": replay.replay,
     "recount": recount.recount,

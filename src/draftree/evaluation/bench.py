@@ -134,10 +134,15 @@ class Bench:
                     for request in requests:
                         self.write(cell, request, last=True)
 
+    def warm(self) -> None:
+        """Runs every cell for a moment, for the clock."""
+        for cell in self.cells:
+            self.write(cell, short(self.requests[0]))
+
     def run(self, journal: Journal, advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, PromptResult]]:
         """All prompts, in order; those in the journal are not run again."""
-        for cell in self.cells if self.recordings is None else ():  # the warm-up, for the clock
-            self.write(cell, short(self.requests[0]))
+        if self.recordings is None:
+            self.warm()
         done = journal.read(self.cells)[: len(self.requests)]
         self.remember(self.requests[: len(done)])
         for index in range(len(self.requests)):
