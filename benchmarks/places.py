@@ -5,8 +5,8 @@
 
 A row for each drafter: τ of the steps that began in each stretch of a text, and of how many steps the first token was right,
 where it is one that stands in the prompt and where it is another, each with its 95 % interval (bootstrap over prompts, the same
-ones for all); and behind the first drafter's row, by how much it is ahead of each of the others. With `--texts` the target's
-texts are replayed, as by `benchmarks/replayed.py`.
+ones for all); and behind the first drafter's row, by how much it is ahead of each of the others. With `--recording` the texts
+are replayed, as by `draftree replay`.
 
 Shapes: P prompts, S columns, B bootstrap samples.
 """
@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from replayed import written
 
 from draftree.cli.inputs import quiet
 from draftree.engine import Engine
 from draftree.evaluation import report, suites, tables
 from draftree.evaluation.cells import chosen
-from draftree.evaluation.driven import Text
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.replayed import Replayed
+from draftree.evaluation.recordings import Recordings
 from draftree.models.target import Target
 from draftree.registry import build
 from draftree.request import Request
@@ -68,14 +66,13 @@ def told(value: Floats, sampled: Floats, stretch: int) -> dict[str, str]:
     return {head: next(shown) if known else "" for head, known in zip(heads, there, strict=True)}
 
 
-def texts(engine: Engine, requests: Sequence[Request], path: Path | None) -> Iterator[Generation]:
+def texts(engine: Engine, requests: Sequence[Request], folder: Path | None) -> Iterator[Generation]:
     """The texts of all requests, written anew or replayed."""
-    known = None if path is None else written(engine.target, requests, path)
-    for i, request in enumerate(requests):
-        source = engine.target
-        if known is not None:
-            text = Text(np.array([*request.prompt, *known[i]], np.int64), len(request.prompt))
-            source = Replayed.along(source, text, engine.drafter.needs.hidden)
+    known = None if folder is None else Recordings.open(folder, engine.target, [engine.drafter.needs])
+    if known is not None:
+        known.record(known.missing(requests))
+    for request in requests:
+        source = engine.target if known is None else known.source(request)
         yield replace(engine, target=source).write([request], Sampling(), reuse=False)
 
 
@@ -84,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("suite")
     parser.add_argument("--target", default="demo")
-    parser.add_argument("--texts", type=Path)
+    parser.add_argument("--recording", type=Path)
     parser.add_argument("--category", action="append", default=[])
     parser.add_argument("--limit", type=int)
     parser.add_argument("--drafter", action="append", required=True)
@@ -102,7 +99,7 @@ def main() -> None:
         sums[drafter] = np.array(
             [
                 by_place(done.stats.steps, done.tokens[0], request.prompt, args.stretch, stretches)
-                for request, done in zip(requests, texts(engine, requests, args.texts), strict=True)
+                for request, done in zip(requests, texts(engine, requests, args.recording), strict=True)
             ]
         )
     everyone, drawn = np.arange(len(requests)), report.samples(len(requests), 0)

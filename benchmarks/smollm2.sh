@@ -53,7 +53,7 @@ replay() {  # NAME [OPTION…], and a line for each pair on standard input
         drafter=${pair% *} options+=(--pair "$pair")
         [[ $known == *" $drafter "* ]] || { options+=(--costs "$(cost "$drafter" </dev/null)") known+="$drafter "; }
     done
-    python "$here/replayed.py" tasks.jsonl --target smollm2 --texts texts.json "${options[@]}" "${@:2}" --out "smollm2_$1.json"
+    draftree replay --suite tasks.jsonl --target smollm2 --recording recording "${options[@]}" "${@:2}" --out "smollm2_$1.json"
 }
 
 live() { draftree bench --target smollm2 --suite tasks.jsonl --max-new-tokens 128 "${@:2}" --out "smollm2_$1.json"; }
@@ -79,7 +79,7 @@ lookahead() { live lookahead --pair "lookahead trie" --pair "suffix trie"; }
 temperature() { cross "$(echo "$drafters"/{edd,eagle3})" "chain:length=5 pct eagle2" | replay temperature --temperature 1 --per-category 5; }
 structured() { python "$here/structured.py" tasks.jsonl --target smollm2 --limit 10 --out smollm2_structured.json; }
 places() {
-    python "$here/places.py" tasks.jsonl --target smollm2 --texts texts.json --drafter="$drafters"/{edd,vdm,eagle,glide} --policy chain:length=5 \
+    python "$here/places.py" tasks.jsonl --target smollm2 --recording recording --drafter="$drafters"/{edd,vdm,eagle,glide} --policy chain:length=5 \
         --category math_reasoning --category qa --stretch 20 --max-new-tokens 128 --out smollm2_places.json
 }
 vocabulary() {  # the same weights behind the rows of 8,192 tokens, and behind the whole head

@@ -19,8 +19,8 @@ from draftree.costs import Costs
 from draftree.data.prompts import encode
 from draftree.engine import Engine, plain
 from draftree.evaluation import report, suites
-from draftree.evaluation.driven import Text
 from draftree.evaluation.provenance import provenance
+from draftree.evaluation.recording import Text
 from draftree.evaluation.replayed import Replayed
 from draftree.models.target import Target
 from draftree.registry import build

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from draftree.errors import UnknownName, UserError
+from draftree.evaluation import machines
 from draftree.evaluation.report import NGRAM, read
 from draftree.evaluation.tables import shown
 
@@ -52,7 +53,7 @@ def markdown(result: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> str
     Raises:
         UserError: there is no such column.
     """
-    rows = shown(result["rows"])
+    rows = shown(result["rows"], result.get("oracle", ()))
     for column in columns:
         if column not in rows[0]:
             raise UnknownName("column", column, rows[0])
@@ -67,12 +68,40 @@ def caption(result: Mapping[str, Any]) -> str:
     threads = f", threads: {hardware['threads']}" if hardware["kind"] == "cpu" else ""
     how = "replayed along them, so by no clock" if said.get("replayed") else f"times each was written: {said['repeats']}"
     mean_repetition = np.mean([r["repeated_ngrams"] for r in result["rows"]])
+    simulated = f"Simulated: counted on the cost curves of {elsewhere(result)}. " if result.get("simulated") else ""
     return (
-        f"*Target {target['name']} ({target['dtype']}), {first['prompts']} prompts of suite {suite['name']}"
+        f"*{simulated}Target {target['name']} ({target['dtype']}), {first['prompts']} prompts of suite {suite['name']}"
         f"{' (' + ', '.join(suite['categories']) + ')' if suite['categories'] else ''}, at most {said['max_new_tokens']} "
         f"new tokens, {how}, {hardware['device']}{threads}, {said['date'][:10]}; "
         f"repeated {NGRAM}-grams {mean_repetition:.0%}.*"
     )
+
+
+def elsewhere(result: Mapping[str, Any]) -> str:
+    """The machines whose costs a simulated result was counted by."""
+    said = result["provenance"]
+    tables = said.get("machines") or {c["about"]["machine"]: c["about"] for c in said["costs"].values()}
+    return "; ".join(dict.fromkeys(about["device"] for about in tables.values()))
+
+
+SIMULATED = re.compile("simulat", re.IGNORECASE)
+
+
+def unlabelled(text: str, results: Path) -> list[str]:
+    """The simulated results, and the machines that are not here, which a document names in a block without the word."""
+    found = [
+        b[2]
+        for b in (*TABLE.finditer(text), *FIGURES.finditer(text))
+        if not SIMULATED.search(b[0]) and _simulated(results, b[2])
+    ]
+    names = [*machines.names(), *(n.partition("-")[0] for n in machines.names())]
+    blocks = [b for b in re.split(r"\n\s*\n", text) if not SIMULATED.search(b) and re.search(r"\d[.,]?\d*\s*×|speed", b)]
+    return found + [n for n in dict.fromkeys(names) for b in blocks if re.search(rf"\b{n}\b", b, re.IGNORECASE)]
+
+
+def _simulated(results: Path, name: str) -> bool:
+    saved = results / f"{name}.json"
+    return saved.is_file() and bool(read(saved).get("simulated"))
 
 
 def plain(result: dict[str, Any], columns: list[str]) -> str:
@@ -111,6 +140,10 @@ def main() -> int:
     except (OSError, UserError) as error:
         print(f"tables: {error}", file=sys.stderr)
         return 2
+    for path in documents:
+        if names := unlabelled(fresh[path], args.results):
+            print(f"{path} shows figures of {', '.join(names)} without the word 'simulated'", file=sys.stderr)
+            return 1
     stale = [path for path in documents if texts[path] != fresh[path]]
     for path in stale:
         if args.check:

@@ -38,7 +38,7 @@ ROW = {"drafter", "policy", "rule", "acceptor", "draw", "lossy", "promises_text"
        "new_tokens", "steps", "acceptance_length", "alpha", "alpha_bound", "nodes_per_step", "depth_per_step", "draft_seconds",
        "verify_seconds", "seconds", "tokens_per_second", "speedup", "same_output", "different_prompts",
        "repeated_ngrams", "intervals", "overlap", "cost_ratio", "expected_speedup", "draft_steps_per_step", "counted_seconds",
-       "phases", "counted_speedup", "draft_share", "per_prompt"}  # fmt: skip
+       "phases", "counted_speedup", "draft_share", "per_prompt", "work", "τ"}  # fmt: skip
 COSTS = Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, commit=0.5)
 PROMPTS = [
     {"category": "a", "turns": ["first?", "second?"]},
@@ -185,7 +185,11 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
     assert [p.name for p in out.parent.iterdir()] == ["r.json"]
     assert "too long for the target's context: 1 of " in told
     assert list(found["provenance"]["suite"]["skipped_too_long"].values()) == [1]
-    assert {"commit", "versions", "hardware", "command", "seed", "date", "target", "costs"} <= set(found["provenance"])
+    assert found["format"] == 2
+    assert not found["simulated"]
+    assert {"commit", "versions", "hardware", "command", "seed", "date", "target", "costs", "drafting"} <= set(
+        found["provenance"]
+    )
     assert len(found["rows"]) == 2 * (1 + 2 * 2)
     for row in found["rows"]:
         assert set(row) == ROW
@@ -486,26 +490,33 @@ def test_tokens_of_a_step_by_where_in_the_text_it_begins(monkeypatch: pytest.Mon
     assert shown == {"0–3": "2.00 [1.05, 2.95]", "4–7": ""} | dict.fromkeys(places.COPIED, "0.50 [0.50, 0.50]")
 
 
-def test_a_replayed_table_has_the_counts_of_a_bench_and_no_clock(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tables: ModuleType
-) -> None:
-    out = tmp_path / "result.json"
-    command = ["replayed.py", "demo", "--texts", tmp_path / "texts.json", "--drafter", "edd", "--policy", "chain", "--out", out,
-               "--per-category", "1", "--max-new-tokens", "24"]  # fmt: skip
-    monkeypatch.setattr("sys.argv", list(map(str, command)))
-    for _ in range(2):  # the second time along texts from the file
-        module("replayed").main()
-        result = json.loads(out.read_text())
-        plain, drafted = result["rows"]
-        assert (
-            plain["acceptance_length"]
-            == 1
-            < drafted["acceptance_length"]
-            == pytest.approx(1 + sum(drafted["per_prompt"]["accepted"]) / sum(drafted["per_prompt"]["steps"]))
+def test_a_replayed_table_has_the_counts_of_a_bench_and_no_clock(tmp_path: Path, tables: ModuleType) -> None:
+    live, out = tmp_path / "live.json", tmp_path / "result.json"
+    costs = tmp_path / "costs.json"
+    CostTable((COSTS,)).save(costs)
+    asked = ["--suite", "demo", "--pair", "edd chain", "--pair", "edd+suffix yield", "--per-category", "1",
+             "--max-new-tokens", "20", "--temperature", "0", "--temperature", "1", "--costs", costs]  # fmt: skip
+    assert run(*map(str, asked), "--out", str(live)) == 0
+    for _ in range(2):  # the second time along texts from the folder
+        with pytest.raises(SystemExit, match="0"):
+            main(list(map(str, ["replay", *asked, "--recording", tmp_path / "of", "--out", out])))
+        mine, theirs = report.read(out), report.read(live)
+        counts = ("steps", "new_tokens", "acceptance_length", "alpha", "counted_seconds", "counted_speedup", "work", "τ")
+        assert [{c: r[c] for c in counts} for r in mine["rows"]] == [{c: r[c] for c in counts} for r in theirs["rows"]]
+        same = ("drafter", "starts", "lengths", "reach", "counted_speedup", "interval")
+        assert [[b[k] for k in same] for b in mine["oracle"]] == [[b[k] for k in same] for b in theirs["oracle"]]
+        text = (
+            json.dumps(mine["rows"])
+            .replace("counted_seconds", "")
+            .replace("counted_speedup", "")
+            .replace("expected_speedup", "")
         )
-        assert set(drafted["τ"]) == {p.category for p in suites.load("demo").prompts}
-        assert "seconds" not in json.dumps(result["rows"]).replace("counted_seconds", "")
-    assert "by no clock" in tables.markdown(result, ("drafter", "τ [95 %]"))
+        assert not re.search("seconds|speedup", text)
+    assert set(mine["rows"][1]["τ"]) == {p.category for p in suites.load("demo").prompts}
+    assert "by no clock" in tables.markdown(mine, ("drafter", "τ [95 %]"))
+    for bound in mine["oracle"]:
+        best = max(r["counted_speedup"] for r in mine["rows"] if r["drafter"] == bound["drafter"] and r["temperature"] == 0)
+        assert bound["counted_speedup"] >= best, "no policy beats what knows the text"
 
 
 def test_only_cells_that_learn_write_again_what_is_done() -> None:

@@ -161,7 +161,7 @@ def test_a_rule_that_promises_less_than_the_text_says_so(draftree, folder: str, 
 
 
 MISTAKES = {
-    "no command": ([], "known are bench, costs, datastore, doctor, export, generate, list, train"),
+    "no command": ([], "known are advise, bench, costs, datastore, doctor, export, generate, list, recount, replay, train"),
     "unknown command": (["generat", "x"], "did you mean 'generate'"),
     "unknown option": (["generate", "x", "--polcy", "pct"], "--policy"),
     "no prompt": (["generate"], "prompt"),
@@ -237,7 +237,7 @@ def test_list_names_every_part_with_its_knobs(draftree) -> None:
     status, out, _ = draftree("list", "--json")
     found = json.loads(out)
     assert status == 0
-    assert set(found) == {"drafters", "policies", "acceptors", "suites"}
+    assert set(found) == {"drafters", "policies", "acceptors", "suites", "machines"}
     assert found["policies"]["pct"]["knobs"] == {
         "width": 5,
         "max_depth": 10,

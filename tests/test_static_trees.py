@@ -21,7 +21,8 @@ from draftree.costs import Costs, CostTable
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import Drafter
 from draftree.errors import NotANumber, UserError
-from draftree.evaluation.driven import Text, answered, spread
+from draftree.evaluation.driven import answered, spread
+from draftree.evaluation.recording import Text
 from draftree.models.target import Needs, Target
 from draftree.policies.static import Static
 from draftree.registry import part

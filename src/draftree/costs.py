@@ -122,6 +122,11 @@ class CostTable:
             raise UserError("costs: there are no entries, at least one is needed")
 
     @property
+    def simulated(self) -> bool:
+        """True where they were measured elsewhere, published or derived: what is counted by them is a simulation."""
+        return "kind" in self.about
+
+    @property
     def ratio(self) -> float:
         """sₐ/sₜ for one token each, of the fewest rows and the shortest context."""
         return min(self.entries, key=lambda e: (e.rows, e.context)).ratio

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from draftree.boundary.interruption import STATUSES, Interrupted, raised
-from draftree.cli import bench, costs, datastore, doctor, export, generate, parts, train
+from draftree.cli import advise, bench, costs, datastore, doctor, export, generate, parts, recount, replay, train
 from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning, UnknownName, UserError
 
@@ -45,7 +45,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate.generate,
     "list": parts.list_parts,
     "drafters": parts.list_drafters,
+    "advise": advise.advise,
     "bench": bench.bench,
+    "replay": replay.replay,
+    "recount": recount.recount,
     "costs": costs.show_costs,
     "doctor": doctor.examine_drafter,
     "train": train.train,

@@ -1,5 +1,7 @@
 """`draftree bench`: compares drafters and policies on a suite of prompts."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,16 +11,20 @@ import typer
 from draftree.boundary.files import locked, writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit, given, interruptible, remark
-from draftree.cli.options import AsJson, LoadingOptions, Seed, TargetName, asks_for
+from draftree.cli.options import AsJson, LoadingOptions, Machines, Seed, TargetName, asks_for
 
 if TYPE_CHECKING:
     from draftree.costs import CostTable
+    from draftree.engine import Engine
     from draftree.evaluation.bench import Bench
+    from draftree.evaluation.cells import Cell, PromptResult
+    from draftree.evaluation.suites import Suite
+    from draftree.request import Request
 
 
 @dataclass(frozen=True)
-class BenchOptions:
-    """The options of `draftree bench`."""
+class CellsOptions:
+    """What is measured, on which prompts: the options of `draftree bench` and `draftree replay`."""
 
     suite: str = knob(help="A shipped suite, or a file of prompts.")
     out: Path = knob(help="Where the result is saved, as JSON.")
@@ -38,13 +44,20 @@ class BenchOptions:
     limit: int | None = knob(None, min=1, help="Only the first so many prompts.")
     per_category: int | None = knob(None, min=1, help="Only the first so many of each category.")
     max_new_tokens: int = knob(128, help="How many tokens may be written.")
-    repeats: int = knob(1, min=1, help="How often each text is written; seconds are means.")
     seed: Seed = 0
     costs: list[Path] = knob(
         (), help="A file `draftree costs --out` wrote; repeat it for one for each drafter, in their order."
     )
-    profile: Path | None = knob(None, help="Save a picture of where the time goes, by pairing: a file .png, .svg or .pdf.")
+    machine: Machines = knob(())
     loading: LoadingOptions = knob(None)
+
+
+@dataclass(frozen=True)
+class BenchOptions(CellsOptions):
+    """The options of `draftree bench`."""
+
+    repeats: int = knob(1, min=1, help="How often each text is written; seconds are means.")
+    profile: Path | None = knob(None, help="Save a picture of where the time goes, by pairing: a file .png, .svg or .pdf.")
     as_json: AsJson = False
 
 
@@ -52,83 +65,158 @@ class BenchOptions:
 def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     """Measure drafters × policies on a file of prompts, with plain decoding interleaved."""
     from draftree.cli import inputs, plots, terminal
-    from draftree.engine import usual_drafter
-    from draftree.evaluation import suites, tables
     from draftree.evaluation.bench import Bench, priced
-    from draftree.evaluation.cells import assemble, chosen, paired, product
     from draftree.evaluation.profile import per_token
-    from draftree.models.target import Target
+    from draftree.evaluation.results import finished
+
+    if asked.profile is not None:
+        plots.check(asked.profile)
+    ready = prepared(ctx, asked)
+    machines = inputs.machines_of_each(asked.machine, asked.costs, ready.drafters)
+    engines, fixed = ready.load(), ready.fixed
+    requests = ready.requests(engines)
+    with terminal.busy("measuring what a step costs") as tell:
+        if machines:
+            engines, fixed = inputs.elsewhere(engines, machines, tell)
+        work = Bench(ready.cells, priced(engines, tell), requests, asked.seed, asked.repeats)
+    about = ready.about(work) | {"repeats": asked.repeats}
+    with journalled(work, about, fixed, asked.out) as done:
+        with terminal.busy("measuring the drafters by themselves"):
+            result = finished(work, {"": (done, work.prices)}, about, ready.categories(requests))
+        if asked.profile is not None and not result["simulated"]:
+            bars = {" ".join(filter(None, (r["drafter"], r["policy"]))): per_token(r) for r in result["rows"]}
+            told = f"Where the time goes: {asked.target}, {ready.suite.name}, {len(requests)} prompts"
+            plots.draw_profile(bars, told, asked.profile)
+        saved(result, asked, requests, asked.as_json)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What options ask for, checked before anything is loaded.
+
+    Attributes:
+        asked: the options.
+        drafters: their specs, in order.
+        cells: to be measured.
+        suite: of the prompts.
+        fixed: the costs that were given, by drafter.
+        pairs: specs of drafter, policy and acceptor.
+        skipped: by category how many prompts are too long.
+    """
+
+    asked: CellsOptions
+    drafters: list[str]
+    cells: "list[Cell]"
+    suite: "Suite"
+    fixed: "dict[str, CostTable]"
+    pairs: list[tuple[str, str, str | None]]
+    skipped: dict[str, int]
+
+    def load(self) -> "dict[tuple[str, str], Engine]":
+        """The engines of all pairs."""
+        from draftree.cli import inputs, terminal
+        from draftree.evaluation.cells import assemble
+        from draftree.models.target import Target
+
+        inputs.quiet()
+        with terminal.busy("loading"):
+            return assemble(lambda: Target.load(self.asked.target, **self.asked.loading), self.pairs, self.fixed)
+
+    def requests(self, engines: "Mapping[tuple[str, str], Engine]") -> "list[Request]":
+        """The prompts that fit."""
+        from draftree.evaluation.cells import chosen
+
+        asked, selected = self.asked, self.suite.select(self.asked.category)
+        some = next(iter(engines.values()))
+        requests, too_long = chosen(selected, some, asked.max_new_tokens, asked.limit, asked.per_category)
+        self.skipped.update(too_long)
+        if too_long:
+            of = ", ".join(f"{count} of {name or 'no category'}" for name, count in too_long.items())
+            remark(f"prompts left out, too long for the target's context: {of}")
+        return requests
+
+    def about(self, work: "Bench") -> dict[str, Any]:
+        """The provenance of what is run."""
+        from draftree.evaluation.provenance import provenance
+
+        asked, suite = self.asked, self.suite
+        told = {"name": suite.name, "sha256": suite.sha256, "categories": asked.category, "limit": asked.limit,
+                "per_category": asked.per_category, "skipped_too_long": self.skipped,
+                "turns": "of several, the first is asked"}  # fmt: skip
+        return {"suite": told, "max_new_tokens": asked.max_new_tokens} | provenance(work.target, work.seed)
+
+    def categories(self, requests: "list[Request]") -> list[str]:
+        """That of each request."""
+        of = {p.number: p.category for p in self.suite.prompts}
+        return [of[request.number] for request in requests]
+
+
+def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
+    """Reads and checks what is asked for; the file of the result is locked.
+
+    Raises:
+        UserError: something of it does not exist, does not fit, or cannot be written.
+    """
+    from draftree.cli import inputs
+    from draftree.engine import usual_drafter
+    from draftree.evaluation import suites
+    from draftree.evaluation.cells import paired, product
 
     whole = not asked.pair or given(ctx, "drafter") or given(ctx, "policy")
     crossed = (asked.drafter or [usual_drafter(asked.target)[0]], asked.policy) if whole else ([], [])
     pairs = paired(*crossed, asked.pair, asked.acceptor)
-    prompts, fixed = suites.load(asked.suite), inputs.costs_of_each(asked.costs, [d for d, *_ in pairs])
-    cells, selected = product(pairs, asked.temperature), prompts.select(asked.category)
+    drafters = list(dict.fromkeys(d for d, *_ in pairs))
+    suite, fixed = suites.load(asked.suite), inputs.costs_of_each(asked.costs, drafters)
+    cells = product(pairs, asked.temperature)
+    suite.select(asked.category)
     writable(asked.out)
-    if asked.profile is not None:
-        plots.check(asked.profile)
     ctx.with_resource(locked(asked.out))
     if whole and not asked.drafter:
         inputs.drafter(None, asked.target)  # says which it is
-    inputs.quiet()
-    with terminal.busy("loading"):
-        engines = assemble(lambda: Target.load(asked.target, **asked.loading), pairs, fixed)
-        requests, too_long = chosen(
-            selected, next(iter(engines.values())), asked.max_new_tokens, asked.limit, asked.per_category
-        )
-    if too_long:
-        of = ", ".join(f"{count} of {name or 'no category'}" for name, count in too_long.items())
-        remark(f"prompts left out, too long for the target's context: {of}")
-    suite = {"name": prompts.name, "sha256": prompts.sha256, "categories": asked.category, "limit": asked.limit,
-             "per_category": asked.per_category, "skipped_too_long": too_long,
-             "turns": "of several, the first is asked"}  # fmt: skip
-    with terminal.busy("measuring what a step costs") as tell:
-        work = Bench(cells, priced(engines, tell), requests, asked.seed, asked.repeats)
-    result = measured(
-        work, {"suite": suite, "repeats": asked.repeats, "max_new_tokens": asked.max_new_tokens}, fixed, asked.out
-    )
-    if asked.profile is not None:
-        bars = {" ".join(filter(None, (r["drafter"], r["policy"]))): per_token(r) for r in result["rows"]}
-        plots.draw_profile(bars, f"Where the time goes: {asked.target}, {prompts.name}, {len(requests)} prompts", asked.profile)
-    if asked.as_json:
-        emit(result)
-        return
-    texts = f"{len(requests)} prompts of suite {prompts.name}, at most {asked.max_new_tokens} new tokens"
-    console = terminal.output()
-    rows = terminal.narrowed(tables.shown(result["rows"]), console.width, tables.FIRST)
-    console.print(terminal.table(f"{texts}; saved in {asked.out}", rows))
+    return Prepared(asked, drafters, cells, suite, fixed, pairs, {})
 
 
-def measured(work: "Bench", asked: dict[str, Any], fixed: dict[str, "CostTable"], out: Path) -> dict[str, Any]:
-    """Runs a benchmark, or the rest of an interrupted one, and saves its result.
+@contextmanager
+def journalled(
+    work: "Bench", about: Mapping[str, Any], fixed: "Mapping[str, CostTable]", out: Path, what: str = "bench"
+) -> Iterator["list[dict[Cell, PromptResult]]"]:
+    """Runs a benchmark, or the rest of an interrupted one; its journal is removed once the result is saved.
 
     Args:
         work: to be run.
-        asked: what it was asked for, for the record.
+        about: its provenance.
         fixed: the costs that were given, by drafter; other costs would grow other trees.
-        out: the result's file; beside it stands a journal, until the result is saved.
-
-    Raises:
-        UserError: the journal is of another benchmark.
+        out: the result's file; beside it stands the journal.
+        what: is done, for the progress.
     """
     from draftree.cli import terminal
-    from draftree.evaluation import report
     from draftree.evaluation.journal import Journal
-    from draftree.evaluation.provenance import provenance
 
-    about = asked | provenance(work.target, work.seed)
     key = {k: v for k, v in about.items() if k not in ("date", "command")} | {
         "cells": [asdict(c) for c in work.cells],
         "costs": {d: asdict(c) for d, c in fixed.items()},
     }
     journal = Journal(out.with_name(out.name + ".partial"), key)
     again = f"the same command goes on from '{journal.path}'"
-    with terminal.progress("bench", len(work.requests)) as tell, interruptible(again):
+    with terminal.progress(what, len(work.requests)) as tell, interruptible(again):
         done = work.run(journal, lambda n: tell(n))
-    with terminal.busy("measuring the drafters by themselves"):
-        prices = work.prices
-        rows = report.rows(done, work.seed, {d: work.quality(d, done, prices[d]) for d in prices}, prices)
-    result = {"provenance": about | {"costs": {d: asdict(c) for d, c in prices.items()}}, "rows": rows}
-    report.save(result, out)
+    yield done
     journal.remove()
-    return result
+
+
+def saved(result: dict[str, Any], asked: CellsOptions, requests: "list[Request]", as_json: bool = False) -> None:
+    """Saves a result and shows it."""
+    from draftree.cli import terminal
+    from draftree.evaluation import report, tables
+
+    report.save(result, asked.out)
+    if as_json:
+        emit(result)
+        return
+    texts = f"{len(requests)} prompts of suite {Path(asked.suite).stem}, at most {asked.max_new_tokens} new tokens"
+    console = terminal.output()
+    clocked = "speedup" in result["rows"][0]
+    shown = (tables.shown if clocked else tables.counted)(result["rows"], result["oracle"])
+    simulated = "simulated, on " + ", ".join(sorted(set(asked.machine))) + ": " if result["simulated"] else ""
+    rows = terminal.narrowed(shown, console.width, tables.FIRST)
+    console.print(terminal.table(f"{simulated}{texts}; saved in {asked.out}", rows))

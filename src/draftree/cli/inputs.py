@@ -6,20 +6,24 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers.utils.logging import disable_progress_bar
 
+from draftree.boundary.progress import Tell
 from draftree.cli import terminal
 from draftree.cli.console import remark
 from draftree.costs import CostTable
 from draftree.drafters.base import Drafter
-from draftree.engine import usual_drafter
+from draftree.engine import Engine, usual_drafter
 from draftree.errors import UserError
+from draftree.evaluation.machines import Machine, drafting
 from draftree.models.target import Target
 from draftree.registry import build
 from draftree.sampling.grammar import Grammar
 from draftree.text.options import Options
+
+T = TypeVar("T")
 
 
 class Remarks(logging.Handler):
@@ -122,11 +126,35 @@ def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, C
     Raises:
         UserError: there are as many files as neither allows, or one is not a file of costs.
     """
-    tables, drafters = [CostTable.load(path) for path in paths], list(dict.fromkeys(drafters))
-    if len(tables) not in (0, 1, len(drafters)):
-        told = f"{len(tables)} files of costs were given for {len(drafters)} drafters"
+    return _of_each([CostTable.load(path) for path in paths], drafters, "files of costs")
+
+
+def machines_of_each(given: Sequence[str], costs: Sequence[Path], drafters: Sequence[str]) -> dict[str, Machine]:
+    """By drafter, the machines that are simulated: one for all of them, or one for each in their order.
+
+    Raises:
+        UserError: there are as many as neither allows, one is not known, or files of costs are given, too.
+    """
+    if given and costs:
+        raise UserError("--machine and --costs were given, allowed is one of them: a machine is a file of costs by its name")
+    return _of_each([Machine.load(name) for name in given], drafters, "machines")
+
+
+def _of_each(given: Sequence[T], drafters: Sequence[str], what: str) -> dict[str, T]:
+    drafters = list(dict.fromkeys(drafters))
+    if len(given) not in (0, 1, len(drafters)):
+        told = f"{len(given)} {what} were given for {len(drafters)} drafters"
         raise UserError(f"{told}, allowed is one for all of them, or one for each in their order")
-    return dict(zip(drafters, tables * len(drafters) if len(tables) == 1 else tables, strict=False))
+    return dict(zip(drafters, [*given] * len(drafters) if len(given) == 1 else given, strict=False))
+
+
+def elsewhere(
+    engines: Mapping[tuple[str, str], Engine], machines: Mapping[str, Machine], tell: Tell
+) -> tuple[dict[tuple[str, str], Engine], dict[str, CostTable]]:
+    """Engines with the costs of machines that are not here, and these costs by drafter."""
+    opened = {d: e for (d, _), e in engines.items()}
+    tables = {d: machines[d].costs(drafting(e.target, e.drafter, tell)) for d, e in opened.items()}
+    return {pair: replace(e, costs=tables[pair[0]]) for pair, e in engines.items()}, tables
 
 
 def drafter(spec: str | None, target: str) -> str:

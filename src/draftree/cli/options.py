@@ -28,6 +28,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and
 CostsFile = Annotated[
     Path | None, typer.Option("--costs", help="A file that `draftree costs --out` wrote; by default they are measured here.")
 ]
+Machines = Annotated[
+    list[str],
+    typer.Option(
+        "--machine", help="A machine that is not here, whose costs stand for --costs: figures are simulated; repeat it."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
 
 

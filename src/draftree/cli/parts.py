@@ -11,14 +11,16 @@ from draftree.errors import UserError
 
 
 def list_parts(as_json: AsJson = False) -> None:
-    """List drafters, policies, acceptors and suites, with their knobs and defaults, and how drafters are trained."""
+    """List drafters, policies, acceptors, suites and simulated machines, with their knobs, and how drafters are trained."""
     from draftree import registry
     from draftree.cli import terminal
-    from draftree.evaluation import suites
+    from draftree.evaluation import machines, suites
+    from draftree.evaluation.machines import Machine
 
     plurals = {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}
     listed = {plural: {name: _described(kind, name) for name in registry.names(kind)} for kind, plural in plurals.items()}
     listed["suites"] = {name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.names()}
+    listed["machines"] = {name: {"summary": Machine.load(name).summary, "knobs": {}} for name in machines.names()}
     stages = {name: registry.stages(name) for name in registry.parts("drafter")}
     if as_json:
         for name, those in stages.items():

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from draftree.drafters.base import Drafter, Trainable
 from draftree.drafters.neural.vocabulary import TargetHead, ids_of
-from draftree.evaluation.driven import Places, Recording, Source, Text, drive
+from draftree.evaluation.driven import Places, Source, drive
+from draftree.evaluation.recording import Recording, Text
 from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Probes, Target, Verified
 from draftree.tree import Floats, Ints, Tree, Verdict

@@ -34,7 +34,8 @@ from draftree.doctor.forwards import apart
 from draftree.doctor.noise import narrow_and_wide
 from draftree.drafters.base import Drafter, Trainable
 from draftree.errors import UserError
-from draftree.evaluation.driven import DEPTHS, Places, Text, drive
+from draftree.evaluation.driven import DEPTHS, Places, drive
+from draftree.evaluation.recording import Text
 from draftree.formats.checkpoint import Checkpoint, fingerprint
 from draftree.models.attention import DEAD, Attending, attending
 from draftree.models.target import Needs, Target

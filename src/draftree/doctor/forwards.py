@@ -12,7 +12,8 @@ from torch import Tensor
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch, Drafter, Trainable
 from draftree.drafters.neural.masks import block_starts
-from draftree.evaluation.driven import Text, replay
+from draftree.evaluation.driven import replay
+from draftree.evaluation.recording import Text
 from draftree.models.target import Target
 from draftree.training.teacher import Teacher
 from draftree.tree import Ints

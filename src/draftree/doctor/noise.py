@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftree.engine import Engine, run, usual
-from draftree.evaluation.driven import Recording, Text
+from draftree.evaluation.recording import Recording, Text
 from draftree.loop import plain
 from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Target

@@ -4,24 +4,30 @@ No cache is reused between runs, whoever comes first changes from prompt to prom
 What a drafter keeps over a session goes from prompt to prompt, within its own cell.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs, CostTable
-from draftree.engine import Engine
+from draftree.drafters.base import Drafter
+from draftree.engine import Engine, plain
 from draftree.evaluation.cells import Cell, PromptResult, Quality
 from draftree.evaluation.compare import short
-from draftree.evaluation.driven import Text, drive
+from draftree.evaluation.driven import Source, drive
 from draftree.evaluation.journal import Journal
+from draftree.evaluation.oracle import reaches
+from draftree.evaluation.recording import Recording, Text
+from draftree.evaluation.recordings import Recordings
 from draftree.models.target import Target
 from draftree.registry import build
 from draftree.request import Request
 from draftree.rows import Generation
 from draftree.sampling.settings import Sampling
 from draftree.timing import measured
+from draftree.tree import Ints
 
 TOGETHER = 8
 """Texts along which a drafter is driven at a time."""
@@ -37,6 +43,7 @@ class Bench:
         requests: one for each prompt.
         seed: of the draws.
         repeats: how often each text is written.
+        recordings: of the texts, where they are replayed instead of written.
         sessions: each cell's engine behind its last prompt, with what its drafter keeps from prompt to prompt.
     """
 
@@ -45,6 +52,7 @@ class Bench:
     requests: Sequence[Request]
     seed: int = 0
     repeats: int = 1
+    recordings: Recordings | None = None
     sessions: dict[Cell, Engine] = field(default_factory=dict)
 
     @property
@@ -54,17 +62,23 @@ class Bench:
 
     def write(self, cell: Cell, request: Request, last: bool = False) -> Generation:
         """One text by one cell; after the last of its repeats the drafter may remember it."""
-        sampling = Sampling(temperature=cell.temperature, seed=self.seed)
+        request = self.asked(request, cell.temperature)
+        target = self.target if self.recordings is None else self.recordings.source(request)
         if cell.drafter is None or cell.policy is None:
-            return next(iter(self.engines.values())).plain([request], sampling)
+            return plain(target, [request])
         if (session := self.sessions.get(cell)) is None:
             acceptor = None if cell.acceptor is None else build("acceptor", cell.acceptor)
             session = replace(self.engines[cell.drafter, cell.policy], acceptor=acceptor)
-        engine = replace(session)  # no text finds itself in what another cell, or an earlier repeat, has left behind
-        written = engine.write([request], sampling, reuse=False)
+        # No text finds itself in what the warm-up, another cell or an earlier repeat has left behind.
+        engine = replace(session, target=target, learned=dict(session.learned))
+        written = engine.write([request], reuse=False)
         if last:
             self.sessions[cell] = replace(engine)  # without the caches
         return written
+
+    def asked(self, request: Request, temperature: float) -> Request:
+        """A request as it is put at a temperature."""
+        return replace(request, sampling=Sampling(temperature=temperature, seed=self.seed))
 
     def prompt(self, index: int) -> dict[Cell, PromptResult]:
         """All cells on one prompt; each repeat starts with another cell."""
@@ -82,17 +96,35 @@ class Bench:
         return {d: e.costs for (d, _), e in self.engines.items() if e.costs is not None}
 
     def quality(self, drafter: str, done: Sequence[Mapping[Cell, PromptResult]], costs: Costs | CostTable) -> Quality:
-        """A drafter's overlap with the target and its relative cost, along the texts that plain decoding wrote."""
-        engine = next(e for (d, _), e in self.engines.items() if d == drafter)
-        plain = next(c for c in self.cells if c.plain)
-        texts = [
-            Text(np.array([*r.prompt, *written[plain].tokens], np.int64), len(r.prompt))
-            for r, written in zip(self.requests, done, strict=True)
-        ]
-        long = [t for t in texts if len(t.tokens) > t.start + 1]
-        places = [drive(self.target, engine.drafter, long[i : i + TOGETHER]) for i in range(0, len(long), TOGETHER)]
+        """A drafter's overlap with the target, its relative cost, and how far its drafts reach, along the plain texts."""
+        engine, places = next(e for (d, _), e in self.engines.items() if d == drafter), []
+        reach: list[Ints] = [np.zeros(0, np.int64)] * len(done)
+        carried = None
+        for numbers, source, texts in self._along(engine.drafter, done):
+            places.append(drive(source, engine.drafter, texts))
+            several, carried = reaches(source, engine.drafter, texts, carried)
+            for i, found in zip(numbers, several, strict=True):
+                reach[i] = found
         overlap = float(np.concatenate([p.overlap for p in places]).mean()) if places else None
-        return Quality(overlap, costs.ratio)
+        return Quality(overlap, costs.ratio, tuple(reach))
+
+    def _along(
+        self, drafter: Drafter[Any], done: Sequence[Mapping[Cell, PromptResult]]
+    ) -> Iterator[tuple[list[int], Source, list[Text]]]:
+        """Plain texts of the first temperature with anything to draft, by number, and what gives a drafter what it reads."""
+        cell = next(c for c in self.cells if c.plain)
+        found = [Text(np.array([*r.prompt, *w[cell].tokens], np.int64), len(r.prompt))
+                 for r, w in zip(self.requests, done, strict=True)]  # fmt: skip
+        long = [i for i, text in enumerate(found) if len(text.tokens) > text.start + 1]
+        if self.recordings is not None:
+            for i in long:
+                yield [i], self.recordings.recording(self.asked(self.requests[i], cell.temperature)), [found[i]]
+            return
+        together = 1 if drafter.remembers else TOGETHER  # what is learnt of a text is for those after it
+        for at in range(0, len(long), together):
+            texts = [found[i] for i in long[at : at + together]]
+            source = self.target if drafter.sends_probes else Recording.of(self.target, texts, drafter.needs.hidden)
+            yield long[at : at + together], source, texts
 
     def remember(self, requests: Sequence[Request]) -> None:
         """Writes again, for a run that goes on, what cells learn from: what a drafter or a policy keeps is not saved."""
@@ -102,10 +134,15 @@ class Bench:
                     for request in requests:
                         self.write(cell, request, last=True)
 
+    def warm(self) -> None:
+        """Runs every cell for a moment, for the clock."""
+        for cell in self.cells:
+            self.write(cell, short(self.requests[0]))
+
     def run(self, journal: Journal, advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, PromptResult]]:
         """All prompts, in order; those in the journal are not run again."""
-        for cell in self.cells:  # the warm-up
-            self.write(cell, short(self.requests[0]))
+        if self.recordings is None:
+            self.warm()
         done = journal.read(self.cells)[: len(self.requests)]
         self.remember(self.requests[: len(done)])
         for index in range(len(self.requests)):

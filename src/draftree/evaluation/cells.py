@@ -18,6 +18,7 @@ from draftree.registry import build, check_exact, names
 from draftree.request import Request, check
 from draftree.sampling.settings import Sampling
 from draftree.stats import Stats
+from draftree.tree import Ints
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,12 @@ class Quality:
     Attributes:
         overlap: E[Σ min(p, q)] over drafts of depth 1 … 5 at temperature 1, Leviathan's α; None where nothing was written.
         cost_ratio: sₐ/sₜ for one token each.
+        reach: of each prompt, how far its drafts reach behind every root, see `oracle.reaches`.
     """
 
     overlap: float | None
     cost_ratio: float
+    reach: tuple[Ints, ...] = ()
 
 
 Pairing = tuple[str, str, str | None]

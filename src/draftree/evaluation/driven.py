@@ -3,8 +3,8 @@
 Shapes: R texts, M places, N nodes, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -18,8 +18,9 @@ from draftree.drafters.base import Drafter
 from draftree.engine import plain
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation import suites
+from draftree.evaluation.recording import Text
 from draftree.models.cache import SlotCache
-from draftree.models.target import LAST, Needs, Probes, Taps, Target, Verified
+from draftree.models.target import Needs, Probes, Target, Verified
 from draftree.request import Request
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
@@ -29,14 +30,6 @@ DEPTHS = 5
 """The depth to which drafts are looked at, and the tokens that one step of the drive commits."""
 FLOOR = -20.0
 """Lowest log q that counts: a token that cannot be drafted is not infinitely surprising."""
-
-
-@dataclass(frozen=True)
-class Text:
-    """One text: its token ids, and how many of them are the prompt (at least 1)."""
-
-    tokens: Ints
-    start: int
 
 
 @dataclass(frozen=True)
@@ -95,68 +88,6 @@ class Source(Protocol):
     def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified: ...
     def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified: ...
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None: ...
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A target's hidden states along texts, so that a drafter can be driven again without it, or with other states.
-
-    Drafters that read keys and values, or send probes, need the target itself.
-
-    Attributes:
-        target: that was recorded.
-        begins: [R] where each text begins in the packed tensors.
-        hidden: for each entry 0 … L of `hidden_states` recorded, [T, D] of all tokens, text by text.
-        given: which entry is handed out for another one.
-        later: how many tokens later the state stands that is handed out for a token's own, never beyond those that the
-            target has read by then.
-    """
-
-    target: Target
-    begins: Ints
-    hidden: Mapping[int, Tensor]
-    given: Mapping[int, int] = field(default_factory=dict)
-    later: int = 0
-
-    @classmethod
-    @torch.inference_mode()
-    def of(cls, target: Target, texts: Sequence[Text], layers: Sequence[int] = ()) -> Self:
-        """Reads all texts in one pass; layers are entries of `hidden_states`, and the last one is always among them."""
-        needs = Needs(hidden=tuple(dict.fromkeys(target.decoder.hidden_index(layer) for layer in (*layers, LAST))))
-        cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
-        taps = target.prefill(cache, [t.tokens for t in texts], needs).taps
-        return cls(target, np.cumsum([0, *(len(t.tokens) for t in texts[:-1])]), taps.hidden)
-
-    def after(self, rows: Ints, positions: Ints) -> Tensor:
-        """[M, V] logits after some tokens."""
-        decoder = self.target.decoder
-        at = torch.from_numpy(self.begins[rows] + positions).to(decoder.device)
-        return decoder.head(self.hidden[decoder.hidden_index(LAST)][at])
-
-    def new_cache(self, rows: int, slots: int) -> SlotCache:
-        return self.target.new_cache(rows, 1)  # only its lengths are used
-
-    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
-        rows = np.concatenate([np.full(len(p), r) for r, p in enumerate(prompts)])
-        positions = np.concatenate([np.arange(len(p)) for p in prompts])
-        cache.lengths[:] = [len(p) for p in prompts]
-        return Verified(torch.empty(0), self._taps(cache, rows, positions, np.concatenate(list(prompts)), needs))
-
-    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
-        positions = cache.lengths[tree.row] + tree.depth
-        return Verified(self.after(tree.row, positions), self._taps(cache, tree.row, positions, tree.tokens, needs))
-
-    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
-        for root in range(tree.roots):
-            cache.lengths[tree.row[root]] += len(verdict.kept(root))
-
-    def _taps(self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: Needs) -> Taps:
-        last = {r: int(positions[rows == r].max()) for r in np.unique(rows).tolist()}
-        ends = np.array([last[r] for r in rows.tolist()])
-        at = torch.from_numpy(self.begins[rows] + np.clip(positions + self.later, 0, ends)).to(cache.device)
-        index = {layer: self.target.decoder.hidden_index(layer) for layer in needs.hidden}
-        hidden = {layer: self.hidden[self.given.get(i, i)][at] for layer, i in index.items()}
-        return Taps(hidden, rows, positions, tokens, cache)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Shapes: P prompts, B bootstrap samples.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from draftree.acceptors.base import Acceptor
 from draftree.boundary.files import Entries, read_object, write_text
 from draftree.costs import Costs, CostTable, counted, counted_plain
 from draftree.errors import UserError
+from draftree.evaluation import worklog
 from draftree.evaluation.cells import Cell, PromptResult, Quality
 from draftree.registry import part
 from draftree.stats import Work, repeated_ngrams, total
@@ -55,6 +56,13 @@ class Totals:
             [seconds(s.work) for s in stats],
         )
         return cls(*map(np.array, columns))
+
+    @classmethod
+    def read(cls, row: "ResultRow", counted: Sequence[float]) -> "Totals":
+        """The sums of a saved row, with other counted seconds."""
+        saved = Entries(row["per_prompt"], "per_prompt")
+        columns = (saved.get(name, list[int]) for name in ("accepted", "nodes", "steps", "tokens"))
+        return cls(*map(np.array, (*columns, saved.get("seconds", list[float], [0.0] * len(counted)), counted)))
 
     @property
     def per_prompt(self) -> dict[str, list[float] | list[int] | None]:
@@ -97,8 +105,8 @@ def rows(
     """A row for each cell, in the order they were given; with a drafter's own figures and counted work where they are known."""
     by_cell = {cell: [prompt[cell] for prompt in done] for cell in done[0]}
     plain = {cell.temperature: written for cell, written in by_cell.items() if cell.plain}
-    own = {d: asdict(q) for d, q in (quality or {}).items()}
-    unknown = {f.name: None for f in fields(Quality)}
+    own = {d: {"overlap": q.overlap, "cost_ratio": q.cost_ratio} for d, q in (quality or {}).items()}
+    unknown = {"overlap": None, "cost_ratio": None}
     known = prices or {}
     found = [
         row(cell, written, plain[cell.temperature], seed, known.get(cell.drafter or "")) | own.get(cell.drafter or "", unknown)
@@ -141,8 +149,6 @@ def row(
         mine = Totals.of(written, lambda work: counted(costs, work)[0])
         theirs = Totals.of(plain, lambda work: counted_plain(costs, work))
         drafting = sum(counted(costs, w.stats.work)[1] for w in written)
-    everyone = np.arange(len(written))
-    spent = float(mine.counted.sum())
     return {
         "drafter": cell.drafter or "plain",
         "policy": cell.policy,
@@ -153,16 +159,35 @@ def row(
         "draft_steps_per_step": stats.draft_steps_per_step,
         "phases": stats.phases,
         "speedup": stats.tokens_per_second / base.tokens_per_second,
-        "counted_seconds": spent if spent else None,
-        "counted_speedup": float(_counted_speedup(mine, theirs, everyone)) if spent else None,
-        "draft_share": drafting / spent if spent else None,
+        **counted_figures(mine, theirs, drafting),
         "promises_text": promises_text(stats.acceptor),
         "same_output": different == 0,
         "different_prompts": different,
         "repeated_ngrams": float(np.mean([repeated_ngrams(w.tokens, NGRAM) for w in written])),
         "intervals": intervals(mine, theirs, seed),
         "per_prompt": mine.per_prompt,
+        "work": worklog.encode([w.stats for w in written]),
     }
+
+
+def counted_figures(mine: Totals, base: Totals, drafting: float) -> ResultRow:
+    """The figures by the cost model, beside the baseline's; `drafting` is the drafter's part of the seconds."""
+    spent, everyone = float(mine.counted.sum()), np.arange(len(mine.counted))
+    return {
+        "counted_seconds": spent if spent else None,
+        "counted_speedup": float(_counted_speedup(mine, base, everyone)) if spent else None,
+        "draft_share": drafting / spent if spent else None,
+    }
+
+
+CLOCKED = ("tokens_per_second", "speedup", "draft_seconds", "verify_seconds", "seconds", "phases")
+"""The figures by the clock."""
+
+
+def unclocked(figures: Mapping[str, Any]) -> ResultRow:
+    """Figures without those by the clock, which a replay has none of, and which mean nothing beside another machine's costs."""
+    inside = {k: unclocked(v) if k in ("intervals", "per_prompt") else v for k, v in figures.items()}
+    return {k: v for k, v in inside.items() if k not in CLOCKED}
 
 
 def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
@@ -193,6 +218,10 @@ def promises_text(acceptor: str | None) -> bool:
     return rule is None or rule.keeps_text
 
 
+FORMAT = 2
+"""Of saved results. 1 had no work of the steps, and did not name its format."""
+
+
 def save(result: Mapping[str, Any], path: Path) -> None:
     """Writes a result, whole or not at all."""
     on_a_line = lambda found: "[" + " ".join(found[0][1:-1].split()) + "]"
@@ -207,6 +236,8 @@ def read(path: Path) -> dict[str, Any]:
     """
     what = "a result as `draftree bench --out` writes it"
     result = Entries(read_object(path, what), path)
+    if (version := result.get("format", int, 1)) not in range(1, FORMAT + 1):
+        raise UserError(f"'{path}' is a result of format {version}, allowed is 1 … {FORMAT}: another version has written it")
     if not result.get("rows", list[ResultRow]) or not result.get("provenance", dict):
         raise UserError(f"'{path}' is not {what}: it has no rows or no provenance")
     return dict(result.values)

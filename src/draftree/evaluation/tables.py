@@ -1,7 +1,8 @@
 """A benchmark's rows of figures as text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from draftree.evaluation.oracle import free_passes
 from draftree.evaluation.profile import Part
 from draftree.evaluation.report import ResultRow, expected_speedup
 
@@ -15,6 +16,7 @@ def cells(r: ResultRow) -> dict[str, str]:
     """A row as text, by the heads of the tables' columns; without those by the clock where a replay had none."""
     between, counted, timed = r["intervals"], r.get("counted_speedup"), "speedup" in r
     found = {
+        "machine": r.get("machine") or "",
         "drafter": r["drafter"],
         "policy": r["policy"] or "",
         "acceptor": r.get("rule") or r.get("acceptor") or "",
@@ -26,11 +28,13 @@ def cells(r: ResultRow) -> dict[str, str]:
         "overlap": figure(r.get("overlap")),
         "sₐ/sₜ": figure(r.get("cost_ratio")),
         "E(Spd.)": figure(expected_speedup(r)),
+        "bound": figure(bound(r)),
         "nodes/step": f"{r['nodes_per_step']:.1f}",
         "depth/step": f"{r['depth_per_step']:.1f}",
         "drafts/step": figure(r.get("draft_steps_per_step")),
         "speed-up [95 %]": interval(r["speedup"], between["speedup"]) if timed else "",
         "counted speed-up [95 %]": "" if counted is None else interval(counted, between["counted_speedup"]),
+        "if varied": varied(r.get("varied")),
         "same output": same_text(r),
         "draft share": figure(r.get("draft_share")),
     }
@@ -72,15 +76,65 @@ def profile_rows(parts: Sequence[Part]) -> list[dict[str, str]]:
     ]
 
 
+def bound(r: ResultRow) -> float | None:
+    """τ / (1 + drafts · sₐ/sₜ): the row's speed-up if a pass over its trees cost what one over a token costs."""
+    drafts, ratio = r.get("draft_steps_per_step"), r.get("cost_ratio")
+    return None if drafts is None or ratio is None else free_passes(r["acceptance_length"], drafts, ratio)
+
+
+def varied(figures: Sequence[Mapping[str, float]] | None) -> str:
+    """The range of the counted speed-up where a machine's costs are varied."""
+    known = [f["counted_speedup"] for f in figures or () if f["counted_speedup"] is not None]
+    return f"{min(known):.2f} … {max(known):.2f}" if known else ""
+
+
+COUNTED = (
+    "machine", "drafter", "policy", "T", "τ [95 %]", "nodes/step", "drafts/step", "bound",
+    "counted speed-up [95 %]", "if varied",
+)  # fmt: skip
+"""The columns of what was counted and not clocked."""
 FIRST = ("drafter", "policy", "T", "τ [95 %]", "speed-up [95 %]", "same output")
 """The columns that a narrow terminal shows."""
 
 
-def shown(rows: Sequence[ResultRow]) -> list[dict[str, str]]:
-    """Rows as text, τ and nodes first and seconds last; temperature and acceptor where there are several, or one was named."""
+ORACLE = "oracle (bound)"
+"""What stands for a policy in the row of the oracle, which knows the text."""
+
+
+def oracle_cells(bound: ResultRow) -> dict[str, str]:
+    """An oracle's row as text."""
+    return {
+        "machine": bound.get("machine", ""),
+        "drafter": bound["drafter"],
+        "policy": ORACLE,
+        "T": f"{bound['temperature']:g}",
+        "τ [95 %]": f"{bound['acceptance_length']:.2f}",
+        "depth/step": f"{bound['depth_per_step']:.1f}",
+        "nodes/step": f"{bound['depth_per_step']:.1f}",
+        "drafts/step": f"{bound['depth_per_step']:.2f}",
+        "E(Spd.)": figure(bound["leviathan"]),
+        "counted speed-up [95 %]": interval(bound["counted_speedup"], bound["interval"]),
+    }
+
+
+def shown(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
+    """Rows as text, τ and nodes first and seconds last; temperature and acceptor where there are several, or one was named.
+
+    Args:
+        rows: of a result.
+        bounds: its oracles' rows; they come last.
+    """
     hidden = set[str]()
     if len({r["temperature"] for r in rows}) == 1:
         hidden.add("T")
     if all(r.get("rule") is None for r in rows):
         hidden |= {"acceptor", "draws"}
-    return [{name: text for name, text in cells(r).items() if name not in hidden} for r in rows]
+    if not any(r.get("machine") for r in rows):
+        hidden |= {"machine", "if varied"}
+    found = [{name: text for name, text in cells(r).items() if name not in hidden} for r in rows]
+    return found + [{name: texts.get(name, "") for name in found[0]} for texts in map(oracle_cells, bounds)]
+
+
+def counted(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
+    """Rows as text, without what is measured by the clock."""
+    return [{name: row[name] for name in COUNTED if name in row} for row in shown(rows, bounds)]

@@ -26,7 +26,8 @@ from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.evaluation import driven
-from draftree.evaluation.driven import Block, Text, answered, replay, spread
+from draftree.evaluation.driven import Block, answered, replay, spread
+from draftree.evaluation.recording import Text
 from draftree.evaluation.report import save
 from draftree.models.target import Target
 from draftree.timing import measured

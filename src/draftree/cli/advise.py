@@ -1,0 +1,58 @@
+"""`draftree advise`: one short run, one verdict: whether to speculate, and how."""
+
+from dataclasses import dataclass
+
+import typer
+
+from draftree.boundary.knobs import knob
+from draftree.cli.console import NOTHING_KEPT, emit, interruptible
+from draftree.cli.options import AsJson, LoadingOptions, Seed, TargetName, asks_for
+
+
+@dataclass(frozen=True)
+class AdviseOptions:
+    """The options of `draftree advise`."""
+
+    target: TargetName = "demo"
+    data: str = knob("demo", help="Prompts as yours are: a file as of bench --suite, or a shipped suite.")
+    drafter: list[str] = knob((), help="A spec or a checkpoint's folder that is tried; repeat it. By default the usual one.")
+    limit: int = knob(12, min=4, help="How many prompts are written, evenly spread over the file.")
+    max_new_tokens: int = knob(64, min=2, help="How many tokens may be written for each.")
+    seed: Seed = 0
+    loading: LoadingOptions = knob(None)
+    as_json: AsJson = False
+
+
+@asks_for
+def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
+    """Say whether to speculate on this machine with prompts like these, with which drafter and policy, and what it brings."""
+    from draftree.cli import inputs, terminal
+    from draftree.engine import usual_drafter, usual_policy
+    from draftree.evaluation import advice, suites
+    from draftree.evaluation.bench import priced
+    from draftree.evaluation.cells import assemble, chosen
+    from draftree.evaluation.driven import spread
+    from draftree.models.target import Target
+
+    suite = suites.load(asked.data)
+    usual = usual_drafter(asked.target)[0], usual_policy(asked.target, False)
+    pairs = advice.pairings(asked.drafter, usual, bool(asked.drafter))
+    inputs.quiet()
+    with terminal.busy("loading"):
+        engines = assemble(lambda: Target.load(asked.target, **asked.loading), pairs, None)
+        requests, _ = chosen(suite.prompts, next(iter(engines.values())), asked.max_new_tokens, None)
+    with terminal.busy("measuring what a step costs") as tell:
+        engines = priced(engines, tell)
+    several = spread(requests, asked.limit)
+    with terminal.progress("advise", len(several)) as advance, interruptible(NOTHING_KEPT):
+        verdict = advice.advise(engines, several, asked.seed, advance)
+    if asked.as_json:
+        emit(verdict.as_json())
+        return
+    rows = [
+        {"drafter": d, "policy": p, "τ": f"{r['acceptance_length']:.2f}", "counted speed-up": f"{r['counted_speedup']:.2f}"}
+        for (d, p), r in sorted(verdict.counted.items(), key=lambda found: -found[1]["counted_speedup"])
+    ]
+    half = next(iter(verdict.counted.values()))["prompts"]
+    terminal.output().print(terminal.table(f"counted on {half} prompts of {suite.name}, to choose by", rows))
+    terminal.line(advice.told(verdict, asked.target))

@@ -1,0 +1,62 @@
+"""`draftree recount`: prices a saved result on another machine's costs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftree.boundary.files import writable
+from draftree.boundary.knobs import knob
+from draftree.cli.console import emit
+from draftree.cli.options import AsJson, Machines, asks_for
+from draftree.errors import UserError
+
+
+@dataclass(frozen=True)
+class RecountOptions:
+    """The options of `draftree recount`."""
+
+    result: Annotated[Path, typer.Argument(help="What `bench` or `replay` saved.")]
+    costs: list[Path] = knob((), help="A file of costs for all drafters, or one for each, in the order of the result.")
+    machine: Machines = knob(())
+    without: list[str] = knob((), help="A policy that is left out; repeat it for several.")
+    out: Path | None = knob(None, help="Where the result is saved, as JSON.")
+    as_json: AsJson = False
+
+
+@asks_for
+def recount(ctx: typer.Context, asked: RecountOptions) -> None:
+    """Count the seconds of a saved result's steps by another machine's costs, without running anything."""
+    from draftree.cli import inputs, terminal
+    from draftree.evaluation import recount as counting
+    from draftree.evaluation import report, tables
+    from draftree.evaluation.machines import Machine
+
+    if bool(asked.costs) == bool(asked.machine):
+        raise UserError("recount needs --costs or --machine, and takes one of them")
+    machines = [Machine.load(name) for name in dict.fromkeys(asked.machine)]
+    if asked.out is not None:
+        writable(asked.out)
+    saved = counting.without(report.read(asked.result), asked.without)
+    if machines:
+        result = counting.on_machines(saved, machines)
+    else:
+        result = counting.recounted(saved, inputs.costs_of_each(asked.costs, counting.drafters(saved)))
+    if asked.out is not None:
+        report.save(result, asked.out)
+    if asked.as_json:
+        emit(result)
+        return
+    terminal.output().print(terminal.table(title(result, asked.result), tables.counted(result["rows"], result["oracle"])))
+    for machine in machines:
+        if counting.order_changes([r for r in result["rows"] if r["machine"] == machine.name]):
+            terminal.line(f"on {machine.name} another cell is the fastest where costs are varied: see 'if varied'")
+
+
+def title(result: dict[str, Any], path: Path) -> str:
+    """What the figures are of; a simulation is called one."""
+    devices = {about["device"] for about in result["provenance"].get("machines", {}).values()}
+    if not result["simulated"]:
+        return f"the steps of {path} at other costs"
+    return f"Simulated: the acceptance of {path} on the cost curves of {'; '.join(sorted(devices)) or 'another machine'}"

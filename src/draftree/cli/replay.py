@@ -1,0 +1,130 @@
+"""`draftree replay`: judges drafters and policies along texts that the target has written once."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from draftree.boundary.knobs import knob
+from draftree.cli.bench import CellsOptions, Prepared, journalled, prepared, saved
+from draftree.cli.console import interruptible, remark
+from draftree.cli.options import AsJson, asks_for
+from draftree.errors import UserError
+
+if TYPE_CHECKING:
+    from draftree.costs import CostTable
+    from draftree.engine import Engine
+    from draftree.evaluation.bench import Bench
+    from draftree.evaluation.machines import Machine
+
+RULES = ("greedy", "match")
+"""The acceptors whose choice at every place of a text follows from the text and the seed alone."""
+
+
+@dataclass(frozen=True)
+class ReplayOptions(CellsOptions):
+    """The options of `draftree replay`."""
+
+    recording: Path = knob(Path("recording"), help="A folder of recordings; what is missing there is recorded first.")
+    as_json: AsJson = False
+
+
+@asks_for
+def replay(ctx: typer.Context, asked: ReplayOptions) -> None:
+    """Count what drafters × policies bring along recorded texts, without a pass of the target, here or on other machines."""
+    from draftree.cli import terminal
+    from draftree.evaluation.bench import Bench
+    from draftree.evaluation.machines import Machine
+    from draftree.evaluation.recordings import Recordings
+    from draftree.evaluation.results import Run, finished
+
+    machines = [Machine.load(name) for name in dict.fromkeys(asked.machine)]
+    if machines and asked.costs:
+        raise UserError("--machine and --costs were given, allowed is one of them: a machine is a file of costs by its name")
+    ready = prepared(ctx, asked)
+    engines = replayable(ready)
+    some = next(iter(engines.values()))
+    requests = ready.requests(engines)
+    with terminal.busy("loading the recordings"):
+        recordings = Recordings.open(asked.recording, some.target, [e.drafter.needs for e in engines.values()])
+    work = Bench(ready.cells, engines, requests, asked.seed, recordings=recordings)
+    record(work)
+    about = ready.about(work) | {"replayed": True}
+    runs = dict[str, Run]()
+    with contextlib.ExitStack() as journals:
+        for name, priced in on_each(work, machines):
+            first = next(iter(runs.values()), ([], {}))[0]
+            journal = asked.out.with_name(f"{asked.out.name}.{name}") if name else asked.out
+            done = journals.enter_context(journalled(priced, about, tables(priced), journal, f"replaying {name}".strip()))
+            merged = [dict(before) | new for before, new in zip(first, done, strict=True)] if first else done
+            runs[name] = merged, priced.prices
+        result = finished(work, runs, about, ready.categories(requests))
+        saved(result, asked, requests, asked.as_json)
+
+
+def tables(work: "Bench") -> "dict[str, CostTable]":
+    """The costs of each drafter, which trees depend on."""
+    from draftree.costs import CostTable
+
+    return {d: c for d, c in work.prices.items() if isinstance(c, CostTable)}
+
+
+def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str, "Bench"]]:
+    """The work with the costs of each machine, by its name; cells whose trees do not hang on costs are run on the first alone.
+
+    Without any machine it is the one at hand, by no name.
+    """
+    from draftree.cli import terminal
+    from draftree.evaluation.bench import priced
+    from draftree.evaluation.machines import drafting
+
+    with terminal.busy("measuring what a step costs") as tell:
+        engines = {} if machines else priced(work.engines, tell)
+        reads = {d: drafting(e.target, e.drafter, tell) for (d, _), e in work.engines.items()} if machines else {}
+    if not machines:
+        yield "", replace(work, engines=engines)
+    reading = {policy for (_, policy), e in work.engines.items() if e.policy.reads_costs}
+    for i, machine in enumerate(machines):
+        costs = {d: machine.costs(r) for d, r in reads.items()}
+        engines = {pair: replace(e, costs=costs[pair[0]]) for pair, e in work.engines.items()}
+        cells = [c for c in work.cells if i == 0 or c.plain or c.policy in reading]
+        yield machine.name, replace(work, engines=engines, cells=cells, sessions={})
+
+
+def replayable(ready: Prepared) -> "dict[tuple[str, str], Engine]":
+    """The engines that are asked for; refuses what cannot be replayed.
+
+    Raises:
+        UserError: it names the acceptor, or the drafter.
+    """
+    for _, _, acceptor in ready.pairs:
+        if acceptor is not None and acceptor.partition(":")[0] not in RULES:
+            told = f"acceptor '{acceptor}' cannot be replayed: what it accepts hangs on the target's whole distribution"
+            raise UserError(f"{told}; allowed are {' and '.join(RULES)}")
+    engines = ready.load()
+    for (drafter, _), engine in engines.items():
+        if engine.drafter.sends_probes:
+            raise UserError(f"drafter '{drafter}' cannot be replayed: it sends probes, which need a pass of the target")
+    return engines
+
+
+def record(work: "Bench") -> None:
+    """Records what is missing, and says beforehand how much that is."""
+    from draftree.cli import terminal
+
+    recordings = work.recordings
+    assert recordings is not None
+    temperatures = dict.fromkeys(c.temperature for c in work.cells)
+    every = [work.asked(request, t) for t in temperatures for request in work.requests]
+    missing = recordings.missing(every)
+    if not missing:
+        return
+    most = sum(len(r.prompt) + r.max_new_tokens for r in missing) * recordings.bytes_per_token / 2**20
+    told = f"{len(missing)} texts in '{recordings.folder}', {recordings.bytes_per_token:,} bytes a token"
+    remark(f"recording {told}: at most {most:,.1f} MiB")
+    again = "the same command goes on with the texts that are missing"
+    with terminal.progress("recording", 2 * len(missing)) as tell, interruptible(again):
+        recordings.record(missing, tell)

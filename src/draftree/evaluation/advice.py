@@ -1,0 +1,133 @@
+"""Says for a target, a machine and some text whether to speculate, with which drafter and policy, and what it brings.
+
+Half of the prompts, by their hash, choose among the pairings: the target writes them once, and all pairings are counted along
+these texts by the costs of this machine. The other half judges the one that was chosen, beside plain decoding and by the clock.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from draftree.boundary.progress import Tell, silent
+from draftree.engine import Engine
+from draftree.errors import UserError
+from draftree.evaluation import report
+from draftree.evaluation.bench import Bench
+from draftree.evaluation.cells import Cell, PromptResult
+from draftree.evaluation.recordings import Recordings
+from draftree.evaluation.report import ResultRow
+from draftree.request import Request
+
+Pair = tuple[str, str]
+"""The specs of a drafter and a policy."""
+UNTRAINED: tuple[Pair, ...] = (("suffix", "yield"), ("pld", "trie"))
+"""Pairings that any target can have."""
+FEWEST = 4
+"""Prompts below which a verdict would be a guess."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found.
+
+    Attributes:
+        chosen: the pairing with the most counted tokens a second on the first half.
+        counted: by pairing, the row of figures of the first half.
+        judged: the row of the chosen pairing on the other half, by the clock.
+    """
+
+    chosen: Pair
+    counted: Mapping[Pair, ResultRow]
+    judged: ResultRow
+
+    @property
+    def speculate(self) -> bool | None:
+        """Whether it is faster than plain decoding; None where the interval holds 1."""
+        low, high = self.judged["intervals"]["speedup"]
+        return True if low > 1 else False if high < 1 else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures by the names of the command line."""
+        rows = [
+            {"drafter": d, "policy": p, "interval": r["intervals"]["counted_speedup"]}
+            | {name: r[name] for name in ("acceptance_length", "counted_speedup")}
+            for (d, p), r in self.counted.items()
+        ]
+        names = ("speedup", "acceptance_length", "counted_speedup", "prompts", "same_output")
+        found = {name: self.judged[name] for name in names} | {"interval": self.judged["intervals"]["speedup"]}
+        return {"speculate": self.speculate, "drafter": self.chosen[0], "policy": self.chosen[1]} | found | {"counted": rows}
+
+
+def halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
+    """Two halves of some requests by the hash of their prompts, whatever their order; the same ones always."""
+    by_hash = sorted(requests, key=lambda r: hashlib.sha256(str(r.prompt).encode()).digest())
+    return by_hash[::2], by_hash[1::2]
+
+
+def pairings(drafters: Sequence[str], usual: Pair, given: bool) -> list[Pair]:
+    """The pairings that are tried: with drafters that are named each by policies that fit most; else the usual ones.
+
+    Args:
+        drafters: specs that were named.
+        usual: drafter and policy where none is named.
+        given: whether any was.
+    """
+    own = [(d, p) for d in drafters for p in ("yield", "pct")] if given else [usual, (usual[0], "pct")]
+    return list(dict.fromkeys([*own, *UNTRAINED]))
+
+
+def advise(engines: Mapping[Pair, Engine], requests: Sequence[Request], seed: int = 0, tell: Tell = silent) -> Verdict:
+    """Chooses on one half of the requests, and judges on the other.
+
+    Args:
+        engines: by pairing, with their costs.
+        requests: greedy ones, at least `FEWEST`.
+        seed: of the intervals.
+        tell: told how many of the steps of work are done.
+
+    Raises:
+        UserError: there are too few requests, or all prompts are one.
+    """
+    if len({r.prompt for r in requests}) < FEWEST:
+        raise UserError(f"{len(requests)} prompts were given, needed are at least {FEWEST} different ones that fit the context")
+    first, other = halves(requests)
+    plain, whole = Cell(None, None, 0.0), len(first) + len(other)
+    cells = {pair: Cell(*pair, 0.0) for pair in engines}
+    with TemporaryDirectory() as folder:
+        target, needs = next(iter(engines.values())).target, [e.drafter.needs for e in engines.values()]
+        recordings = Recordings.open(Path(folder), target, needs)
+        tell(0, "plain decoding", whole)
+        recordings.record(first)
+        work = Bench([plain, *cells.values()], engines, first, seed, recordings=recordings)
+        done = list[dict[Cell, PromptResult]]()
+        for i in range(len(first)):
+            tell(i, "choosing", whole)
+            done.append(work.prompt(i))
+    rows = report.rows(done, seed, None, work.prices)[1:]
+    counted = dict(zip(engines, map(report.unclocked, rows), strict=True))
+    chosen = max(counted, key=lambda pair: counted[pair]["counted_speedup"])
+    live = Bench([plain, cells[chosen]], {chosen: engines[chosen]}, other, seed)
+    live.warm()
+    judged = list[dict[Cell, PromptResult]]()
+    for i in range(len(other)):
+        tell(len(first) + i, f"judging {' + '.join(chosen)}", whole)
+        judged.append(live.prompt(i))
+    tell(whole, "", whole)
+    return Verdict(chosen, counted, report.rows(judged, seed, None, live.prices)[1])
+
+
+def told(verdict: Verdict, target: str) -> str:
+    """The verdict in words."""
+    row, (drafter, policy) = verdict.judged, verdict.chosen
+    low, high = row["intervals"]["speedup"]
+    speed = f"{row['speedup']:.2f} × [{low:.2f}, {high:.2f}] plain decoding's speed"
+    figure = f"{speed} on {row['prompts']} prompts that had no part in the choice"
+    how = f"--drafter {drafter} --policy {policy}"
+    if verdict.speculate:
+        return f"Speculate with {how}: {figure}."
+    if verdict.speculate is False:
+        return f"Do not speculate with {target} here: the best of what was tried, {how}, has {figure}."
+    return f"Not told apart: {how} has {figure}. More prompts (--limit) may decide; until then plain decoding is as good."

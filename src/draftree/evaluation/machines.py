@@ -1,0 +1,270 @@
+"""Machines that are not here: costs by name, from published fits or derived from what weights a pass has to read.
+
+A pass over n tokens takes t₀ + w/B + kv/B + n · 2P/F seconds: launches, the weights w and the context's keys and values at the
+bandwidth B, and the arithmetic of P weights at the rate F. The terms add up, as a published fit has it, so that further nodes
+are never free. Everything that is counted by such costs is a simulation, and says so.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from draftree.boundary.files import Entries, read_object
+from draftree.boundary.knobs import Part, knob
+from draftree.boundary.progress import Tell, silent
+from draftree.costs import Costs, CostTable
+from draftree.drafters._fused import FusedDrafter
+from draftree.drafters.base import Drafter
+from draftree.errors import UnknownName
+from draftree.models.target import Target
+from draftree.policies.base import append
+from draftree.sampling.drawing import Drawing
+from draftree.timing import CANDIDATES, DRAFTED, FED, FED_WIDE, measured
+from draftree.tree import Tree, Verdict
+
+FOLDER = Path(__file__).parents[1] / "machines"
+CONTEXTS = (0, 8192)
+"""Committed tokens at which a derived file has costs; they are linear between."""
+READ = 8
+"""Tokens of the prompt behind which a drafter's pass is looked at."""
+LEAST = 1e-9
+"""Seconds of what costs nothing: a cost is above 0."""
+
+
+@dataclass(frozen=True)
+class Drafting(Part):
+    """What a drafter does in a step, in terms that hold on any machine and for a target of any size.
+
+    Attributes:
+        layers: weights that a draft step reads, in layers of the target.
+        heads: those of LM heads, in heads of the target.
+        commit_layers: weights that a commit reads.
+        commit_heads: likewise.
+        processor: {f: seconds} that its look-ups took on the processor here, over f frontier nodes; empty without any.
+    """
+
+    layers: float = knob(0.0, least=0)
+    heads: float = knob(0.0, least=0)
+    commit_layers: float = knob(0.0, least=0)
+    commit_heads: float = knob(0.0, least=0)
+    processor: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, saved: Mapping[str, Any]) -> Self:
+        """As `asdict` and JSON have left it."""
+        return cls(**{**saved, "processor": {int(f): s for f, s in saved.get("processor", {}).items()}})
+
+    def seconds(self, f: int) -> float:
+        """Of the look-ups over f nodes, linear between the measured widths; the widest's beyond."""
+        widths = sorted(self.processor)
+        return float(np.interp(f, widths, [self.processor[w] for w in widths])) if widths else 0.0
+
+
+@dataclass(frozen=True)
+class Roofline(Part):
+    """The numbers of a dense target on a machine, all of them in weights, bytes and seconds.
+
+    Attributes:
+        parameters: P, weights that every token is multiplied with.
+        weights: w, bytes of them that a pass reads.
+        kv: bytes of one token's keys and values.
+        bandwidth: B, bytes a second that are really reached.
+        rate: F, operations a second that are really reached.
+        launch: t₀, seconds of launches and of what devices tell one another.
+        overhead: o, seconds of the host in every step, in plain decoding too.
+        layers: of the target.
+        layer: weights of one.
+        head: weights of the LM head.
+        draft_bytes: of a drafter's weight.
+    """
+
+    parameters: float = knob(above=0)
+    weights: float = knob(above=0)
+    kv: float = knob(least=0)
+    bandwidth: float = knob(above=0)
+    rate: float = knob(above=0)
+    launch: float = knob(least=0)
+    overhead: float = knob(least=0)
+    layers: int = knob(least=1)
+    layer: float = knob(above=0)
+    head: float = knob(above=0)
+    draft_bytes: float = knob(2.0, above=0)
+
+    def target(self, n: int, context: int) -> float:
+        """sₜ(n) behind so many tokens, with the host's overhead."""
+        reading = (self.weights + self.kv * context) / self.bandwidth
+        return self.overhead + self.launch + reading + n * 2 * self.parameters / self.rate
+
+    def drafted(self, layers: float, heads: float, f: int) -> float:
+        """Seconds of a drafter's pass over f tokens; it is launched as often as so many of the target's layers."""
+        parameters = layers * self.layer + heads * self.head
+        launches = self.launch * layers / self.layers
+        return launches + parameters * self.draft_bytes / self.bandwidth + f * 2 * parameters / self.rate
+
+    def entries(self, work: Drafting) -> tuple[Costs, ...]:
+        """The costs of a drafter on this machine."""
+        found = []
+        for context in CONTEXTS:
+            target = {n: self.target(n, context) for n in (*FED, *FED_WIDE)}
+            found.append(Costs(self.steps(work), target, self.commit(work), context))
+        return tuple(found)
+
+    def steps(self, work: Drafting) -> dict[int, float]:
+        """sₐ of a drafter."""
+        return {f: max(self.drafted(work.layers, work.heads, f) + work.seconds(f), LEAST) for f in DRAFTED}
+
+    def commit(self, work: Drafting) -> float:
+        """Seconds of a drafter's commit of one token."""
+        return self.drafted(work.commit_layers, work.commit_heads, 1)
+
+
+ONE_LAYER = Drafting(layers=1, heads=1)
+"""The drafter that the files' own draft curves are for: one of the target's layers, and a head of its width."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine with a target on it.
+
+    Attributes:
+        name: of its file.
+        table: its costs with a drafter of one layer.
+        roofline: what other drafters' costs are derived from; none where only the target's curve was published.
+    """
+
+    name: str
+    table: CostTable
+    roofline: Roofline | None
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """The machine of that name.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        if name not in names():
+            raise UnknownName("machine", name, names())
+        path = FOLDER / f"{name}.json"
+        saved = Entries(read_object(path, "a machine's costs"), path).get("roofline", dict, {})
+        return cls(name, CostTable.load(path), Roofline(**saved) if saved else None)
+
+    @property
+    def summary(self) -> str:
+        """The machine in one line."""
+        return f"{self.table.about['device']} ({self.table.about['kind']})"
+
+    def costs(self, work: Drafting) -> CostTable:
+        """The costs of a drafter here: its own draft steps beside the target's curves."""
+        about = {**self.table.about, "machine": self.name}
+        entries = tuple(self._entry(entry, work) for entry in self.table.entries)
+        return CostTable(entries, about)
+
+    def _entry(self, entry: Costs, work: Drafting) -> Costs:
+        if self.roofline is not None:
+            return replace(entry, draft=self.roofline.steps(work), commit=self.roofline.commit(work))
+        passes = 1.0 if work.layers or work.heads else 0.0  # the assumed draft step stands for any network
+        steps = {f: max(passes * entry.draft_seconds(f) + work.seconds(f), LEAST) for f in DRAFTED}
+        return replace(entry, draft=steps)
+
+
+def names() -> list[str]:
+    """The machines there are."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostTable:
+    """The table of a machine on which further tokens cost more or less, and every step some host time.
+
+    Args:
+        table: the one it is compared with.
+        slope: factor of what a pass over n tokens costs beyond one over a single token.
+        overhead: seconds added to every pass of the target, plain decoding's too.
+    """
+
+    def bent(entry: Costs) -> Costs:
+        one = entry.target_seconds(1)
+        return replace(entry, target={n: one + slope * (s - one) + overhead for n, s in entry.target.items()})
+
+    told = {"slope": f"{slope:g}", "overhead": f"{overhead:g}"}
+    return CostTable(tuple(map(bent, table.entries)), {**table.about, **told})
+
+
+def drafting(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Drafting:
+    """What a drafter's second draft step of a tree, and its commit, read; look-ups are timed here, or were before."""
+    layer, head = _sizes(target)
+    step, commit = _read(target, drafter)
+    parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
+    seconds = dict.fromkeys(DRAFTED, 0.0)
+    for part in (part for part in parts if part.searches):
+        timed = min(measured(target, part, tell=tell).entries, key=lambda e: e.context)
+        seconds = {f: s + timed.draft_seconds(f) for f, s in seconds.items()}
+    return Drafting(
+        step.layers / layer, step.heads / head, commit.layers / layer, commit.heads / head,
+        seconds if any(seconds.values()) else {},
+    )  # fmt: skip
+
+
+def _sizes(target: Target) -> tuple[int, int]:
+    """Weights of one of a target's layers, and of its LM head."""
+    decoder = target.decoder
+    return sum(p.numel() for p in decoder.layers[0].parameters()), decoder.vocab * decoder.hidden
+
+
+MULTIPLIED = ("linear", "_linear_pointwise", "addmm")
+"""The names of what multiplies rows by a weight: torch's own, oneDNN's, and that of GPT-2's layers."""
+
+
+class _Reading(TorchFunctionMode):
+    """Adds up the weights of all linear layers that are called, those of LM heads apart: they are wider than any layer."""
+
+    def __init__(self, widest: int) -> None:
+        super().__init__()
+        self.widest, self.layers, self.heads = widest, 0, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "").partition(".")[0] in MULTIPLIED:
+            rows = args[1] if func is torch.addmm else args[0]
+            if made.shape[-1] > self.widest:
+                self.heads += rows.shape[-1] * made.shape[-1]
+            else:
+                self.layers += rows.shape[-1] * made.shape[-1]
+        return made
+
+
+def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading]:
+    """The weights read by a draft step below the root's children, and by the commit of a root."""
+    widest = max(max(p.shape) for p in target.decoder.layers[0].parameters())
+    step, commit, zero = _Reading(widest), _Reading(widest), np.zeros(1, np.int64)
+    prompt = np.arange(READ) % target.decoder.vocab
+    cache = target.new_cache(1, 2 * READ)
+    state = drafter.start([prompt], zero, target.prefill(cache, [prompt], drafter.needs).taps)
+    root = Tree.planted(zero, zero)
+    candidates, state = drafter.expand(state, root, zero, CANDIDATES, Drawing())
+    tree = append(root, zero, candidates)
+    if len(tree) > 1:
+        with step:
+            _, state = drafter.expand(state, tree, np.array([1]), CANDIDATES, Drawing())
+    taps = target.verify(cache, root, drafter.needs, drafter.probes(state)).taps
+    nothing = Verdict((np.zeros(0, np.int64),), np.ones(1, np.int64))
+    target.commit(cache, root, nothing)
+    with commit:
+        drafter.commit(state, root, nothing, taps)
+    return step, commit
+
+
+def derived(name: str) -> dict[str, Any]:
+    """A derived machine's file as the formula gives it, from the numbers and the words that stand there."""
+    machine = Machine.load(name)
+    assert machine.roofline is not None
+    entries = [asdict(entry) for entry in machine.roofline.entries(ONE_LAYER)]
+    file = {"entries": entries, "about": dict(machine.table.about), "roofline": asdict(machine.roofline)}
+    found: dict[str, Any] = json.loads(json.dumps(file))
+    return found

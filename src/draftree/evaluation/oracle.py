@@ -1,0 +1,180 @@
+"""How much any policy could still win with a drafter: an oracle that knows the text, and what formulas say.
+
+The oracle knows before each step how long a prefix of what the target will write stands token for token among the drafter's
+eight likeliest, and drafts as much of it as pays: a chain of depth d costs d · sₐ(1) + sₜ(1 + d) and writes d + 1 tokens. It
+divides the text so that the sum of all steps is least. A policy that drafts at most eight children of a node, by draft steps,
+and no deeper than `DEEPEST`, does no better over this drafter; the commit is not counted.
+
+Shapes: R texts, T tokens of one text.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.boundary.files import Entries
+from draftree.costs import Costs, CostTable
+from draftree.drafters.base import Drafter
+from draftree.errors import UserError
+from draftree.evaluation import worklog
+from draftree.evaluation.driven import Source
+from draftree.evaluation.recording import Text
+from draftree.evaluation.report import bounds, rate, samples
+from draftree.sampling.drawing import Drawing
+from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+
+LIKELIEST = 8
+"""Candidates among which the oracle finds the right token."""
+NONE: Ints = np.zeros(0, np.int64)
+DEEPEST = 24
+"""No prefix is looked for beyond it."""
+
+
+@torch.inference_mode()
+def reaches(source: Source, drafter: Drafter[Any], texts: Sequence[Text], carried: Any = None) -> tuple[list[Ints], Any]:
+    """[T − start − 1] for each root in each text, how many of the tokens behind it the drafter has among its likeliest in turn.
+
+    Beside it stands what the drafter carries to the next texts.
+
+    Args:
+        source: a target, or a recording of these very texts.
+        drafter: is asked after every token that it still has right.
+        texts: all in one batch; of each the first root is its first new token.
+        carried: what the drafter keeps of texts before these.
+    """
+    cache = source.new_cache(len(texts), max(len(t.tokens) for t in texts) + DEEPEST)
+    prompts = [t.tokens[: t.start] for t in texts]
+    taps = source.prefill(cache, prompts, drafter.needs).taps
+    state = drafter.start(prompts, np.array([t.tokens[t.start] for t in texts]), taps, carried)
+    found: list[list[int]] = [[] for _ in texts]
+    for at in range(max(len(t.tokens) - t.start - 1 for t in texts)):
+        live = np.array([r for r, t in enumerate(texts) if t.start + at < len(t.tokens) - 1], np.int64)
+        behind = [texts[r].tokens[texts[r].start + at :] for r in live.tolist()]
+        tree, state = _followed(drafter, state, live, behind)
+        for row in live.tolist():
+            found[row].append(int(tree.depth[tree.of_row(row)].max()))
+        verified = source.verify(cache, tree, drafter.needs, drafter.probes(state))
+        verdict = Verdict((np.zeros(0, np.int64),) * len(live), np.array([tokens[1] for tokens in behind]))
+        source.commit(cache, tree, verdict)
+        roots = np.arange(len(live))
+        state = drafter.commit(state, tree, verdict, verified.taps.take(roots))
+    return [np.array(row, np.int64) for row in found], drafter.carry(state)
+
+
+def _followed(drafter: Drafter[Any], state: Any, live: Ints, behind: Sequence[Ints]) -> tuple[Tree, Any]:
+    """Chains of what each row writes behind its root, as far as the drafter proposes it."""
+    tree = Tree.planted(live, np.array([tokens[0] for tokens in behind]))
+    frontier = np.arange(len(live))
+    for depth in range(1, DEEPEST + 1):
+        candidates, state = drafter.expand(state, tree, frontier, LIKELIEST, Drawing())
+        rows = np.searchsorted(live, tree.row[frontier])
+        nexts = np.array([behind[i][depth] if depth < len(behind[i]) else -1 for i in rows.tolist()], np.int64)
+        right = ((candidates.tokens == nexts[:, None]) & np.isfinite(candidates.log_q)).any(axis=1)
+        if not right.any():
+            break
+        tokens, nothing = nexts[right], np.zeros(int(right.sum()))
+        known = Candidates(tokens[:, None], nothing[:, None], draw=candidates.draw)
+        tree = tree.append(frontier[right], tokens, nothing, nothing, known)
+        frontier = np.arange(len(tree) - len(tokens), len(tree))
+    return tree, state
+
+
+@dataclass(frozen=True)
+class Division:
+    """The oracle's steps along one text: their depths, their seconds, and those of plain decoding."""
+
+    depths: tuple[int, ...]
+    seconds: float
+    plain: float
+
+
+def divided(reach: Ints, start: int, costs: Costs | CostTable) -> Division:
+    """The cheapest way to write a text whose first root stands at a position, where each root's reach is known.
+
+    Args:
+        reach: [M] of each root.
+        start: the first root's position, which is how much is committed then.
+        costs: of drafts and passes.
+    """
+    count = len(reach)
+    least, choice, plain = np.zeros(count + 1), np.zeros(count, np.int64), 0.0
+    for i in range(count - 1, -1, -1):
+        here = costs.at(start + i, 1)
+        depths = np.arange(min(int(reach[i]), count - 1 - i) + 1)
+        total: Floats = depths * here.draft_seconds(1) + here.targets((1 + depths).astype(np.float64)) + least[i + 1 + depths]
+        choice[i] = int(total.argmin())
+        least[i] = total[choice[i]]
+        plain += here.target_seconds(1)
+    return Division(tuple(_steps(choice)), float(least[0]), plain)
+
+
+def _steps(choice: Ints) -> Iterator[int]:
+    at = 0
+    while at < len(choice):
+        yield int(choice[at])
+        at += int(choice[at]) + 1
+
+
+def log(drafter: str, temperature: float, starts: Sequence[int], reach: Sequence[Ints]) -> dict[str, Any]:
+    """What a result keeps of a drafter's reach, so that the oracle can be priced again.
+
+    Args:
+        drafter: its spec.
+        temperature: of the texts.
+        starts: [P] the position of each text's first root.
+        reach: [P] that of every root in it.
+    """
+    coded = {"lengths": list(map(len, reach)), "reach": worklog.runs(np.concatenate([*reach, NONE]).tolist())}
+    return {"drafter": drafter, "temperature": temperature, "starts": list(starts)} | coded
+
+
+def row(saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: float | None = None) -> dict[str, Any]:
+    """The oracle's row at some costs, with what was logged.
+
+    Args:
+        saved: what `log` gives.
+        costs: of drafts and passes.
+        seed: of the bootstrap.
+        overlap: the drafter's, for what Leviathan's formula says.
+
+    Raises:
+        UserError: the log is broken.
+    """
+    entries = Entries(saved, "the oracle's log")
+    lengths, all_of_them = entries.get("lengths", list[int], least=0), worklog.unrun(entries.get("reach", list[int]))
+    starts = entries.get("starts", list[int], least=0)
+    if sum(lengths) != len(all_of_them) or len(starts) != len(lengths):
+        raise UserError("the oracle's log does not fit together: its lengths are not those of its reach")
+    parts = np.split(np.array(all_of_them, np.int64), np.cumsum(lengths)[:-1])
+    found = [divided(reach, start, costs) for reach, start in zip(parts, starts, strict=True)]
+    depths, everyone = [d for division in found for d in division.depths], np.arange(len(found))
+    seconds, plain = (np.array([getattr(d, name) for d in found]) for name in ("seconds", "plain"))
+    return {
+        **saved,
+        "acceptance_length": float(np.mean(depths)) + 1 if depths else 1.0,
+        "depth_per_step": float(np.mean(depths)) if depths else 0.0,
+        "counted_speedup": float(rate(plain, seconds, everyone)) if depths else 1.0,
+        "interval": bounds(rate(plain, seconds, samples(len(found), seed))),
+        "leviathan": None if overlap is None else leviathan(overlap, costs.ratio),
+    }
+
+
+def leviathan(overlap: float, cost_ratio: float, most: int = 64) -> float:
+    """The most that a chain of fixed length gains by Leviathan et al. 2023, theorem 3.8: (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)).
+
+    Args:
+        overlap: a, how often a draft is accepted.
+        cost_ratio: c = sₐ/sₜ of one token each; a target's pass is taken to cost the same whatever it is fed.
+        most: the longest chain that is tried.
+    """
+    gamma = np.arange(most + 1)
+    tokens = gamma + 1.0 if overlap >= 1 else (1 - overlap ** (gamma + 1.0)) / (1 - overlap)
+    return float((tokens / (gamma * cost_ratio + 1)).max())
+
+
+def free_passes(acceptance_length: float, drafts: float, cost_ratio: float) -> float:
+    """τ / (1 + drafts · sₐ/sₜ): the speed-up if a pass over a whole tree cost what one over a token costs."""
+    return acceptance_length / (1 + drafts * cost_ratio)

@@ -1,0 +1,102 @@
+"""What a target made of texts, kept so that drafters can be driven along them again without it.
+
+Shapes: R texts, T tokens of all texts, M places, N nodes, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.models.cache import SlotCache
+from draftree.models.target import LAST, Needs, Probes, Taps, Target, Verified
+from draftree.tree import Ints, Tree, Verdict
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text: its token ids, and how many of them are the prompt (at least 1)."""
+
+    tokens: Ints
+    start: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A target's hidden states, keys and values along texts: it verifies nothing but gives what a pass along them has given.
+
+    Drafters that send probes need the target itself.
+
+    Attributes:
+        target: that was recorded.
+        texts: [R] of them.
+        hidden: for each entry 0 … L of `hidden_states` recorded, [T, D] of all tokens, text by text.
+        cache: holds the texts' keys and values; all that is replayed shares it.
+        given: which entry is handed out for another one.
+        later: how many tokens later the state stands that is handed out for a token's own, never beyond those that the
+            target has read by then.
+    """
+
+    target: Target
+    texts: tuple[Text, ...]
+    hidden: Mapping[int, Tensor]
+    cache: SlotCache
+    given: Mapping[int, int] = field(default_factory=dict)
+    later: int = 0
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, target: Target, texts: Sequence[Text], layers: Sequence[int] = ()) -> Self:
+        """Reads all texts in one pass; layers are entries of `hidden_states`, and the last one is always among them."""
+        needs = Needs(hidden=tuple(dict.fromkeys(target.decoder.hidden_index(layer) for layer in (*layers, LAST))))
+        cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
+        taps = target.prefill(cache, [t.tokens for t in texts], needs).taps
+        return cls(target, tuple(texts), taps.hidden, cache)
+
+    @cached_property
+    def _begins(self) -> Ints:
+        """[R] where each text begins in the packed tensors."""
+        return np.cumsum([0, *(len(t.tokens) for t in self.texts[:-1])])
+
+    @cached_property
+    def _lasts(self) -> Ints:
+        """[R] the position of each text's last token."""
+        return np.array([len(t.tokens) - 1 for t in self.texts], np.int64)
+
+    def after(self, rows: Ints, positions: Ints) -> Tensor:
+        """[M, V] logits after some tokens; behind a text's end those of its last token."""
+        decoder = self.target.decoder
+        at = torch.from_numpy(self._begins[rows] + np.minimum(positions, self._lasts[rows])).to(decoder.device)
+        return decoder.head(self.hidden[decoder.hidden_index(LAST)][at])
+
+    def new_cache(self, rows: int, slots: int) -> SlotCache:
+        """The texts' own cache, with nothing committed."""
+        self.cache.truncate(np.zeros(rows, np.int64))
+        return self.cache
+
+    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+        rows = np.concatenate([np.full(len(p), r) for r, p in enumerate(prompts)])
+        positions = np.concatenate([np.arange(len(p)) for p in prompts])
+        cache.lengths[:] = [len(p) for p in prompts]
+        return Verified(torch.empty(0), self.taps(cache, rows, positions, np.concatenate(list(prompts)), needs))
+
+    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
+        positions = cache.lengths[tree.row] + tree.depth
+        return Verified(self.after(tree.row, positions), self.taps(cache, tree.row, positions, tree.tokens, needs))
+
+    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+        for root in range(tree.roots):
+            cache.lengths[tree.row[root]] += len(verdict.kept(root))
+
+    def taps(self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: Needs) -> Taps:
+        """What the target made of tokens at some positions; of those beyond a text, what it made of the last."""
+        last = {r: int(positions[rows == r].max()) for r in np.unique(rows).tolist()}
+        ends = np.minimum(np.array([last[r] for r in rows.tolist()]), self._lasts[rows])
+        at = torch.from_numpy(self._begins[rows] + np.clip(positions + self.later, 0, ends)).to(cache.device)
+        index = {layer: self.target.decoder.hidden_index(layer) for layer in needs.hidden}
+        hidden = {layer: self.hidden[self.given.get(i, i)][at] for layer, i in index.items()}
+        return Taps(hidden, rows, positions, tokens, cache)

@@ -1,0 +1,61 @@
+"""A result as it is saved, made of what a benchmark or a replay has run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from draftree.costs import CostTable
+from draftree.evaluation import oracle, report
+from draftree.evaluation.bench import Bench
+from draftree.evaluation.cells import Cell, PromptResult
+from draftree.evaluation.machines import Machine, drafting
+from draftree.evaluation.report import Prices, ResultRow
+
+Run = tuple[Sequence[Mapping[Cell, PromptResult]], Prices]
+"""What was done for each prompt, and the costs of each drafter that it is counted by."""
+
+
+def finished(work: Bench, runs: Mapping[str, Run], about: Mapping[str, Any], categories: Sequence[str]) -> dict[str, Any]:
+    """The result of all cells: rows, the oracle's beside them, and where they come from.
+
+    Args:
+        work: that was run.
+        runs: by machine; by no name on the one at hand.
+        about: the provenance so far.
+        categories: of each prompt.
+    """
+    done, prices = next(iter(runs.values()))
+    quality = {d: work.quality(d, done, prices[d]) for d in prices}
+    temperature, starts = next(c.temperature for c in work.cells if c.plain), [len(r.prompt) for r in work.requests]
+    logs = {d: oracle.log(d, temperature, starts, q.reach) for d, q in quality.items()}
+    rows, bounds = list[ResultRow](), list[ResultRow]()
+    for machine, (texts, costs) in runs.items():
+        own, name = {d: replace(q, cost_ratio=costs[d].ratio) for d, q in quality.items()}, named(machine)
+        rows += [name | row | by_category(row, categories) for row in report.rows(texts, work.seed, own, costs)]
+        bounds += [name | oracle.row(logs[d], costs[d], work.seed, own[d].overlap) for d in own]
+    simulated = any(isinstance(c, CostTable) and c.simulated for _, costs in runs.values() for c in costs.values())
+    if simulated or work.recordings is not None:
+        rows = list(map(report.unclocked, rows))  # what is clocked here does not stand beside what is not
+    reads = {d: asdict(drafting(work.target, e.drafter)) for (d, _), e in work.engines.items()}
+    told = {**about, "drafting": reads, "costs": {d: asdict(c) for d, c in prices.items()}}
+    if any(runs):
+        told["machines"] = {m: dict(Machine.load(m).table.about) for m in runs}
+    return {"format": report.FORMAT, "simulated": simulated, "provenance": told, "rows": rows, "oracle": bounds}
+
+
+def named(machine: str) -> ResultRow:
+    """What tells a machine's rows from another's; nothing on the one at hand."""
+    return {"machine": machine} if machine else {}
+
+
+def by_category(row: ResultRow, categories: Sequence[str]) -> ResultRow:
+    """τ of the prompts of each category, where there are several."""
+    accepted, steps = (np.array(row["per_prompt"][k]) for k in ("accepted", "steps"))
+    names = np.array(categories)
+    if len(set(categories)) < 2:
+        return {}
+    return {
+        "τ": {c: 1 + float(accepted[names == c].sum() / max(steps[names == c].sum(), 1)) for c in dict.fromkeys(categories)}
+    }

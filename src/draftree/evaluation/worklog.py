@@ -1,0 +1,73 @@
+"""The work of every step of a run, run-length coded, so that a saved result can be priced again on another machine.
+
+Texts are written one at a time, so a step is of one row: it feeds the target its root, its nodes and its probes.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, chain, groupby, islice
+from typing import Any
+
+import numpy as np
+
+from draftree.boundary.files import Entries
+from draftree.errors import UserError
+from draftree.stats import Stats, Step, Work
+
+Runs = list[int]
+"""A column of numbers as value, count, value, count, …"""
+WorkLog = dict[str, Any]
+"""`shapes`: the frontiers' widths that occur; `steps` [P]: how many each prompt took; and of all steps in order the
+columns `shape` (which of them), `fed`, `context` (by how much it grows), `accepted` and `depth`, all of them `Runs`."""
+COLUMNS = ("shape", "fed", "context", "accepted", "depth")
+
+
+def runs(values: Sequence[int]) -> Runs:
+    """A column, run-length coded."""
+    return list(chain.from_iterable((value, len(list(same))) for value, same in groupby(values)))
+
+
+def unrun(coded: Runs) -> list[int]:
+    """The column that was coded.
+
+    Raises:
+        UserError: it is no such column.
+    """
+    if len(coded) % 2 or any(count < 1 for count in coded[1::2]):
+        raise UserError(f"a column of the steps' work has {len(coded)} numbers, allowed are pairs of a value and a count")
+    return [value for value, count in zip(coded[::2], coded[1::2], strict=True) for _ in range(count)]
+
+
+def encode(prompts: Sequence[Stats]) -> WorkLog:
+    """The work of each prompt's steps; of each text one run's."""
+    work, steps = [w for s in prompts for w in s.work], [step for s in prompts for step in s.steps]
+    shapes = list(dict.fromkeys(w.frontiers for w in work))
+    columns = (
+        [shapes.index(w.frontiers) for w in work],
+        [w.fed for w in work],
+        np.diff([w.context for w in work], prepend=0).tolist(),
+        [step.accepted for step in steps],
+        [step.depth for step in steps],
+    )
+    counts = {"shapes": [list(shape) for shape in shapes], "steps": [len(s.work) for s in prompts]}
+    return counts | {name: runs(column) for name, column in zip(COLUMNS, columns, strict=True)}
+
+
+def decode(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
+    """The steps and their work, prompt by prompt.
+
+    Raises:
+        UserError: it is not what `encode` gives; the message begins with `where`.
+    """
+    entries = Entries(log, where)
+    shapes = [tuple(shape) for shape in entries.get("shapes", list[list[int]])]
+    shape, fed, context, accepted, depth = (unrun(entries.get(name, list[int])) for name in COLUMNS)
+    try:
+        steps = [Step(a, f - 1, d) for a, f, d in zip(accepted, fed, depth, strict=True)]
+        work = [Work(shapes[s], f, 1, c) for s, f, c in zip(shape, fed, accumulate(context), strict=True)]
+        several = iter(zip(steps, work, strict=True))
+        found = [list(islice(several, count)) for count in entries.get("steps", list[int], least=0)]
+        if next(several, None) is not None:
+            raise ValueError
+    except (IndexError, ValueError) as error:
+        raise UserError(f"{where} is not a log of steps: its columns do not fit together") from error
+    return [([step for step, _ in prompt], [w for _, w in prompt]) for prompt in found]
