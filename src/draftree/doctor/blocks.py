@@ -10,7 +10,8 @@ import torch
 from draftree.doctor.faults import Alternative
 from draftree.drafters.base import Drafter
 from draftree.drafters.neural.blocks import ParallelDrafter
-from draftree.evaluation.driven import Source, Text
+from draftree.evaluation.driven import Source
+from draftree.evaluation.recording import Text
 from draftree.formats.parallel import Layout
 from draftree.models.target import Target
 
