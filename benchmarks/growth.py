@@ -4,7 +4,8 @@
 
 Candidates are made up beforehand (V = 4,096, rows of random logits), so that an answer takes no time. Policies grow trees
 of about 16, 64 and 256 nodes, as near as their knobs come on these candidates (each row says its size); medians of interleaved
-runs, one thread, in microseconds per layer and per node.
+runs, one thread, in microseconds per layer, per node and per step. At 64 nodes a layer shall take at most 100 and a step 300, and a
+fusion of a model and a find 200 over its parts: met or missed is said of each.
 
 Shapes: F frontier nodes, K candidates, V vocabulary.
 """
@@ -12,8 +13,9 @@ Shapes: F frontier nodes, K candidates, V vocabulary.
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,8 +23,11 @@ import typer
 
 from draftree.boundary.machine import machine
 from draftree.costs import Costs
-from draftree.policies.base import Policy
+from draftree.drafters._fused import FusedDrafter, Fusing, Trust
+from draftree.drafters.base import Drafter
+from draftree.policies.base import Policy, append
 from draftree.registry import build
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Room, Tree
 
 POLICIES = {
@@ -33,8 +38,19 @@ POLICIES = {
     256: ["vct:width=4,depth=4", "beam:width=32,depth=8", "eagle2:nodes=256,depth=8,width=32", "pct:ratio=0.006,width=8",
           "opttree:nodes=256,threshold=0.1", "c2t:beta=0.05,layer_top=none", "yield"],
 }  # fmt: skip
+LAYER, STEP, FUSION = 100.0, 300.0, 200.0
+"""Microseconds that a layer, a step and an expansion by a fusion may take."""
 PRICES = {16: 0.02, 64: 0.004, 256: 0.0008}
 """What a node adds to a pass, in passes, for policies that read costs: the dearer, the smaller the tree."""
+
+
+BOUNDED = 64
+"""Nodes of the trees that the bounds are for."""
+
+
+def verdict(took: float, allowed: float) -> str:
+    """Whether a bound is met."""
+    return f"{'met' if took <= allowed else 'missed'}, allowed are {allowed:.0f}"
 
 
 class Ready:
@@ -67,6 +83,46 @@ def once(policy: Policy, costs: Costs, seed: int) -> tuple[float, int, int]:
     return time.perf_counter() - start - expand.seconds, expand.layers, tree.drafted
 
 
+class Asked(Drafter[None]):
+    """A part of a fusion, whose answers lie ready.
+
+    Args:
+        ready: the answers.
+        finds: whether they are those of a search.
+    """
+
+    def __init__(self, ready: Ready, finds: bool) -> None:
+        self.searches, self._ready = finds, ready
+
+    def start(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
+        found = self._ready(tree, frontier, k)
+        return (replace(found, log_probs=None) if self.searches else found), None
+
+    def commit(self, *_: Any) -> None:
+        return None
+
+    def truncate(self, *_: Any) -> None:
+        return None
+
+
+def fusion(rounds: int) -> float:
+    """Seconds that a fusion of a model and a find takes over its parts, for eight candidates after each of four nodes."""
+    parts = [Ready(seed) for seed in (0, 1)]
+    fused = FusedDrafter((Asked(parts[0], False), Asked(parts[1], True)))
+    state = Fusing((None, None), ((Trust(), Trust()),))
+    tree = Tree.planted(np.zeros(1, np.int64), np.ones(1, np.int64))
+    tree = append(tree, np.zeros(1, np.int64), parts[0](tree, np.zeros(1, np.int64), 4))
+    took = []
+    for _ in range(rounds + 3):
+        before, start = sum(part.seconds for part in parts), time.perf_counter()
+        fused.expand(state, tree, np.arange(1, 5), 8, Drawing())
+        took.append(time.perf_counter() - start - (sum(part.seconds for part in parts) - before))
+    return statistics.median(took[3:])
+
+
 def main(out: Annotated[Path, typer.Option()], rounds: Annotated[int, typer.Option()] = 30) -> None:
     torch.set_num_threads(1)
     rows = []
@@ -83,8 +139,16 @@ def main(out: Annotated[Path, typer.Option()], rounds: Annotated[int, typer.Opti
             rows.append({
                 "size": size, "policy": spec, "layers": statistics.median(layers), "nodes": statistics.median(nodes),
                 "us_per_layer": round(statistics.median(per_layer), 1), "us_per_node": round(statistics.median(per_node), 2),
+                "us_per_step": round(1e6 * statistics.median(seconds), 1),
             })  # fmt: skip
+            if size == BOUNDED:
+                rows[-1] |= {"layer": verdict(rows[-1]["us_per_layer"], LAYER), "step": verdict(rows[-1]["us_per_step"], STEP)}
             print(rows[-1])
+    more = 1e6 * fusion(10 * rounds)
+    rows.append(
+        {"fusion": "a model and a find, four nodes", "us_over_its_parts": round(more, 1), "bound": verdict(more, FUSION)}
+    )
+    print(rows[-1])
     out.write_text(json.dumps({"provenance": machine(torch.device("cpu")) | {"rounds": rounds}, "rows": rows}, indent=1) + "\n")
 
 
