@@ -4,7 +4,7 @@
 
 Candidates are made up beforehand (V = 4,096, rows of random logits), so that an answer takes no time. Policies grow trees
 of about 16, 64 and 256 nodes, as near as their knobs come on these candidates (each row says its size); medians of interleaved
-runs, one thread, in microseconds per layer, per node and per step. At 64 nodes a layer shall take at most 100 and a step 300, and a
+runs, one thread, in microseconds per layer, node and step. At 64 nodes a layer shall take at most 100 and a step 300, and a
 fusion of a model and a find 200 over its parts: met or missed is said of each.
 
 Shapes: F frontier nodes, K candidates, V vocabulary.
