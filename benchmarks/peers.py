@@ -6,8 +6,9 @@
 Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first prompt warms up and does not
 count. All write greedily, and the passes of the model are counted, those over the prompt too. A text that differs from plain
 decoding's is counted: in float32 two tokens as good as equally likely may change places where passes have another width.
-`--assistant` is what `draftree export vdm --standalone` writes, with the target's whole head, as transformers' assisted
-generation takes no other.
+transformers writes with this model object as draftree has loaded it, attention and kernels, and once as it is by itself: with
+sdpa and torch's own kernels, where texts may part at near ties. `--assistant` is what `draftree export vdm --standalone` writes,
+with the target's whole head, as transformers' assisted generation takes no other.
 """
 
 import argparse
@@ -60,11 +61,13 @@ def speculative(target: Target, assistant: str | None) -> dict[str, Way]:
     return found
 
 
-def ways(target: Target, pairs: list[str], assistant: str | None) -> dict[str, Way]:
+def ways(target: Target, stock: Target, pairs: list[str], assistant: str | None) -> dict[str, Way]:
     """Every way by its name, plain decoding first."""
     found: dict[str, Way] = {
         PLAIN: lambda request: plain(target, [request]).tokens[0],
         "transformers: generate": partial(theirs, target),
+        "transformers: generate, stock kernels": partial(theirs, stock),
+        "transformers: prompt lookup, stock kernels": partial(theirs, stock, prompt_lookup_num_tokens=10),
         **speculative(target, assistant),
     }
     for pair in pairs:
@@ -102,8 +105,9 @@ def main() -> int:
     args = ap.parse_args()
     try:
         target = Target.load(args.target)
+        stock = Target.load(args.target, target.decoder.dtype, kernels="stock", exactness="ties")
         prompts = suites.load(args.suite).prompts
-        every = ways(target, args.ours, args.assistant)
+        every = ways(target, stock, args.ours, args.assistant)
     except UserError as error:
         print(f"peers: {error}", file=sys.stderr)
         return 2
@@ -114,7 +118,8 @@ def main() -> int:
     requests = [Request(ids, args.max_new_tokens, target.eos) for ids in encoded]
     seconds, tokens, passes = ({name: np.zeros(len(requests)) for name in every} for _ in range(3))
     calls = list[int]()
-    target.decoder.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    for each in (target, stock):
+        each.decoder.model.register_forward_pre_hook(lambda *_: calls.append(1))
     same = dict.fromkeys(every, 0)
     for way in every.values():
         way(requests[0])
@@ -134,9 +139,9 @@ def main() -> int:
         mine, base = (float(rate(tokens[n], seconds[n], whole)) for n in (name, PLAIN))
         low, high = bounds(speed)
         told = f"{same[name]} of {len(requests)}"
-        each = float(tokens[name].sum() / passes[name].sum())
+        per_pass = float(tokens[name].sum() / passes[name].sum())
         rows.append({"way": name, "tokens/s": mine, "speed-up": mine / base, "low": low, "high": high,
-                     "tokens/pass": each, "same text": told})  # fmt: skip
+                     "tokens/pass": per_pass, "same text": told})  # fmt: skip
     about = provenance(target, 0) | {"suite": args.suite, "categories": wanted, "max_new_tokens": args.max_new_tokens}
     args.out.write_text(json.dumps({"rows": rows, "provenance": about}, indent=1) + "\n")
     if args.plot:
