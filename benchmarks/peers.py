@@ -7,8 +7,8 @@ Every way writes a prompt's text before the next prompt comes, in an order that 
 count. All write greedily, and the passes of the model are counted, those over the prompt too. A text that differs from plain
 decoding's is counted: in float32 two tokens as good as equally likely may change places where passes have another width.
 transformers writes with this model object as draftree has loaded it, attention and kernels, and once as it is by itself: with
-sdpa and torch's own kernels, where texts may part at near ties. `--assistant` is what `draftree export vdm --standalone` writes,
-with the target's whole head, as transformers' assisted generation takes no other.
+sdpa and torch's own kernels, where texts may part at near ties. `--assistant` is what `draftree export vdm --standalone`
+writes, with the target's whole head, as transformers' assisted generation takes no other.
 """
 
 import argparse
