@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
+from draftree.acceptors.traversal import Traversal
 from draftree.acceptors.typical import Typical
 from draftree.costs import Costs
 from draftree.drafters.base import Drafter
@@ -299,6 +301,20 @@ def test_block_verification_accepts_no_less_than_rejection_and_mostly_more() -> 
     for seed in range(4):
         p, q = tables(seed)
         gains.append(mean(accepted(Block(), Chain(2), p, q)) - mean(accepted(Rejection(), Chain(2), p, q)))
+    assert min(gains) > -1e-12
+    assert max(gains) > 0.01
+
+
+def test_traversal_is_block_verification_on_a_chain_and_no_worse_than_rounds_on_a_tree(tmp_path: Path) -> None:
+    paths = tmp_path / "paths.json"
+    paths.write_text("[[0], [1], [0, 0]]")
+    gains = []
+    for seed in range(2):
+        p, q = tables(seed)
+        assert accepted(Traversal(), Chain(2), p, q) == pytest.approx(accepted(Block(), Chain(2), p, q), abs=1e-12)
+        rules = (Traversal(), MultiRound())
+        one, other = (mean(accepted(rule, Static(str(paths)), p, q)) for rule in rules)
+        gains.append(one - other)
     assert min(gains) > -1e-12
     assert max(gains) > 0.01
 

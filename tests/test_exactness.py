@@ -31,6 +31,7 @@ from draftree.acceptors.block import Block
 from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
+from draftree.acceptors.traversal import Traversal
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
 from draftree.doctor.statistics import detectable
@@ -293,12 +294,15 @@ PAIRINGS: dict[str, tuple[Acceptor, Policy | None]] = {
     "multiround-static": (MultiRound(), None),
     "multiround-all": (MultiRound(), VCT(3, 1)),
     "multiround-repeating-vct": (MultiRound(True), VCT(2, 1)),
+    "traversal-all": (Traversal(), VCT(3, 1)),
 }
 LARGE: dict[str, tuple[Acceptor, Policy | None]] = {
     "match-sampled-chain": (Asking(Match(), Draw.WITH_REPLACEMENT), Chain(2)),
     "match-sampled-static": (Asking(Match(), Draw.WITHOUT_REPLACEMENT), None),
     "rejection-static": (Rejection(), None),
     "block-static": (Block(), None),
+    "traversal-chain": (Traversal(), Chain(2)),
+    "traversal-static": (Traversal(), None),
     "multiround-chain": (MultiRound(), Chain(2)),
     "multiround-repeating-chain": (MultiRound(True), Chain(2)),
     "multiround-repeating-static": (MultiRound(True), None),

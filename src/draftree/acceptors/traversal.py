@@ -1,0 +1,85 @@
+"""Traversal verification: a drawn tree is judged from its leaves to its root (Weng et al. 2025, arXiv 2505.12398).
+
+From the root down, a draft is lost with its parent. Here a path is judged as a whole, the deepest first; what is refused leaves
+its mass to its siblings and its parent, so that a beginning of the path may still be kept. On a chain it is block verification.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.acceptors.base import UNCOUPLED, Acceptor, proposal, ratio, residual
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.noise import Chance
+from draftree.tree import Draw, Ints, Tree, Verdict
+
+
+@final
+@dataclass(frozen=True)
+class Traversal(Acceptor):
+    """Exact in distribution for trees whose siblings are drawn from q, without replacement, and kept whatever was drawn.
+
+    It promises less than `match`: another drafter, policy or neighbour gives another text for the same seed.
+    """
+
+    exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED - {Draw.WITH_REPLACEMENT}
+    greedy: ClassVar[bool] = False
+    draw: ClassVar[Draw] = Draw.WITHOUT_REPLACEMENT
+    looks_ahead: ClassVar[bool] = True
+
+    def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+        found = [_kept(tree, root, 1.0, p, chance) for root in range(tree.roots)]
+        paths = tuple(np.array(nodes[1:], np.int64) for nodes, _ in found)
+        return Verdict(paths, np.array([token for _, token in found], np.int64))
+
+
+def _kept(tree: Tree, node: int, weight: float, p: Distributions, chance: Chance) -> tuple[list[int], int]:
+    """The path from a node on that is kept and the token behind it; no path where not even the node is.
+
+    Of the paths below it the first is asked first. With w the probability that the node is kept, p what comes behind it and q
+    what a child was drawn from, the child is kept with min(1, w p(x) / q(x)). Where it is not, p becomes norm(max(0, w p − q)),
+    and w, with R the mass of that, R / (R + 1 − w).
+
+    Args:
+        tree: the verified tree.
+        node: whose path so far may be kept.
+        weight: w.
+        p: the target's distributions.
+        chance: of each judgement, and of the token.
+    """
+    if weight == 0:  # then nothing below it can be kept either
+        return [], -1
+    here, gone = p(node), list[int]()
+    for child in tree.children(node).tolist():
+        q, token = _drawn_from(tree, child, len(here), gone), int(tree.tokens[child])
+        if q is None:
+            break
+        path, bonus = _kept(tree, child, min(1.0, weight * ratio(here, q, token)), p, chance)
+        if path:
+            return [node, *path], bonus
+        rest = float((weight * here - q).clamp(min=0).sum())
+        here, weight = residual(here, q, weight), rest / (rest + 1 - weight) if rest > 0 else float(weight == 1)
+        gone.append(token)
+    row, depth = int(tree.row[node]), int(tree.depth[node])
+    if tree.parents[node] >= 0 and not chance.bernoulli(weight, row, depth, _place(tree, node)):
+        return [], -1
+    return [node], chance.categorical(here, row, depth)
+
+
+def _drawn_from(tree: Tree, child: int, vocab: int, gone: list[int]) -> Tensor | None:
+    """[V] what a child was drawn from once its earlier siblings were; None where, by rounding alone, nothing was left."""
+    q = proposal(tree, child, vocab)
+    if not gone:
+        return q
+    q = q.index_fill(0, torch.tensor(gone), 0)  # a copy: the siblings share the tree's own
+    left = q.sum()
+    return q / left if left > 0 else None
+
+
+def _place(tree: Tree, node: int) -> int:
+    """The number of a node among those of its row and depth: each has a coin of its own."""
+    same: Ints = np.flatnonzero((tree.row == tree.row[node]) & (tree.depth == tree.depth[node]))
+    return int(np.searchsorted(same, node))
