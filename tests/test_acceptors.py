@@ -309,7 +309,7 @@ def test_traversal_is_block_verification_on_a_chain_and_no_worse_than_rounds_on_
     paths = tmp_path / "paths.json"
     paths.write_text("[[0], [1], [0, 0]]")
     gains = []
-    for seed in range(2):
+    for seed in (0, 2):
         p, q = tables(seed)
         assert accepted(Traversal(), Chain(2), p, q) == pytest.approx(accepted(Block(), Chain(2), p, q), abs=1e-12)
         rules = (Traversal(), MultiRound())
