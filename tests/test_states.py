@@ -74,13 +74,13 @@ def _one_line(paths: Paths) -> list[tuple[Tensor, Tensor, Tensor]]:
     return [(rows, torch.full_like(rows, slot), torch.full_like(rows, slot - 1)) for slot in range(paths.slots)]
 
 
-def _all_nodes(stash: Stash, state: Tensor, row: int, path: Tensor) -> Tensor:
+def _all_nodes(stash: Stash, state: Tensor, row: int, path: Tensor) -> None:
     several = next(iter(stash.parts.values())).shape[-2]
-    return stash.fold(state, {name: part[row, :, :several] for name, part in stash.parts.items()})
+    stash.fold(state, {name: part[row, :, :several] for name, part in stash.parts.items()})
 
 
-def _first_nodes(stash: Stash, state: Tensor, row: int, path: Tensor) -> Tensor:
-    return stash.fold(state, {name: part[row, :, : len(path)] for name, part in stash.parts.items()})
+def _first_nodes(stash: Stash, state: Tensor, row: int, path: Tensor) -> None:
+    stash.fold(state, {name: part[row, :, : len(path)] for name, part in stash.parts.items()})
 
 
 def _clamped(x: Tensor) -> Tensor:
@@ -96,10 +96,10 @@ MISTAKES: dict[str, tuple[str, Any, str, Any]] = {
     "the selective scan by slots": ("jamba", Paths, "levels", property(_one_line)),
     "the delta rule without its own write": ("qwen3_5_text", Paths, "mask", _without_itself),
     "state space duality without its own write": ("bamba", Paths, "mask", _without_itself),
-    "all nodes folded": ("qwen3_5_text", Stash, "folded", _all_nodes),
-    "all nodes of state space duality folded": ("bamba", Stash, "folded", _all_nodes),
-    "all nodes of the selective scan folded": ("mamba", Stash, "folded", _all_nodes),
-    "the first nodes folded": ("qwen3_5_text", Stash, "folded", _first_nodes),
+    "all nodes folded": ("qwen3_5_text", Stash, "move", _all_nodes),
+    "all nodes of state space duality folded": ("bamba", Stash, "move", _all_nodes),
+    "all nodes of the selective scan folded": ("mamba", Stash, "move", _all_nodes),
+    "the first nodes folded": ("qwen3_5_text", Stash, "move", _first_nodes),
     "a step that is clamped in trees": ("nemotron_h", dispatch, "softplus", _clamped),
 }
 
