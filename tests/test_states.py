@@ -12,6 +12,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
+from draftree.doctor import forwards
+from draftree.drafters.eagle import EAGLE
+from draftree.drafters.eagle3 import EAGLE3
+from draftree.drafters.edd import EDD
+from draftree.drafters.glide import GLIDE
+from draftree.drafters.hydra import Hydra
+from draftree.drafters.medusa import Medusa
+from draftree.drafters.mtp import MTP
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -343,3 +351,18 @@ def read_on(model: PreTrainedModel) -> Tensor:
 def one_by_one(model: PreTrainedModel) -> Tensor:
     """Likewise, one after the other."""
     return OneByOne(model, PROMPT[:4]).after(PROMPT[4:]).logits
+
+
+TRAINED = (EAGLE, EAGLE3, Medusa, Hydra, MTP, EDD, GLIDE)
+
+
+@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("family", ["qwen3_5_text", "mamba2"])
+def test_drafters_are_trained_as_they_decode_or_are_refused_by_name(family: str, method: Any) -> None:
+    target = Target(Decoder(hybrid(family, torch.float32)), family)
+    if family == "mamba2" and method in (MTP, EDD, GLIDE):
+        with pytest.raises(UserError, match=f"^{method.kind()}: Mamba2ForCausalLM is not supported: "):
+            method().example(target)
+        return
+    tokens = np.stack([np.random.default_rng(1).integers(2, 90, 17)] * 2)
+    assert forwards.apart(target, method().example(target), tokens, 4, 1) < SEEN

@@ -183,15 +183,15 @@ class Decoder:
             sliding[r, 0, :, : len(keys)].masked_fill_(torch.from_numpy(far), torch.finfo(self.dtype).min)
         return self.by_type(full.to(self.device), sliding.to(self.device))
 
-    def causal(self, ids: Tensor) -> dict[str, Any]:
-        """Positions and mask of whole texts [B, T] without a cache, as arguments of the model's forward."""
+    def causal(self, ids: Tensor, cache: Cache | None = None) -> dict[str, Any]:
+        """Positions and mask of whole texts [B, T], and what catches a part of the pass, as arguments of the model's forward."""
         rows, count = ids.shape
         at = torch.arange(count, device=ids.device)
         lowest = torch.finfo(self.dtype).min
         full = torch.zeros(count, count, dtype=self.dtype, device=ids.device).masked_fill(at[None, :] > at[:, None], lowest)
         sliding = full if self.window is None else full.masked_fill(at[:, None] - at[None, :] >= self.window, lowest)
         mask = self.by_type(full[None, None], sliding[None, None])
-        return self._laid_out(at.expand(rows, count), mask)
+        return self._laid_out(at.expand(rows, count), mask) | ({} if cache is None else self._cached(cache))
 
     def forward(self, cache: SlotCache, feed: Feed, keep: int | Tensor = 0) -> Tensor:
         """One pass over a feed, written into scratch slots of the cache.
