@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Dee
 
 from draftree.acceptors.greedy import Greedy
 from draftree.doctor import forwards
-from draftree.drafters.mtp import MTP, fused, split
+from draftree.drafters.mtp import MTP, MTPNet, fused, split
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
@@ -24,6 +24,7 @@ from draftree.request import Request
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Tree
 from forests import worst
+from hybrids import hybrid
 
 PRECISION = 3e-5
 """Of float32: the experts are not computed in float64."""
@@ -148,3 +149,49 @@ def small(kind: str, **values: Any) -> Target:
 def test_knobs_out_of_range() -> None:
     with pytest.raises(UserError, match="mtp: steps is 0"):
         MTP(steps=0)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3.5 with a head beside it, under the names that it is published with."""
+    folder, model = tmp_path_factory.mktemp("qwen"), hybrid("qwen3_5_text", torch.float32)
+    lively: Any = model
+    lively.model.norm.weight.normal_(std=0.5)  # a norm of a norm is the norm, unless they scale
+    model.save_pretrained(folder)
+    target = Target(Decoder(model), "qwen")
+    net: Any = MTPNet(target, beside=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {net.name(k): v + 0.3 * torch.randn_like(v) for k, v in net.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("first", ["normed", "raw"])
+@pytest.mark.parametrize("fed", ["raw", "normed"])
+def test_the_head_beside_a_qwen(qwen: Path, tmp_path: Path, first: str, fed: str) -> None:
+    """It opens from the target's folder, drafts, is trained as it decodes, and is written back; each knob drafts otherwise."""
+    target = Target.load(str(qwen), torch.float32)
+    drafter = build("drafter", f"mtp:checkpoint={qwen},first={first},fed={fed}").open(target)
+    names = {"mtp.fc.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.norm.weight"}
+    tokens = np.random.default_rng(0).integers(3, 61, (2, 15))
+    assert forwards.apart(target, drafter, tokens, 4, 1) < PRECISION
+    usual: Any = build("drafter", str(qwen)).open(target)
+    assert usual.knobs.first == "normed"
+    same = torch.allclose(*(forwards.decoded(target, d, tokens, 4, 1) for d in (usual, drafter)), atol=1e-3)
+    assert same == ((first, fed) == ("normed", "raw"))
+    engine = Engine(target, drafter, Chain(length=3), Greedy())
+    request = Request([5, 6, 7, 8], 12, frozenset())
+    assert engine.write([request]).tokens == engine.plain([request]).tokens
+    drafter.save(tmp_path)
+    carried = {k: v for k, v in load_file(qwen / "model.safetensors").items() if k.startswith("mtp.")}
+    written = load_file(tmp_path / "model.safetensors")
+    assert written.keys() == carried.keys() > names
+    assert all(torch.equal(written[k], v) for k, v in carried.items())
+
+
+def test_a_second_layer_beside_a_qwen_is_refused(qwen: Path, tmp_path: Path) -> None:
+    tensors = load_file(qwen / "model.safetensors") | {"mtp.layers.1.input_layernorm.weight": torch.ones(32)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((qwen / "config.json").read_text())
+    with pytest.raises(UserError, match=r"holds mtp\.layers\.1\.input_layernorm\.weight, allowed is one layer"):
+        build("drafter", str(tmp_path)).open(Target.load(str(qwen)))

@@ -1,7 +1,7 @@
 """A multi-token-prediction layer of the target's own kind (C2T, appendix F; DeepSeek-V3, section 2.2).
 
 h'_t = M [RMSNorm(Emb(x_{t+1})); RMSNorm(h_t)], then a decoder layer, a norm of its own, and the target's LM head. Checkpoints
-of DeepSeek-V3's kind carry such a layer behind the target's last one.
+of DeepSeek-V3's kind carry such a layer behind the target's last one, those of Qwen3-Next's and Qwen3.5's beside the target.
 
 Shapes: R rows, n tokens a row, M learnt positions, D hidden size, V vocabulary, L layers of the target.
 """
@@ -24,11 +24,14 @@ from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.drafters.neural.vocabulary import TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint, sizes
-from draftree.models.decoder import Decoder, one_layer
+from draftree.models.decoder import UNNORMED, Decoder, one_layer
 from draftree.models.target import LAST, Needs, Target
 from draftree.sampling.drawing import Drafted
 from draftree.tree import Ints
 
+BESIDE = {"enorm.": "mtp.pre_fc_norm_embedding.", "hnorm.": "mtp.pre_fc_norm_hidden.", "eh_proj.": "mtp.fc.",
+          "norm.": "mtp.norm.", "layer.": "mtp.layers.0."}  # fmt: skip
+"""Of the parts' names, those under which Qwen3-Next and Qwen3.5 publish them."""
 EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
 
 
@@ -41,6 +44,10 @@ class MTP(TrainableMethod):
         loss: `kl` against the target, or `ce` against the text (DeepSeek-V3's objective).
         steps: passes of training, each fed the output of the one before; one pass is DeepSeek-V3's own training.
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
+        first: whether h is what the target's last norm gives, as in transformers' MTP, or the last layer (`raw`). Programs that
+            run Qwen3.5's disagree; try both.
+        fed: whether what is fed on is the layer's output (`raw`, DeepSeek-V3), or what its own norm makes of it, as in
+            transformers' MTP.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -55,16 +62,22 @@ class MTP(TrainableMethod):
     loss: Literal["kl", "ce"] = "kl"
     steps: int = knob(1, least=1)
     draft_vocab: int = knob(0, least=0)
+    first: Literal["normed", "raw"] = "normed"
+    fed: Literal["raw", "normed"] = "raw"
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
-        return any(k.endswith(".eh_proj.weight") for k in keys)
+        return BESIDE["eh_proj."] + "weight" in keys or any(k.endswith(".eh_proj.weight") for k in keys)
 
     def read(self, stored: Checkpoint, target: Target) -> "MTPDrafter":
         begin = prefix(target)
-        stored = stored.loaded(wanted=lambda key: key.startswith(begin))
-        stored.check_sizes("mtp", stored.config, sizes(target))
-        net = MTPNet(target, sparse=any(EXPERT.match(k) for k in stored.tensors), draft_vocab=self.draft_vocab)
+        stored = stored.loaded(wanted=lambda key: key.startswith((begin, "mtp.")))
+        stored.check_sizes("mtp", stored.config.get("text_config") or stored.config, sizes(target))
+        beside = any(k.startswith("mtp.") for k in stored.tensors)
+        if further := sorted(k for k in stored.tensors if re.match(r"mtp\.layers\.[1-9]", k)):
+            raise UserError(f"mtp: '{stored.folder}' holds {further[0]}, allowed is one layer, mtp.layers.0")
+        sparse = not beside and any(EXPERT.match(k) for k in stored.tensors)
+        net = MTPNet(target, sparse, self.draft_vocab, self.first, self.fed, beside)
         stored = replace(stored, name=net.name)
         shared = frozenset({f"{begin}embed_tokens.weight", f"{begin}shared_head.head.weight"})  # copies of the target's
         replace(stored, tensors=fused(stored.tensors)).fill(net, shared)
@@ -72,7 +85,7 @@ class MTP(TrainableMethod):
 
     def new(self, target: Target) -> "MTPDrafter":
         check_size("mtp", self.draft_vocab, target)
-        net = MTPNet(target, draft_vocab=self.draft_vocab)
+        net = MTPNet(target, False, self.draft_vocab, self.first, self.fed)
         config = target.decoder.config.to_diff_dict() | sizes(target)  # some kinds of config call the sizes otherwise
         return MTPDrafter(self, net, target, Checkpoint(config, name=net.name))
 
@@ -116,13 +129,25 @@ class MTPNet(PairNet):
         target: whose embedding, LM head and architecture it has.
         sparse: whether its MLP is a mixture of experts, where the target's first layer is not one.
         draft_vocab: V′; 0 for all tokens.
+        first: see `MTP`.
+        fed: likewise.
+        beside: whether its parts are named as Qwen3.5's.
 
     Raises:
         UserError: there is not one norm behind the architecture's layers, or there are weights beside them.
     """
 
-    def __init__(self, target: Target, sparse: bool = False, draft_vocab: int = 0) -> None:
+    def __init__(
+        self,
+        target: Target,
+        sparse: bool = False,
+        draft_vocab: int = 0,
+        first: str = "normed",
+        fed: str = "raw",
+        beside: bool = False,
+    ) -> None:
         super().__init__()
+        self.tap, self._normed, self._beside = UNNORMED if first == "raw" else LAST, fed == "normed", beside
         inner = Decoder(one_layer(target.decoder.config, **({"first_k_dense_replace": 0} if sparse else {})))
         check_attends("mtp", inner)
         self.shape, self.width, self._target = inner.shapes[0], target.decoder.hidden, target
@@ -147,6 +172,9 @@ class MTPNet(PairNet):
 
     def name(self, key: str) -> str:
         """The published name of one of this module's tensors."""
+        if self._beside:
+            part = next(part for part in BESIDE if key.startswith(part))
+            return BESIDE[part] + key.removeprefix(part)
         begin = prefix(self._target)
         if key.startswith("norm."):
             return f"{begin}shared_head.{key}"
@@ -167,10 +195,14 @@ class MTPNet(PairNet):
             )
         finally:
             hook.remove()
-        return out[0]
+        made: Tensor = self.norm(out[0]) if self._normed else out[0]
+        return made
+
+    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
+        return hidden[self.tap]
 
     def logits(self, out: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.norm(out))
+        logits: Tensor = self.head(out if self._normed else self.norm(out))
         return logits
 
     @property
@@ -180,11 +212,14 @@ class MTPNet(PairNet):
 
 @final
 class MTPDrafter(PairDrafter):
-    """Drafts with the layer, fed its own output before the last norm where the target's feature is not known yet."""
+    """Drafts with the layer, fed its own output where the target's feature is not known yet."""
 
     knobs: MTP
     model: MTPNet
-    needs = Needs(hidden=(LAST,))
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(hidden=(self.model.tap,))
 
     def study(self, counts: Ints) -> None:
         self.model.head.study(counts)

@@ -32,6 +32,9 @@ from draftree.tree import Ints
 
 register()
 
+UNNORMED = 2**16
+"""Beyond transformers' `hidden_states`: what the last layer gives, before the last norm."""
+
 
 class Decoder:
     """A model with the little that trees need to know about it.
@@ -183,15 +186,15 @@ class Decoder:
             sliding[r, 0, :, : len(keys)].masked_fill_(torch.from_numpy(far), torch.finfo(self.dtype).min)
         return self.by_type(full.to(self.device), sliding.to(self.device))
 
-    def causal(self, ids: Tensor) -> dict[str, Any]:
-        """Positions and mask of whole texts [B, T] without a cache, as arguments of the model's forward."""
+    def causal(self, ids: Tensor, cache: Cache | None = None) -> dict[str, Any]:
+        """Positions and mask of whole texts [B, T], and a cache that catches what they store, as arguments of the forward."""
         rows, count = ids.shape
         at = torch.arange(count, device=ids.device)
         lowest = torch.finfo(self.dtype).min
         full = torch.zeros(count, count, dtype=self.dtype, device=ids.device).masked_fill(at[None, :] > at[:, None], lowest)
         sliding = full if self.window is None else full.masked_fill(at[:, None] - at[None, :] >= self.window, lowest)
         mask = self.by_type(full[None, None], sliding[None, None])
-        return self._laid_out(at.expand(rows, count), mask)
+        return self._laid_out(at.expand(rows, count), mask) | ({} if cache is None else self._cached(cache))
 
     def forward(self, cache: SlotCache, feed: Feed, keep: int | Tensor = 0) -> Tensor:
         """One pass over a feed, written into scratch slots of the cache.
@@ -250,10 +253,14 @@ class Decoder:
     def hidden_index(self, layer: int) -> int:
         """A layer number in transformers' `hidden_states` numbering as 0 … L: 0 embeds, L is after the last norm.
 
+        `UNNORMED` is L + 1.
+
         Raises:
             UserError: there is no such entry.
         """
         count = int(self.config.num_hidden_layers) + 1
+        if layer == UNNORMED:
+            return count
         if not -count <= layer < count:
             raise UserError(f"hidden state {layer} does not exist: the target's are {-count} … {count - 1}")
         return layer % count
@@ -269,7 +276,10 @@ class Decoder:
         with ExitStack() as stack:
             for layer in layers:
                 index = self.hidden_index(layer)
-                if index == self.config.num_hidden_layers:
+                if layer == UNNORMED:
+                    raw = lambda _m, _i, out, layer=layer: caught.update({layer: out if isinstance(out, Tensor) else out[0]})
+                    hook = self.layers[-1].register_forward_hook(raw)
+                elif index == self.config.num_hidden_layers:
                     after = lambda _m, _i, out, layer=layer: caught.update({layer: out[0]})
                     hook = self.stack.register_forward_hook(after)
                 else:  # what goes into a layer, and not the embeddings themselves: some models scale them

@@ -25,20 +25,20 @@ class Stash:
     """What tokens in scratch slots would do to a state: enough to fold any path of them.
 
     Attributes:
-        fold: the state behind a path, of the state before it and the path's parts.
+        fold: makes of a state, in its place, the one behind a path, of the path's parts.
         parts: by name.
     """
 
-    fold: Callable[[Tensor, Parts], Tensor]
+    fold: Callable[[Tensor, Parts], None]
     parts: Parts
 
     def to(self, *_: object) -> "Stash":
         """Itself: some models cast what they hand to their cache."""
         return self
 
-    def folded(self, state: Tensor, row: int, path: Tensor) -> Tensor:
-        """The state of a row behind a path of slots [p]."""
-        return self.fold(state, {name: part[row].index_select(-2, path) for name, part in self.parts.items()})
+    def move(self, state: Tensor, row: int, path: Tensor) -> None:
+        """Moves the state of a row, in its place, behind a path of slots [p]."""
+        self.fold(state, {name: part[row].index_select(-2, path) for name, part in self.parts.items()})
 
 
 def _decay(paths: Paths, along: Tensor, slots: Tensor) -> Tensor:
@@ -81,21 +81,22 @@ def delta_tree(
         kk, qk = (k @ keys.mT) * decay[..., 0], (q @ keys.mT) * decay[..., 0]
     else:
         kk, qk = (torch.einsum("rhic,rhjc,rhijc->rhij", x, keys, decay) for x in (k, q))
-    wanted = v - (k * reading) @ state
+    read = torch.cat((k * reading, q * reading), 2) @ state  # at once: the state is most of what is read
+    wanted = v - read[:, :, : k.shape[2]]
     if paths.later:
         wanted = wanted - kk @ paths.place(before.get("u"), torch.zeros_like(v))  # this pass's own are still zero
         kk = kk.gather(3, paths.at[:, None, None, :].expand(*kk.shape[:3], -1))
     u = torch.linalg.solve_triangular(beta * kk.tril(-1), beta * wanted, upper=False, unitriangular=True)
     values = paths.place(before.get("u"), u)
-    out = (q * reading) @ state + qk @ values
+    out = read[:, :, k.shape[2] :] + qk @ values
     return out, Stash(delta_fold, {"k": keys, "u": values, "G": slots, "g": own})
 
 
-def delta_fold(state: Tensor, parts: Parts) -> Tensor:
+def delta_fold(state: Tensor, parts: Parts) -> None:
     """S = e^G S₀ + Σ e^(G − Gⱼ) kⱼ uⱼᵀ over a path that ends with G; the state [H, k, v]."""
     k, u, along = parts["k"], parts["u"], parts["G"]
     last = along[:, -1:]
-    return last.exp().mT * state + (k * (last - along).exp()).mT @ u
+    state.mul_(last.exp().mT).baddbmm_((k * (last - along).exp()).mT, u)
 
 
 def ssd_tree(paths: Paths, before: Parts, x: Tensor, g: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Stash]:
@@ -122,11 +123,11 @@ def ssd_tree(paths: Paths, before: Parts, x: Tensor, g: Tensor, b: Tensor, c: Te
     return out, Stash(ssd_fold, {"x": inputs, "B": into, "G": slots, "g": own})
 
 
-def ssd_fold(state: Tensor, parts: Parts) -> Tensor:
+def ssd_fold(state: Tensor, parts: Parts) -> None:
     """S = e^G S₀ + Σ e^(G − Gⱼ) xⱼ Bⱼᵀ over a path that ends with G; the state [H, P, N]."""
     x, b, along = parts["x"], parts["B"], parts["G"]
     last = along[:, -1:]
-    return last.exp() * state + (x * (last - along).exp()).mT @ b
+    state.mul_(last.exp()).baddbmm_((x * (last - along).exp()).mT, b)
 
 
 def s6_tree(
@@ -159,17 +160,17 @@ def s6_tree(
     own = states.gather(1, (paths.at + 1)[:, :, None, None].expand(-1, -1, *state.shape[1:]))
     out = (own @ c[:, 0, :, :, None])[..., 0][:, None]
 
-    def fold(state: Tensor, parts: Parts) -> Tensor:
-        return s6_fold(state, parts, a)
+    def fold(state: Tensor, parts: Parts) -> None:
+        s6_fold(state, parts, a)
 
     return out, Stash(fold, {"x": inputs, "Δ": steps, "B": into})
 
 
-def s6_fold(state: Tensor, parts: Parts, a: Tensor) -> Tensor:
+def s6_fold(state: Tensor, parts: Parts, a: Tensor) -> None:
     """S = e^(A ΣΔ) S₀ + Σ e^(A (ΣΔ − Σ Δ up to j)) xⱼ Bⱼᵀ over a path; the state [d, N]."""
     x, b, until = parts["x"][0], parts["B"][0], parts["Δ"][0].cumsum(0)
     left = ((until[-1:] - until)[:, :, None] * a).exp()
-    return (until[-1, :, None] * a).exp() * state + (left * x[:, :, None] * b[:, None]).sum(0)
+    state.mul_((until[-1, :, None] * a).exp()).add_((left * x[:, :, None] * b[:, None]).sum(0))
 
 
 def convolved(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -142,7 +142,10 @@ class States:
             tail[row] = torch.cat((tail[row], mine), 1)[:, -tail.shape[2] :]
         for key, made in self._scratch.made.items():
             base = self.bases[key]
-            base[row] = made.last[row] if isinstance(made, Final) else made.folded(base[row], row, path)
+            if isinstance(made, Final):
+                base[row] = made.last[row]
+            else:
+                made.move(base[row], row, path)
         if paths.whole and self.read[row] == paths.committed[row]:
             self.read[row] += len(slots)
 

@@ -51,7 +51,7 @@ def read(target: Target, ids: Tensor, needs: Needs) -> Features:
     catcher = Catcher({layer % count for layer in needs.kv})
     stack: Any = target.decoder.stack
     with target.decoder.tapped(layers) as hidden:
-        stack(input_ids=ids, past_key_values=catcher, use_cache=True, **target.decoder.causal(ids))
+        stack(input_ids=ids, **target.decoder.causal(ids, catcher))
     return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
 
 

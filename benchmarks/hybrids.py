@@ -1,0 +1,168 @@
+"""What trees cost on models that fold the text into a state: a pass by width, the share of the tree form, and decoding.
+
+    python benchmarks/hybrids.py --model qwen3_5 --out benchmarks/results/hybrids-qwen3_5.json
+    python benchmarks/hybrids.py --model lfm2 --out benchmarks/results/hybrids-lfm2.json
+
+Random weights of real shapes. One thread by default. A pass over a root and n − 1 children, behind 256 tokens, is timed beside
+transformers' own pass over one token and beside path rows, the way that needs no mathematics (`tests/path_rows.py`), in turns.
+The tree form is what is done in the place of the mixers' functions, and the fold of a step's root; its share of a pass is told.
+Then `pld` and `suffix` with `yield` and plain decoding write the same texts, in interleaved pairs.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from draftree.boundary.machine import interleaved
+from draftree.engine import Engine, load
+from draftree.evaluation.provenance import provenance
+from draftree.models.decoder import Decoder
+from draftree.models.dispatch import Answers
+from draftree.models.states import States
+from draftree.models.target import Needs, Target
+from draftree.request import Request
+from draftree.tree import Candidates, Tree, Verdict
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from hybrids import OneByOne
+from path_rows import PathRows
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("qwen3_5_text", {
+        "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "tie_word_embeddings": True,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6,
+    }),
+    "lfm2": ("lfm2", {
+        "hidden_size": 1024, "intermediate_size": 6656, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "conv_L_cache": 3, "tie_word_embeddings": True,
+        "layer_types": ["conv", "conv", "full_attention"] * 3 + ["conv", "full_attention"] * 3 + ["conv"],
+    }),
+}  # fmt: skip
+"""By name, `model_type` and the published shape; the vocabulary is an option."""
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def built(name: str, vocab: int, dtype: torch.dtype) -> Target:
+    """A random model of a shape."""
+    kind, values = MODELS[name]
+    torch.manual_seed(0)
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values, **ends, vocab_size=vocab), dtype=dtype)
+    return Target(Decoder(model.eval().requires_grad_(False)), name)
+
+
+def star(width: int) -> Tree:
+    """A root and its children."""
+    tree, children = Tree.planted(np.zeros(1, np.int64), np.ones(1, np.int64)), np.arange(width - 1)
+    if width == 1:
+        return tree
+    zeros = np.zeros(width - 1)
+    return tree.append(np.zeros(width - 1, np.int64), children, zeros, zeros, Candidates(children[None], zeros[None]))
+
+
+def by_width(target: Target, context: int, seconds: float, rows_too: bool) -> list[dict[str, float]]:
+    """Milliseconds of a pass by width, of transformers' own pass, and of path rows."""
+    prompt = np.arange(context) % 1000
+    cache, other, oracle = target.new_cache(1, context + 65), target.new_cache(1, context + 65), PathRows(target, 1)
+    target.prefill(cache, [prompt], Needs())
+    stock = OneByOne(target.decoder.model, prompt.tolist())
+    works: list[Callable[[], Any]] = [partial(stock._read, [1])]
+    works += [partial(target.verify, cache, star(n), Needs()) for n in WIDTHS]
+    if rows_too:
+        oracle.prefill(other, [prompt])
+        works += [partial(oracle.verify, other, star(n)) for n in WIDTHS]
+    own, *found = [1000 * s for s in interleaved(works, target.decoder.device, seconds)]
+    trees, paths = found[: len(WIDTHS)], found[len(WIDTHS) :] or [float("nan")] * len(WIDTHS)
+    pairs = zip(WIDTHS, trees, paths, strict=True)
+    return [{"width": n, "tree_ms": tree, "path_rows_ms": path, "stock_one_token_ms": own} for n, tree, path in pairs]
+
+
+def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float]]:
+    """The share of a pass and its commit that goes into the tree form, medians by width."""
+    spent, plain = [0.0], {name: vars(Answers)[name] for name in ("conv", "delta", "ssd", "s6")}
+
+    def timed(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return work(*args, **kwargs)
+        finally:
+            spent[0] += time.perf_counter() - start
+
+    keep, found = States.keep, []
+    for name, work in plain.items():
+        setattr(Answers, name, lambda *args, _work=work, **kwargs: timed(_work, *args, **kwargs))
+    setattr(States, "keep", lambda *args: timed(keep, *args))  # noqa: B010
+    try:
+        for width in (1, 16, 64):
+            shares, tree = [], star(width)
+            for _ in range(rounds):
+                cache = target.new_cache(1, context + 65)
+                target.prefill(cache, [np.arange(context) % 1000], Needs())
+                spent[0], start = 0.0, time.perf_counter()
+                target.verify(cache, tree, Needs())
+                target.commit(cache, tree, Verdict((np.zeros(0, np.int64),), np.ones(1, np.int64)))
+                shares.append(spent[0] / (time.perf_counter() - start))
+            found.append({"width": width, "share": statistics.median(shares)})
+    finally:
+        for name, work in plain.items():
+            setattr(Answers, name, work)
+        setattr(States, "keep", keep)  # noqa: B010
+    return found
+
+
+def decoding(target: Target, drafter: str, new: int, pairs: int) -> dict[str, float]:
+    """Seconds with drafts over seconds without, the median of interleaved pairs, and whether texts are the same."""
+    engine: Engine = load(target, drafter, "yield")
+    draw, ratios, same, lengths = np.random.default_rng(0), list[float](), list[bool](), list[float]()
+    for _ in range(pairs + 1):  # the first one warms up, and measures the costs
+        asked = [Request(draw.integers(3, 1000, 64).tolist(), new)]
+        plain, ours = engine.plain(asked), engine.write(asked, reuse=False)
+        ratios.append(ours.stats.seconds / plain.stats.seconds)
+        lengths.append(ours.stats.acceptance_length)
+        same.append(ours.tokens == plain.tokens)
+    return {"seconds_over_plain": statistics.median(ratios[1:]), "acceptance_length": statistics.mean(lengths[1:]),
+            "same": float(np.mean(same))}  # fmt: skip
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    model: Annotated[str, typer.Option(help="qwen3_5 or lfm2.")] = "qwen3_5",
+    vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 65536,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    context: Annotated[int, typer.Option(help="Tokens before a pass.")] = 256,
+    seconds: Annotated[float, typer.Option(help="Seconds of all timed passes.")] = 120,
+    rounds: Annotated[int, typer.Option(help="Passes of which the share of the tree form is taken.")] = 7,
+    new: Annotated[int, typer.Option(help="Tokens of a text.")] = 256,
+    pairs: Annotated[int, typer.Option(help="Pairs of texts; 0 leaves decoding out.")] = 10,
+    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    path_rows: Annotated[bool, typer.Option(help="Whether path rows are timed, too.")] = True,
+) -> None:
+    """Times a model of a real shape with random weights."""
+    torch.set_num_threads(threads)
+    target = built(model, vocab, getattr(torch, dtype))
+    told: dict[str, Any] = {"model": model, "vocab": vocab, "dtype": dtype, "context": context, "threads": threads}
+    told["passes"] = by_width(target, context, seconds, path_rows)
+    print(json.dumps(told["passes"], indent=1), file=sys.stderr, flush=True)
+    told["tree_form"] = tree_form(target, context, rounds)
+    print(json.dumps(told["tree_form"]), file=sys.stderr, flush=True)
+    told["decoding"] = {}
+    for drafter in ("pld", "suffix") if pairs else ():
+        told["decoding"][drafter] = decoding(target, drafter, new, pairs)
+        print(drafter, json.dumps(told["decoding"][drafter]), file=sys.stderr, flush=True)
+    out.write_text(json.dumps({"provenance": provenance(target, 0), **told}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
