@@ -276,7 +276,7 @@ def test_figures_are_of_one_repeat_and_seconds_means_of_all() -> None:
     assert row["same_output"]
     bounds = row["intervals"]
     assert bounds["acceptance_length"] == pytest.approx([3.0, 3.0])
-    assert bounds["speedup"] == [2.0, 4.0]
+    assert bounds["speedup"] == pytest.approx([2.0, 4.0])
     mine[0].tokens[3] = 99
     row = report.row(cell, mine, plain, seed=0)
     assert (row["same_output"], row["different_prompts"]) == (False, 1)
