@@ -80,7 +80,7 @@ def test_the_pairings_that_are_tried() -> None:
 
 def test_the_command_says_one_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr("draftree.timing.LONGEST", 0.01)
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
+    monkeypatch.setattr("draftree.timing.kept", lambda kind, key: tmp_path / f"{hash(str(key))}.json")
     with pytest.raises(SystemExit, match="0"):
         main(["advise", "--drafter", "vdm", "--limit", "4", "--max-new-tokens", "8", "--json"])
     said = json.loads(capsys.readouterr().out)

@@ -209,7 +209,7 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
             assert 0 < row["draft_share"] < 1
     assert set(found["provenance"]["costs"]) == {"pld", "pld:ngram=1"}
     assert "counted_seconds" in out.read_text()
-    assert len(out.read_text().splitlines()) < 1000, "arrays of numbers stand on a line each"
+    assert len(out.read_text().splitlines()) < 1200, "arrays of numbers stand on a line each"
     plain = found["rows"][0]
     assert plain["counted_seconds"] is plain["counted_speedup"] is plain["draft_share"] is None
     assert (plain["drafter"], plain["policy"], plain["speedup"], plain["acceptance_length"]) == ("plain", None, 1, 1)
@@ -275,8 +275,8 @@ def test_figures_are_of_one_repeat_and_seconds_means_of_all() -> None:
     assert row["speedup"] == pytest.approx(12 / 4)
     assert row["same_output"]
     bounds = row["intervals"]
-    assert bounds["acceptance_length"] == [3.0, 3.0]
-    assert bounds["speedup"] == [2.0, 4.0]
+    assert bounds["acceptance_length"] == pytest.approx([3.0, 3.0])
+    assert bounds["speedup"] == pytest.approx([2.0, 4.0])
     mine[0].tokens[3] = 99
     row = report.row(cell, mine, plain, seed=0)
     assert (row["same_output"], row["different_prompts"]) == (False, 1)

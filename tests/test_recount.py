@@ -32,7 +32,8 @@ OTHER = CostTable((Costs({1: 0.1}, {1: 4.0, 8: 4.5}),))
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftree.timing.LONGEST", 0.01)
-        patch.setenv("DRAFTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        folder = tmp_path_factory.mktemp("costs")
+        patch.setattr("draftree.timing.kept", lambda kind, key: folder / f"{hash(str(key))}.json")
         yield
 
 
@@ -49,7 +50,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     COSTS.save(folder / "costs.json")
     OTHER.save(folder / "other.json")
     pairs = ("--pair", "edd chain:length=3", "--pair", "suffix vct:width=2,depth=3", "--pair", "edd pct")
-    asked = ("--limit", "3", "--max-new-tokens", "24", "--costs", folder / "costs.json", "--out", folder / "r.json")
+    asked = ("--limit", "3", "--max-new-tokens", "16", "--costs", folder / "costs.json", "--out", folder / "r.json")
     assert status("bench", "--suite", "demo", *pairs, *asked) == 0
     return folder / "r.json"
 

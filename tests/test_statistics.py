@@ -8,6 +8,7 @@ import pytest
 
 from draftree.doctor.statistics import critical, detectable, pooled, power, two_sample
 from draftree.errors import UserError
+from draftree.evaluation import report
 from frequencies import goodness
 
 
@@ -75,3 +76,34 @@ def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
     with pytest.raises(UserError, match=r"needs the package 'scipy': pip install 'draftree\[doctor\]'"):
         two_sample([30, 70], [50, 50])
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Toy texts whose accepted drafts hang on how predictable the text is: τ of 20 of them, 400 times."""
+    rng = np.random.default_rng(4)
+
+    def texts(count: int) -> tuple[np.ndarray, np.ndarray]:
+        steps, level = rng.integers(20, 60, count), rng.beta(4, 4, count)
+        return steps, np.array(
+            [np.minimum(rng.geometric(1 - 0.95 * p, n) - 1, 8).sum() for p, n in zip(level, steps, strict=True)]
+        )
+
+    steps, accepted = texts(40_000)
+    truth, held, plain = 1 + accepted.sum() / steps.sum(), 0, 0
+    for seed in range(400):
+        steps, accepted = texts(20)
+        chosen = report.samples(20, seed)
+        low, high = report.ratio_bounds([accepted + steps], [steps], chosen)
+        held += low <= truth <= high
+        low, high = report.bounds(1 + accepted[chosen].sum(-1) / steps[chosen].sum(-1))
+        plain += low <= truth <= high
+    assert held / 400 >= 0.92
+    assert plain < held, "quantiles of the samples alone are too narrow"
+
+
+def test_intervals_of_few_or_equal_texts_are_quantiles() -> None:
+    few, chosen = np.array([3, 5, 4]), report.samples(3, 0)
+    assert report.ratio_bounds([few], [few * 2], chosen) == pytest.approx([0.5, 0.5])
+    assert report.ratio_bounds([few], [np.ones(3)], chosen) == pytest.approx(report.bounds(few[chosen].mean(-1)))
+    same = np.full(12, 7)
+    assert report.ratio_bounds([same], [np.ones(12)], report.samples(12, 0)) == pytest.approx([7, 7])

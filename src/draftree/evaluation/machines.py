@@ -240,14 +240,18 @@ class _Reading(TorchFunctionMode):
 
 
 def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading]:
-    """The weights read by a draft step below the root's children, and by the commit of a root."""
+    """The weights read by a draft step, and by the commit of a root.
+
+    The step is one below the root's children, or that of the root for a drafter that tells several layers in it.
+    """
     widest = max(max(p.shape) for p in target.decoder.layers[0].parameters())
-    step, commit, zero = _Reading(widest), _Reading(widest), np.zeros(1, np.int64)
+    first, step, commit, zero = _Reading(widest), _Reading(widest), _Reading(widest), np.zeros(1, np.int64)
     prompt = np.arange(READ) % target.decoder.vocab
     cache = target.new_cache(1, 2 * READ)
     state = drafter.start([prompt], zero, target.prefill(cache, [prompt], drafter.needs).taps)
     root = Tree.planted(zero, zero)
-    candidates, state = drafter.expand(state, root, zero, CANDIDATES, Drawing())
+    with first:
+        candidates, state = drafter.expand(state, root, zero, CANDIDATES, Drawing())
     tree = append(root, zero, candidates)
     if len(tree) > 1:
         with step:
@@ -257,7 +261,7 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading]:
     target.commit(cache, root, nothing)
     with commit:
         drafter.commit(state, root, nothing, taps)
-    return step, commit
+    return (step if step.layers or step.heads else first), commit
 
 
 def derived(name: str) -> dict[str, Any]:

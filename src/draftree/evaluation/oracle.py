@@ -1,9 +1,10 @@
 """How much any policy could still win with a drafter: an oracle that knows the text, and what formulas say.
 
 The oracle knows before each step how long a prefix of what the target will write stands token for token among the drafter's
-eight likeliest, and drafts as much of it as pays: a chain of depth d costs d · sₐ(1) + sₜ(1 + d) and writes d + 1 tokens. It
-divides the text so that the sum of all steps is least. A policy that drafts at most eight children of a node, by draft steps,
-and no deeper than `DEEPEST`, does no better over this drafter; the commit is not counted.
+eight likeliest, and drafts as much of it as pays: a chain of depth d costs d · sₐ(1) + sₜ(1 + d), or d/k draft steps where one
+tells k layers, and writes d + 1 tokens. It divides the text so that the sum of all steps is least. A policy that drafts at most
+eight children of a node, by draft steps, and no deeper than `DEEPEST`, does no better over this drafter; the commit is not
+counted.
 
 Shapes: R texts, T tokens of one text.
 """
@@ -91,20 +92,23 @@ class Division:
     plain: float
 
 
-def divided(reach: Ints, start: int, costs: Costs | CostTable) -> Division:
+def divided(reach: Ints, start: int, costs: Costs | CostTable, ahead: int = 1) -> Division:
     """The cheapest way to write a text whose first root stands at a position, where each root's reach is known.
 
     Args:
         reach: [M] of each root.
         start: the first root's position, which is how much is committed then.
         costs: of drafts and passes.
+        ahead: how many layers one draft step tells.
     """
     count = len(reach)
     least, choice, plain = np.zeros(count + 1), np.zeros(count, np.int64), 0.0
     for i in range(count - 1, -1, -1):
         here = costs.at(start + i, 1)
         depths = np.arange(min(int(reach[i]), count - 1 - i) + 1)
-        total: Floats = depths * here.draft_seconds(1) + here.targets((1 + depths).astype(np.float64)) + least[i + 1 + depths]
+        total: Floats = (
+            -(-depths // ahead) * here.draft_seconds(1) + here.targets((1 + depths).astype(np.float64)) + least[i + 1 + depths]
+        )
         choice[i] = int(total.argmin())
         least[i] = total[choice[i]]
         plain += here.target_seconds(1)
@@ -118,7 +122,7 @@ def _steps(choice: Ints) -> Iterator[int]:
         at += int(choice[at]) + 1
 
 
-def log(drafter: str, temperature: float, starts: Sequence[int], reach: Sequence[Ints]) -> dict[str, Any]:
+def log(drafter: str, temperature: float, starts: Sequence[int], reach: Sequence[Ints], ahead: int = 1) -> dict[str, Any]:
     """What a result keeps of a drafter's reach, so that the oracle can be priced again.
 
     Args:
@@ -126,9 +130,10 @@ def log(drafter: str, temperature: float, starts: Sequence[int], reach: Sequence
         temperature: of the texts.
         starts: [P] the position of each text's first root.
         reach: [P] that of every root in it.
+        ahead: how many layers one of its draft steps tells.
     """
     coded = {"lengths": list(map(len, reach)), "reach": worklog.runs(np.concatenate([*reach, NONE]).tolist())}
-    return {"drafter": drafter, "temperature": temperature, "starts": list(starts)} | coded
+    return {"drafter": drafter, "temperature": temperature, "ahead": ahead, "starts": list(starts)} | coded
 
 
 def row(saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: float | None = None) -> dict[str, Any]:
@@ -149,7 +154,8 @@ def row(saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: 
     if sum(lengths) != len(all_of_them) or len(starts) != len(lengths):
         raise UserError("the oracle's log does not fit together: its lengths are not those of its reach")
     parts = np.split(np.array(all_of_them, np.int64), np.cumsum(lengths)[:-1])
-    found = [divided(reach, start, costs) for reach, start in zip(parts, starts, strict=True)]
+    ahead = entries.get("ahead", int, 1, least=1)
+    found = [divided(reach, start, costs, ahead) for reach, start in zip(parts, starts, strict=True)]
     depths, everyone = [d for division in found for d in division.depths], np.arange(len(found))
     seconds, plain = (np.array([getattr(d, name) for d in found]) for name in ("seconds", "plain"))
     return {

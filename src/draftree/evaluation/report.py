@@ -70,11 +70,6 @@ class Totals:
         found = {name: getattr(self, name).tolist() for name in ("accepted", "nodes", "steps", "tokens", "seconds")}
         return found | {"counted_seconds": self.counted.tolist() if self.counted.any() else None}
 
-    def acceptance_length(self, chosen: Ints) -> Floats:
-        """[B] τ of samples of prompts [B, P]; 1 where no step was taken."""
-        accepted, steps = self.accepted[chosen].sum(-1), self.steps[chosen].sum(-1)
-        return np.where(steps > 0, (accepted + steps) / np.maximum(steps, 1), 1.0)
-
 
 def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
     """[B] tokens per second of samples of prompts [B, P], of each prompt's tokens and seconds [P]."""
@@ -90,6 +85,38 @@ def samples(prompts: int, seed: int) -> Ints:
 def bounds(values: Floats) -> list[float]:
     """A 95 % interval."""
     return [float(x) for x in np.quantile(values, (0.025, 0.975))]
+
+
+ENOUGH = 8
+"""Prompts from which on intervals are studentised; of fewer, samples of one prompt alone have no spread to divide by."""
+
+
+def ratio_bounds(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> list[float]:
+    """A 95 % interval of a product of sums over prompts divided by such a product, by bootstrap-t on its logarithm.
+
+    Its coverage at 20 prompts is 93 % where that of plain quantiles of the samples is 90 % (tests/test_statistics.py); the
+    error of each sample is linearised (Efron and Tibshirani 1993, chapters 12 and 13). Below `ENOUGH` prompts it is quantiles.
+
+    Args:
+        over: figures of each prompt [P], whose sums are multiplied.
+        under: those that it is divided by.
+        chosen: [B, P] bootstrap samples.
+    """
+    signs, columns = np.repeat((1.0, -1.0), (len(over), len(under))), np.array([*over, *under], np.float64)
+
+    def fitted(taken: Floats) -> tuple[Floats, Floats]:
+        """The logarithm, and its standard error, of figures [C, …, P]."""
+        means = np.maximum(taken.mean(-1), 1e-12)
+        influence = np.tensordot(signs, taken / means[..., None], 1)
+        spread = np.sqrt((influence**2).sum(-1) / max(count * (count - 1), 1))
+        return np.tensordot(signs, np.log(means), 1), spread
+
+    count = columns.shape[1]
+    (value, error), (values, errors) = fitted(columns), fitted(columns[:, chosen])
+    if count < ENOUGH or not errors.all():
+        return bounds(np.exp(values))
+    high, low = np.quantile((values - value) / errors, (0.025, 0.975))
+    return [float(np.exp(value - low * error)), float(np.exp(value - high * error))]
 
 
 Prices = Mapping[str, Costs | CostTable]
@@ -193,14 +220,14 @@ def unclocked(figures: Mapping[str, Any]) -> ResultRow:
 def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
     """95 % intervals by a bootstrap over prompts, paired: a sample holds the same prompts of both."""
     chosen = samples(len(mine.steps), seed)
-    sampled = {
-        "acceptance_length": mine.acceptance_length(chosen),
-        "tokens_per_second": (speed := rate(mine.tokens, mine.seconds, chosen)),
-        "speedup": speed / rate(base.tokens, base.seconds, chosen),
+    found = {
+        "acceptance_length": ratio_bounds([mine.accepted + mine.steps], [mine.steps], chosen),
+        "tokens_per_second": ratio_bounds([mine.tokens], [mine.seconds], chosen),
+        "speedup": ratio_bounds([mine.tokens, base.seconds], [mine.seconds, base.tokens], chosen),
     }
     if mine.counted.any():
-        sampled["counted_speedup"] = _counted_speedup(mine, base, chosen)
-    return {name: bounds(values) for name, values in sampled.items()}
+        found["counted_speedup"] = ratio_bounds([mine.tokens, base.counted], [mine.counted, base.tokens], chosen)
+    return found
 
 
 def _counted_speedup(mine: Totals, base: Totals, chosen: Ints) -> Floats:

@@ -29,7 +29,8 @@ def finished(work: Bench, runs: Mapping[str, Run], about: Mapping[str, Any], cat
     done, prices = next(iter(runs.values()))
     quality = {d: work.quality(d, done, prices[d]) for d in prices}
     temperature, starts = next(c.temperature for c in work.cells if c.plain), [len(r.prompt) for r in work.requests]
-    logs = {d: oracle.log(d, temperature, starts, q.reach) for d, q in quality.items()}
+    ahead = {d: e.drafter.ahead for (d, _), e in work.engines.items()}
+    logs = {d: oracle.log(d, temperature, starts, q.reach, ahead[d]) for d, q in quality.items()}
     rows, bounds = list[ResultRow](), list[ResultRow]()
     for machine, (texts, costs) in runs.items():
         own, name = {d: replace(q, cost_ratio=costs[d].ratio) for d, q in quality.items()}, named(machine)
