@@ -181,8 +181,6 @@ def best(tree: Tree, nodes: Ints, k: int, by: Floats | None = None) -> Ints:
         by: [N] what to rank by; the score by default.
     """
     nodes = np.sort(nodes)
-    if tree.roots == 1:
-        return nodes[np.argsort(-(tree.score if by is None else by)[nodes], kind="stable")[:k]]
     order, place = ranked(tree.row[nodes], (tree.score if by is None else by)[nodes])
     return nodes[order[place < k]]
 
