@@ -56,8 +56,11 @@ def values(
 
 
 @compiled
-def worth_verifying(score: Array, adds: Array, rate: float, left: float, ahead: int) -> tuple[int, float]:
-    """How many best nodes gain the most over their verification, and the least that one more can cost beside them.
+def worth_verifying(score: Array, adds: Array, rate: float, left: float, ahead: int) -> tuple[int, float, float]:
+    """How many best nodes gain the most over their verification.
+
+    Returns:
+        The number, the least that one more can cost beside them, and what the worst of them is worth.
 
     Args:
         score: [N] log values.
@@ -75,7 +78,7 @@ def worth_verifying(score: Array, adds: Array, rate: float, left: float, ahead: 
     further = np.inf
     for i in range(1, ahead + 1):
         further = min(further, (adds[best + i] - adds[best]) / i)
-    return best, rate * further
+    return best, rate * further, math.exp(-order[best - 1]) if best else np.inf
 
 
 @compiled

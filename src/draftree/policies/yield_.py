@@ -105,7 +105,7 @@ class Yield(Policy):
         due = self.probe * memory.idle * costs.target_seconds(1) >= budget.probe
         frontier, read, probing = np.arange(tree.roots), np.ones(tree.roots, np.bool_), False
         while (frontier := room.expandable(tree, frontier, self.depth)).size:
-            likely, least = best(tree, frontier, WIDEST), budget.verifying(tree)[1]
+            likely, (_, least, worst) = best(tree, frontier, WIDEST), budget.verifying(tree)
             found = expand.find(tree, likely, self.width) if isinstance(expand, Search) else None
             below, guesses = np.zeros(len(tree)), None if found is None else _guesses(tree, likely, found, memory, read=False)
             if guesses is not None:
@@ -115,7 +115,7 @@ class Yield(Policy):
             if fed:
                 chosen = _worth_expanding(tree, able, budget, memory, below, least, fed, ahead)
             else:  # told by a pass of this step: nothing is worth more than its parent, so the rest need not be looked at
-                chosen = able[np.exp(tree.score[able]) > least]
+                chosen = able[np.exp(tree.score[able]) > min(least, worst)]  # a child may take the worst one's place
             if not tree.drafted and not chosen.size and due and budget.probe <= budget.left:
                 chosen, probing = frontier, True
             asked, before = np.zeros(len(tree), np.bool_), len(tree)
@@ -188,8 +188,8 @@ class _Budget:
         """Seconds of a draft step over 1, 2, … nodes, at most `fed` of them fed."""
         return self.drafts[1 : nodes + 1] if fed >= nodes else self.drafts[np.minimum(np.arange(1, nodes + 1), fed)]
 
-    def verifying(self, tree: Tree) -> tuple[int, float]:
-        """How many of the best nodes are worth their verification, and the least that another one can cost."""
+    def verifying(self, tree: Tree) -> tuple[int, float, float]:
+        """How many of the best nodes are worth their verification, the least that another can cost, and the worst's value."""
         return worth_verifying(tree.score[tree.roots :], self.adds, self.rate, self.left, AHEAD)
 
 
@@ -255,7 +255,7 @@ def _guesses(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned
 
 def _worth_verifying(tree: Tree, budget: _Budget, probing: bool) -> Tree:
     """The tree's nodes of which each is worth its verification, found in one scan from the best to the worst."""
-    count, _ = budget.verifying(tree)
+    count, *_ = budget.verifying(tree)
     keep = np.zeros(len(tree), np.bool_)
     keep[: tree.roots] = True
     nodes = np.arange(tree.roots, len(tree))
