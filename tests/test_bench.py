@@ -467,7 +467,7 @@ def test_a_table_is_written_from_its_result(tables: ModuleType, folder: str, pro
     assert "| chain |" in after.replace("pld | chain", "| chain")
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/results.md", "docs/smollm2.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/results.md", "docs/smollm2.md", "docs/performance.md"])
 def test_a_document_says_what_the_saved_results_say(tables: ModuleType, document: str) -> None:
     text = (ROOT / document).read_text()
     results = ROOT / "benchmarks" / "results"

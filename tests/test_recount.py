@@ -258,7 +258,7 @@ def test_a_simulated_figure_says_so_wherever_it_stands(tables: ModuleType, tmp_p
     assert tables.unlabelled("Simulated on an H100 it is 2.1 × as fast.", tmp_path) == []
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/results.md", "docs/smollm2.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/results.md", "docs/smollm2.md", "docs/performance.md"])
 def test_no_document_shows_a_simulated_figure_without_the_word(tables: ModuleType, document: str) -> None:
     assert tables.unlabelled((ROOT / document).read_text(), ROOT / "benchmarks" / "results") == []
 
