@@ -1,4 +1,4 @@
-"""Writes the tables of README.md, docs/results.md, docs/smollm2.md and docs/performance.md from the saved results beside this file.
+"""Writes the tables of README.md and of docs (results, smollm2, performance) from the saved results beside this file.
 
 python benchmarks/tables.py            # between <!-- table:NAME --> and <!-- /table -->, from results/NAME.json;
                                        # <!-- table:NAME columns: A, B --> names the columns
@@ -133,7 +133,8 @@ def main() -> int:
     parser.add_argument("--document", type=Path, action="append", help="instead of these; repeat it")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     args = parser.parse_args()
-    documents = args.document or [HERE.parent / name for name in ("README.md", "docs/results.md", "docs/smollm2.md", "docs/performance.md")]
+    shown = ("README.md", "docs/results.md", "docs/smollm2.md", "docs/performance.md")
+    documents = args.document or [HERE.parent / name for name in shown]
     try:
         texts = {path: path.read_text() for path in documents}
         fresh = {path: refreshed(text, args.results) for path, text in texts.items()}
