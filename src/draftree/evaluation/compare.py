@@ -80,12 +80,12 @@ class Comparison:
 def warm(engine: Engine, request: Request, baseline: bool, tell: Tell = silent) -> Engine:
     """Runs for a moment what is timed later; returns the engine with the costs that its policy asks for.
 
-    What drafter and caches keep of the warm-up is dropped: what is timed shall not find its own beginning.
+    What drafter, policy and caches keep of the warm-up is dropped: what is timed shall not find its own beginning.
     """
     if engine.policy.reads_costs and engine.costs is None:
         replace(engine, costs=UNIT, learned={}).write([short(request)], reuse=False)  # mistakes come before measuring
         engine = replace(engine, costs=measured(engine.target, engine.drafter, tell=tell))
-    replace(engine).write([short(request)], reuse=False)
+    replace(engine, learned={}).write([short(request)], reuse=False)
     if baseline:
         engine.plain([short(request)])
     return engine
@@ -97,7 +97,7 @@ def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
     In that order a machine that slowly becomes faster or slower favours neither.
     """
     plain = [engine.plain([request]) for _ in range(2)]
-    again = replace(engine, carried=None)  # it shall not find the first one's text
+    again = replace(engine, carried=None, learned={})  # it shall not find the first one's text, nor what was learnt from it
     runs = [first, again.write([request], reuse=False)]
     written, base = (PromptResult(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
     other = next((g.tokens[0] for g in (*runs, *plain) if g.tokens != plain[0].tokens), None)
@@ -111,7 +111,7 @@ def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
 def bits(engine: Engine, request: Request) -> bool:
     """True where each token has the same log-probability, to the last bit, as in plain decoding; writes the text twice more."""
     ours, plain, told = list[Emitted](), list[Emitted](), replace(request, logprobs=0)
-    replace(engine, carried=None).write([told], on_tokens=ours.extend, reuse=False)
+    replace(engine, carried=None, learned={}).write([told], on_tokens=ours.extend, reuse=False)
     engine.plain([told], on_tokens=plain.extend)
     return [each for part in ours for each in part.logprobs] == [each for part in plain for each in part.logprobs]
 
