@@ -8,9 +8,11 @@ import torch
 
 from draftree.costs import Costs, counted, counted_plain
 from draftree.engine import Engine
+from draftree.evaluation.compare import compare, warm
 from draftree.models.target import Probes, Target
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
+from draftree.policies.yield_ import Yield
 from draftree.request import Request
 from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
@@ -54,6 +56,16 @@ def test_a_run_knows_how_deep_its_policy_may_go(target: Target) -> None:
     stats = engine.write(requests).stats
     assert (stats.deepest, stats.alpha_bound) == (3, stats.acceptance_length / 3)
     assert engine.plain(requests).stats.alpha_bound is None
+
+
+def test_a_comparison_begins_with_nothing_learnt(target: Target) -> None:
+    request = Request([5, 6, 7], 10)
+    engine = Engine(target, Always(plans(target, [request]), 61), Yield(), costs=COSTS)
+    first = engine.write([request], reuse=False)
+    before = dict(engine.learned)
+    assert before
+    compare(warm(engine, request, baseline=True), request, first)
+    assert {key: id(value) for key, value in engine.learned.items()} == {key: id(value) for key, value in before.items()}
 
 
 def test_counted_work_of_a_run(target: Target) -> None:
