@@ -23,7 +23,7 @@ from draftree.stats import Stats, Step, Work
 from draftree.testing.fakes import tiny_target
 
 ROOT = Path(__file__).parent.parent
-SAMPLES = Path("/work/shared/reference/machines")
+SAMPLES = ROOT.parent / "shared" / "reference" / "machines"
 COSTS = CostTable((Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, 0.5, 10), Costs({1: 0.7}, {1: 5.0, 8: 13.0}, 0.5, 200)))
 OTHER = CostTable((Costs({1: 0.1}, {1: 4.0, 8: 4.5}),))
 
