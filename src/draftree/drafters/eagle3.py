@@ -161,8 +161,52 @@ class EAGLE3Layer(nn.Module):
         return out
 
 
+class FusingNet(PairNet):
+    """A network over the fusion of several of the target's hidden states, with a head and a draft vocabulary of its own.
+
+    Attributes:
+        fc: fuses them.
+        norm: before the head.
+        lm_head: of the tokens that can be drafted.
+        d2t: what is added to 0 … V′ − 1 for the target's ids; none for the whole vocabulary.
+        t2d: [V] which of the target's tokens can be drafted, likewise.
+        reads: the entries of the target's `hidden_states` that are fused.
+    """
+
+    fc: nn.Linear
+    norm: nn.Module
+    lm_head: nn.Linear
+    d2t: Tensor | None
+    t2d: Tensor | None
+    reads: tuple[int, ...]
+    _target: Target
+
+    def choose(self, tokens: Ints) -> None:
+        """Makes the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
+        ids = torch.from_numpy(np.asarray(tokens, np.int64))
+        if self.d2t is not None and self.t2d is not None:
+            self.d2t.copy_(offsets(ids))
+            self.t2d.zero_()[ids.to(self.t2d.device)] = True
+        outer: Any = self._target.decoder.model
+        head: Tensor = outer.get_output_embeddings().weight
+        if head.shape[1] == self.width:
+            self.lm_head.weight.data.copy_(head[ids.to(head.device)])
+
+    @property
+    def drafted(self) -> Drafted | None:
+        return drafted(self.d2t, self._target)
+
+    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
+        fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.reads], dim=-1))
+        return fused
+
+    def logits(self, out: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(self.norm(out))
+        return logits
+
+
 @final
-class EAGLE3Net(PairNet):
+class EAGLE3Net(FusingNet):
     """The draft model; its parameters are named as in published checkpoints.
 
     Args:
@@ -172,9 +216,6 @@ class EAGLE3Net(PairNet):
         embedding: whether the checkpoint brings an embedding of its own.
         maps: whether it has a draft vocabulary even where that is the whole one.
     """
-
-    d2t: Tensor | None
-    t2d: Tensor | None
 
     def __init__(
         self, values: dict[str, Any], target: Target, layers: Sequence[int], embedding: bool, maps: bool = False
@@ -195,17 +236,6 @@ class EAGLE3Net(PairNet):
         self.embed_tokens = nn.Embedding(vocab, size).requires_grad_(False) if embedding else None
         self.reads = tuple(layers)
 
-    def choose(self, tokens: Ints) -> None:
-        """Makes the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
-        ids = torch.from_numpy(np.asarray(tokens, np.int64))
-        if self.d2t is not None and self.t2d is not None:
-            self.d2t.copy_(offsets(ids))
-            self.t2d.zero_()[ids.to(self.t2d.device)] = True
-        outer: Any = self._target.decoder.model
-        head: Tensor = outer.get_output_embeddings().weight
-        if head.shape[1] == self.width:
-            self.lm_head.weight.data.copy_(head[ids.to(head.device)])
-
     def begin_as(self, target: Target, layer: int) -> None:
         """Begins as one of the target's layers and its last norm, where they have the same shapes."""
         values = {name: value.float() for name, value in target.decoder.layers[layer].state_dict().items()}
@@ -223,22 +253,10 @@ class EAGLE3Net(PairNet):
             nn.init.zeros_(self.fc.weight)
             nn.init.eye_(self.fc.weight.data[:, -self.width :])
 
-    @property
-    def drafted(self) -> Drafted | None:
-        return drafted(self.d2t, self._target)
-
-    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.reads], dim=-1))
-        return fused
-
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
         out: Tensor = self.midlayer(embed(tokens).to(features.dtype), features, self.rotary(features, positions), mask, cache)
         return out
-
-    def logits(self, out: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(self.norm(out))
-        return logits
 
 
 @final

@@ -21,19 +21,19 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from draftree.boundary.files import Entries
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.eagle3 import EAGLE3, EAGLE3Layer
+from draftree.drafters.eagle3 import EAGLE3, EAGLE3Layer, FusingNet
 from draftree.drafters.neural.heads import by_depth, offered
 from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, run, stores
 from draftree.drafters.neural.losses import said
 from draftree.drafters.neural.masks import additive, block_starts
-from draftree.drafters.neural.pairs import PairNet, PairReader, Pairs
-from draftree.drafters.neural.vocabulary import check_map, check_size, drafted, frequent, offsets, whole
+from draftree.drafters.neural.pairs import PairReader, Pairs
+from draftree.drafters.neural.vocabulary import check_map, check_size, frequent, whole
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import CONFIG, Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
 from draftree.models.target import Needs, Target
-from draftree.sampling.drawing import Drafted, Drawing
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree
 
 MASK = "mask_hidden"
@@ -127,7 +127,7 @@ def _drafts(config: dict[str, Any]) -> int | None:
 
 
 @final
-class PEAGLENet(PairNet):
+class PEAGLENet(FusingNet):
     """The draft model; its parameters are named as in speculators' checkpoints.
 
     Args:
@@ -138,9 +138,6 @@ class PEAGLENet(PairNet):
         embedding: whether the checkpoint brings an embedding of its own.
         normed: whether the first layer's residual is what comes out of the feature's norm.
     """
-
-    d2t: Tensor | None
-    t2d: Tensor | None
 
     def __init__(
         self, values: dict[str, Any], knobs: PEAGLE, target: Target, reads: Sequence[int], embedding: bool, normed: bool
@@ -162,25 +159,6 @@ class PEAGLENet(PairNet):
         self.embed_tokens = nn.Embedding(vocab, size).requires_grad_(False) if embedding else None
         self.mask = knobs.mask or 0
 
-    def choose(self, tokens: Ints) -> None:
-        """Makes the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
-        ids = torch.from_numpy(np.asarray(tokens, np.int64))
-        if self.d2t is not None and self.t2d is not None:
-            self.d2t.copy_(offsets(ids))
-            self.t2d.zero_()[ids.to(self.t2d.device)] = True
-        outer: Any = self._target.decoder.model
-        head: Tensor = outer.get_output_embeddings().weight
-        if head.shape[1] == self.width:
-            self.lm_head.weight.data.copy_(head[ids.to(head.device)])
-
-    @property
-    def drafted(self) -> Drafted | None:
-        return drafted(self.d2t, self._target)
-
-    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.reads], dim=-1))
-        return fused
-
     def unknown(self) -> Tensor:
         """[D] what stands in a slot in the place of fused features."""
         found: Tensor = self.fc(self.mask_hidden[0, 0])
@@ -193,10 +171,6 @@ class PEAGLENet(PairNet):
         for layer in self.layers[1:]:
             x = run(layer, x, rotated, mask, cache)
         return x
-
-    def logits(self, out: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(self.norm(out))
-        return logits
 
 
 @final
