@@ -23,12 +23,13 @@ from draftree.drafters.neural.blocks import ParallelDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.formats.parallel import Sight
-from draftree.models.target import Target
+from draftree.models.target import Needs, Target
 from draftree.policies.beam import Beam
 from draftree.registry import build, method_of, part
 from draftree.request import Request
 from draftree.sampling.drawing import Drawing
 from draftree.training.export import export
+from draftree.training.features import read
 from draftree.tree import Ints, Tree
 from forests import NOISE, texts, worst
 
@@ -212,6 +213,26 @@ def test_gradients_reach_every_weight(name: str) -> None:
     drafter.loss(forwards.batch_of(t, drafter, tokens_of(2, 14, 1))).backward()
     still = [n for n, p in drafter.model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().sum())]
     assert still == []
+
+
+@pytest.mark.parametrize(("model", "same"), [("qwen3", True), ("llama", False)])
+def test_a_new_one_reads_the_context_as_the_targets_own_layer(model: str, same: bool) -> None:
+    """Values are the target's; so are keys where it norms them, too: else they are of unit size times their usual size."""
+    t = target(model)
+    layer = (drafter := part("drafter", "jetspec")().fresh(t)).model.layout.reads[-1]
+    assert isinstance(drafter, ParallelDrafter)
+    ids = torch.from_numpy(tokens_of(2, 9, 3))
+    seen = read(t, ids, Needs(hidden=drafter.model.layout.reads, kv=(layer,)))
+    with torch.no_grad():
+        [(keys, values)] = drafter.model.double().context(seen.hidden, torch.arange(9).expand(2, -1))
+    assert torch.allclose(values, seen.kv[layer][1], atol=1e-6)
+    alike = torch.cosine_similarity(keys, seen.kv[layer][0], dim=-1)
+    assert torch.allclose(alike, torch.ones_like(alike), atol=1e-6)
+    assert torch.allclose(keys, seen.kv[layer][0], atol=1e-6) is same
+    assert 0.5 < float(keys.norm() / seen.kv[layer][0].norm()) < 2
+    drawn = part("drafter", "jetspec")(init="scratch").fresh(t)
+    assert isinstance(drawn, ParallelDrafter)
+    assert not torch.equal(drawn.model.layers[0].mlp.up_proj.weight, drafter.model.layers[0].mlp.up_proj.weight)
 
 
 def test_the_mask_is_the_token_that_is_never_learnt() -> None:

@@ -53,7 +53,7 @@ class DFlash(ParallelMethod):
 
     def new(self, target: Target) -> "DFlashDrafter":
         net = ParallelNet(self.layout(target, causal=False, shifted=False), target, {})
-        net.begin()
+        net.begin(self.init)
         return DFlashDrafter(self, net, target, Checkpoint(name=parallel.name))
 
 

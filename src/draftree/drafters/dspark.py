@@ -69,7 +69,7 @@ class DSpark(ParallelMethod):
         layout = self.layout(target, causal=False, shifted=True)
         layout = replace(layout, markov=self.markov, rank=self.rank, confidence=(self.confidence, self.confidence))
         net = DSparkNet(layout, target, {})
-        net.begin()
+        net.begin(self.init)
         return DSparkDrafter(self, net, target, Checkpoint(name=parallel.name))
 
 

@@ -121,7 +121,7 @@ class EAGLE3(TrainableMethod):
         initialise(net, llama)
         net.choose(np.arange(self.draft_vocab or vocab))
         if self.init == "target" and layers[-1] < len(target.decoder.layers):
-            net.begin_as(target, layers[-1])
+            net.begin_as(target, layers[-1], net.midlayer)
         return EAGLE3Drafter(self, net, target, Checkpoint(config))
 
 
@@ -204,6 +204,23 @@ class FusingNet(PairNet):
         logits: Tensor = self.lm_head(self.norm(out))
         return logits
 
+    def begin_as(self, target: Target, layer: int, first: nn.Module) -> None:
+        """Begins as one of the target's layers and its last norm, where `first`, its own layer, has the same shapes."""
+        values = {name: value.float() for name, value in target.decoder.layers[layer].state_dict().items()}
+        ours, wide = first.state_dict(), [f"self_attn.{part}_proj.weight" for part in "qkv"]
+        theirs = {name: values.get(name) for name in ours if "hidden_norm" not in name}
+        theirs["hidden_norm.weight"] = theirs.pop("input_layernorm.weight")
+        for name in wide:  # the half that reads embeddings begins with nothing
+            if (half := theirs[name]) is not None:
+                theirs[name] = torch.cat((torch.zeros_like(half), half), dim=1)
+        last = [m for m in target.decoder.stack.children() if "Norm" in type(m).__name__]
+        same = all(t is not None and t.shape == ours[name].shape for name, t in theirs.items())
+        if same and len(values) == len(theirs) and len(last) == 1 and self.fc.in_features == 3 * self.width:
+            first.load_state_dict(theirs, strict=False)
+            self.norm.load_state_dict({name: value.float() for name, value in last[0].state_dict().items()})
+            nn.init.zeros_(self.fc.weight)
+            nn.init.eye_(self.fc.weight.data[:, -self.width :])
+
 
 @final
 class EAGLE3Net(FusingNet):
@@ -235,23 +252,6 @@ class EAGLE3Net(FusingNet):
         self.shape, self.width, self._vocab, self._target = stores(config), size, vocab, target
         self.embed_tokens = nn.Embedding(vocab, size).requires_grad_(False) if embedding else None
         self.reads = tuple(layers)
-
-    def begin_as(self, target: Target, layer: int) -> None:
-        """Begins as one of the target's layers and its last norm, where they have the same shapes."""
-        values = {name: value.float() for name, value in target.decoder.layers[layer].state_dict().items()}
-        ours, wide = self.midlayer.state_dict(), [f"self_attn.{part}_proj.weight" for part in "qkv"]
-        theirs = {name: values.get(name) for name in ours if "hidden_norm" not in name}
-        theirs["hidden_norm.weight"] = theirs.pop("input_layernorm.weight")
-        for name in wide:  # the half that reads embeddings begins with nothing
-            if (half := theirs[name]) is not None:
-                theirs[name] = torch.cat((torch.zeros_like(half), half), dim=1)
-        last = [m for m in target.decoder.stack.children() if "Norm" in type(m).__name__]
-        same = all(t is not None and t.shape == ours[name].shape for name, t in theirs.items())
-        if same and len(values) == len(theirs) and len(last) == 1 and self.fc.in_features == 3 * self.width:
-            self.midlayer.load_state_dict(theirs, strict=False)
-            self.norm.load_state_dict({name: value.float() for name, value in last[0].state_dict().items()})
-            nn.init.zeros_(self.fc.weight)
-            nn.init.eye_(self.fc.weight.data[:, -self.width :])
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed

@@ -51,7 +51,7 @@ class JetSpec(ParallelMethod):
 
     def new(self, target: Target) -> "JetSpecDrafter":
         net = ParallelNet(self.layout(target, causal=True, shifted=False), target, {})
-        net.begin()
+        net.begin(self.init)
         return JetSpecDrafter(self, net, target, Checkpoint(name=parallel.name))
 
 

@@ -9,7 +9,7 @@ size, V′ (draft) vocabulary, L layers of the target.
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ class PEAGLE(TrainableMethod):
         keep: r, the share of the chains of one depth that are learnt at the next.
         least: the least share that is learnt at any depth.
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
+        init: what its first layer begins with, as in EAGLE-3: `target`, or `scratch` for random weights.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -69,6 +70,7 @@ class PEAGLE(TrainableMethod):
     keep: float = knob(0.7, above=0, most=1)
     least: float = knob(0.2, above=0, most=1)
     draft_vocab: int = knob(0, least=0)
+    init: Literal["target", "scratch"] = "target"
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -113,6 +115,8 @@ class PEAGLE(TrainableMethod):
         initialise(net, llama)
         nn.init.normal_(net.mask_hidden, std=llama.initializer_range)
         net.choose(np.arange(self.draft_vocab or vocab))
+        if self.init == "target" and reads[-1] < len(target.decoder.layers):
+            net.begin_as(target, reads[-1], net.layers[0])
         return PEAGLEDrafter(self, net, target, Checkpoint(values))
 
 

@@ -20,7 +20,7 @@ from draftree.drafters.neural.heads import by_depth, offered
 from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.llama import SIZES, like
 from draftree.drafters.neural.masks import block_starts
-from draftree.drafters.neural.parallel import ParallelNet, spread
+from draftree.drafters.neural.parallel import Init, ParallelNet, spread
 from draftree.drafters.neural.vocabulary import TargetHead, check_map, check_size, whole
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
@@ -45,6 +45,8 @@ class ParallelMethod(TrainableMethod):
         gamma: γ of the slots' weights exp(−k/γ), k = 0, 1, …; 0 weighs all alike.
         anchors: roots drawn in each text at most (512 in the papers).
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
+        init: what it begins with: `target`, the target's own layers from the highest that is read, where these are of the same
+            shapes; else, and with `scratch`, the official codes' way, random weights.
     """
 
     formats: ClassVar[tuple[str, ...]] = ("speculators",)
@@ -56,6 +58,7 @@ class ParallelMethod(TrainableMethod):
     gamma: float = knob(4.0, least=0)
     anchors: int = knob(64, least=1)
     draft_vocab: int = knob(0, least=0)
+    init: Init = "target"
 
     def layout(self, target: Target, causal: bool, shifted: bool) -> Layout:
         """That of a new drafter.

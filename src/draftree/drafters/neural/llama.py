@@ -79,7 +79,7 @@ def stores(config: LlamaConfig | Qwen3Config) -> LayerShape:
     return LayerShape(heads, width, width)
 
 
-def initialise(module: nn.Module, config: LlamaConfig) -> None:
+def initialise(module: nn.Module, config: LlamaConfig | Qwen3Config) -> None:
     """Draws a fresh network's weights as transformers draws Llama's."""
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):

@@ -9,7 +9,7 @@ Shapes: R rows, n slots of a block, A anchors, B batch, T tokens, F frontier nod
 """
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from transformers import Cache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, rotate_half
 
-from draftree.drafters.neural.llama import Rotary, of_values, run, stores
+from draftree.drafters.neural.llama import Rotary, initialise, of_values, run, stores
 from draftree.drafters.neural.masks import additive
 from draftree.drafters.neural.vocabulary import TargetHead, drafted
 from draftree.formats.parallel import EMBEDDING, HEAD, Layout, Sight
 from draftree.models.target import Target
 from draftree.sampling.drawing import Drafted
+
+Init = Literal["target", "scratch"]
 
 
 def spread(target: Target, count: int) -> tuple[int, ...]:
@@ -134,17 +136,47 @@ class ParallelNet(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
-    def begin(self) -> None:
-        """Draws fresh weights; the last norm begins as the target's, whose head reads what it gives."""
-        for part in self.modules():
-            if isinstance(part, nn.Linear | nn.Embedding) and part.weight.requires_grad:
-                nn.init.normal_(part.weight, std=self.config.initializer_range)
-            if isinstance(part, nn.Linear) and part.bias is not None:
-                nn.init.zeros_(part.bias)
+    def begin(self, init: Init) -> None:
+        """Draws fresh weights, or takes over the target's where they fit; the last norm begins as the target's in any case.
+
+        With `target` the layers are the target's from the one on that reads the highest of the fused entries, and the context
+        is what that layer reads: its keys and values are those of the target, but for the norm of each head.
+        """
+        initialise(self, self.config)
         theirs = [m for m in self._target.decoder.stack.children() if "Norm" in type(m).__name__]
-        weight = getattr(theirs[0], "weight", None) if len(theirs) == 1 else None
-        if isinstance(weight, Tensor) and weight.shape == self.norm.weight.shape and not weight.is_meta:
-            self.norm.weight.data.copy_(weight)
+        if len(theirs) == 1:
+            _take(self.norm, theirs[0].state_dict())
+        first, layers = self.layout.reads[-1], self._target.decoder.layers
+        if init == "target" and self.fc.in_features == len(self.layout.reads) * self.fc.out_features:
+            values = [layers[min(first + i, len(layers) - 1)].state_dict() for i in range(len(self.layers))]
+            if all(_take(layer, _headed(some, self.config.head_dim)) for layer, some in zip(self.layers, values, strict=True)):
+                self.hidden_norm.load_state_dict(self.layers[0].input_layernorm.state_dict())  # type: ignore[union-attr]
+                nn.init.zeros_(self.fc.weight)
+                nn.init.eye_(self.fc.weight.data[:, -self.fc.out_features :])
+
+
+def _take(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
+    """Copies weights of the same names and shapes, all or none of them; says whether it did."""
+    fits = {name: values[name].shape if name in values else None for name in part.state_dict()}
+    same = all(fits[name] == own.shape for name, own in part.state_dict().items())
+    if same and not any(values[name].is_meta for name in fits):
+        part.load_state_dict({name: values[name].float() for name in fits})
+        return True
+    return False
+
+
+def _headed(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
+    """A layer's weights with norms of queries and keys: its own, or such as keep their usual size.
+
+    Without a norm, an entry of W(g ∘ x) has the variance Σⱼ (W g)ⱼ² where the entries of x are of size 1 and independent.
+    """
+    found = dict(layer)
+    for part in ("q", "k"):
+        weight, gain = layer.get(f"self_attn.{part}_proj.weight"), layer.get("input_layernorm.weight")
+        if f"self_attn.{part}_norm.weight" not in found and weight is not None and gain is not None:
+            size = (weight.float() * gain.float()).square().sum(1).mean().sqrt()
+            found[f"self_attn.{part}_norm.weight"] = size.expand(width)
+    return found
 
 
 def _seen(sight: Sight, positions: Tensor, keys: Tensor, there: Tensor) -> Tensor:
