@@ -1,14 +1,16 @@
 """Tokens a second beside transformers' own ways, on the same model object, prompt by prompt.
 
     python benchmarks/peers.py --target smollm2 --suite spec_bench.jsonl --category math_reasoning --per-category 20 \
-        --assistant VDM_STANDALONE --ours "edd pct" --ours "eagle3 eagle2" --out peers.json [--plot peers.svg]
+        --assistant VDM_STANDALONE --ours "edd pct" --ours "eagle3 eagle2" --out peers.json \
+        [--gguf model.Q4_1.gguf] [--plot peers.svg]
 
 Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first prompt warms up and does not
 count. All write greedily, and the passes of the model are counted, those over the prompt too. A text that differs from plain
 decoding's is counted: in float32 two tokens as good as equally likely may change places where passes have another width.
 transformers writes with this model object as draftree has loaded it, attention and kernels, and once as it is by itself: with
 sdpa and torch's own kernels, where texts may part at near ties. `--assistant` is what `draftree export vdm --standalone`
-writes, with the target's whole head, as transformers' assisted generation takes no other.
+writes, with the target's whole head, as transformers' assisted generation takes no other. `--gguf` names a file of the same
+weights for the engines of `engines.py`, which write at its bits, so that their texts are another model's.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from engines import engines
 from transformers import AutoModelForCausalLM
 
 from draftree import Request, Target
@@ -61,7 +64,7 @@ def speculative(target: Target, assistant: str | None) -> dict[str, Way]:
     return found
 
 
-def ways(target: Target, stock: Target, pairs: list[str], assistant: str | None) -> dict[str, Way]:
+def ways(target: Target, stock: Target, pairs: list[str], assistant: str | None, gguf: Path | None) -> dict[str, Way]:
     """Every way by its name, plain decoding first."""
     found: dict[str, Way] = {
         PLAIN: lambda request: plain(target, [request]).tokens[0],
@@ -69,6 +72,7 @@ def ways(target: Target, stock: Target, pairs: list[str], assistant: str | None)
         "transformers: generate, stock kernels": partial(theirs, stock),
         "transformers: prompt lookup, stock kernels": partial(theirs, stock, prompt_lookup_num_tokens=10),
         **speculative(target, assistant),
+        **(engines(gguf) if gguf else {}),
     }
     for pair in pairs:
         drafter, _, policy = pair.partition(" ")
@@ -100,6 +104,7 @@ def main() -> int:
     ap.add_argument("--max-new-tokens", type=int, default=128)
     ap.add_argument("--ours", action="append", default=[], metavar="'DRAFTER POLICY'")
     ap.add_argument("--assistant")
+    ap.add_argument("--gguf", type=Path)
     ap.add_argument("--out", type=Path, required=True)
     ap.add_argument("--plot", type=Path)
     args = ap.parse_args()
@@ -107,7 +112,7 @@ def main() -> int:
         target = Target.load(args.target)
         stock = Target.load(args.target, target.decoder.dtype, kernels="stock", exactness="ties")
         prompts = suites.load(args.suite).prompts
-        every = ways(target, stock, args.ours, args.assistant)
+        every = ways(target, stock, args.ours, args.assistant, args.gguf)
     except UserError as error:
         print(f"peers: {error}", file=sys.stderr)
         return 2
@@ -139,7 +144,7 @@ def main() -> int:
         mine, base = (float(rate(tokens[n], seconds[n], whole)) for n in (name, PLAIN))
         low, high = bounds(speed)
         told = f"{same[name]} of {len(requests)}"
-        per_pass = float(tokens[name].sum() / passes[name].sum())
+        per_pass = float(tokens[name].sum() / passes[name].sum()) if passes[name].sum() else None  # of another engine
         rows.append({"way": name, "tokens/s": mine, "speed-up": mine / base, "low": low, "high": high,
                      "tokens/pass": per_pass, "same text": told})  # fmt: skip
     about = provenance(target, 0) | {"suite": args.suite, "categories": wanted, "max_new_tokens": args.max_new_tokens}
