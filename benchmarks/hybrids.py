@@ -1,12 +1,12 @@
 """What trees cost on models that fold the text into a state: a pass by width, the share of the tree form, and decoding.
 
-    python benchmarks/hybrids.py --model qwen3_5 --out benchmarks/results/hybrids-qwen3_5.json
-    python benchmarks/hybrids.py --model lfm2 --out benchmarks/results/hybrids-lfm2.json
+    python benchmarks/hybrids.py --model qwen3_5 --pairs 0 --out benchmarks/results/hybrids_qwen3_5.json
+    python benchmarks/hybrids.py --model lfm2 --seconds 0 --out benchmarks/results/hybrids_lfm2_texts.json
 
 Random weights of real shapes. One thread by default. A pass over a root and n − 1 children, behind 256 tokens, is timed beside
 transformers' own pass over one token and beside path rows, the way that needs no mathematics (`tests/path_rows.py`), in turns.
 The tree form is what is done in the place of the mixers' functions, and the fold of a step's root; its share of a pass is told.
-Then `pld` and `suffix` with `yield` and plain decoding write the same texts, in interleaved pairs.
+Then `pld` and `suffix` with `yield` and plain decoding write the same texts, in turns, token by token.
 """
 
 import json
@@ -23,14 +23,17 @@ import torch
 import typer
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from draftree import loop
 from draftree.boundary.machine import interleaved
-from draftree.engine import Engine, load
+from draftree.engine import cache_of, load, usual
 from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
 from draftree.models.dispatch import Answers
 from draftree.models.states import States
 from draftree.models.target import Needs, Target
 from draftree.request import Request
+from draftree.rows import Rows
+from draftree.sampling.settings import Sampling
 from draftree.tree import Candidates, Tree, Verdict
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -52,6 +55,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """By name, `model_type` and the published shape; the vocabulary is an option."""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+PATHS = (1, 4, 16)
+"""Widths at which path rows are timed."""
+DRAFTERS = ("pld", "suffix")
 
 
 def built(name: str, vocab: int, dtype: torch.dtype) -> Target:
@@ -72,7 +78,7 @@ def star(width: int) -> Tree:
     return tree.append(np.zeros(width - 1, np.int64), children, zeros, zeros, Candidates(children[None], zeros[None]))
 
 
-def by_width(target: Target, context: int, seconds: float, rows_too: bool) -> list[dict[str, float]]:
+def by_width(target: Target, context: int, seconds: float, rows_too: bool) -> list[dict[str, float | None]]:
     """Milliseconds of a pass by width, of transformers' own pass, and of path rows."""
     prompt = np.arange(context) % 1000
     cache, other, oracle = target.new_cache(1, context + 65), target.new_cache(1, context + 65), PathRows(target, 1)
@@ -82,11 +88,11 @@ def by_width(target: Target, context: int, seconds: float, rows_too: bool) -> li
     works += [partial(target.verify, cache, star(n), Needs()) for n in WIDTHS]
     if rows_too:
         oracle.prefill(other, [prompt])
-        works += [partial(oracle.verify, other, star(n)) for n in WIDTHS]
+        works += [partial(oracle.verify, other, star(n)) for n in PATHS]
     own, *found = [1000 * s for s in interleaved(works, target.decoder.device, seconds)]
-    trees, paths = found[: len(WIDTHS)], found[len(WIDTHS) :] or [float("nan")] * len(WIDTHS)
-    pairs = zip(WIDTHS, trees, paths, strict=True)
-    return [{"width": n, "tree_ms": tree, "path_rows_ms": path, "stock_one_token_ms": own} for n, tree, path in pairs]
+    paths = dict(zip(PATHS, found[len(WIDTHS) :], strict=False))
+    told = zip(WIDTHS, found[: len(WIDTHS)], strict=True)
+    return [{"width": n, "tree_ms": tree, "path_rows_ms": paths.get(n), "stock_one_token_ms": own} for n, tree in told]
 
 
 def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float]]:
@@ -105,7 +111,7 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
         setattr(Answers, name, lambda *args, _work=work, **kwargs: timed(_work, *args, **kwargs))
     setattr(States, "keep", lambda *args: timed(keep, *args))  # noqa: B010
     try:
-        for width in (1, 16, 64):
+        for width in WIDTHS[::2]:
             shares, tree = [], star(width)
             for _ in range(rounds):
                 cache = target.new_cache(1, context + 65)
@@ -122,18 +128,34 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
     return found
 
 
-def decoding(target: Target, drafter: str, new: int, pairs: int) -> dict[str, float]:
-    """Seconds with drafts over seconds without, the median of interleaved pairs, and whether texts are the same."""
-    engine: Engine = load(target, drafter, "yield")
-    draw, ratios, same, lengths = np.random.default_rng(0), list[float](), list[bool](), list[float]()
-    for _ in range(pairs + 1):  # the first one warms up, and measures the costs
-        asked = [Request(draw.integers(3, 1000, 64).tolist(), new)]
-        plain, ours = engine.plain(asked), engine.write(asked, reuse=False)
-        ratios.append(ours.stats.seconds / plain.stats.seconds)
-        lengths.append(ours.stats.acceptance_length)
-        same.append(ours.tokens == plain.tokens)
-    return {"seconds_over_plain": statistics.median(ratios[1:]), "acceptance_length": statistics.mean(lengths[1:]),
-            "same": float(np.mean(same))}  # fmt: skip
+def decoding(target: Target, new: int, pairs: int, temperature: float) -> dict[str, dict[str, Any]]:
+    """Seconds with drafts over seconds without, by text; and whether texts are the same.
+
+    Plain decoding and the drafters take turns, token by token, so that whatever else the machine does meets all alike.
+    """
+    engines = {name: load(target, name, "yield") for name in DRAFTERS}
+    for engine in engines.values():
+        engine.prices()  # measured before, not within the first text
+    found: dict[str, dict[str, list[float]]] = {n: {"ratios": [], "acceptance_length": [], "same": []} for n in DRAFTERS}
+    for number in range(pairs):
+        draw = np.random.default_rng(number)
+        asked = [Request(draw.integers(3, 1000, 64).tolist(), new, sampling=Sampling(temperature=temperature, seed=number))]
+        rows = Rows(cache_of(target, asked))
+        runs = {"plain": (rows, loop.plain(target, usual(temperature == 0), rows, asked))}
+        runs |= {name: engine.begin(asked, reuse=False) for name, engine in engines.items()}
+        going, seconds = list(runs), dict.fromkeys(runs, 0.0)
+        while going:
+            name = min(draw.permutation(going).tolist(), key=lambda n: len(runs[n][0].written[0]))
+            start = time.perf_counter()
+            if next(runs[name][1], None) is None:
+                going.remove(name)
+            seconds[name] += time.perf_counter() - start
+        for name, each in found.items():
+            each["ratios"].append(seconds[name] / seconds["plain"])
+            each["acceptance_length"].append(runs[name][0].stats.acceptance_length)
+            each["same"].append(float(runs[name][0].written == rows.written))
+        print(number, {n: [round(x[-1], 4) for x in f.values()] for n, f in found.items()}, file=sys.stderr, flush=True)
+    return {name: {"seconds_over_plain": statistics.median(each["ratios"]), **each} for name, each in found.items()}
 
 
 def main(
@@ -142,10 +164,11 @@ def main(
     vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 65536,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     context: Annotated[int, typer.Option(help="Tokens before a pass.")] = 256,
-    seconds: Annotated[float, typer.Option(help="Seconds of all timed passes.")] = 120,
+    seconds: Annotated[float, typer.Option(help="Seconds of all timed passes; 0 leaves them out.")] = 120,
     rounds: Annotated[int, typer.Option(help="Passes of which the share of the tree form is taken.")] = 7,
     new: Annotated[int, typer.Option(help="Tokens of a text.")] = 256,
     pairs: Annotated[int, typer.Option(help="Pairs of texts; 0 leaves decoding out.")] = 10,
+    temperature: Annotated[float, typer.Option(help="Of the texts.")] = 0.0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
     path_rows: Annotated[bool, typer.Option(help="Whether path rows are timed, too.")] = True,
 ) -> None:
@@ -153,14 +176,13 @@ def main(
     torch.set_num_threads(threads)
     target = built(model, vocab, getattr(torch, dtype))
     told: dict[str, Any] = {"model": model, "vocab": vocab, "dtype": dtype, "context": context, "threads": threads}
-    told["passes"] = by_width(target, context, seconds, path_rows)
-    print(json.dumps(told["passes"], indent=1), file=sys.stderr, flush=True)
-    told["tree_form"] = tree_form(target, context, rounds)
-    print(json.dumps(told["tree_form"]), file=sys.stderr, flush=True)
-    told["decoding"] = {}
-    for drafter in ("pld", "suffix") if pairs else ():
-        told["decoding"][drafter] = decoding(target, drafter, new, pairs)
-        print(drafter, json.dumps(told["decoding"][drafter]), file=sys.stderr, flush=True)
+    if seconds:
+        told["passes"] = by_width(target, context, seconds, path_rows)
+        print(json.dumps(told["passes"], indent=1), file=sys.stderr, flush=True)
+        told["tree_form"] = tree_form(target, context, rounds)
+        print(json.dumps(told["tree_form"]), file=sys.stderr, flush=True)
+    if pairs:
+        told |= {"temperature": temperature, "new": new, "decoding": decoding(target, new, pairs, temperature)}
     out.write_text(json.dumps({"provenance": provenance(target, 0), **told}, indent=1) + "\n")
 
 

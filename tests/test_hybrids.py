@@ -39,7 +39,7 @@ def state_error(cache: SlotCache, stock: Sequence[OneByOne]) -> float:
     for row, each in enumerate(stock):
         for (layer, which), tail in cache.states.tails.items():
             theirs = each.cache.layers[layer]
-            pairs = [(tail[row], theirs.conv_states[which][0])]
+            pairs = [(tail[row].mT, theirs.conv_states[which][0])]
             if (base := cache.states.bases.get((layer, which))) is not None:
                 pairs.append((base[row], theirs.recurrent_states[which][0]))
             worst = max(worst, *(float((ours - other).abs().max()) for ours, other in pairs))

@@ -73,7 +73,8 @@ def _without_itself(paths: Paths) -> Tensor:
 
 def _neighbours(paths: Paths, k: int) -> Tensor:
     rows, n = paths.columns.shape
-    return torch.arange(n)[None, :, None].expand(rows, n, k) + 1 + torch.arange(k)
+    begins = torch.arange(rows)[:, None] * (k + paths.slots) + 1 + torch.arange(n)
+    return begins.flatten() + torch.arange(k)[:, None]
 
 
 def _one_line(paths: Paths) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -126,14 +126,22 @@ class Paths:
         return [(rows, slots, parents) for rows, slots, parents in found]
 
     def windows(self, k: int) -> Tensor:
-        """[R, n, K] the last K columns on each token's path, counted through K committed ones and then the M slots."""
-        found = np.empty((*self.columns.shape, k), np.int64)
+        """[K, R n] the last K columns on each token's path, counted through each row's K committed ones and its M slots."""
+        if k in self._windows:
+            return self._windows[k]
+        found = np.empty((k, *self.columns.shape), np.int64)
+        begins = np.arange(len(self.columns))[:, None] * (k + self.slots) + k
         now = self.columns  # negative: so many committed columns back from the end, less one
         for back in range(k):
-            found[:, :, k - 1 - back] = k + now
+            found[k - 1 - back] = begins + now
             above = np.take_along_axis(self.parents, np.maximum(now, 0), 1)
             now = np.where(now >= 0, above, now - 1)
-        return torch.from_numpy(found).to(self.device)
+        return self._windows.setdefault(k, torch.from_numpy(found.reshape(k, -1)).to(self.device))
+
+    @cached_property
+    def _windows(self) -> dict[int, Tensor]:
+        """Those that layers asked for."""
+        return {}
 
     def place(self, old: Tensor | None, new: Tensor) -> Tensor:
         """[R, H, M, c] what earlier passes left in the slots and, in theirs, this pass's [R, H, n, c]."""

@@ -178,15 +178,17 @@ def convolved(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None
 
     Args:
         paths: of the pass.
-        columns: [R, d, K + M] K committed ones, and those of the slots.
+        columns: [R, d, K + M] K committed ones, and those of the slots; each column lies together in memory.
         weight: [d, K].
         bias: [d].
 
     Returns:
         [R, d, n].
     """
-    at = paths.windows(weight.shape[-1])
-    rows, n, k = at.shape
-    windows = columns.gather(2, at.reshape(rows, 1, n * k).expand(-1, columns.shape[1], -1)).view(rows, -1, n, k)
-    out = (windows.to(weight.dtype) * weight[None, :, None]).sum(-1)
-    return out if bias is None else out + bias[:, None]
+    by_slot = columns.mT.flatten(0, 1)  # in the order in which they lie, so that each is copied at once
+    summed = torch.promote_types(weight.dtype, torch.float32)
+    begin = weight.new_zeros(len(weight)) if bias is None else bias
+    out = begin.to(summed).repeat(paths.columns.size, 1)
+    for at, by in zip(paths.windows(weight.shape[-1]), weight.mT.to(summed).contiguous(), strict=True):
+        out.addcmul_(by_slot.index_select(0, at).to(summed), by)
+    return out.to(weight.dtype).view(*paths.columns.shape, -1).mT

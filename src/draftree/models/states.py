@@ -73,7 +73,7 @@ class Scratch:
 
     Attributes:
         paths: of the latest pass.
-        columns: by state, what its convolution read [R, C, M].
+        columns: by state, what its convolution read [R, M, C].
         made: by state, the stash of the tokens, or the states behind them.
     """
 
@@ -102,7 +102,7 @@ class States:
         self.shapes, self.rows, self.dtype, self.device, self.clamped = dict(shapes), rows, dtype, device, clamped
         self.tails, self.bases = dict[Key, Tensor](), dict[Key, Tensor]()
         for key, shape in self.shapes.items():
-            self.tails[key] = torch.zeros(rows, shape.channels, shape.kernel, dtype=dtype, device=device)
+            self.tails[key] = torch.zeros(rows, shape.kernel, shape.channels, dtype=dtype, device=device)
             if shape.state is not None:
                 self.bases[key] = torch.zeros(rows, *shape.state, dtype=shape.dtype, device=device)
         self.read = np.zeros(rows, np.int64)
@@ -138,8 +138,8 @@ class States:
         assert not paths.whole or len(slots) == paths.widths[row], "a text that is read whole is kept whole"
         for key, columns in self._scratch.columns.items():
             tail = self.tails[key]
-            mine = columns[row].index_select(1, path)
-            tail[row] = torch.cat((tail[row], mine), 1)[:, -tail.shape[2] :]
+            mine = columns[row].index_select(0, path[-tail.shape[1] :])
+            tail[row] = torch.cat((tail[row, len(mine) :], mine))
         for key, made in self._scratch.made.items():
             base = self.bases[key]
             if isinstance(made, Final):
@@ -213,10 +213,10 @@ class Pass:
         What functions of this layer are called until the next one enters is of this state.
         """
         self._key, paths = key, self.paths
-        old = None if self._before is None else self._before.columns[key][:, None].mT
-        placed = paths.place(old, columns[:, None].mT)[:, 0].mT
+        old = None if self._before is None else self._before.columns[key][:, None]
+        placed = paths.place(old, columns[:, None].mT)[:, 0]
         self._scratch.columns[key] = placed
-        return torch.cat((self._states.tails[key], placed), -1)
+        return torch.cat((self._states.tails[key], placed), 1).mT
 
     @property
     def state(self) -> Tensor:
