@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Dee
 
 from draftree.acceptors.greedy import Greedy
 from draftree.doctor import forwards
-from draftree.drafters.mtp import MTP, MTPNet, fused, split
+from draftree.drafters.mtp import BESIDE, MTP, WAYS, MTPNet, fused, split
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
@@ -159,7 +159,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lively.model.norm.weight.normal_(std=0.5)  # a norm of a norm is the norm, unless they scale
     model.save_pretrained(folder)
     target = Target(Decoder(model), "qwen")
-    net: Any = MTPNet(target, beside=True)
+    net: Any = MTPNet(target, names=BESIDE)
     tensors = load_file(folder / "model.safetensors")
     tensors |= {net.name(k): v + 0.3 * torch.randn_like(v) for k, v in net.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -175,8 +175,7 @@ def test_the_head_beside_a_qwen(qwen: Path, tmp_path: Path, first: str, fed: str
     names = {"mtp.fc.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.norm.weight"}
     tokens = np.random.default_rng(0).integers(3, 61, (2, 15))
     assert forwards.apart(target, drafter, tokens, 4, 1) < PRECISION
-    usual: Any = build("drafter", str(qwen)).open(target)
-    assert usual.knobs.first == "normed"
+    usual: Any = build("drafter", f"mtp:checkpoint={qwen},first=normed,fed=raw").open(target)
     same = torch.allclose(*(forwards.decoded(target, d, tokens, 4, 1) for d in (usual, drafter)), atol=1e-3)
     assert same == ((first, fed) == ("normed", "raw"))
     engine = Engine(target, drafter, Chain(length=3), Greedy())
@@ -195,3 +194,68 @@ def test_a_second_layer_beside_a_qwen_is_refused(qwen: Path, tmp_path: Path) -> 
     (tmp_path / "config.json").write_text((qwen / "config.json").read_text())
     with pytest.raises(UserError, match=r"holds mtp\.layers\.1\.input_layernorm\.weight, allowed is one layer"):
         build("drafter", str(tmp_path)).open(Target.load(str(qwen)))
+
+
+TOKENS, MARK, ONE, JUNK = 31, 40, 41, 31
+"""A planted target's tokens follow one another in a circle; of its 64 features one is a mark, one is always 1."""
+
+
+@pytest.fixture(scope="module")
+def circle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3.5 within a model of other media, as it is published; its last norm turns the mark's sign."""
+    text = hybrid("qwen3_5_text", torch.float32, vocab_size=32, hidden_size=64, eos_token_id=None)
+    tensors = {k: v.clone() for k, v in text.state_dict().items()}
+    silent(tensors)
+    embedding, head = torch.zeros(32, 64), torch.zeros(32, 64)
+    embedding[:, :32], embedding[:, [MARK, ONE]] = torch.eye(32), 1.0
+    head[(torch.arange(TOKENS) + 1) % TOKENS, torch.arange(TOKENS)] = 1.0
+    tensors |= {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
+    tensors["model.norm.weight"] = torch.zeros(64)
+    tensors["model.norm.weight"][MARK] = -2.0  # it scales by one more
+    folder = tmp_path_factory.mktemp("circle")
+    config = AutoConfig.for_model("qwen3_5", text_config=text.config.to_dict(), tie_word_embeddings=False)
+    config.save_pretrained(folder)
+    named = {k.replace("model.", "model.language_model.", 1): v for k, v in tensors.items()}
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def silent(tensors: dict[str, Tensor]) -> None:
+    """Layers that add nothing to what goes through them, and norms that scale by 1."""
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "norm.weight")):
+            tensor.zero_()
+
+
+@pytest.mark.parametrize(("first", "fed"), WAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_way_is_found_in_which_a_published_head_predicts(
+    circle: Path, tmp_path: Path, first: str, fed: str, dtype: torch.dtype
+) -> None:
+    """A head goes wrong where the mark of what it reads, or of what it is fed on, has another sign than it was made for."""
+    target = Target.load(str(circle), dtype)
+    net: Any = MTPNet(target, names=BESIDE)
+    tensors = {net.name(k): v.clone() for k, v in net.state_dict().items()}
+    silent(tensors)
+    read = 1.0 if first == "raw" else -1.0
+    made = read if fed == "raw" else -read  # its own norm turns the sign, too
+    norms = {f"mtp.{name}.weight": torch.zeros(64) for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")}
+    norms["mtp.norm.weight"][MARK] = -2.0
+    along = torch.zeros(64, 64)
+    along[(torch.arange(TOKENS) + 1) % TOKENS, torch.arange(TOKENS)] = 1.0
+    along[ONE, ONE], along[MARK, ONE] = 1.0, made
+    along[JUNK - 1, ONE], along[JUNK - 1, MARK] = 10.0, -10.0 * read
+    tensors |= norms | {"mtp.fc.weight": torch.cat((torch.zeros(64, 64), along), 1)}
+    (tmp_path / "config.json").write_text((circle / "config.json").read_text())
+    save_file(load_file(circle / "model.safetensors") | tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    target = Target.load(str(tmp_path), dtype)
+    found: Any = build("drafter", str(tmp_path)).open(target)
+    assert (found.knobs.first, found.knobs.fed) == (first, fed)
+    out = Engine(target, found, Chain(length=3), Greedy()).write([Request([5, 6], 16, frozenset())])
+    assert out.tokens == [[(7 + i) % TOKENS for i in range(16)]]
+    assert out.stats.acceptance_length > 3, "the way that was found drafts what the target writes"
+    asked: Any = build("drafter", f"mtp:checkpoint={tmp_path},first=raw").open(target)
+    assert asked.knobs.first == "raw"
+    found.save(tmp_path / "saved")
+    again: Any = build("drafter", str(tmp_path / "saved")).open(target)
+    assert (again.knobs.first, again.knobs.fed) == (first, fed)

@@ -7,11 +7,14 @@ Shapes: R rows, n tokens a row, M learnt positions, D hidden size, V vocabulary,
 """
 
 import copy
+import itertools
 import re
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache
@@ -31,7 +34,15 @@ from draftree.tree import Ints
 
 BESIDE = {"enorm.": "mtp.pre_fc_norm_embedding.", "hnorm.": "mtp.pre_fc_norm_hidden.", "eh_proj.": "mtp.fc.",
           "norm.": "mtp.norm.", "layer.": "mtp.layers.0."}  # fmt: skip
-"""Of the parts' names, those under which Qwen3-Next and Qwen3.5 publish them."""
+"""Of the parts' names, those under which Qwen3-Next, Qwen3.5 and Mellum publish them."""
+PROJECTION = re.compile(r"(?P<begin>.*\.layers\.(?P<layer>\d+)\.)eh_proj\.weight$")
+"""The tensor by which a layer behind the target's last one is known; DeepSeek-V3's and GLM-4's."""
+Where = Literal["normed", "raw"]
+WAYS: tuple[tuple[Where, Where], ...] = tuple(itertools.product(("normed", "raw"), ("raw", "normed")))  # type: ignore[arg-type]
+"""What h is, and what is fed on; of two that do as well the earlier one is taken, and DeepSeek-V3's is the first."""
+OPENING = "The library is open on every day of the week but Monday, when it is"
+WRITTEN, BLOCK = 32, 3
+"""The text by which a way is chosen: what begins it, tokens that the target writes, and tokens of it that are predicted one behind the other."""
 EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
 
 
@@ -44,10 +55,11 @@ class MTP(TrainableMethod):
         loss: `kl` against the target, or `ce` against the text (DeepSeek-V3's objective).
         steps: passes of training, each fed the output of the one before; one pass is DeepSeek-V3's own training.
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
-        first: whether h is what the target's last norm gives, as in transformers' MTP, or the last layer (`raw`). Programs that
-            run Qwen3.5's disagree; try both.
-        fed: whether what is fed on is the layer's output (`raw`, DeepSeek-V3), or what its own norm makes of it, as in
-            transformers' MTP.
+        first: whether h is what the target's last norm gives (`normed`), or the last layer (`raw`). Programs that run
+            published layers disagree, so by default each is tried when one is opened: that way is taken in which it predicts
+            most tokens of a short text that the target writes. Fresh layers take `normed`.
+        fed: whether what is fed on is the layer's output (`raw`, DeepSeek-V3), or what its own norm makes of it (`normed`,
+            transformers' MTP); by default it is found likewise, and fresh layers take `raw`.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -62,8 +74,8 @@ class MTP(TrainableMethod):
     loss: Literal["kl", "ce"] = "kl"
     steps: int = knob(1, least=1)
     draft_vocab: int = knob(0, least=0)
-    first: Literal["normed", "raw"] = "normed"
-    fed: Literal["raw", "normed"] = "raw"
+    first: Literal["", "normed", "raw"] = ""
+    fed: Literal["", "raw", "normed"] = ""
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -71,28 +83,71 @@ class MTP(TrainableMethod):
 
     def read(self, stored: Checkpoint, target: Target) -> "MTPDrafter":
         begin = prefix(target)
-        stored = stored.loaded(wanted=lambda key: key.startswith((begin, "mtp.")))
+        stored = stored.loaded(wanted=lambda key: key.startswith("mtp.") or _layer(key) >= _layer(begin))
         stored.check_sizes("mtp", stored.config.get("text_config") or stored.config, sizes(target))
         beside = any(k.startswith("mtp.") for k in stored.tensors)
-        if further := sorted(k for k in stored.tensors if re.match(r"mtp\.layers\.[1-9]", k)):
-            raise UserError(f"mtp: '{stored.folder}' holds {further[0]}, allowed is one layer, mtp.layers.0")
+        if further := sorted(k for k in stored.tensors if _layer(k) > (0 if beside else _layer(begin))):
+            allowed = BESIDE["layer."] if beside else begin
+            raise UserError(f"mtp: '{stored.folder}' holds {further[0]}, allowed is one layer, {allowed.rstrip('.')}")
         sparse = not beside and any(EXPERT.match(k) for k in stored.tensors)
-        net = MTPNet(target, sparse, self.draft_vocab, self.first, self.fed, beside)
+        projections = [match for key in stored.tensors if (match := PROJECTION.match(key))]
+        begin = projections[0]["begin"] if projections else begin  # within a model of other media it is another one
+        net = MTPNet(target, sparse, self.draft_vocab, BESIDE if beside else behind(begin))
         stored = replace(stored, name=net.name)
         shared = frozenset({f"{begin}embed_tokens.weight", f"{begin}shared_head.head.weight"})  # copies of the target's
         replace(stored, tensors=fused(stored.tensors)).fill(net, shared)
-        return MTPDrafter(self, net, target, stored)
+        ways = [way for way in WAYS if self.first in ("", way[0]) and self.fed in ("", way[1])]
+        return self._best(ways, net.to(target.decoder.device), target, stored)
+
+    def _best(self, ways: list[tuple[Where, Where]], net: "MTPNet", target: Target, stored: Checkpoint) -> "MTPDrafter":
+        """The drafter, in the way in which it predicts most of what the target writes."""
+        drafters = [MTPDrafter(replace(self, first=f, fed=g), net.reading(f, g), target, stored) for f, g in ways]
+        if len(ways) == 1:
+            return drafters[0]
+        tokens, hidden, begin = written(target)
+        return max(drafters, key=lambda drafter: drafter.predicted(tokens, hidden, begin))
 
     def new(self, target: Target) -> "MTPDrafter":
         check_size("mtp", self.draft_vocab, target)
-        net = MTPNet(target, False, self.draft_vocab, self.first, self.fed)
+        net = MTPNet(target, False, self.draft_vocab, behind(prefix(target)))
         config = target.decoder.config.to_diff_dict() | sizes(target)  # some kinds of config call the sizes otherwise
-        return MTPDrafter(self, net, target, Checkpoint(config, name=net.name))
+        way = replace(self, first=self.first or WAYS[0][0], fed=self.fed or WAYS[0][1])
+        return MTPDrafter(way, net.reading(way.first, way.fed), target, Checkpoint(config, name=net.name))
 
 
 def prefix(target: Target) -> str:
     """The beginning of the names of the tensors of the layer behind the target's last."""
     return f"model.layers.{int(target.decoder.config.num_hidden_layers)}."
+
+
+def behind(begin: str) -> Mapping[str, str]:
+    """Of the parts' names, those under which a layer behind the target's last one is published."""
+    return {"enorm.": f"{begin}enorm.", "hnorm.": f"{begin}hnorm.", "eh_proj.": f"{begin}eh_proj.",
+            "norm.": f"{begin}shared_head.norm.", "layer.": begin}  # fmt: skip
+
+
+def _layer(key: str) -> int:
+    """The number of the layer that a tensor belongs to; −1 for one of no layer."""
+    found = re.search(r"(?:^|\.)layers\.(\d+)\.", key)
+    return int(found[1]) if found else -1
+
+
+@torch.inference_mode()
+def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
+    """A short text that the target writes: tokens [1, T], its hidden states [1, T, D], and where its own part begins."""
+    text = np.random.default_rng(0).integers(0, target.decoder.vocab, 8)
+    with suppress(UserError):  # some have no tokenizer
+        opening = np.array(target.tokenizer(OPENING)["input_ids"], np.int64)
+        text = opening if opening.size else text
+    cache, needs, begin = target.new_cache(1, len(text) + WRITTEN), Needs(hidden=(LAST, UNNORMED)), len(text)
+    hidden: dict[int, list[Tensor]] = {layer: [] for layer in needs.hidden}
+    for _ in range(WRITTEN):
+        read = target.prefill(cache, [text], needs)
+        text = np.append(text, int(read.logits[0].argmax()))
+        for layer, states in hidden.items():
+            states.append(read.taps.hidden[layer])
+    tokens = torch.from_numpy(text[:-1]).to(target.decoder.device)
+    return tokens[None], {layer: torch.cat(states)[None] for layer, states in hidden.items()}, begin
 
 
 def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -129,25 +184,18 @@ class MTPNet(PairNet):
         target: whose embedding, LM head and architecture it has.
         sparse: whether its MLP is a mixture of experts, where the target's first layer is not one.
         draft_vocab: V′; 0 for all tokens.
-        first: see `MTP`.
-        fed: likewise.
-        beside: whether its parts are named as Qwen3.5's.
+        names: of its parts, those that they are published under; by default those of a layer behind the target's last.
 
     Raises:
         UserError: there is not one norm behind the architecture's layers, or there are weights beside them.
     """
 
     def __init__(
-        self,
-        target: Target,
-        sparse: bool = False,
-        draft_vocab: int = 0,
-        first: str = "normed",
-        fed: str = "raw",
-        beside: bool = False,
+        self, target: Target, sparse: bool = False, draft_vocab: int = 0, names: Mapping[str, str] | None = None
     ) -> None:
         super().__init__()
-        self.tap, self._normed, self._beside = UNNORMED if first == "raw" else LAST, fed == "normed", beside
+        self._names = names or behind(prefix(target))
+        self.tap, self._normed = LAST, False
         inner = Decoder(one_layer(target.decoder.config, **({"first_k_dense_replace": 0} if sparse else {})))
         check_attends("mtp", inner)
         self.shape, self.width, self._target = inner.shapes[0], target.decoder.hidden, target
@@ -172,13 +220,14 @@ class MTPNet(PairNet):
 
     def name(self, key: str) -> str:
         """The published name of one of this module's tensors."""
-        if self._beside:
-            part = next(part for part in BESIDE if key.startswith(part))
-            return BESIDE[part] + key.removeprefix(part)
-        begin = prefix(self._target)
-        if key.startswith("norm."):
-            return f"{begin}shared_head.{key}"
-        return begin + key.removeprefix("layer.")
+        part = next(part for part in self._names if key.startswith(part))
+        return self._names[part] + key.removeprefix(part)
+
+    def reading(self, first: str, fed: str) -> "MTPNet":
+        """The same network, its weights shared, that reads h and what is fed on so; see `MTP`."""
+        other = copy.copy(self)
+        other.tap, other._normed = UNNORMED if first == "raw" else LAST, fed == "normed"
+        return other
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embeds = self._target.decoder.embed(tokens).to(features.dtype)
@@ -231,6 +280,14 @@ class MTPDrafter(PairDrafter):
             logits, drafted = self.model.logits(out[chosen]), self.model.drafted
             total = total + draft_loss(self.knobs.loss, batch, logits, chosen, drafted)
         return total / self.knobs.steps
+
+    @torch.inference_mode()
+    def predicted(self, tokens: Tensor, hidden: dict[int, Tensor], begin: int) -> tuple[int, float]:
+        """How many tokens of a text [1, T] are the likeliest ones by its drafts, from place `begin` on; and their log q."""
+        batch = Batch(tokens, torch.zeros_like(tokens, dtype=torch.bool), hidden, {}, lambda at, ids=None: at, (), 1.0)
+        log_q = self.forward(batch, BLOCK, 0)[0, begin - 1 : -1].float().log_softmax(-1)
+        true = tokens[0, begin:, None]
+        return int((log_q.argmax(-1, keepdim=True) == true).sum()), float(log_q.gather(1, true).sum())
 
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return config, split(tensors)
