@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
 
 from draftree.acceptors.greedy import Greedy
 from draftree.doctor import forwards
@@ -100,6 +102,43 @@ def test_the_carried_layer_reads_its_tensors_in_their_places(deepseek: Path) -> 
         assert worst(out, state.outputs[0]) < PRECISION
         logits = raw["shared_head.head.weight"] @ norm(out, "shared_head.norm")
         assert worst(logits, drafter.model.logits(out[None])[0]) < PRECISION
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "mellum"])
+def test_a_published_layer_is_transformers_own(kind: str, tmp_path: Path) -> None:
+    """Draft logits behind true pairs are those of transformers' `MtpModel`, whose tensors lie under the published names."""
+    own = {"head_dim": 8, "num_experts": 4, "sliding_window": 8, "num_key_value_heads": 2, "num_nextn_predict_layers": 1}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        kind, **{**SIZES, **own, "num_hidden_layers": 3, "pad_token_id": 0, "mtp_layer_types": ["full_attention"]}
+    )
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model.save_pretrained(tmp_path)
+    head = MtpModel(model, 1).eval()
+    tensors = {k: v for k, v in head.state_dict().items() if k.startswith("layers.")}
+    for name in tensors:
+        torch.nn.init.normal_(tensors[name], mean=float("norm" in name), std=0.3)
+    begin = "mtp.layers.0." if kind == "mellum" else "model.layers.3."
+    names = {"layers.0.mtp_block.": begin, "layers.0.post_norm.": f"{begin}shared_head.norm.", "layers.0.": begin}
+    if kind == "mellum":
+        norms = {"layers.0.enorm.": "mtp.pre_fc_norm_embedding.", "layers.0.hnorm.": "mtp.pre_fc_norm_hidden."}
+        names = {"layers.0.mtp_block.": begin, "layers.0.eh_proj.": "mtp.fc.", "layers.0.post_norm.": "mtp.norm.", **norms}
+    published = {}
+    for name, tensor in tensors.items():
+        part = next(part for part in names if name.startswith(part))
+        published[names[part] + name.removeprefix(part)] = tensor.clone()
+    stored = load_file(tmp_path / "model.safetensors") | split(published)
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    target = Target.load(str(tmp_path), torch.float32)
+    drafter = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=normed").open(target)
+    tokens = np.random.default_rng(0).integers(3, 61, (1, 7))
+    ours, ids = forwards.both(target, drafter, tokens, 1, 0)[0], torch.from_numpy(tokens)
+    with torch.no_grad():
+        states = model.model(ids).last_hidden_state
+        at = torch.arange(1, 7)[None]
+        made = head.forward_layer(0, states[:, :-1], at, MtpCache(config=head.config), input_ids=ids[:, 1:])
+        theirs = model.lm_head(made).log_softmax(-1)
+    assert worst(ours, theirs[:, -ours.shape[1] :]) < 1e-3
 
 
 def test_a_missing_tensor_is_named(deepseek: Path, tmp_path: Path) -> None:
@@ -227,8 +266,9 @@ def silent(tensors: dict[str, Tensor]) -> None:
             tensor.zero_()
 
 
-@pytest.mark.parametrize(("first", "fed"), WAYS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("first", "fed", "dtype"), [(*way, torch.float32) for way in WAYS] + [("raw", "normed", torch.bfloat16)]
+)
 def test_the_way_is_found_in_which_a_published_head_predicts(
     circle: Path, tmp_path: Path, first: str, fed: str, dtype: torch.dtype
 ) -> None:
