@@ -113,6 +113,24 @@ def test_a_seeds_text_is_that_of_plain_decoding(family: str, name: str, policy: 
     written(family, name, policy, WARM, drawn(family))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_texts_part_where_two_tokens_are_as_good_as_equal_alone(family: str, dtype: torch.dtype) -> None:
+    """Stock greedy decoding's text, up to where it prefers its own token by less than its own forms round apart."""
+    model = hybrid(family, dtype)
+    texts = [OneByOne(model, prompt).write(NEW) for prompt in PROMPTS]
+    whole, likely = Target(Decoder(model), family), Sometimes([[*p, *t] for p, t in zip(PROMPTS, texts, strict=True)], VOCAB)
+    out = Engine(whole, Coached(Suffix().example(whole), likely), POLICIES["eagle2"], costs=COSTS).write(requests())
+    assert out.stats.acceptance_length > 1.2, "hardly anything was accepted: the test is idle"
+    for prompt, ours, theirs in zip(PROMPTS, out.tokens, texts, strict=True):
+        same = next((i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), NEW)
+        if same < NEW:
+            one_by_one = OneByOne(model, prompt).after(theirs[:same]).logits.float()
+            at_once = OneByOne(model, [*prompt, *theirs[:same]]).logits.float()
+            apart = float((one_by_one - at_once).abs().max())
+            assert float(one_by_one[theirs[same]] - one_by_one[ours[same]]) < 2 * apart
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("family", "name", "policy"), PRODUCT)
 def test_the_whole_product(family: str, name: str, policy: str) -> None:
