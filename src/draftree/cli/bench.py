@@ -220,3 +220,4 @@ def saved(result: dict[str, Any], asked: CellsOptions, requests: "list[Request]"
     simulated = "simulated, on " + ", ".join(sorted(set(asked.machine))) + ": " if result["simulated"] else ""
     rows = terminal.narrowed(shown, console.width, tables.FIRST)
     console.print(terminal.table(f"{simulated}{texts}; saved in {asked.out}", rows))
+    terminal.line(tables.claims(result))
