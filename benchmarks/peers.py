@@ -32,8 +32,8 @@ from draftree.data.prompts import encode
 from draftree.engine import Engine, load, plain
 from draftree.errors import UserError
 from draftree.evaluation import suites
+from draftree.evaluation.intervals import MANY, Ratio, holm, ratio, samples
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.report import bounds, rate, samples
 
 Way = Callable[[Request], list[int]]
 PLAIN = "plain decoding"
@@ -138,22 +138,25 @@ def main() -> int:
         for name in names:
             same[name] += texts[name] == texts[PLAIN]
         print(f"peers: {i + 1} of {len(requests)}", file=sys.stderr, flush=True)
-    rows, drawn, whole = [], samples(len(requests), 0), np.arange(len(requests))
+    rows, drawn = [], samples(len(requests), 0, MANY)
+    # Seconds a token over plain decoding's, each beside it: Holm's p-values count all of these comparisons.
+    others = [name for name in every if name != PLAIN]
+    ratios = holm([ratio([seconds[n], tokens[PLAIN]], [seconds[PLAIN], tokens[n]], drawn) for n in others])
+    found = dict(zip(others, ratios, strict=True))
     for name in every:
-        speed = rate(tokens[name], seconds[name], drawn) / rate(tokens[PLAIN], seconds[PLAIN], drawn)
-        mine, base = (float(rate(tokens[n], seconds[n], whole)) for n in (name, PLAIN))
-        low, high = bounds(speed)
+        speed = found[name].inverse if name in found else Ratio(1.0, 1.0, 1.0, 1.0)
         told = f"{same[name]} of {len(requests)}"
+        rate = float(tokens[name].sum() / seconds[name].sum())
         per_pass = float(tokens[name].sum() / passes[name].sum()) if passes[name].sum() else None  # of another engine
-        rows.append({"way": name, "tokens/s": mine, "speed-up": mine / base, "low": low, "high": high,
-                     "tokens/pass": per_pass, "same text": told})  # fmt: skip
+        rows.append({"way": name, "tokens/s": rate, "speed-up": speed.value, "low": speed.low, "high": speed.high,
+                     "p": speed.p, "tokens/pass": per_pass, "same text": told})  # fmt: skip
     about = provenance(target, 0) | {"suite": args.suite, "categories": wanted, "max_new_tokens": args.max_new_tokens}
     args.out.write_text(json.dumps({"rows": rows, "provenance": about}, indent=1) + "\n")
     if args.plot:
         chart(rows, args.plot)
     for row in rows:
         interval = f"{row['speed-up']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
-        print(f"{row['way']:45} {row['tokens/s']:7.1f}/s  {interval}  {row['same text']}")
+        print(f"{row['way']:45} {row['tokens/s']:7.1f}/s  {interval}  p {row['p']:.4f}  {row['same text']}")
     return 0
 
 

@@ -23,6 +23,7 @@ from draftree.cli.inputs import quiet
 from draftree.engine import Engine
 from draftree.evaluation import report, suites, tables
 from draftree.evaluation.cells import chosen
+from draftree.evaluation.intervals import samples
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.recordings import Recordings
 from draftree.models.target import Target
@@ -102,7 +103,7 @@ def main() -> None:
                 for request, done in zip(requests, texts(engine, requests, args.recording), strict=True)
             ]
         )
-    everyone, drawn = np.arange(len(requests)), report.samples(len(requests), 0)
+    everyone, drawn = np.arange(len(requests)), samples(len(requests), 0)
     tau = {d: (lengths(s, everyone), lengths(s, drawn)) for d, s in sums.items()}
     first = args.drafter[0]
     rows: list[dict[str, Any]] = [{"drafter": d, "policy": args.policy} | told(*tau[d], args.stretch) for d in args.drafter]

@@ -19,7 +19,7 @@ from draftree.costs import Costs, CostTable
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.evaluation import report, suites
+from draftree.evaluation import intervals, report, suites
 from draftree.evaluation import tables as shown_tables
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.cells import Cell, PromptResult, assemble, chosen, product
@@ -199,7 +199,15 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
         assert low <= high
         each = row["per_prompt"]
         assert {k: len(v) for k, v in each.items() if v is not None} == dict.fromkeys(
-            ("accepted", "nodes", "steps", "tokens", "seconds", *(["counted_seconds"] if row["policy"] else [])), 6
+            (
+                "accepted",
+                "nodes",
+                "steps",
+                "tokens",
+                "seconds",
+                *(["counted_seconds", "counted_plain"] if row["policy"] else []),
+            ),
+            6,
         )
         assert (sum(each["tokens"]), sum(each["steps"])) == (row["new_tokens"], row["steps"])
         assert row["acceptance_length"] == pytest.approx((sum(each["accepted"]) + row["steps"]) / row["steps"])
@@ -310,7 +318,7 @@ def test_work_is_counted_in_the_costs_whatever_the_clock_said() -> None:
     assert row["intervals"]["counted_speedup"] == pytest.approx([16 / 10.5, 16 / 10.5])
     assert row["per_prompt"] == {
         "accepted": [3, 6], "nodes": [4, 8], "steps": [1, 2], "tokens": [5, 9], "seconds": [1.0, 1.0],
-        "counted_seconds": [10.5, 21.0],
+        "counted_seconds": [10.5, 21.0], "counted_plain": [16.0, 32.0],
     }  # fmt: skip
     text = shown_tables.cells(row | {"overlap": None, "cost_ratio": None})
     assert (text["counted speed-up [95 %]"], text["draft share"], text["drafts/step"]) == ("1.52 [1.52, 1.52]", "0.24", "4.00")
@@ -339,24 +347,26 @@ def module(name: str) -> ModuleType:
 
 
 def compared(tokens: list[int], seconds: list[float]) -> dict[str, object]:
-    return {"per_prompt": {"tokens": tokens, "seconds": seconds, "counted_seconds": None}}
+    return {"per_prompt": {"tokens": tokens, "seconds": list(map(float, seconds)), "counted_seconds": None}}
 
 
 def test_paired_ratios_do_not_feel_what_prompts_differ_in() -> None:
-    paired, rng = module("paired").paired, np.random.default_rng(0)
+    paired, rng = intervals.paired, np.random.default_rng(0)
     tokens, slow = [10] * 30, rng.uniform(1, 99, 30)
     noise = rng.uniform(0.98, 1.02, 30)
     found = paired(compared(tokens, slow * 0.9 * noise), compared(tokens, slow), "seconds")
-    assert found.ratio == pytest.approx((slow * 0.9 * noise).sum() / slow.sum())
-    assert 0.89 < found.low < found.ratio < found.high < 0.91
+    assert found.value == pytest.approx((slow * 0.9 * noise).sum() / slow.sum())
+    assert 0.89 < found.low < found.value < found.high < 0.915
+    assert found.p < 0.001
+    assert found.verdict == "faster"
     same = paired(compared(tokens, slow), compared(tokens, slow), "seconds")
-    assert (same.ratio, same.low, same.high) == (1, 1, 1)
+    assert (same.value, same.low, same.high, same.p, same.verdict) == (1, 1, 1, 1, "not told apart")
     twice = paired(compared([20] * 30, slow), compared(tokens, slow), "seconds")
-    assert twice.ratio == pytest.approx(0.5), "it is of a token"
+    assert twice.value == pytest.approx(0.5), "it is of a token"
 
 
 def test_rows_that_cannot_be_paired_are_told() -> None:
-    paired, one, two = module("paired").paired, compared([1], [1.0]), compared([1, 2], [1.0, 2.0])
+    paired, one, two = intervals.paired, compared([1], [1.0]), compared([1, 2], [1.0, 2.0])
     with pytest.raises(UserError, match="does not say 'counted_seconds'"):
         paired(one, one)
     with pytest.raises(UserError, match="does not say 'seconds'"):
@@ -389,9 +399,9 @@ def test_a_policy_is_compared_with_the_others(folder: str, prompts: Path, tmp_pa
         monkeypatch.setattr("sys.argv", ["paired.py", str(out), *args])
         return int(script.main())
 
-    lines = list(script.compared(found, "policy", "chain", "counted_seconds"))
+    lines = list(script.lines(found, "policy", "chain", "counted_seconds"))
     assert [(x["with"], x["beside"]) for x in lines] == [("pld", "chain:length=1"), ("pld:ngram=1", "chain:length=1")]
-    lines = list(script.compared(found, "drafter", "pld", "steps"))
+    lines = list(script.lines(found, "drafter", "pld", "steps"))
     assert [(x["with"], x["beside"]) for x in lines] == [("chain", "pld:ngram=1"), ("chain:length=1", "pld:ngram=1")]
     assert compare("--drafter", "pld", "--by", "steps") in (0, 1)
     assert "pld:ngram=1" in capsys.readouterr().out
@@ -399,8 +409,9 @@ def test_a_policy_is_compared_with_the_others(folder: str, prompts: Path, tmp_pa
     assert "chain:length=1" in capsys.readouterr().out
     assert compare("--policy", "chian") == 2
     assert "did you mean 'chain'" in capsys.readouterr().err
-    verdicts = [script.verdict(script.Paired(1, *ends)) for ends in ((0.8, 0.9), (0.9, 1.1), (1.01, 1.2))]
-    assert verdicts == ["faster", "not told apart", "slower"]
+    beside = intervals.beside_plain(found)
+    assert [(c.mine["drafter"], c.other["policy"]) for c in beside] == [(d, None) for d in ["pld"] * 2 + ["pld:ngram=1"] * 2]
+    assert beside[0].ratio.value == pytest.approx(1 / found["rows"][1]["counted_speedup"])
 
 
 def test_intervals_are_paired_and_seeded() -> None:
@@ -495,7 +506,7 @@ def test_a_replayed_table_has_the_counts_of_a_bench_and_no_clock(tmp_path: Path,
     costs = tmp_path / "costs.json"
     CostTable((COSTS,)).save(costs)
     asked = ["--suite", "demo", "--pair", "edd chain", "--pair", "edd+suffix yield", "--per-category", "1",
-             "--max-new-tokens", "20", "--temperature", "0", "--temperature", "1", "--costs", costs]  # fmt: skip
+             "--max-new-tokens", "12", "--temperature", "0", "--temperature", "1", "--costs", costs]  # fmt: skip
     assert run(*map(str, asked), "--out", str(live)) == 0
     for _ in range(2):  # the second time along texts from the folder
         with pytest.raises(SystemExit, match="0"):

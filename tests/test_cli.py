@@ -240,7 +240,7 @@ def test_list_names_every_part_with_its_knobs(draftree) -> None:
     status, out, _ = draftree("list", "--json")
     found = json.loads(out)
     assert status == 0
-    assert set(found) == {"drafters", "policies", "acceptors", "suites", "machines"}
+    assert set(found) == {"drafters", "policies", "acceptors", "suites", "formats", "machines"}
     assert found["policies"]["pct"]["knobs"] == {
         "width": 5,
         "max_depth": 10,

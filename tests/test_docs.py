@@ -8,7 +8,7 @@ names that they use. For FOLDER stands a small target, or a drafter of the targe
 package, it is installed. Costs are timed in fewer rounds. Of some lines only the options are parsed, by the command's own
 parser: those after `accelerate launch`, those of a block behind `<!-- only parsed -->`, and those that hold one of the words
 in `<!-- only parsed: WORD, … -->`; behind these marks are commands for data and machines that are not here, and some that
-take minutes. Pictures of costs are drawn where matplotlib is installed. Of scripts (`python benchmarks/…`, `python
+take minutes. Commands that need an optional package run where it is installed. Of scripts (`python benchmarks/…`, `python
 recipes/…`) and of commands inside a sentence it is tested that they and their options exist.
 """
 
@@ -45,6 +45,8 @@ BLOCK = re.compile(MARK + r"^ *```(?P<kind>[^\n]*)\n(?P<text>.*?)^ *```$", re.DO
 COMMAND = re.compile(r"(?:accelerate launch .* -m|python -m)? ?draftree\b")
 INLINE = re.compile(r"`(draftree [^`]+|python (?:benchmarks|recipes)/[^`]+)`")
 PROMPT = '{"prompt": "Tom has 3 apples. How many?", "completion": "He has 3 apples."}\n'
+NEEDS = {"--plot": "matplotlib", "--pictures": "matplotlib", "draftree tune": "optuna", "draftree report": "jinja2"}
+"""Words of commands, and the optional package without which these are only parsed."""
 CHATS = "".join(PROMPT.replace("3", str(n)) for n in range(12))
 
 
@@ -172,7 +174,7 @@ def test_the_commands_of_a_page_run(
             monkeypatch.delitem(sys.modules, module)
     for line, parse_only in page.commands:
         parsed(line) if "testing" not in line else None
-        if parse_only or ("--plot" in line and find_spec("matplotlib") is None):
+        if parse_only or any(word in line and find_spec(package) is None for word, package in NEEDS.items()):
             continue
         if line.startswith("python -m draftree.testing"):
             monkeypatch.setattr(sys, "argv", shlex.split(line)[2:])

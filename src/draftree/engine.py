@@ -314,6 +314,7 @@ def plain(
     on_tokens: Callable[[list[Emitted]], None] | None = None,
     sampling: Sampling | None = None,
     lock: AbstractContextManager[Any] = nullcontext(),
+    cache: SlotCache | None = None,
 ) -> Generation:
     """Writes one token a pass with a target alone, as no drafter is needed for it.
 
@@ -323,6 +324,7 @@ def plain(
         on_tokens: told the new tokens of every step; its own time is not counted.
         sampling: of all requests, instead of their own.
         lock: held during each step.
+        cache: holds what is committed of the prompts' beginnings; a new one by default.
 
     Raises:
         UserError: a request cannot be served.
@@ -330,7 +332,7 @@ def plain(
     check_listener(on_tokens)
     check(requests, target)
     rest(target)
-    requests, rows = under(requests, sampling), Rows(cache_of(target, requests))
+    requests, rows = under(requests, sampling), Rows(cache_of(target, requests) if cache is None else cache)
     run(loop.plain(target, usual(all_greedy(requests)), rows, requests), rows, on_tokens, lock)
     return Generation(rows.written, rows.stats)
 

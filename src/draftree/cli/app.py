@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from draftree.boundary.interruption import STATUSES, Interrupted, raised
-from draftree.cli import advise, bench, costs, datastore, doctor, export, generate, parts, recount, replay, train
+from draftree.cli import advise, bench, costs, datastore, doctor, export, generate, parts, recount, replay, train, tune
 from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning, UnknownName, UserError
 
@@ -48,6 +48,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "advise": advise.advise,
     "bench": bench.bench,
     "replay": replay.replay,
+    "tune": tune.tune,
     "recount": recount.recount,
     "costs": costs.show_costs,
     "doctor": doctor.examine_drafter,

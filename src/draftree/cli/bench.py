@@ -12,6 +12,7 @@ from draftree.boundary.files import locked, writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit, given, interruptible, remark
 from draftree.cli.options import AsJson, LoadingOptions, Machines, Seed, TargetName, asks_for
+from draftree.errors import UserError
 
 if TYPE_CHECKING:
     from draftree.costs import CostTable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class CellsOptions:
     """What is measured, on which prompts: the options of `draftree bench` and `draftree replay`."""
 
-    suite: str = knob(help="A shipped suite, or a file of prompts.")
+    suite: str = knob(help="A shipped suite, a file of prompts, or FORMAT:FILE of a benchmark: see `draftree list`.")
     out: Path = knob(help="Where the result is saved, as JSON.")
     drafter: list[str] = knob(
         (), help="A spec or a checkpoint's folder; repeat it for several. By default the target's usual one, as of generate."
@@ -43,6 +44,7 @@ class CellsOptions:
     category: list[str] = knob((), help="Only prompts of this category; repeat it for several.")
     limit: int | None = knob(None, min=1, help="Only the first so many prompts.")
     per_category: int | None = knob(None, min=1, help="Only the first so many of each category.")
+    all_turns: bool = knob(False, help="Ask every question of a conversation, and not the first alone; caches are kept.")
     max_new_tokens: int = knob(128, help="How many tokens may be written.")
     seed: Seed = 0
     costs: list[Path] = knob(
@@ -71,6 +73,8 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
 
     if asked.profile is not None:
         plots.check(asked.profile)
+    if asked.all_turns and asked.repeats > 1:
+        raise UserError(f"--repeats is {asked.repeats}, allowed is 1 with --all-turns: a cache holds what came before once")
     ready = prepared(ctx, asked)
     machines = inputs.machines_of_each(asked.machine, asked.costs, ready.drafters)
     engines, fixed = ready.load(), ready.fixed
@@ -124,7 +128,8 @@ class Prepared:
 
     def requests(self, engines: "Mapping[tuple[str, str], Engine]") -> "list[Request]":
         """The prompts that fit."""
-        from draftree.evaluation.cells import chosen
+        from draftree.cli import terminal
+        from draftree.evaluation.cells import chosen, conversations
 
         asked, selected = self.asked, self.suite.select(self.asked.category)
         some = next(iter(engines.values()))
@@ -133,6 +138,9 @@ class Prepared:
         if too_long:
             of = ", ".join(f"{count} of {name or 'no category'}" for name, count in too_long.items())
             remark(f"prompts left out, too long for the target's context: {of}")
+        if asked.all_turns:
+            with terminal.busy("answering, for the questions that follow"):
+                return conversations(some, selected, requests)
         return requests
 
     def about(self, work: "Bench") -> dict[str, Any]:
@@ -140,15 +148,18 @@ class Prepared:
         from draftree.evaluation.provenance import provenance
 
         asked, suite = self.asked, self.suite
+        turns = "all are asked, behind greedy answers" if asked.all_turns else "of several, the first is asked"
         told = {"name": suite.name, "sha256": suite.sha256, "categories": asked.category, "limit": asked.limit,
                 "per_category": asked.per_category, "skipped_too_long": self.skipped,
-                "turns": "of several, the first is asked"}  # fmt: skip
+                "turns": turns}  # fmt: skip
         return {"suite": told, "max_new_tokens": asked.max_new_tokens} | provenance(work.target, work.seed)
 
     def categories(self, requests: "list[Request]") -> list[str]:
         """That of each request."""
+        from draftree.evaluation.cells import FOLLOWING
+
         of = {p.number: p.category for p in self.suite.prompts}
-        return [of[request.number] for request in requests]
+        return [of[request.number % FOLLOWING] for request in requests]
 
 
 def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
@@ -220,3 +231,4 @@ def saved(result: dict[str, Any], asked: CellsOptions, requests: "list[Request]"
     simulated = "simulated, on " + ", ".join(sorted(set(asked.machine))) + ": " if result["simulated"] else ""
     rows = terminal.narrowed(shown, console.width, tables.FIRST)
     console.print(terminal.table(f"{simulated}{texts}; saved in {asked.out}", rows))
+    terminal.line(tables.claims(result))

@@ -11,15 +11,16 @@ from draftree.errors import UserError
 
 
 def list_parts(as_json: AsJson = False) -> None:
-    """List drafters, policies, acceptors, suites and simulated machines, with their knobs, and how drafters are trained."""
+    """List drafters, policies, acceptors with their knobs, how drafters are trained, suites, benchmarks' formats, machines."""
     from draftree import registry
     from draftree.cli import terminal
-    from draftree.evaluation import machines, suites
+    from draftree.evaluation import formats, machines, suites
     from draftree.evaluation.machines import Machine
 
     plurals = {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}
     listed = {plural: {name: _described(kind, name) for name in registry.names(kind)} for kind, plural in plurals.items()}
     listed["suites"] = {name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.names()}
+    listed["formats"] = {name: {"summary": f.page, "knobs": {}} for name, f in formats.FORMATS.items()}
     listed["machines"] = {name: {"summary": Machine.load(name).summary, "knobs": {}} for name in machines.names()}
     stages = {name: registry.stages(name) for name in registry.parts("drafter")}
     if as_json:

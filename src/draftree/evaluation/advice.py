@@ -17,8 +17,8 @@ from draftree.errors import UserError
 from draftree.evaluation import report
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.cells import Cell, PromptResult
+from draftree.evaluation.intervals import ResultRow
 from draftree.evaluation.recordings import Recordings
-from draftree.evaluation.report import ResultRow
 from draftree.request import Request
 
 Pair = tuple[str, str]

@@ -13,14 +13,15 @@ import numpy as np
 from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs, CostTable
 from draftree.drafters.base import Drafter
-from draftree.engine import Engine, plain
-from draftree.evaluation.cells import Cell, PromptResult, Quality
+from draftree.engine import Engine, cache_of, common, plain
+from draftree.evaluation.cells import FOLLOWING, Cell, PromptResult, Quality
 from draftree.evaluation.compare import short
 from draftree.evaluation.driven import Source, drive
 from draftree.evaluation.journal import Journal
 from draftree.evaluation.oracle import reaches
 from draftree.evaluation.recording import Recording, Text
 from draftree.evaluation.recordings import Recordings
+from draftree.models.cache import SlotCache
 from draftree.models.target import Target
 from draftree.registry import build
 from draftree.request import Request
@@ -45,6 +46,7 @@ class Bench:
         repeats: how often each text is written.
         recordings: of the texts, where they are replayed instead of written.
         sessions: each cell's engine behind its last prompt, with what its drafter keeps from prompt to prompt.
+        plains: each baseline's last text and cache, where questions follow on one another.
     """
 
     cells: Sequence[Cell]
@@ -54,6 +56,7 @@ class Bench:
     repeats: int = 1
     recordings: Recordings | None = None
     sessions: dict[Cell, Engine] = field(default_factory=dict)
+    plains: dict[Cell, tuple[tuple[int, ...], SlotCache]] = field(default_factory=dict)
 
     @property
     def target(self) -> Target:
@@ -62,18 +65,36 @@ class Bench:
 
     def write(self, cell: Cell, request: Request, last: bool = False) -> Generation:
         """One text by one cell; after the last of its repeats the drafter may remember it."""
-        request = self.asked(request, cell.temperature)
+        request, follows = self.asked(request, cell.temperature), request.number >= FOLLOWING and self.recordings is None
         target = self.target if self.recordings is None else self.recordings.source(request)
         if cell.drafter is None or cell.policy is None:
-            return plain(target, [request])
+            return self._plain(cell, request, follows) if self.converses else plain(target, [request])
         if (session := self.sessions.get(cell)) is None:
             acceptor = None if cell.acceptor is None else build("acceptor", cell.acceptor)
             session = replace(self.engines[cell.drafter, cell.policy], acceptor=acceptor)
+        if follows:  # a conversation's later question: the caches hold what came before it
+            return session.write([request])
         # No text finds itself in what the warm-up, another cell or an earlier repeat has left behind.
         engine = replace(session, target=target, learned=dict(session.learned))
         written = engine.write([request], reuse=False)
         if last:
-            self.sessions[cell] = replace(engine)  # without the caches
+            self.sessions[cell] = engine if self.converses else replace(engine)  # without the caches
+        return written
+
+    @property
+    def converses(self) -> bool:
+        """Whether later questions of conversations are asked, and so caches are kept."""
+        return self.recordings is None and any(r.number >= FOLLOWING for r in self.requests)
+
+    def _plain(self, cell: Cell, request: Request, follows: bool) -> Generation:
+        """Plain decoding with the cache of the conversation so far."""
+        text, cache = self.plains.get(cell, ((), None))
+        if follows and cache is not None and self.target.reuses_prefixes:
+            cache.truncate(np.minimum(common(text, request.prompt[:-1]), cache.reusable))
+        else:
+            cache = cache_of(self.target, [request])
+        written = plain(self.target, [request], cache=cache)
+        self.plains[cell] = (*request.prompt, *written.tokens[0][:-1]), cache
         return written
 
     def asked(self, request: Request, temperature: float) -> Request:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftree.costs import CostTable
-from draftree.data.prompts import encode
+from draftree.data.prompts import encode, question
+from draftree.data.rows import Messages
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation.driven import fitting
@@ -156,3 +157,32 @@ def chosen(
         at = [Counter(c for _, c in fit[:i])[category] for i, (_, category) in enumerate(fit)]  # how many came before it
         fit = [f for f, before in zip(fit, at, strict=True) if before < per_category]
     return [request for request, _ in fit[:limit]], dict(left_out)
+
+
+FOLLOWING = 1 << 32
+"""What the numbers of a conversation's later questions begin with: the k-th has its prompt's number and k times this."""
+
+
+def conversations(engine: Engine, prompts: Sequence[SuitePrompt], requests: Sequence[Request]) -> list[Request]:
+    """The requests with what is asked after each, in turn, behind the target's greedy answers; what does not fit is left out.
+
+    Args:
+        engine: whose target answers.
+        prompts: of the suite.
+        requests: some of their first questions.
+    """
+    of, found = {p.number: p for p in prompts}, list[Request]()
+    for request in requests:
+        prompt, asked = of[request.number], request
+        chat: Messages = [] if isinstance(prompt.content, str) else list(prompt.content)
+        found.append(request)
+        for turn, text in enumerate(prompt.later if chat else (), 1):
+            answer = engine.plain([replace(asked, sampling=Sampling())]).tokens[0]
+            said = str(engine.tokenizer.decode(answer, skip_special_tokens=True))
+            chat += [{"role": "assistant", "content": said}, *question(text)]
+            ids = encode(engine.tokenizer, chat)
+            if len(ids) + request.max_new_tokens > engine.target.decoder.context:
+                break
+            asked = replace(request, prompt=ids, number=request.number + turn * FOLLOWING)
+            found.append(asked)
+    return found

@@ -22,8 +22,8 @@ from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.evaluation import worklog
 from draftree.evaluation.driven import Source
+from draftree.evaluation.intervals import rate, ratio_bounds, samples
 from draftree.evaluation.recording import Text
-from draftree.evaluation.report import bounds, rate, samples
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
 
@@ -163,7 +163,7 @@ def row(saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: 
         "acceptance_length": float(np.mean(depths)) + 1 if depths else 1.0,
         "depth_per_step": float(np.mean(depths)) if depths else 0.0,
         "counted_speedup": float(rate(plain, seconds, everyone)) if depths else 1.0,
-        "interval": bounds(rate(plain, seconds, samples(len(found), seed))),
+        "interval": ratio_bounds([plain], [seconds], samples(len(found), seed)),
         "leviathan": None if overlap is None else leviathan(overlap, costs.ratio),
     }
 

@@ -10,8 +10,9 @@ from typing import Any
 from draftree.costs import CostTable, counted, counted_plain
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import oracle, worklog
+from draftree.evaluation.intervals import ResultRow
 from draftree.evaluation.machines import Drafting, Machine, varied
-from draftree.evaluation.report import ResultRow, Totals, counted_figures, expected_speedup, intervals, unclocked
+from draftree.evaluation.report import Totals, counted_figures, expected_speedup, intervals, unclocked
 from draftree.registry import build
 from draftree.stats import Work
 
@@ -163,5 +164,6 @@ def _row(
     new = unclocked(row) | figures | {"cost_ratio": costs.ratio}
     if seed is not None:
         new["intervals"] = row["intervals"] | intervals(mine, theirs, seed)
-    new["per_prompt"] = row["per_prompt"] | {"counted_seconds": mine.per_prompt["counted_seconds"]}
+    each = {"counted_seconds": mine, "counted_plain": theirs}
+    new["per_prompt"] = row["per_prompt"] | {name: totals.per_prompt["counted_seconds"] for name, totals in each.items()}
     return unclocked(new | {"expected_speedup": expected_speedup(new)})

@@ -1,6 +1,6 @@
 """Rows of figures with bootstrap intervals, from the output of a benchmark; saved results are written and read.
 
-Shapes: P prompts, B bootstrap samples.
+Shapes: P prompts.
 """
 
 import json
@@ -18,15 +18,13 @@ from draftree.costs import Costs, CostTable, counted, counted_plain
 from draftree.errors import UserError
 from draftree.evaluation import worklog
 from draftree.evaluation.cells import Cell, PromptResult, Quality
+from draftree.evaluation.intervals import ResultRow, ratio_bounds, samples
 from draftree.registry import part
 from draftree.stats import Work, repeated_ngrams, total
 from draftree.tree import Floats, Ints
 
-SAMPLES = 2000
-"""B, bootstrap samples behind an interval."""
 NGRAM = 8
 """Length of the n-grams whose repetition is counted."""
-ResultRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,54 +67,6 @@ class Totals:
         """The figures of each prompt, from which paired comparisons are made."""
         found = {name: getattr(self, name).tolist() for name in ("accepted", "nodes", "steps", "tokens", "seconds")}
         return found | {"counted_seconds": self.counted.tolist() if self.counted.any() else None}
-
-
-def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
-    """[B] tokens per second of samples of prompts [B, P], of each prompt's tokens and seconds [P]."""
-    rate: Floats = tokens[chosen].sum(-1) / np.maximum(seconds[chosen].sum(-1), 1e-12)
-    return rate
-
-
-def samples(prompts: int, seed: int) -> Ints:
-    """[B, P] bootstrap samples of prompts."""
-    return np.random.default_rng(seed).integers(0, prompts, (SAMPLES, prompts))
-
-
-def bounds(values: Floats) -> list[float]:
-    """A 95 % interval."""
-    return [float(x) for x in np.quantile(values, (0.025, 0.975))]
-
-
-ENOUGH = 8
-"""Prompts from which on intervals are studentised; of fewer, samples of one prompt alone have no spread to divide by."""
-
-
-def ratio_bounds(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> list[float]:
-    """A 95 % interval of a product of sums over prompts divided by such a product, by bootstrap-t on its logarithm.
-
-    Its coverage at 20 prompts is 93 % where that of plain quantiles of the samples is 90 % (tests/test_statistics.py); the
-    error of each sample is linearised (Efron and Tibshirani 1993, chapters 12 and 13). Below `ENOUGH` prompts it is quantiles.
-
-    Args:
-        over: figures of each prompt [P], whose sums are multiplied.
-        under: those that it is divided by.
-        chosen: [B, P] bootstrap samples.
-    """
-    signs, columns = np.repeat((1.0, -1.0), (len(over), len(under))), np.array([*over, *under], np.float64)
-
-    def fitted(taken: Floats) -> tuple[Floats, Floats]:
-        """The logarithm, and its standard error, of figures [C, …, P]."""
-        means = np.maximum(taken.mean(-1), 1e-12)
-        influence = np.tensordot(signs, taken / means[..., None], 1)
-        spread = np.sqrt((influence**2).sum(-1) / max(count * (count - 1), 1))
-        return np.tensordot(signs, np.log(means), 1), spread
-
-    count = columns.shape[1]
-    (value, error), (values, errors) = fitted(columns), fitted(columns[:, chosen])
-    if count < ENOUGH or not errors.all():
-        return bounds(np.exp(values))
-    high, low = np.quantile((values - value) / errors, (0.025, 0.975))
-    return [float(np.exp(value - low * error)), float(np.exp(value - high * error))]
 
 
 Prices = Mapping[str, Costs | CostTable]
@@ -192,17 +142,17 @@ def row(
         "different_prompts": different,
         "repeated_ngrams": float(np.mean([repeated_ngrams(w.tokens, NGRAM) for w in written])),
         "intervals": intervals(mine, theirs, seed),
-        "per_prompt": mine.per_prompt,
+        "per_prompt": mine.per_prompt | {"counted_plain": theirs.per_prompt["counted_seconds"]},
         "work": worklog.encode([w.stats for w in written]),
     }
 
 
 def counted_figures(mine: Totals, base: Totals, drafting: float) -> ResultRow:
     """The figures by the cost model, beside the baseline's; `drafting` is the drafter's part of the seconds."""
-    spent, everyone = float(mine.counted.sum()), np.arange(len(mine.counted))
+    spent = float(mine.counted.sum())
     return {
         "counted_seconds": spent if spent else None,
-        "counted_speedup": float(_counted_speedup(mine, base, everyone)) if spent else None,
+        "counted_speedup": _speedup(mine, base) if spent else None,
         "draft_share": drafting / spent if spent else None,
     }
 
@@ -230,9 +180,10 @@ def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
     return found
 
 
-def _counted_speedup(mine: Totals, base: Totals, chosen: Ints) -> Floats:
-    """[B] ratios of tokens per counted second of samples of prompts [B, P]; the prompts' reading is not counted."""
-    return rate(mine.tokens, mine.counted, chosen) / rate(base.tokens, base.counted, chosen)
+def _speedup(mine: Totals, base: Totals) -> float:
+    """The ratio of tokens per counted second; the prompts' reading is not counted."""
+    rates = [t.tokens.sum() / max(t.counted.sum(), 1e-12) for t in (mine, base)]
+    return float(rates[0] / rates[1])
 
 
 NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")

@@ -10,8 +10,9 @@ from draftree.costs import CostTable
 from draftree.evaluation import oracle, report
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.cells import Cell, PromptResult
+from draftree.evaluation.intervals import ResultRow
 from draftree.evaluation.machines import Machine, drafting
-from draftree.evaluation.report import Prices, ResultRow
+from draftree.evaluation.report import Prices
 
 Run = tuple[Sequence[Mapping[Cell, PromptResult]], Prices]
 """What was done for each prompt, and the costs of each drafter that it is counted by."""

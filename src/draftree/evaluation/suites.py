@@ -1,11 +1,14 @@
 """Prompts to measure on: a shipped suite by name, or a file.
 
-A row of a file with `turns` (the first is asked), `question`, `messages` or `conversations` is a chat; one with
-`prompt` or `text` is raw text. `category` may stand beside either. A file that is not JSONL is one raw text.
+A row of a file with `turns` (of which all but the first may be left out), `question`, `messages` or `conversations` is a chat;
+one with `prompt` or `text` is raw text. `category` may stand beside either. A file that is not JSONL is one raw text. A file of
+a benchmark is named with its format, see `formats`.
 """
 
 import hashlib
-from collections.abc import Sequence
+import importlib
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
@@ -15,17 +18,26 @@ from draftree.boundary.files import understood
 from draftree.data.prompts import Content, question
 from draftree.data.rows import messages, rows
 from draftree.errors import UnknownName, UserError, shown
+from draftree.evaluation.formats import FORMATS, asked
 
 FOLDER = Path(__file__).parent / "prompts"
 
 
 @dataclass(frozen=True)
 class SuitePrompt:
-    """One prompt: its number in its file (which fixes the draws made for it), what is asked, and its category."""
+    """One prompt.
+
+    Attributes:
+        number: in its file, which fixes the draws made for it.
+        content: what is asked.
+        category: of it.
+        later: what is asked after the answer, and so on.
+    """
 
     number: int
     content: Content
     category: str
+    later: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,22 +76,61 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Suite:
-    """A shipped suite, or the one in a file.
+    """A shipped suite, the one in a file, or with the name of a format before a colon, a benchmark's own file.
 
     Raises:
         UserError: there is no such suite or file, or a row of it is not a prompt.
     """
+    benchmark, _, file = name.partition(":")
     path = FOLDER / f"{name}.jsonl" if name in names() else Path(name)
+    if benchmark in FORMATS and not isfile(path):
+        return _benchmark(benchmark, file)
     if not isfile(path):
-        raise UnknownName("suite (a file, or the name of a shipped one)", name, names())
+        raise UnknownName("suite (a file, or the name of a shipped one or of a format)", name, (*names(), *FORMATS))
     with understood(f"cannot read suite '{name}'"):
         data = path.read_bytes()
         prompts = tuple(
-            SuitePrompt(i, content(row, where), str(row.get("category", ""))) for i, (row, where) in enumerate(rows(path))
+            SuitePrompt(i, content(row, where), str(row.get("category", "")), later(row))
+            for i, (row, where) in enumerate(rows(path))
         )
     if not prompts:
         raise UserError(f"suite '{name}' holds no prompts: it has no rows")
     return Suite(path.stem, hashlib.sha256(data).hexdigest(), prompts)
+
+
+def _benchmark(name: str, file: str) -> Suite:
+    """A benchmark's own rows, from a file, or from the hub where none is named."""
+    if file and not isfile(file):
+        raise UserError(f"suite '{name}:{file}': there is no file '{file}'")
+    digest, prompts = hashlib.sha256(), []
+    with understood(f"cannot read suite '{name}'"):
+        for i, (row, where) in enumerate(rows(Path(file)) if file else _hub(name)):
+            digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+            of = asked(name, row, where)
+            first, *after = of.questions
+            prompts.append(SuitePrompt(i, first if of.raw else question(first), of.category, tuple(after)))
+    if not prompts:
+        raise UserError(f"suite '{name}:{file}' holds no prompts: it has no rows")
+    return Suite(name, digest.hexdigest(), tuple(prompts))
+
+
+def _hub(name: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """The rows of a benchmark on the hub."""
+    if (hub := FORMATS[name].hub) is None:
+        raise UserError(f"suite '{name}' is read from a file alone: {name}:FILE, as of {FORMATS[name].page}")
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ModuleNotFoundError as error:
+        told = f"name its file, {name}:FILE, or pip install 'draftree[parquet]'"
+        raise UserError(f"suite '{name}' from the hub needs the package '{error.name}': {told}") from error
+    for i, row in enumerate(datasets.load_dataset(hub[0], hub[1], split=hub[2]), 1):
+        yield row, f"{hub[0]}, row {i}"
+
+
+def later(row: dict[str, Any]) -> tuple[str, ...]:
+    """What a row with `turns` asks after the first."""
+    turns = row.get("turns")
+    return tuple(t for t in turns[1:] if isinstance(t, str)) if isinstance(turns, list) else ()
 
 
 def content(row: dict[str, Any], where: str) -> Content:

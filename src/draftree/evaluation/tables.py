@@ -1,10 +1,12 @@
 """A benchmark's rows of figures as text."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from draftree.evaluation.intervals import LEVEL, ResultRow, beside_plain
 from draftree.evaluation.oracle import free_passes
 from draftree.evaluation.profile import Part
-from draftree.evaluation.report import ResultRow, expected_speedup
+from draftree.evaluation.report import expected_speedup
 
 
 def interval(value: float, bounds: Sequence[float]) -> str:
@@ -138,3 +140,16 @@ def shown(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[d
 def counted(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
     """Rows as text, without what is measured by the clock."""
     return [{name: row[name] for name in COUNTED if name in row} for row in shown(rows, bounds)]
+
+
+def claims(result: Mapping[str, Any]) -> str:
+    """Which rows are faster than plain decoding, and which slower, in a line that says among how many comparisons."""
+    clocked, named = "speedup" in result["rows"][0], {"faster": list[str](), "slower": list[str]()}
+    found = beside_plain(result, "seconds" if clocked else "counted_seconds")
+    for c in found:
+        if c.ratio.verdict in named:
+            also = (f"T = {c.mine['temperature']:g}" if c.mine["temperature"] else "", c.mine.get("machine"))
+            named[c.ratio.verdict].append(" ".join(filter(None, (c.mine["drafter"], c.mine["policy"], *also))))
+    told = [f"{verdict}: {', '.join(names) or 'none'}" for verdict, names in named.items()]
+    how = "by the clock" if clocked else "by counted seconds"
+    return f"Beside plain decoding {how}, {len(found)} comparisons at {LEVEL:.0%} together (Holm): {'; '.join(told)}."

@@ -1,0 +1,87 @@
+"""`draftree tune`: searches for a policy's knobs, and judges them beside the defaults."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import typer
+
+from draftree.boundary.files import writable
+from draftree.boundary.knobs import knob
+from draftree.cli.console import emit, interruptible
+from draftree.cli.options import AsJson, CostsFile, LoadingOptions, Seed, TargetName, asks_for
+from draftree.errors import UserError
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """The options of `draftree tune`."""
+
+    policy: str = knob("pct", help="A spec; knobs that it names are left as they are.")
+    drafter: str | None = knob(None, help="A spec or a checkpoint's folder; by default the target's usual one.")
+    target: TargetName = "demo"
+    suite: str = knob("demo", help="A shipped suite, a file of prompts, or FORMAT:FILE of a benchmark.")
+    knobs: list[str] = knob((), flag="--knob", help="Search only this knob; repeat it. By default all with a range.")
+    trials: int = knob(40, min=1, help="Settings that are tried, those of an interrupted search among them.")
+    limit: int | None = knob(None, min=4, help="Only the first so many prompts.")
+    max_new_tokens: int = knob(128, min=2, help="How many tokens may be written for each.")
+    temperature: float = knob(0.0, help="0 for greedy decoding; drawn by match above it.")
+    recording: Path = knob(Path("recording"), help="A folder of recordings; what is missing there is recorded first.")
+    storage: Path | None = knob(None, help="A file in which optuna keeps the settings tried, to go on from.")
+    costs: CostsFile = None
+    machine: str | None = knob(None, help="A machine that is not here, whose costs stand for --costs: figures are simulated.")
+    seed: Seed = 0
+    loading: LoadingOptions = knob(None)
+    as_json: AsJson = False
+
+
+@asks_for
+def tune(ctx: typer.Context, asked: TuneOptions) -> None:
+    """Search for the knobs of a policy on half of the prompts, and say what they bring on the other half."""
+    from draftree.cli import inputs, terminal
+    from draftree.cli.replay import record
+    from draftree.evaluation import suites
+    from draftree.evaluation.bench import Bench, priced
+    from draftree.evaluation.cells import Cell, assemble, chosen
+    from draftree.evaluation.recordings import Recordings
+    from draftree.evaluation.tune import Search, space
+    from draftree.models.target import Target
+    from draftree.registry import build
+
+    if find_spec("optuna") is None:
+        raise UserError("searching needs the package 'optuna': pip install 'draftree[tune]'")
+    space(build("policy", asked.policy), asked.knobs)
+    drafter, suite = inputs.drafter(asked.drafter, asked.target), suites.load(asked.suite)
+    fixed = inputs.fixed_costs(asked.costs)
+    machines = inputs.machines_of_each(
+        [asked.machine] if asked.machine else [], [asked.costs] if asked.costs else [], [drafter]
+    )
+    if asked.storage is not None:
+        writable(asked.storage)
+    inputs.quiet()
+    with terminal.busy("loading"):
+        engines = assemble(lambda: Target.load(asked.target, **asked.loading), [(drafter, asked.policy)], fixed)
+    with terminal.busy("measuring what a step costs") as tell:
+        engines = inputs.elsewhere(engines, machines, tell)[0] if machines else priced(engines, tell)
+    engine = engines[drafter, asked.policy]
+    if engine.drafter.sends_probes:
+        raise UserError(f"drafter '{drafter}' cannot be replayed: it sends probes, which need a pass of the target")
+    requests, _ = chosen(suite.prompts, engine, asked.max_new_tokens, asked.limit)
+    recordings = Recordings.open(asked.recording, engine.target, [engine.drafter.needs])
+    work = Bench([Cell(None, None, asked.temperature)], engines, requests, asked.seed, recordings=recordings)
+    record(work)
+    search = Search(engine, drafter, asked.policy, recordings, asked.temperature, asked.seed)
+    again = f"the same command goes on from '{asked.storage}'" if asked.storage else "name --storage to go on from there"
+    with terminal.progress("tune", asked.trials) as advance, interruptible(again):
+        found = search.run(requests, asked.trials, asked.storage, asked.knobs, advance)
+    if asked.as_json:
+        emit(found.as_json() | {"simulated": bool(machines), "machine": asked.machine})
+        return
+    where = f"simulated on {asked.machine}: " if machines else ""
+    rows = [
+        {"half": half, "policy": policy, "τ": f"{r['acceptance_length']:.2f}", "nodes/step": f"{r['nodes_per_step']:.1f}",
+         "counted speed-up": f"{r['counted_speedup']:.3f}"}
+        for half, several in (("searched", found.searched), ("judged", found.judged)) for policy, r in several.items()
+    ]  # fmt: skip
+    terminal.output().print(terminal.table(f"{where}{drafter}, {found.trials} settings, {len(requests)} prompts", rows))
+    terminal.line(found.told())

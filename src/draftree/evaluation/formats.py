@@ -1,0 +1,152 @@
+"""Benchmarks' own formats: which fields a row has, the page that defines them, and what is asked.
+
+`--suite NAME:FILE` reads a file in the format NAME; `--suite NAME` alone the set on the hub, where that is known and the
+package `datasets` is installed. A row of another format is refused, and that one is named.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftree.errors import UserError
+
+Row = Mapping[str, Any]
+MT_BENCH = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
+SPEC_BENCH = ["translation", "summarization", "qa", "math_reasoning", "rag"]
+WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+"""What stands in SPEED-Bench for texts of others, until its own script has fetched them."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One benchmark's rows.
+
+    Attributes:
+        page: that defines them.
+        fields: what a row has, and of which type.
+        ask: a row's questions, one after the other; or one template of them, with the fields in braces.
+        fine: what else is true of a row.
+        without: fields that a row does not have.
+        category: of a row.
+        raw: whether the text is continued as it is, and not asked in a chat.
+        hub: name, configuration and split of the set on the hub.
+    """
+
+    page: str
+    fields: Mapping[str, type]
+    ask: str | Callable[[Row], list[str]]
+    fine: Callable[[Row], bool] = lambda row: True
+    without: tuple[str, ...] = ()
+    category: Callable[[Row], str] = field(default=lambda row: "")
+    raw: bool = False
+    hub: tuple[str, str | None, str] | None = None
+
+    def fault(self, row: Row) -> str:
+        """Why a row is none of this format; nothing where it is one."""
+        for name, kind in self.fields.items():
+            if not isinstance(row.get(name), kind):
+                return (
+                    f"its '{name}' is {type(row[name]).__name__}, not {kind.__name__}" if name in row else f"it has no '{name}'"
+                )
+        if there := [name for name in self.without if name in row]:
+            return f"it has a '{there[0]}'"
+        return "" if self.fine(row) else "its values are others"
+
+    def questions(self, row: Row) -> list[str]:
+        """What is asked, one after the other."""
+        return [self.ask.format_map(row).strip()] if isinstance(self.ask, str) else self.ask(row)
+
+
+def _turns(row: Row) -> list[str]:
+    return list(row["turns"])
+
+
+def _told(row: Row) -> bool:
+    return bool(row["turns"]) and all(isinstance(t, str) and t for t in row["turns"])
+
+
+def _task(row: Row) -> str:
+    """Spec-Bench's task: the categories of MT-bench are one."""
+    return "mt_bench" if row["category"] in MT_BENCH else str(row["category"])
+
+
+def _deepspec(name: str) -> Format:
+    """The sets that DeepSpec and DFlash evaluate on: rows of turns, the file's name says which."""
+    page = "https://github.com/deepseek-ai/DeepSpec/blob/main/deepspec/eval/base_evaluator.py"
+    return Format(page, {"turns": list}, _turns, _told, ("question_id",), lambda row: name)
+
+
+_ALPACA = {"instruction": str, "input": str, "output": str}
+_QUESTIONS = {"question_id": int, "category": str, "turns": list}
+FORMATS: Mapping[str, Format] = {
+    "mt_bench": Format(
+        "https://github.com/lm-sys/FastChat/blob/main/fastchat/llm_judge/data/mt_bench/question.jsonl",
+        _QUESTIONS, _turns, lambda r: _told(r) and r["category"] in MT_BENCH, (), lambda r: r["category"]),
+    "spec_bench": Format(
+        "https://github.com/hemingkx/Spec-Bench/blob/main/data/spec_bench/question.jsonl",
+        _QUESTIONS, _turns, lambda r: _told(r) and r["category"] in MT_BENCH + SPEC_BENCH, (), _task),
+    "speed_bench": Format(
+        "https://huggingface.co/datasets/nvidia/SPEED-Bench",
+        {"question_id": str, "category": str, "sub_category": str, "turns": list, "source": str, "multiturn": bool},
+        _turns, _told, (), lambda r: r["category"]),
+    "humaneval": Format(
+        "https://github.com/openai/human-eval", {"task_id": str, "prompt": str, "entry_point": str, "test": str},
+        lambda r: [r["prompt"]], raw=True, hub=("openai/openai_humaneval", None, "test")),
+    "gsm8k": Format(
+        "https://github.com/openai/grade-school-math", {"question": str, "answer": str}, "{question}",
+        lambda r: "####" in r["answer"], hub=("openai/gsm8k", "main", "test")),
+    "natural_questions": Format(
+        "https://github.com/google-research-datasets/natural-questions/tree/master/nq_open",
+        {"question": str, "answer": list}, "{question}?", hub=("google-research-datasets/nq_open", None, "validation")),
+    "alpaca": Format(
+        "https://github.com/tatsu-lab/stanford_alpaca#data-release", _ALPACA, "{instruction}\n\n{input}",
+        lambda r: str(r.get("text", "Below")).startswith("Below"), hub=("tatsu-lab/alpaca", None, "train")),
+    "finance_alpaca": Format(
+        "https://huggingface.co/datasets/gbharti/finance-alpaca", _ALPACA | {"text": str}, "{instruction}\n\n{input}",
+        lambda r: not r["text"], hub=("gbharti/finance-alpaca", None, "train")),
+    "cnn_dm": Format(
+        "https://huggingface.co/datasets/abisee/cnn_dailymail", {"article": str, "highlights": str, "id": str},
+        "Summarize the following article.\n\n{article}", hub=("abisee/cnn_dailymail", "3.0.0", "test")),
+    "spider": Format(
+        "https://github.com/taoyds/spider", {"db_id": str, "query": str, "question": str, "question_toks": list},
+        "Write a SQL query for the database '{db_id}': {question}", category=lambda r: r["db_id"],
+        hub=("xlangai/spider", None, "validation")),
+    "codesearchnet_python": Format(
+        "https://github.com/github/CodeSearchNet#data-details",
+        {"repo": str, "path": str, "func_name": str, "language": str, "code": str, "docstring": str},
+        "Write the Python function `{func_name}`, whose docstring is:\n\n{docstring}", lambda r: r["language"] == "python"),
+    **{name: _deepspec(name) for name in ("math500", "aime", "mbpp", "livecodebench", "arena_hard")},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a row of a benchmark asks: questions, one after the other, and their category."""
+
+    questions: list[str]
+    category: str
+    raw: bool
+
+
+def asked(name: str, row: Row, where: str) -> Asked:
+    """What a row asks.
+
+    Args:
+        name: of its format.
+        row: to be read.
+        where: it stands, for the error.
+
+    Raises:
+        UserError: it is of another format, which is named where it is known; or it holds no question.
+    """
+    known = FORMATS[name]
+    if fault := known.fault(row):
+        others = [other for other, its in FORMATS.items() if not its.fault(row)]
+        reads = f"; it reads as {' or '.join(others)}" if others else ""
+        raise UserError(f"{where} is not in the format of {name}: {fault} ({known.page}){reads}")
+    questions = known.questions(row)
+    if WITHHELD in "".join(questions):
+        raise UserError(f"{where} holds no text yet: fetch it with the benchmark's own script ({known.page})")
+    if not all(questions):
+        raise UserError(f"{where}: what it asks is empty")
+    return Asked(questions, known.category(row), known.raw)

@@ -1,0 +1,190 @@
+"""Intervals, p-values and comparisons of figures that are quotients of sums over prompts, by bootstrap.
+
+Shapes: P prompts, B bootstrap samples.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from draftree.boundary.files import Entries
+from draftree.errors import UnknownName, UserError
+from draftree.tree import Floats, Ints
+
+SAMPLES = 2000
+"""B, bootstrap samples behind an interval."""
+MANY = 10_000
+"""B where things are compared: a p-value is at least 2/B, and Holm's method multiplies it by the number of comparisons."""
+ENOUGH = 8
+"""Prompts from which on intervals are studentised; of fewer, samples of one prompt alone have no spread to divide by."""
+LEVEL = 0.05
+"""The error that is allowed: of an interval, and of all claims of one table together."""
+ResultRow = dict[str, Any]
+
+
+def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
+    """[B] tokens per second of samples of prompts [B, P], of each prompt's tokens and seconds [P]."""
+    rate: Floats = tokens[chosen].sum(-1) / np.maximum(seconds[chosen].sum(-1), 1e-12)
+    return rate
+
+
+def samples(prompts: int, seed: int, count: int = SAMPLES) -> Ints:
+    """[B, P] bootstrap samples of prompts."""
+    return np.random.default_rng(seed).integers(0, prompts, (count, prompts))
+
+
+def bounds(values: Floats) -> list[float]:
+    """A 95 % interval."""
+    return [float(x) for x in np.quantile(values, (LEVEL / 2, 1 - LEVEL / 2))]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A figure that is compared with 1: its 95 % interval, and the two-sided p-value of that it is 1."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+    @property
+    def verdict(self) -> str:
+        """What may be said of seconds over seconds."""
+        return "not told apart" if self.p >= LEVEL else "faster" if self.value < 1 else "slower"
+
+    @property
+    def inverse(self) -> "Ratio":
+        """The same comparison the other way round."""
+        return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.p)
+
+
+def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> Ratio:
+    """A product of sums over prompts divided by such a product, by bootstrap-t on its logarithm.
+
+    Its coverage at 20 prompts is 94 %, where that of BCa is 91 % and that of the samples' quantiles 90 %
+    (tests/test_statistics.py); the error of each sample is linearised (Efron and Tibshirani 1993, chapters 12 and 13). Below
+    `ENOUGH` prompts it is quantiles. The interval holds 1 just where p is at least 5 %.
+
+    Args:
+        over: figures of each prompt [P], whose sums are multiplied.
+        under: those that it is divided by.
+        chosen: [B, P] bootstrap samples.
+    """
+    signs, columns = np.repeat((1.0, -1.0), (len(over), len(under))), np.array([*over, *under], np.float64)
+
+    def fitted(taken: Floats) -> tuple[Floats, Floats]:
+        """The logarithm, and its standard error, of figures [C, …, P]."""
+        means = np.maximum(taken.mean(-1), 1e-12)
+        influence = np.tensordot(signs, taken / means[..., None], 1)
+        spread = np.sqrt((influence**2).sum(-1) / max(count * (count - 1), 1))
+        return np.tensordot(signs, np.log(means), 1), spread
+
+    count = columns.shape[1]
+    (value, error), (values, errors) = fitted(columns), fitted(columns[:, chosen])
+    if count < ENOUGH or not errors.all():
+        low, high = np.exp(bounds(values))
+        beyond = min((values <= 0).sum(), (values >= 0).sum())
+    else:
+        studentised = (values - value) / errors
+        high, low = np.exp(value - np.array(bounds(studentised)) * error)
+        beyond = min((studentised >= value / error).sum(), (studentised <= value / error).sum())
+    p = min(1.0, 2 * (int(beyond) + 1) / (len(values) + 1))
+    return Ratio(float(np.exp(value)), float(low), float(high), p)
+
+
+def ratio_bounds(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> list[float]:
+    """The 95 % interval of `ratio`."""
+    found = ratio(over, under, chosen)
+    return [found.low, found.high]
+
+
+def holm(several: Sequence[Ratio]) -> list[Ratio]:
+    """Comparisons with p-values adjusted by Holm (1979), so that the level holds for all claims of the table together.
+
+    The k-th smallest of m p-values is multiplied by m − k + 1.
+    """
+    found, least = list(several), 0.0
+    for rank, i in enumerate(sorted(range(len(found)), key=lambda i: found[i].p)):
+        least = max(least, min(1.0, (len(found) - rank) * found[i].p))
+        found[i] = replace(found[i], p=least)
+    return found
+
+
+def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed: int = 0) -> Ratio:
+    """One row's seconds per token over another's, over the same prompts; below 1 it is faster.
+
+    Args:
+        mine: a row of a result.
+        other: of the same prompts.
+        by: `counted_seconds`, `seconds` on the clock, or `steps`.
+        seed: of the bootstrap.
+
+    Raises:
+        UserError: a row does not say what its prompts took, or they are not as many.
+    """
+    each = [r.get("per_prompt") or {} for r in (mine, other)]
+    if any(e.get(by) is None for e in each):
+        raise UserError(f"the result does not say '{by}' of each prompt, which comparing needs: measure it anew")
+    (tokens, seconds), (tokens_beside, beside) = (
+        [np.array(Entries(e, "per_prompt").get(k, list[float]), np.float64) for k in ("tokens", by)] for e in each
+    )
+    if len(seconds) != len(beside):
+        raise UserError(f"rows of {len(seconds)} and {len(beside)} prompts were given, allowed are rows of the same ones")
+    return ratio([seconds, tokens_beside], [beside, tokens], samples(len(seconds), seed, MANY))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two rows and their seconds per token, of the first over the other; p is adjusted for all comparisons of the table."""
+
+    mine: ResultRow
+    other: ResultRow
+    ratio: Ratio
+
+
+def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Compared]:
+    """The rows of one name beside each other row that differs from one of them in nothing else.
+
+    Args:
+        result: a saved one.
+        of: `policy` or `drafter`.
+        name: the spec of one of them.
+        by: as for `paired`.
+    """
+    rows = [r for r in result["rows"] if r["policy"] is not None]
+    if name not in (names := {r[of] for r in rows}):
+        raise UnknownName(of, name, names)
+    return _adjusted(
+        ((mine, other) for mine in rows if mine[of] == name for other in rows if other[of] != name and _alike(mine, other, of)),
+        by,
+        result,
+    )
+
+
+def beside_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> list[Compared]:
+    """Every row that drafts beside plain decoding of its temperature and machine, where rows say what is compared by.
+
+    Counted, the baseline is what plain decoding costs on the curve of the row's drafter.
+    """
+    pairs = []
+    for row in (r for r in result["rows"] if r["policy"] is not None):
+        for base in (r for r in result["rows"] if r["policy"] is None and _alike(r, row, "drafter", "policy", "rule")):
+            if by == "counted_seconds":
+                base = {**base, "per_prompt": base["per_prompt"] | {by: row["per_prompt"].get("counted_plain")}}
+            if all(r["per_prompt"].get(by) is not None for r in (row, base)):
+                pairs.append((row, base))
+    return _adjusted(iter(pairs), by, result)
+
+
+def _alike(a: ResultRow, b: ResultRow, *but: str) -> bool:
+    names = {"drafter", "policy", "temperature", "rule", "machine"} - {*but}
+    return all(a.get(n) == b.get(n) for n in names)
+
+
+def _adjusted(pairs: Iterator[tuple[ResultRow, ResultRow]], by: str, result: Mapping[str, Any]) -> list[Compared]:
+    found = list(pairs)
+    seed = result["provenance"].get("seed", 0)
+    ratios = holm([paired(mine, other, by, seed) for mine, other in found])
+    return [Compared(mine, other, r) for (mine, other), r in zip(found, ratios, strict=True)]

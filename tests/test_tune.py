@@ -1,0 +1,90 @@
+"""The search for knobs: what it tries, that it finds what is planted, goes on where it was, and keeps the default honestly."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from draftree.cli.app import main
+from draftree.costs import Costs, CostTable
+from draftree.engine import Engine, plain
+from draftree.errors import UserError
+from draftree.evaluation.intervals import Ratio
+from draftree.evaluation.recordings import Recordings
+from draftree.evaluation.tune import Search, Tuned, space, spec
+from draftree.models.target import Target
+from draftree.registry import build
+from draftree.request import Request
+from draftree.testing.fakes import Always, tiny_target
+
+REQUESTS = [Request([3, 1, n], 14, number=n) for n in range(1, 11)]
+COSTS = CostTable((Costs({1: 0.2}, {1: 1.0, 8: 1.2}),))
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    found = tiny_target()
+    found.tokenizer = Target.load("demo").tokenizer
+    return found
+
+
+def search(target: Target, folder: Path, policy: str) -> Search:
+    plans = [[*r.prompt, *w] for r, w in zip(REQUESTS, plain(target, REQUESTS).tokens, strict=True)]
+    drafter = Always(plans, 61)
+    recordings = Recordings.open(folder / "of", target, [drafter.needs])
+    recordings.record(REQUESTS)
+    return Search(Engine(target, drafter, build("policy", policy), costs=COSTS), "always", policy, recordings)
+
+
+def test_what_is_tried_follows_from_a_knobs_type_range_and_default() -> None:
+    found = space(build("policy", "pct"))
+    assert found["width"] == ("whole", 1, 20)
+    assert found["gain"] == ("choice", [False, True], None)
+    assert found["leaf_threshold"] == ("share", 0.01 / 16, 0.16)
+    assert set(space(build("policy", "pct"), ["width"])) == {"width"}
+    with pytest.raises(UserError, match="did you mean 'width'"):
+        space(build("policy", "pct"), ["widht"])
+    assert spec("pct", {"width": 3, "gain": False}) == "pct:width=3,gain=False"
+    assert build("policy", "pct:width=3,gain=False").width == 3  # type: ignore[attr-defined]
+
+
+def test_a_longer_chain_is_found_where_every_draft_is_right_and_the_search_goes_on(target: Target, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    work, calls = search(target, tmp_path, "chain:length=1"), list[int]()
+    with pytest.raises(UserError, match="nothing is left"):
+        work.run(REQUESTS, 3)
+    work = search(target, tmp_path, "chain")
+    first = work.run(REQUESTS, 4, tmp_path / "kept", tell=lambda done, *_: calls.append(done))
+    assert calls == [0, 1, 2, 3, 4]
+    found = work.run(REQUESTS, 10, tmp_path / "kept", tell=lambda done, *_: calls.append(done))
+    assert calls[5:] == [4, *range(5, 11)], "what was tried is not tried again"
+    assert found.policy != "chain"
+    assert int(found.policy.rpartition("=")[2]) > 5
+    assert found.better
+    assert found.told().startswith(f"Use --policy {found.policy}")
+    best = {s: r["counted_speedup"] for s, r in found.judged.items()}
+    assert found.beside.value == pytest.approx(best[found.policy] / best["chain"])
+    assert found.judged["chain"]["prompts"] == found.searched["chain"]["prompts"] == 5
+    assert first.trials == 4
+    assert json.loads(json.dumps(found.as_json()))["keep_default"] is False
+
+
+def test_the_default_is_kept_where_the_interval_includes_1() -> None:
+    of = lambda low, high: Tuned("chain:length=6", "chain", {}, {}, Ratio(1.02, low, high, 0.5), 8)
+    assert of(0.98, 1.05).told().startswith("Keep the default")
+    assert of(1.01, 1.05).told().startswith("Use --policy chain:length=6")
+
+
+def test_the_command(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    words = ["tune", "--drafter", "vdm", "--policy", "chain", "--limit", "4", "--max-new-tokens", "6", "--trials", "2",
+             "--recording", tmp_path / "of", "--machine", "h100-8b", "--json"]  # fmt: skip
+    with pytest.raises(SystemExit, match="0"):
+        main(list(map(str, words)))
+    said = json.loads(capsys.readouterr().out)
+    assert said["simulated"]
+    assert said["trials"] == 2
+    assert said["default"] == "chain"
+    with pytest.raises(SystemExit, match="2"):
+        main(["tune", "--policy", "chain", "--knob", "width"])
+    assert "knob that can be searched" in capsys.readouterr().err
