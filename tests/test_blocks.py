@@ -22,7 +22,9 @@ from draftree.drafters.neural.anchors import anchored
 from draftree.drafters.neural.blocks import ParallelDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.formats.parallel import Sight
+from draftree.formats import parallel
+from draftree.formats.checkpoint import Checkpoint
+from draftree.formats.parallel import Sight, speculated
 from draftree.models.target import Needs, Target
 from draftree.policies.beam import Beam
 from draftree.registry import build, method_of, part
@@ -342,7 +344,7 @@ def test_a_dflash_of_deepspec_is_shifted_and_brings_embedding_and_head(tmp_path:
     assert worst(drafts(opened, t), drafts(drafter, t)) < NOISE
 
 
-@pytest.mark.parametrize("name", ["dflash", "dspark"])
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("draft_vocab", [0, 30])
 def test_an_exported_one_is_the_same_with_layers_counted_from_the_embedding(
     name: str, draft_vocab: int, tmp_path: Path
@@ -358,7 +360,9 @@ def test_an_exported_one_is_the_same_with_layers_counted_from_the_embedding(
     drafter.save(tmp_path / "ours")
     export(str(tmp_path / "ours"), "speculators", tmp_path / "theirs", str(folder))
     said = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    assert said["speculators_model_type"] == name
+    assert said["speculators_model_type"] == ("dflash" if name == "jetspec" else name)
+    sliding = said["transformer_layer_config"]["layer_types"] == ["sliding_attention"] * 2
+    assert sliding == (name == "jetspec"), "causal layers are sliding ones there"
     assert said["aux_hidden_state_layer_ids"] == list(drafter.model.layout.reads)
     assert said["sample_from_anchor"] == (name == "dspark")
     assert said["draft_vocab_size"] == (draft_vocab or t.decoder.vocab)
@@ -367,6 +371,23 @@ def test_an_exported_one_is_the_same_with_layers_counted_from_the_embedding(
     assert ({"d2t", "t2d"} <= keys) == bool(draft_vocab)
     opened = build("drafter", str(tmp_path / "theirs")).open(t)
     assert worst(drafts(opened, t).exp(), drafts(drafter, t).exp()) < 1e-3, "embedding and head are copies in float16"
+
+
+@pytest.mark.parametrize(
+    ("sights", "told"),
+    [((Sight(False, 4), Sight(False)), ""), 
+     ((Sight(True), Sight(False, 4)), "allowed"), ((Sight(True, 3), Sight(True, 4)), "allowed")],
+    ids=str,
+)  # fmt: skip
+def test_windows_are_exported_or_refused(sights: tuple[Sight, Sight], told: str) -> None:
+    layout = replace(drafter_of("dflash", target("llama")).model.layout, sights=sights)
+    if told:
+        with pytest.raises(UserError, match=told):
+            speculated(layout, "dflash", {})
+        return
+    said = speculated(layout, "dflash", {})
+    assert said["sliding_window_non_causal"] is True
+    assert parallel._layout(said, Checkpoint(said)).sights == sights
 
 
 @pytest.mark.parametrize(

@@ -494,5 +494,7 @@ def test_vllm_heads_come_back_as_they_were(tmp_path: Path, folder: Path) -> None
 def test_the_formats() -> None:
     declared = {name: getattr(registry.part("drafter", name), "formats", ()) for name in registry.names("drafter")}
     assert {format: [name for name, known in declared.items() if format in known] for format in FORMATS} == {
-        "speculators": ["dflash", "dspark", "eagle", "eagle3"], "eagle": ["eagle", "eagle3"], "vllm-medusa": ["medusa"],
-    }  # fmt: skip
+        "speculators": ["dflash", "dspark", "eagle", "eagle3", "jetspec", "peagle"],
+        "eagle": ["eagle", "eagle3"],
+        "vllm-medusa": ["medusa"],
+    }

@@ -23,6 +23,7 @@ from draftree.models.target import Target
 from draftree.policies.beam import Beam
 from draftree.registry import build, method_of
 from draftree.request import Request
+from draftree.training.export import export
 from draftree.tree import Ints
 from forests import NOISE, texts, worst
 
@@ -140,6 +141,27 @@ def test_a_stored_one_opens_as_it_was_in_both_layouts(nested: bool, tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(said))
     assert method_of(tmp_path) == "peagle"
     assert torch.equal(forwards.decoded(t, build("drafter", str(tmp_path)).open(t), tokens_of(1, 15, 5), 4, 1), wanted)
+
+
+@pytest.mark.parametrize("draft_vocab", [0, 30])
+def test_an_exported_one_is_the_same_with_an_embedding_of_its_own(draft_vocab: int, tmp_path: Path) -> None:
+    target("llama").decoder.model.save_pretrained(tmp_path / "target")
+    t = Target.load(str(tmp_path / "target"), torch.float64, "cpu")
+    drafter = drafter_of(t, draft_vocab=draft_vocab)
+    drafter.study(np.arange(t.decoder.vocab))
+    drafter.save(tmp_path / "ours")
+    drafter = build("drafter", str(tmp_path / "ours")).open(t)
+    export(str(tmp_path / "ours"), "speculators", tmp_path / "theirs", str(tmp_path / "target"))
+    export(str(tmp_path / "theirs"), "speculators", tmp_path / "again")
+    assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "theirs" / "config.json").read_text()
+    said = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert "draftree" not in said
+    assert said["transformer_layer_config"]["num_hidden_layers"] == 2
+    assert said["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 4
+    assert (said["mask_token_id"], said["draft_vocab_size"]) == (drafter.model.mask, draft_vocab or t.decoder.vocab)
+    opened = build("drafter", str(tmp_path / "theirs")).open(t)
+    one, other = (forwards.decoded(t, d, tokens_of(1, 15, 5), 4, 1).exp() for d in (opened, drafter))
+    assert worst(one, other) < 1e-3, "the embedding is a copy in float16"
 
 
 @pytest.mark.parametrize(

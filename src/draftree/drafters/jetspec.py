@@ -37,8 +37,6 @@ class JetSpec(ParallelMethod):
             ours=("epochs", "lr", "schedule", "warmup", "batch_size", "betas", "weight_decay", "max_tokens"),
         ),
     )  # fmt: skip
-    formats: ClassVar[tuple[str, ...]] = ()
-
     gamma: float = knob(0.0, least=0)
 
     @classmethod

@@ -63,6 +63,7 @@ class PEAGLE(TrainableMethod):
             ours=("batch_size", "schedule", "floor", "betas", "weight_decay", "clip"),
         ),
     )  # fmt: skip
+    formats: ClassVar[tuple[str, ...]] = ("speculators",)
 
     layers: int = knob(1, least=1)
     drafts: int = knob(8, least=1)
@@ -85,7 +86,7 @@ class PEAGLE(TrainableMethod):
                 raise UserError(f"'{stored.folder}' has {flag} true, allowed is false: that is another network than 'peagle'")
         values = said.get(speculators.LAYER, dict[str, Any]) if speculators.KIND in config else dict(config)
         stored.check_sizes(PARALLEL, values, sizes(target))
-        named = (said.get(key, int | None, None) for key in ("mask_token_id", "ptd_token_id", "pard_token"))
+        named = (said.get(key, int | None, None) for key in speculators.MASKS)
         mask = next((token for token in named if token is not None), None)
         if mask is None or not 0 <= mask < target.decoder.vocab:
             raise UserError(f"'{stored.folder}' has mask_token_id {mask}, allowed are 0 … {target.decoder.vocab - 1}")
@@ -126,7 +127,7 @@ def _drafts(config: dict[str, Any]) -> int | None:
     proposals = how.get("proposal_methods") if isinstance(how, dict) else None
     first = proposals[0] if isinstance(proposals, list) and proposals else {}
     found = first.get("speculative_tokens") if isinstance(first, dict) else None
-    found = config.get("num_depths") if found is None else found
+    found = config.get(speculators.DEPTHS) if found is None else found
     return found if isinstance(found, int) and found > 0 else None
 
 
@@ -204,7 +205,7 @@ class PEAGLEDrafter(PairReader):
             self.model.mask = int(np.flatnonzero(counts == counts.min())[-1])
 
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        new = {} if self._stored.tensors else {"mask_token_id": self.model.mask, "num_depths": self.ahead}
+        new = {} if self._stored.tensors else {speculators.MASKS[0]: self.model.mask, speculators.DEPTHS: self.ahead}
         return config | new, tensors
 
     def passes(self, state: Pairs, tree: Tree, frontier: Ints) -> int:

@@ -31,6 +31,8 @@ SECOND = ("attention_conv", "candidate_selector.")
 """In the names of DFlash 2's tensors."""
 Markov = Literal["vanilla", "gated", "rnn"]
 SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
+LONGEST = 32768
+"""A Qwen3's context where its config says nothing."""
 LAST_VERSION = "0.5.0"
 """Of speculators, whose layout is written."""
 Kind = Literal["dflash", "dspark", "jetspec"]
@@ -203,11 +205,16 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
 
     Args:
         layout: what the checkpoint's own says.
-        kind: `dflash` or `dspark`; there is no JetSpec there.
+        kind: `dflash` or `dspark`; a JetSpec is a `dflash` there.
         verifier: `name_or_path` and `architectures` of the target.
+
+    Raises:
+        UserError: its layers look back in ways that are not alike.
     """
     outside = {"architectures", "auto_map", "block_size", "draftree", "dtype", "torch_dtype", "transformers_version", NESTED}
     layer = {k: v for k, v in layout.values.items() if k not in outside} | {"model_type": "qwen3"}
+    sliding, both = _slides(layout, layer.get("max_position_embeddings", LONGEST))
+    layer |= sliding
     proposal = {"proposal_type": "greedy", "speculative_tokens": layout.drafts, "accept_tolerance": 0.0, "verifier_accept_k": 1}
     how = {"algorithm": kind, "default_proposal_method": "greedy", "proposal_methods": [proposal]}
     return {
@@ -215,6 +222,23 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
         "draft_vocab_size": layout.draft_vocab or layer["vocab_size"], "block_size": layout.block,
         "aux_hidden_state_layer_ids": list(layout.reads), "mask_token_id": layout.mask,
         "target_hidden_size": layer["hidden_size"], "sample_from_anchor": layout.shifted,
+        "sliding_window_non_causal": both,
         **(_heads(layout) if kind == "dspark" else {}),
         HOW: how | {"verifier": dict(verifier)}, LAYER: layer,
     }  # fmt: skip
+
+
+def _slides(layout: Layout, context: int) -> tuple[dict[str, Any], bool]:
+    """The entries that say what layers see in the layout of speculators, and whether sliding ones look both ways.
+
+    There a layer is causal in its block where it slides, so that one that is causal and sees the whole context, as all of a
+    JetSpec's, has a window of that length.
+    """
+    slides = {(s.causal, s.window or context) for s in layout.sights if s.causal or s.window}
+    if len(slides) > 1:
+        raise UserError(
+            f"its layers see {sorted(slides)} (causal, window), allowed for 'speculators' is one kind beside full ones"
+        )
+    causal, window = slides.pop() if slides else (True, None)
+    types = ["sliding_attention" if s.causal or s.window else "full_attention" for s in layout.sights]
+    return {"layer_types": types, "sliding_window": window, "use_sliding_window": window is not None}, not causal

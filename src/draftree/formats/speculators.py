@@ -1,8 +1,8 @@
-"""The layout of the library speculators: EAGLE (HASS too) and EAGLE-3, their layer's config nested, tensors named otherwise.
+"""The layout of the library speculators: EAGLE (HASS too), EAGLE-3 and P-EAGLE, their layers' config nested.
 
 Beside the original layout: `fc.` is `fusion_fc.` and `layers.0.` is `transformer.` in EAGLE's, which has no embedding of
-its own; `midlayer.` is `layers.0.` in EAGLE-3's. The config nests the layer's as `transformer_layer_config` and says under
-`speculators_config` how and for which target ("verifier") to draft.
+its own; `midlayer.` is `layers.0.` in EAGLE-3's; P-EAGLE's tensors are named alike in both. The config nests the layers' as
+`transformer_layer_config` and says under `speculators_config` how and for which target ("verifier") to draft.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 
 from draftree.boundary.files import Entries
 from draftree.errors import UserError
-from draftree.formats.checkpoint import CONFIG, Checkpoint
+from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint
 
 KIND, LAYER, HOW = "speculators_model_type", "transformer_layer_config", "speculators_config"
 EMBEDDING = "embed_tokens.weight"
@@ -25,9 +25,12 @@ PREFIXES: Mapping[str, Mapping[str, str]] = {
 """The beginnings of names in the original layout, and here."""
 LEFT_OUT: Mapping[str, Sequence[str]] = {"eagle": (EMBEDDING,), "eagle3": ()}
 """Tensors of the original layout that have no place here."""
-ARCHITECTURES = {"eagle": ("EagleSpeculator", "LlamaForCausalLM"), "eagle3": ("Eagle3Speculator", "LlamaForCausalLMEagle3")}
+ARCHITECTURES = {
+    "eagle": ("EagleSpeculator", "LlamaForCausalLM"), "eagle3": ("Eagle3Speculator", "LlamaForCausalLMEagle3"),
+    "peagle": ("PEagleSpeculator", "PEagleDraftModel"),
+}  # fmt: skip
 """The network's name in configs here, and in the original layout."""
-VERSIONS = {"eagle": "0.1.0", "eagle3": "0.2.0"}
+VERSIONS = {"eagle": "0.1.0", "eagle3": "0.2.0", "peagle": "0.5.0"}
 """Of the library, whose layout is written; later versions have no EAGLE-1."""
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 FIELDS = ("draft_vocab_size", "norm_before_residual", "target_hidden_size", LAYER_IDS)
@@ -43,6 +46,12 @@ HARMLESS = ("fusion_bias", "norm_before_residual", "embed_requires_grad", "tie_w
 """Here, every other flag that is true is refused: later versions have more of them."""
 DRAFTED = 5
 """The chain a server drafts by default."""
+AROUND = (ABOUT, KIND, HOW, LAYER, "speculators_version", "transformers_version")
+"""Entries that are about the checkpoint, and not of the network."""
+MASKS = ("mask_token_id", "ptd_token_id", "pard_token")
+"""The names that a P-EAGLE's mask token goes by."""
+DEPTHS = "num_depths"
+"""In a flat config, how many tokens a pass of a P-EAGLE gives."""
 
 
 def published(config: Mapping[str, Any]) -> Callable[[str], str]:
@@ -106,22 +115,26 @@ def explicit(values: Mapping[str, Any], method: str) -> dict[str, Any]:
     return {"draft_vocab_size": values.get("draft_vocab_size") or values["vocab_size"]}
 
 
-def nested(values: Mapping[str, Any], method: str, verifier: Mapping[str, Any]) -> dict[str, Any]:
+def nested(
+    values: Mapping[str, Any], method: str, verifier: Mapping[str, Any], layers: int = 1, drafted: int = DRAFTED
+) -> dict[str, Any]:
     """The config of the original layout in this one.
 
     Args:
         values: of the original layout.
-        method: `eagle` or `eagle3`.
+        method: `eagle`, `eagle3` or `peagle`.
         verifier: `name_or_path` and `architectures` of the target.
+        layers: of the drafter.
+        drafted: tokens of a chain.
     """
-    outside = {*FIELDS, "bias", "architectures", "torch_dtype", "dtype"}
-    layer = {k: v for k, v in values.items() if k not in outside} | {"model_type": "llama", "num_hidden_layers": 1}
+    outside = {*FIELDS, *MASKS, DEPTHS, "bias", "architectures", "torch_dtype", "dtype"}
+    layer = {k: v for k, v in values.items() if k not in outside} | {"model_type": "llama", "num_hidden_layers": layers}
     if method == "eagle":
         flags: dict[str, Any] = {"fusion_bias": explicit(values, method)["bias"], "layernorms": False}
     else:
         flags = {k: values.get(k) for k in FIELDS} | explicit(values, method)
         flags["norm_before_residual"] = bool(flags["norm_before_residual"])
-    proposal = {"proposal_type": "greedy", "speculative_tokens": DRAFTED, "accept_tolerance": 0.0, "verifier_accept_k": 1}
+    proposal = {"proposal_type": "greedy", "speculative_tokens": drafted, "accept_tolerance": 0.0, "verifier_accept_k": 1}
     how = {"algorithm": method, "default_proposal_method": "greedy", "proposal_methods": [proposal], "verifier": dict(verifier)}
     about: dict[str, Any] = {KIND: method, "speculators_version": VERSIONS[method], "architectures": [ARCHITECTURES[method][0]]}
     if dtype := values.get("torch_dtype", values.get("dtype")):

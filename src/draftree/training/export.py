@@ -1,7 +1,8 @@
 """Checkpoints written for other programs; tensors keep their bits and dtypes, `draftree`'s entry of the config is left out.
 
-speculators  eagle, eagle3, dflash, dspark: the library of that name, and vLLM. An embedding in EAGLE's file is left out, as
-             there it is always the target's; drafters of blocks have copies of the target's embedding and head there.
+speculators  eagle, eagle3, peagle, dflash, dspark, jetspec: the library of that name, and vLLM. An embedding in EAGLE's file
+             is left out, as there it is always the target's; a peagle's has always one; the last three have copies of the
+             target's embedding and head there. A JetSpec is a dflash there, with causal windows as long as the context.
 eagle        eagle, eagle3: the original layout, which the official code, SGLang and vLLM read. vLLM's V1 engine has no bias
              in EAGLE's fusing layer and refuses `fc.bias`; the official code knows the three layers of EAGLE-3's
              defaults alone and no `norm_before_residual`, while vLLM reads both from the config.
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -25,6 +26,7 @@ from draftree.boundary.files import Entries, understood, whole_folder
 from draftree.drafters.base import TrainableMethod
 from draftree.drafters.neural.llama import of_values
 from draftree.drafters.neural.vocabulary import ids_of
+from draftree.drafters.peagle import PEAGLEDrafter
 from draftree.errors import UnknownName, UserError
 from draftree.formats import medusa, parallel, speculators
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint
@@ -214,8 +216,10 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
         UserError: no target that fits is named; or the layer has biases for queries, keys and values alone, which
             speculators' layers cannot have.
     """
-    if method in parallel.SPECULATORS:
+    if method in get_args(parallel.Kind):
         return _blocks_to_speculators(method, stored, target)
+    if method == "peagle":
+        return _peagle_to_speculators(stored, target)
     stored, values = speculators.loaded(stored, method)
     folder = stored.folder
     said = speculators.verified_by(stored.config) if target is None else None
@@ -237,7 +241,7 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
 
 
 def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) -> Written:
-    """DFlash and DSpark, which have copies of the target's embedding and of its head's rows there; it is loaded for them."""
+    """DFlash, DSpark and JetSpec, with copies of the embedding and of some rows of the head of the target, which is loaded."""
     name = target or str(stored.about.get("target", "demo"))
     loaded, kind = Target.load(name), part("drafter", method)
     assert issubclass(kind, TrainableMethod)
@@ -258,6 +262,24 @@ def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) 
         )
     verifier = {"name_or_path": name, "architectures": [type(outer).__name__]}
     return parallel.speculated(layout, "dspark" if method == "dspark" else "dflash", verifier), tensors
+
+
+def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
+    """P-EAGLE, which has an embedding there, its own or a copy of the target's; it is loaded for that."""
+    stored = stored.loaded()
+    config, said = stored.config, speculators.verified_by(stored.config)
+    name = target or (said[0] if said else str(stored.about.get("target", "demo")))
+    loaded = Target.load(name)
+    drafter = part("drafter", "peagle")(checkpoint=str(stored.folder)).open(loaded)
+    assert isinstance(drafter, PEAGLEDrafter)
+    knobs, outer = drafter.settled, cast(Any, loaded.decoder.model)
+    values = {k: v for k, v in (config | config.get(speculators.LAYER, {})).items() if k not in speculators.AROUND}
+    values |= _rope(values) | {speculators.LAYER_IDS: list(drafter.needs.hidden)}
+    values.pop("rope_parameters", None)
+    verifier = {"name_or_path": name, "architectures": [type(outer).__name__]}
+    nested = speculators.nested(values, "peagle", verifier, knobs.layers, knobs.drafts)
+    embedding = outer.get_input_embeddings().weight.detach().cpu().to(stored.tensors["fc.weight"].dtype)
+    return nested | {speculators.MASKS[0]: knobs.mask}, {speculators.EMBEDDING: embedding} | stored.tensors
 
 
 def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Written:
