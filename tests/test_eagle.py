@@ -1,5 +1,7 @@
 """EAGLE's objective."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -28,6 +30,30 @@ def test_the_loss_is_its_formula() -> None:
         q, p = (torch.log_softmax(drafter.model.logits(x), -1) for x in (drafted, wanted))
         expected = smooth_l1_loss(drafted, wanted, reduction="none").mean(-1).sum() - 0.1 * (p.exp() * q).sum()
         assert float(drafter.loss(batch)) == pytest.approx(float(expected) / batch.count, rel=1e-5)
+
+
+@pytest.mark.parametrize(("k", "weight"), [(1, 1.0), (10, 0.5), (1000, 2.0)])
+def test_the_top_k_loss_token_by_token(k: int, weight: float) -> None:
+    """HASS, section 3.2: −Σ p(x) log q(x) over the K tokens x that the target holds likeliest, p as it is."""
+    t = target("llama")
+    torch.manual_seed(1)
+    drafter = EAGLE(noise=0.0, feature_weight=0.0, token_weight=0.0, top_k=k, top_weight=weight).fresh(t)
+    drafter.model.double()
+    tokens = np.stack(texts([9, 9], np.random.default_rng(0)))
+    batch = forwards.batch_of(t, drafter, tokens)
+    with torch.no_grad():
+        out = next(o for o, _ in drafter.aligned(batch, batch.hidden[-1], 1))
+        total = 0.0
+        for row, place in itertools.product(range(2), range(1, 8)):
+            here = torch.zeros(2, 9, dtype=torch.bool)
+            here[row, place] = True
+            p, q = (
+                torch.softmax(batch.target(here)[0], 0).tolist(),
+                torch.log_softmax(drafter.model.logits(out[row, place]), 0).tolist(),
+            )
+            likeliest = sorted(range(len(p)), key=lambda x: -p[x])[:k]
+            total -= sum(p[x] * q[x] for x in likeliest)
+        assert float(drafter.loss(batch)) == pytest.approx(weight * total / batch.count, rel=1e-5)
 
 
 @pytest.mark.parametrize(("length", "bound"), [(9, 0.1), (100, 0.1), (512, 0.1), (1024, 0.05)])

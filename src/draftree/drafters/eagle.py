@@ -44,6 +44,9 @@ class EAGLE(TrainableMethod):
         bias: whether the fusing layer has one, as in the paper's checkpoints; vLLM serves those without.
         steps: passes of training that are fed their own output, as HASS aligns them; 1 is EAGLE's own training.
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them, as in the paper.
+        top_k: K of HASS's top-K loss (arXiv 2408.15766, section 3.2), −Σ p log q over the K tokens the target holds likeliest;
+            0 is without it, 10 is the paper's.
+        top_weight: of that loss.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -61,6 +64,8 @@ class EAGLE(TrainableMethod):
     steps: int = knob(1, least=1)
     bias: bool = True
     draft_vocab: int = knob(0, least=0)
+    top_k: int = knob(0, least=0)
+    top_weight: float = knob(1.0, least=0)
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -145,8 +150,10 @@ class EAGLEDrafter(PairDrafter):
         for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):
             chosen = at & known
             feature = smooth_l1_loss(out[chosen].float(), true[chosen].float(), reduction="sum") / out.shape[-1]
-            token = soft_cross_entropy(wanted[chosen[at]], self.model.logits(out[chosen]))
-            total = total + self.knobs.feature_weight * feature + self.knobs.token_weight * token
+            logits, theirs = self.model.logits(out[chosen]), wanted[chosen[at]]
+            total = total + self.knobs.feature_weight * feature + self.knobs.token_weight * soft_cross_entropy(theirs, logits)
+            if self.knobs.top_k:
+                total = total + self.knobs.top_weight * soft_cross_entropy(theirs, logits, self.knobs.top_k)
         return total / (batch.count * self.knobs.steps)
 
     def _noise(self, batch: Batch) -> Tensor:

@@ -60,7 +60,13 @@ def draft_loss(
     return cross_entropy(draft_logits.float(), wanted, reduction="sum") / batch.count
 
 
-def soft_cross_entropy(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
-    """−Σ p log q of next-token distributions [M, V] (EAGLE's and EAGLE-3's classification loss): the sum over positions."""
-    p = torch.softmax(target_logits.detach().float(), dim=-1)
-    return -(p * torch.log_softmax(draft_logits.float(), dim=-1)).sum()
+def soft_cross_entropy(target_logits: Tensor, draft_logits: Tensor, k: int = 0) -> Tensor:
+    """−Σ p log q of next-token distributions [M, V], as a sum over positions; of the target's K likeliest tokens alone if k.
+
+    Over all it is EAGLE's and EAGLE-3's classification loss, over K HASS's top-K loss, for which p is not scaled anew.
+    """
+    p, log_q = torch.softmax(target_logits.detach().float(), dim=-1), torch.log_softmax(draft_logits.float(), dim=-1)
+    if k:
+        p, tokens = p.topk(min(k, p.shape[-1]), dim=-1)
+        log_q = log_q.gather(-1, tokens)
+    return -(p * log_q).sum()
