@@ -1,19 +1,24 @@
-"""A small causal language model as drafter (Leviathan et al. 2022; EDD + PCT, section 4.1, calls a trained one VDM)."""
+"""A small causal language model as drafter (Leviathan et al. 2022; EDD + PCT, section 4.1, calls a trained one VDM).
+
+One with another vocabulary drafts the tokens that both have (Timor et al., arXiv 2502.05202, their algorithm TLI).
+"""
 
 from dataclasses import dataclass
 from typing import Any, final
 
 from draftree.drafters.base import Method
 from draftree.drafters.neural.language_model import LanguageModelDrafter
+from draftree.drafters.neural.vocabulary import Shared
 from draftree.errors import UserError
 from draftree.models.decoder import one_layer
 from draftree.models.target import Target
+from draftree.sampling.drawing import Drafted
 
 
 @final
 @dataclass(frozen=True)
 class LM(Method):
-    """Any causal language model with the target's vocabulary.
+    """Any causal language model; of another vocabulary only what it shares with the target's is drafted.
 
     Attributes:
         model: a Hugging Face folder or hub id.
@@ -25,12 +30,7 @@ class LM(Method):
         if not self.model:
             raise UserError("drafter 'lm' needs a model: lm:model=FOLDER or lm:model=HUB-ID")
         small = Target.load(self.model, target.decoder.dtype, str(target.decoder.device))
-        if small.decoder.vocab != target.decoder.vocab:
-            raise UserError(
-                f"drafter '{self.model}' has a vocabulary of {small.decoder.vocab}, "
-                f"allowed is the target's: {target.decoder.vocab}"
-            )
-        return LMDrafter(small)
+        return LMDrafter(small, None if small.decoder.vocab == target.decoder.vocab else Shared.of(target, small))
 
     def example(self, target: Target) -> "LMDrafter":
         model: Any = one_layer(target.decoder.config)
@@ -42,12 +42,21 @@ class LM(Method):
 class LMDrafter(LanguageModelDrafter):
     """Drafts with a whole language model."""
 
-    def __init__(self, model: Target) -> None:
-        self.small, self.decoder = model, model.decoder
+    def __init__(self, model: Target, shared: Shared | None = None) -> None:
+        self.small, self.decoder, self._shared = model, model.decoder, shared
+
+    @property
+    def drafted(self) -> Drafted | None:
+        return None if self._shared is None else self._shared.drafted
+
+    @property
+    def shared(self) -> Shared | None:
+        return self._shared
 
     @property
     def described(self) -> str:
-        return f"lm {self.small.name}"
+        some = "" if self._shared is None else f", {len(self._shared.columns)} of {self._shared.drafted.vocab} tokens shared"
+        return f"lm {self.small.name}{some}"
 
     @property
     def language_model(self) -> Target | None:

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from draftree.boundary.files import filled, understood
 from draftree.drafters.base import Drafter, State, Trainable, TrainableMethod, every, put
-from draftree.drafters.neural.vocabulary import TargetEmbedding, TargetHead, check_size
+from draftree.drafters.neural.vocabulary import Shared, TargetEmbedding, TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
 from draftree.models.cache import SlotCache
@@ -296,6 +296,11 @@ class CachingDrafter(Drafter[Decoding]):
         """The tokens that it can draft; none where it can draft all, as it does by default."""
         return None
 
+    @property
+    def shared(self) -> Shared | None:
+        """The tokens that its vocabulary shares with the target's; by default it has the same one."""
+        return None
+
     @torch.inference_mode()
     def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
         waiting = np.array([len(p) for p in state.pending])
@@ -303,7 +308,12 @@ class CachingDrafter(Drafter[Decoding]):
         if int(lengths.max() + tree.depth[frontier].max()) >= self.decoder.context:
             return no_candidates(len(frontier), k), state
         layout = lay_out(state, tree, frontier, self.decoder.device)
-        logits = layout.pick(self.decoder.forward(state.cache, layout.feed))
+        feed = layout.feed
+        if self.shared is not None:
+            feed = replace(feed, tokens=self.shared.reads[feed.tokens])
+        logits = layout.pick(self.decoder.forward(state.cache, feed))
+        if self.shared is not None:
+            logits = logits[:, self.shared.columns]
         candidates = drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.drafted)
         return candidates, replace(state, fed=layout.fed)
 
@@ -331,6 +341,9 @@ class LanguageModelDrafter(CachingDrafter):
             rest = tuple(p[n:] for p, n in zip(prompts, state.cache.lengths.tolist(), strict=True))
             return replace(state, pending=put(state.pending, begun, rest))
         if any(len(p) > n for p, n in zip(mine, state.cache.lengths[begun].tolist(), strict=True)):
+            if self.shared is not None:
+                reads = self.shared.reads.cpu().numpy()
+                mine = [reads[prompt] for prompt in mine]
             self.small.prefill(state.cache, mine, Needs(), begun)
         return state
 

@@ -8,8 +8,9 @@ Shapes: M positions, D hidden size, V vocabulary, V′ draft vocabulary.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
@@ -139,3 +140,57 @@ class TargetHead(nn.Module):
             part = self.drafted
             self._rows = self._target.decoder.head_for(None if part is None else part.ids, self._raw)
         return self._rows(states.to(self._target.decoder.dtype))
+
+
+@final
+@dataclass(frozen=True)
+class Shared:
+    """The tokens that two vocabularies have in common (token-level intersection, TLI: Timor et al., arXiv 2502.05202).
+
+    Attributes:
+        drafted: their ids in the target's vocabulary, which alone can be drafted.
+        columns: [V′] their ids in the drafter's.
+        reads: [V] what the drafter reads for each of the target's tokens: the same one, or where it has none the last of those
+            that it writes the same text with.
+    """
+
+    drafted: Drafted
+    columns: Tensor
+    reads: Tensor
+
+    @classmethod
+    def of(cls, target: Target, small: Target) -> Self:
+        """That of a target and a language model, by their tokenizers.
+
+        Raises:
+            UserError: one has no tokenizer, or they have no token in common.
+        """
+        theirs, ours = target.tokenizer, small.tokenizer
+        space, own = _space(theirs), _space(ours)
+        known: dict[str, int] = {}
+        for token, number in ours.get_vocab().items():
+            alike = space + token[len(own) :] if own and space and token.startswith(own) else token
+            if number < small.decoder.vocab:
+                known.setdefault(alike, number)
+        vocab = {number: token for token, number in theirs.get_vocab().items() if number < target.decoder.vocab}
+        shared = sorted(number for number, token in vocab.items() if token in known)
+        if not shared:
+            raise UserError(
+                f"drafter '{small.name}' and target '{target.name}' have no token in common, allowed is at least one"
+            )
+        reads = np.zeros(target.decoder.vocab, np.int64)
+        for number, token in vocab.items():
+            if token in known:
+                reads[number] = known[token]
+            elif pieces := ours.encode(theirs.decode([number]), add_special_tokens=False):
+                reads[number] = pieces[-1]
+        device = small.decoder.device
+        ids = Drafted(torch.tensor(shared, device=device), target.decoder.vocab)
+        columns = torch.tensor([known[vocab[number]] for number in shared], device=device)
+        return cls(ids, columns, torch.from_numpy(reads).to(device))
+
+
+def _space(tokenizer: Any) -> str:
+    """The character that a tokenizer writes for a space."""
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode(" ", add_special_tokens=False))
+    return str(pieces[0])[:1] if pieces else ""
