@@ -129,33 +129,38 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
 
 
 def decoding(target: Target, new: int, pairs: int, temperature: float) -> dict[str, dict[str, Any]]:
-    """Seconds with drafts over seconds without, by text; and whether texts are the same.
+    """Seconds with drafts over seconds without, by text, on the clock and of the processor; and whether texts are the same.
 
     Plain decoding and the drafters take turns, token by token, so that whatever else the machine does meets all alike.
     """
     engines = {name: load(target, name, "yield") for name in DRAFTERS}
     for engine in engines.values():
         engine.prices()  # measured before, not within the first text
-    found: dict[str, dict[str, list[float]]] = {n: {"ratios": [], "acceptance_length": [], "same": []} for n in DRAFTERS}
+    found: dict[str, dict[str, list[float]]] = {
+        n: {"clock": [], "processor": [], "acceptance_length": [], "same": []} for n in DRAFTERS
+    }
     for number in range(pairs):
         draw = np.random.default_rng(number)
         asked = [Request(draw.integers(3, 1000, 64).tolist(), new, sampling=Sampling(temperature=temperature, seed=number))]
         rows = Rows(cache_of(target, asked))
         runs = {"plain": (rows, loop.plain(target, usual(temperature == 0), rows, asked))}
         runs |= {name: engine.begin(asked, reuse=False) for name, engine in engines.items()}
-        going, seconds = list(runs), dict.fromkeys(runs, 0.0)
+        going, seconds = list(runs), {name: np.zeros(2) for name in runs}
         while going:
             name = min(draw.permutation(going).tolist(), key=lambda n: len(runs[n][0].written[0]))
-            start = time.perf_counter()
+            start = np.array([time.perf_counter(), time.process_time()])
             if next(runs[name][1], None) is None:
                 going.remove(name)
-            seconds[name] += time.perf_counter() - start
+            seconds[name] += np.array([time.perf_counter(), time.process_time()]) - start
         for name, each in found.items():
-            each["ratios"].append(seconds[name] / seconds["plain"])
+            clock, processor = (seconds[name] / seconds["plain"]).tolist()
+            each["clock"].append(clock)
+            each["processor"].append(processor)
             each["acceptance_length"].append(runs[name][0].stats.acceptance_length)
             each["same"].append(float(runs[name][0].written == rows.written))
         print(number, {n: [round(x[-1], 4) for x in f.values()] for n, f in found.items()}, file=sys.stderr, flush=True)
-    return {name: {"seconds_over_plain": statistics.median(each["ratios"]), **each} for name, each in found.items()}
+    ratios = ("clock", "processor")
+    return {n: {f"{by}_median": statistics.median(each[by]) for by in ratios} | each for n, each in found.items()}
 
 
 def main(

@@ -32,7 +32,8 @@ from draftree.tree import Tree
 from folders import byte_tokenizer, target_folder
 
 STATS = {"new_tokens", "steps", "acceptance_length", "alpha", "alpha_bound", "nodes_per_step", "depth_per_step",
-         "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "acceptor", "draw", "lossy"}  # fmt: skip
+         "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "acceptor", "draw", "lossy",
+         "state_bytes"}  # fmt: skip
 
 NOTHING = Tree.planted(np.array([0]), np.array([0])), np.zeros(0, np.int64)
 """A tree that a stream does not look at, and what was accepted of it."""

@@ -141,6 +141,15 @@ def test_a_published_layer_is_transformers_own(kind: str, tmp_path: Path) -> Non
     assert worst(ours, theirs[:, -ours.shape[1] :]) < 1e-3
 
 
+def test_of_several_layers_behind_the_last_the_first_is_read(deepseek: Path, tmp_path: Path) -> None:
+    tensors = load_file(deepseek / "model.safetensors")
+    tensors |= {k.replace("layers.3.", "layers.4."): 0 * v for k, v in tensors.items() if "layers.3." in k}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((deepseek / "config.json").read_text())
+    drafter: Any = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=raw").open(Target.load(str(deepseek)))
+    assert torch.equal(drafter.model.eh_proj.weight.float(), tensors["model.layers.3.eh_proj.weight"].float())
+
+
 def test_a_missing_tensor_is_named(deepseek: Path, tmp_path: Path) -> None:
     tensors = load_file(deepseek / "model.safetensors")
     del tensors["model.layers.3.hnorm.weight"]

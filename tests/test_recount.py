@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -158,7 +159,12 @@ def test_a_derived_file_is_what_its_formula_gives(name: str) -> None:
         assert again == file
         roof = machine.roofline
         assert roof is not None
-        assert roof.target(64, 0) - roof.target(1, 0) == pytest.approx(63 * 2 * roof.parameters / roof.rate, rel=1e-9)
+        more = 2 * roof.parameters / roof.rate + 2 * roof.stash / roof.bandwidth
+        assert roof.target(64, 0) - roof.target(1, 0) == pytest.approx(63 * more, rel=1e-9)
+        stateless = replace(roof, state=0.0, stash=0.0)
+        states = (3 * roof.state + 2 * roof.stash) / roof.bandwidth
+        assert roof.target(1, 0) - stateless.target(1, 0) == pytest.approx(states, abs=1e-12)
+        assert bool(roof.state) is ("hybrid" in name) is ("state" in file["about"]["formula"])
 
 
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="the published fits are not here")

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from draftree.doctor import forwards
+from draftree.doctor.states import state_findings
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.drafters.edd import EDD
@@ -20,7 +21,7 @@ from draftree.drafters.hydra import Hydra
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.mtp import MTP
 from draftree.drafters.suffix import Suffix
-from draftree.engine import Engine
+from draftree.engine import Engine, plain
 from draftree.errors import UserError
 from draftree.models import architectures, dispatch, rules, states
 from draftree.models.decoder import Decoder
@@ -173,6 +174,27 @@ def test_snapshots_are_few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     target.prefill(cache, [np.arange(2, 40)] * 2, Needs())
     assert cache.states.bytes == bare + 3 * bare // 2
     assert cache.truncate(np.array([20, 20])).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("family", RULES.values())
+def test_the_bytes_that_are_told_are_those_that_are_held(family: str) -> None:
+    """By `doctor`, for a sequence and a node; by the figures of a text, with its snapshots."""
+    target = Target(Decoder(hybrid(family, torch.float32)), family)
+    cache, tree = target.new_cache(1, 64), grown(np.random.default_rng(0), np.array([5]), 7)
+    told = {finding.name: finding.value for finding in state_findings(target)}
+    assert told["state"] == sum(t.nbytes for t in _bases(cache.states)) == cache.state_bytes
+    target.verify(cache, tree, Needs())
+    scratch: Any = cache.states and cache.states._scratch
+    stashed = [*scratch.columns.values(), *(p for made in scratch.made.values() for p in made.parts.values())]
+    assert told["stash"] == sum(t.nbytes for t in stashed) / 8
+    stats = plain(target, [Request([5, 9, 7], 3)]).stats
+    assert stats.as_json()["state_bytes"] == 2 * told["state"], "the state and that of the prompt's end"
+
+
+def test_other_models_have_no_states_to_tell_of() -> None:
+    target = Target.load("demo")
+    assert not list(state_findings(target))
+    assert plain(target, [Request([5, 9, 7], 3)]).stats.state_bytes == 0
 
 
 @pytest.mark.parametrize("family", RULES.values())

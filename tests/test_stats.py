@@ -114,6 +114,7 @@ def test_json_has_the_names_of_the_command_line() -> None:
         "acceptor": None,
         "draw": None,
         "lossy": False,
+        "state_bytes": 0,
     }
     assert all(not isinstance(v, np.generic) for v in said.values())
 

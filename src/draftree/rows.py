@@ -190,6 +190,7 @@ class Rows:
         """
         events, done = [], set[int]()
         self.stats.lossy |= verdict.lossy
+        self.stats.state_bytes = max(self.stats.state_bytes, self.cache.state_bytes)
         for root, path in enumerate(verdict.paths):
             row, kept = int(tree.row[root]), verdict.kept(root)
             request, written = self.requests[row], self.written[row]

@@ -49,6 +49,7 @@ class Stats:
         draw: how it wanted them drawn.
         lossy: whether a rule that may change the output had a part in it.
         deepest: the deepest layer that the policy allows; None where it allows any, and for plain decoding.
+        state_bytes: the most that states and their snapshots took, of a target whose layers fold the text into a state.
         phases: seconds by phase of the loop, each without those inside it (`evaluation/profile.py` says what they are).
     """
 
@@ -63,6 +64,7 @@ class Stats:
     lossy: bool = False
     deepest: int | None = None
     phases: dict[str, float] = field(default_factory=dict)
+    state_bytes: int = 0
 
     @property
     def acceptance_length(self) -> float:
@@ -111,7 +113,8 @@ class Stats:
     def as_json(self) -> dict[str, Any]:
         """The figures by the names of the command line."""
         names = ("new_tokens", "acceptance_length", "alpha", "alpha_bound", "nodes_per_step", "depth_per_step",
-                 "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "acceptor", "draw", "lossy")  # fmt: skip
+                 "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "acceptor", "draw", "lossy",
+                 "state_bytes")  # fmt: skip
         return {"steps": len(self.steps)} | {n: getattr(self, n) for n in names}
 
 
@@ -125,6 +128,7 @@ def total(parts: Sequence[Stats]) -> Stats:
         steps=[s for p in parts for s in p.steps],
         work=[w for p in parts for w in p.work],
         lossy=any(p.lossy for p in parts),
+        state_bytes=max((p.state_bytes for p in parts), default=0),
     )
 
 

@@ -32,6 +32,7 @@ from draftree.doctor.faults import (
 from draftree.doctor.findings import APART, HALF, Finding, Said, finite
 from draftree.doctor.forwards import apart
 from draftree.doctor.noise import narrow_and_wide
+from draftree.doctor.states import state_findings
 from draftree.drafters.base import Drafter, Trainable
 from draftree.errors import UserError
 from draftree.evaluation.driven import DEPTHS, Places, drive
@@ -139,6 +140,7 @@ def examine(
     """
     chart = vocabulary_map(drafter.model, target.decoder.vocab) if isinstance(drafter, Trainable) else None
     findings = [_vocabulary(target, drafter, chart), _dtype(target, drafter), *_trained_for(target, drafter)]
+    findings += state_findings(target)
     suspects = [*_broken(drafter, chart), *_tokenizer(target, drafter)]
     depths: tuple[Depth, ...] = ()
     if not any(s.cause == NUMBERS for s in suspects):

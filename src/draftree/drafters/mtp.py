@@ -35,14 +35,14 @@ from draftree.tree import Ints
 BESIDE = {"enorm.": "mtp.pre_fc_norm_embedding.", "hnorm.": "mtp.pre_fc_norm_hidden.", "eh_proj.": "mtp.fc.",
           "norm.": "mtp.norm.", "layer.": "mtp.layers.0."}  # fmt: skip
 """Of the parts' names, those under which Qwen3-Next, Qwen3.5 and Mellum publish them."""
-PROJECTION = re.compile(r"(?P<begin>.*\.layers\.(?P<layer>\d+)\.)eh_proj\.weight$")
+PROJECTION = re.compile(r"(?P<begin>.*\.layers\.\d+\.)eh_proj\.weight$")
 """The tensor by which a layer behind the target's last one is known; DeepSeek-V3's and GLM-4's."""
 Where = Literal["normed", "raw"]
-WAYS: tuple[tuple[Where, Where], ...] = tuple(itertools.product(("normed", "raw"), ("raw", "normed")))  # type: ignore[arg-type]
+WAYS: tuple[tuple[Where, Where], ...] = tuple(itertools.product(("normed", "raw"), ("raw", "normed")))
 """What h is, and what is fed on; of two that do as well the earlier one is taken, and DeepSeek-V3's is the first."""
 OPENING = "The library is open on every day of the week but Monday, when it is"
 WRITTEN, BLOCK = 32, 3
-"""The text by which a way is chosen: what begins it, tokens that the target writes, and tokens of it that are predicted one behind the other."""
+"""The text by which a way is chosen: what begins it, tokens that the target writes, and tokens of it predicted in a row."""
 EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
 
 
@@ -82,16 +82,15 @@ class MTP(TrainableMethod):
         return BESIDE["eh_proj."] + "weight" in keys or any(k.endswith(".eh_proj.weight") for k in keys)
 
     def read(self, stored: Checkpoint, target: Target) -> "MTPDrafter":
-        begin = prefix(target)
-        stored = stored.loaded(wanted=lambda key: key.startswith("mtp.") or _layer(key) >= _layer(begin))
+        heads = stored.loaded(wanted=lambda key: key.startswith("mtp.") or PROJECTION.match(key) is not None).tensors
+        begins = [match["begin"] for key in heads if (match := PROJECTION.match(key))]
+        begin = min(begins, key=_layer, default=prefix(target))  # the first layer serves for all depths
+        stored = stored.loaded(wanted=lambda key: key.startswith((begin, "mtp.")))
         stored.check_sizes("mtp", stored.config.get("text_config") or stored.config, sizes(target))
         beside = any(k.startswith("mtp.") for k in stored.tensors)
-        if further := sorted(k for k in stored.tensors if _layer(k) > (0 if beside else _layer(begin))):
-            allowed = BESIDE["layer."] if beside else begin
-            raise UserError(f"mtp: '{stored.folder}' holds {further[0]}, allowed is one layer, {allowed.rstrip('.')}")
+        if further := sorted(k for k in stored.tensors if beside and _layer(k) > 0):
+            raise UserError(f"mtp: '{stored.folder}' holds {further[0]}, allowed is one layer, mtp.layers.0")
         sparse = not beside and any(EXPERT.match(k) for k in stored.tensors)
-        projections = [match for key in stored.tensors if (match := PROJECTION.match(key))]
-        begin = projections[0]["begin"] if projections else begin  # within a model of other media it is another one
         net = MTPNet(target, sparse, self.draft_vocab, BESIDE if beside else behind(begin))
         stored = replace(stored, name=net.name)
         shared = frozenset({f"{begin}embed_tokens.weight", f"{begin}shared_head.head.weight"})  # copies of the target's
@@ -127,8 +126,8 @@ def behind(begin: str) -> Mapping[str, str]:
 
 
 def _layer(key: str) -> int:
-    """The number of the layer that a tensor belongs to; −1 for one of no layer."""
-    found = re.search(r"(?:^|\.)layers\.(\d+)\.", key)
+    """The number of the layer that a tensor's name begins with; −1 for one of no layer."""
+    found = re.match(r".*?\blayers\.(\d+)\.", key)
     return int(found[1]) if found else -1
 
 

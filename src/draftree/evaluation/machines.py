@@ -1,8 +1,10 @@
 """Machines that are not here: costs by name, from published fits or derived from what weights a pass has to read.
 
 A pass over n tokens takes t₀ + w/B + kv/B + n · 2P/F seconds: launches, the weights w and the context's keys and values at the
-bandwidth B, and the arithmetic of P weights at the rate F. The terms add up, as a published fit has it, so that further nodes
-are never free. Everything that is counted by such costs is a simulation, and says so.
+bandwidth B, and the arithmetic of P weights at the rate F. A target whose layers keep a state reads it in the pass, and reads
+and writes it in the commit, and writes and reads a stash for each token: (3 · state + n · 2 · stash)/B more. The terms add up,
+as a published fit has it, so that further nodes are never free. Everything that is counted by such costs is a simulation, and
+says so.
 """
 
 import json
@@ -82,6 +84,8 @@ class Roofline(Part):
         layer: weights of one.
         head: weights of the LM head.
         draft_bytes: of a drafter's weight.
+        state: bytes of a sequence's states.
+        stash: bytes of what a token in a scratch slot would do to them.
     """
 
     parameters: float = knob(above=0)
@@ -95,10 +99,12 @@ class Roofline(Part):
     layer: float = knob(above=0)
     head: float = knob(above=0)
     draft_bytes: float = knob(2.0, above=0)
+    state: float = knob(0.0, least=0)
+    stash: float = knob(0.0, least=0)
 
     def target(self, n: int, context: int) -> float:
         """sₜ(n) behind so many tokens, with the host's overhead."""
-        reading = (self.weights + self.kv * context) / self.bandwidth
+        reading = (self.weights + self.kv * context + 3 * self.state + n * 2 * self.stash) / self.bandwidth
         return self.overhead + self.launch + reading + n * 2 * self.parameters / self.rate
 
     def drafted(self, layers: float, heads: float, f: int) -> float:

@@ -74,6 +74,11 @@ class SlotCache:
         """Slots of each row."""
         return int(self._groups[0][0].shape[3]) if self._groups else 0
 
+    @property
+    def state_bytes(self) -> int:
+        """The size of states and their snapshots; 0 where no layer has a state."""
+        return 0 if self.states is None else self.states.bytes
+
     def reserve(self, slots: int) -> None:
         """Makes room for `slots` slots a row, keeping what is there; grows by at least half, so seldom."""
         if slots <= self.capacity:

@@ -61,11 +61,6 @@ class Snapshot:
     length: int
     bases: tuple[Tensor, ...]
 
-    @property
-    def bytes(self) -> int:
-        """Its size."""
-        return sum(t.nbytes for t in self.bases)
-
 
 @dataclass
 class Scratch:
@@ -114,9 +109,23 @@ class States:
         return [*self.tails.values(), *self.bases.values()]
 
     @property
+    def bytes_of_row(self) -> int:
+        """The size of a row's bases, and of a snapshot of them."""
+        return sum(t.nbytes for t in self._all) // self.rows
+
+    @property
     def bytes(self) -> int:
         """The size of all bases and snapshots."""
-        return sum(t.nbytes for t in self._all) + sum(s.bytes for row in self._snapshots for s in row)
+        return self.bytes_of_row * (self.rows + sum(map(len, self._snapshots)))
+
+    @property
+    def bytes_of_slot(self) -> int:
+        """The size of what a token of the latest pass, over a tree, left in its slot."""
+        if self._scratch is None:
+            return 0
+        stashes = [made for made in self._scratch.made.values() if isinstance(made, Stash)]
+        parts = [*self._scratch.columns.values(), *(part for stash in stashes for part in stash.parts.values())]
+        return sum(t.nbytes for t in parts) // (self.rows * self._scratch.paths.slots)
 
     def begin(self, feed: Feed, committed: Ints) -> "Pass":
         """The pass over a feed, behind [R] committed tokens."""
@@ -157,7 +166,7 @@ class States:
             if length and not (mine and mine[-1].length == length):
                 mine.append(Snapshot(length, tuple(t[row].clone() for t in self._all)))
                 del mine[:-SNAPSHOTS]
-        while sum(s.bytes for row in self._snapshots for s in row) > BYTES:
+        while self.bytes_of_row * sum(map(len, self._snapshots)) > BYTES:
             max(self._snapshots, key=len).pop(0)
 
     @torch.inference_mode()
