@@ -18,6 +18,7 @@ from draftree.cli import (
     advise,
     analyse,
     bench,
+    card,
     costs,
     datastore,
     doctor,
@@ -71,6 +72,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor.examine_drafter,
     "train": train.train,
     "export": export.export_drafter,
+    "card": card.write_card,
+    "push": card.push,
 }
 for name, command in COMMANDS.items():
     app.command(name=name)(command)

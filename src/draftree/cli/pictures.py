@@ -99,7 +99,7 @@ def categories(rows: Sequence[dict[str, Any]], names: Sequence[str], title: str)
         axes.plot([], [], "s", color=colour, label=f"{row['drafter']} {row['policy']}")
     axes.set(ylabel="nodes of a step")
     axes.set_xticks(range(len(groups)), groups)
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     return figure
 
 
