@@ -14,7 +14,23 @@ import typer
 from typer.core import TyperGroup
 
 from draftree.boundary.interruption import STATUSES, Interrupted, raised
-from draftree.cli import advise, bench, costs, datastore, doctor, export, generate, parts, recount, replay, train, tune
+from draftree.cli import (
+    advise,
+    analyse,
+    bench,
+    card,
+    costs,
+    datastore,
+    doctor,
+    export,
+    generate,
+    parts,
+    recount,
+    replay,
+    report,
+    train,
+    tune,
+)
 from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning, UnknownName, UserError
 
@@ -49,11 +65,15 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench.bench,
     "replay": replay.replay,
     "tune": tune.tune,
+    "analyse": analyse.analyse,
+    "report": report.report,
     "recount": recount.recount,
     "costs": costs.show_costs,
     "doctor": doctor.examine_drafter,
     "train": train.train,
     "export": export.export_drafter,
+    "card": card.write_card,
+    "push": card.push,
 }
 for name, command in COMMANDS.items():
     app.command(name=name)(command)

@@ -49,15 +49,20 @@ def draw_costs(table: CostTable, title: str, path: Path) -> None:
 
 
 def draw_profile(bars: Mapping[str, Mapping[str, float]], title: str, path: Path) -> None:
-    """Writes a bar for each way to decode, its parts stacked: milliseconds a token by what they were spent on.
+    """Writes the picture of `profile`.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    _save(profile(bars, title), path)
+
+
+def profile(bars: Mapping[str, Mapping[str, float]], title: str) -> "Figure":
+    """A bar for each way to decode, its parts stacked: milliseconds a token by what they were spent on.
 
     Args:
         bars: by way, the milliseconds of each part.
         title: of the picture.
-        path: of the file.
-
-    Raises:
-        UserError: the file cannot be written.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -73,7 +78,7 @@ def draw_profile(bars: Mapping[str, Mapping[str, float]], title: str, path: Path
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize="small")
     figure.suptitle(title, fontsize="medium")
-    _save(figure, path)
+    return figure
 
 
 def _save(figure: "Figure", path: Path) -> None:

@@ -13,7 +13,10 @@ from draftree.evaluation.cells import Cell, PromptResult
 from draftree.evaluation.intervals import ResultRow
 from draftree.evaluation.machines import Machine, drafting
 from draftree.evaluation.report import Prices
+from draftree.viewer.tokens import Spellings, flowing
 
+KEPT = 3
+"""Texts that a result holds for each temperature."""
 Run = tuple[Sequence[Mapping[Cell, PromptResult]], Prices]
 """What was done for each prompt, and the costs of each drafter that it is counted by."""
 
@@ -44,7 +47,32 @@ def finished(work: Bench, runs: Mapping[str, Run], about: Mapping[str, Any], cat
     told = {**about, "drafting": reads, "costs": {d: asdict(c) for d, c in prices.items()}}
     if any(runs):
         told["machines"] = {m: dict(Machine.load(m).table.about) for m in runs}
-    return {"format": report.FORMAT, "simulated": simulated, "provenance": told, "rows": rows, "oracle": bounds}
+    return {
+        "format": report.FORMAT,
+        "simulated": simulated,
+        "provenance": told,
+        "rows": rows,
+        "oracle": bounds,
+        "categories": list(categories),
+        "texts": texts_of(work, done),
+    }
+
+
+def texts_of(work: Bench, done: Sequence[Mapping[Cell, PromptResult]]) -> dict[str, list[dict[str, Any]]]:
+    """By temperature the first texts of plain decoding, token by token, for those who look at them."""
+    tokenizer = work.target.tokenizer
+    spelt = Spellings(tokenizer)
+    return {
+        f"{cell.temperature:g}": [
+            {
+                "prompt": tokenizer.decode(list(request.prompt)),
+                "pieces": [flowing(spelt.data(token).decode(errors="replace")) for token in written[cell].tokens],
+            }
+            for request, written in zip(work.requests[:KEPT], done[:KEPT], strict=True)
+        ]
+        for cell in work.cells
+        if cell.plain
+    }
 
 
 def named(machine: str) -> ResultRow:

@@ -1,0 +1,93 @@
+"""`draftree report`: one page of a saved result, which loads nothing from anywhere."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftree.boundary.files import writable, write_text
+from draftree.boundary.knobs import knob
+from draftree.cli.console import emit
+from draftree.cli.options import AsJson, asks_for
+from draftree.errors import UserError
+
+TEMPLATE = Path(__file__).parent / "report.html"
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The options of `draftree report`."""
+
+    result: Annotated[Path, typer.Argument(help="What `bench`, `replay` or `recount` saved.")]
+    out: Path = knob(Path("report.html"), help="The page.")
+    as_json: AsJson = False
+
+
+@asks_for
+def report(ctx: typer.Context, asked: ReportOptions) -> None:
+    """Write a saved result as one page: tables, pictures, texts by the origin of their tokens, and the answer in words."""
+    from draftree.cli import terminal
+    from draftree.evaluation import page
+    from draftree.evaluation.report import read
+
+    if find_spec("jinja2") is None:
+        raise UserError("a report needs the package 'jinja2': pip install 'draftree[report]'")
+    writable(asked.out, endings=(".html",))
+    result = read(asked.result)
+    write_text(asked.out, rendered(result, str(asked.result)))
+    if asked.as_json:
+        emit({"out": str(asked.out), "verdict": page.verdict(result)})
+    else:
+        terminal.line(f"{page.verdict(result)}\nThe page is '{asked.out}'.")
+
+
+def rendered(result: "dict[str, object]", source: str) -> str:
+    """The page; pictures are left out where matplotlib is not installed."""
+    from typing import Any, cast
+
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    from draftree.evaluation import page, tables
+
+    known = cast("dict[str, Any]", result)
+    rows, about = known["rows"], known["provenance"]
+    shown = (tables.shown if page.clocked(known) else tables.counted)(rows, known.get("oracle", ()))
+    best = next(iter(page.ranked(known)), None)
+    texts = page.texts(known, best) if best else []
+    suite = (about.get("suite") or {}).get("name", source)
+    title = f"{'Simulated: ' if known.get('simulated') else ''}{about['target']['name']}, {suite}"
+    hardware = about.get("hardware", {})
+    told = {"draftree": about["versions"]["draftree"], "commit": ((about.get("commit") or {}).get("id") or "")[:12],
+            "date": about["date"], "dtype": about["target"]["dtype"], "machine": hardware.get("device", ""),
+            "threads": hardware.get("threads", ""), "seed": about["seed"], "command": about["command"]}  # fmt: skip
+    return Environment(autoescape=True).from_string(TEMPLATE.read_text("utf-8")).render(
+        title=title, about={k: v for k, v in told.items() if v != ""}, simulated=known.get("simulated"),
+        columns=list(shown[0]), rows=shown, claims=tables.claims(known), gaps=page.gaps(known), texts=texts,
+        shown=page.name_of(best) if best else "", verdict=page.verdict(known),
+        pictures=[(name, Markup(svg)) for name, svg in _pictures(known)],
+    )  # fmt: skip
+
+
+def _pictures(result: "dict[str, object]") -> "list[tuple[str, str]]":
+    from typing import Any, cast
+
+    if find_spec("matplotlib") is None:
+        return []
+    from draftree.cli import pictures, plots
+    from draftree.evaluation import page
+    from draftree.evaluation.profile import per_token
+
+    known = cast("dict[str, Any]", result)
+    rows, drawn = known["rows"], list[pictures.Picture]()
+    if bars := page.bars(known):
+        kind = "by the clock" if page.clocked(known) else "simulated" if known["simulated"] else "counted"
+        drawn.append(("speed-up", pictures.speed(bars, f"speed-up over plain decoding, {kind}", "Speed")))
+        drawn.append(("τ against γ", pictures.frontier(rows, "What nodes bring")))
+    if (names := known.get("categories")) and len(set(names)) > 1 and len(names) == rows[0]["prompts"] and bars:
+        drawn.append(("nodes by category", pictures.categories(rows, names, "What is drafted")))
+    if page.clocked(known) and all("phases" in r for r in rows):
+        drawn.append(("time", plots.profile({page.name_of(r): per_token(r) for r in rows}, "Where the time goes")))
+    return [(name, pictures.svg(figure)) for name, figure in drawn]

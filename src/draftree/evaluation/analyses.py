@@ -1,0 +1,126 @@
+"""How well a drafter knows when it is right: calibration, and which of its candidates are accepted, by depth and by entropy.
+
+Shapes: M places, K candidates, D depths.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from draftree.drafters.base import Drafter
+from draftree.evaluation.driven import Source, replay
+from draftree.evaluation.recording import Text
+from draftree.tree import Bools, Floats, Ints
+
+RANKS, DEPTHS, BINS = 8, 10, 10
+"""K, D, and the bins of confidence and of entropy."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Candidates beside the text that the target has written, place by place; what comes before a place is the text's own.
+
+    Attributes:
+        depth: [M] of the place below its root, from 1.
+        rank: [M] of the text's token among the candidates, from 0; K where it is not among them.
+        confidence: [M] q of the likeliest candidate.
+        entropy: [M] of q in nats.
+        reached: [M] whether a chain of likeliest candidates comes here: all before it were the text's.
+    """
+
+    depth: Ints
+    rank: Ints
+    confidence: Floats
+    entropy: Floats
+    reached: Bools
+
+    @classmethod
+    def along(cls, source: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Self:
+        """Drives a drafter along texts in blocks of `DEPTHS` tokens.
+
+        Args:
+            source: the target, or a recording of these texts.
+            drafter: is asked for K candidates after every token.
+            texts: greedy ones, all in one batch.
+        """
+        parts = list[tuple[Ints, Ints, Floats, Floats, Bools]]()
+        for block in replay(source, drafter, texts, RANKS, DEPTHS):
+            alive = np.ones(int(block.tree.row.max()) + 1, np.bool_)
+            for nodes, found in block.asked:
+                rows, there = block.tree.row[nodes], np.isfinite(found.log_q)
+                hit = (found.tokens == block.following(nodes)[:, None]) & there
+                rank = np.where(hit.any(1), hit.argmax(1), RANKS)
+                sure = np.where(there[:, 0], np.exp(found.log_q[:, 0]), 0.0)
+                drafted = there[:, 0]
+                columns = block.tree.depth[nodes] + 1, rank, sure, np.asarray(found.entropy(), np.float64), alive[rows]
+                parts.append(tuple(c[drafted] for c in columns))  # type: ignore[arg-type]
+                alive[rows] &= rank == 0
+        return cls(*map(np.concatenate, zip(*parts, strict=True))) if parts else cls(*(np.zeros(0) for _ in range(5)))  # type: ignore[arg-type]
+
+    def reliability(self) -> list[dict[str, float]]:
+        """By bin of confidence the mean confidence, how often the likeliest candidate was right, and how many there were.
+
+        Of places that a chain of likeliest candidates comes to, up to its first rejection (EDD, section 3.2 and Figure 3b).
+        """
+        bins = np.minimum((self.confidence * BINS).astype(np.int64), BINS - 1)
+        found = []
+        for b in range(BINS):
+            which = self.reached & (bins == b)
+            if which.any():
+                right, sure = float((self.rank[which] == 0).mean()), float(self.confidence[which].mean())
+                found.append({"confidence": sure, "accepted": right, "count": int(which.sum())})
+        return found
+
+    @property
+    def calibration_error(self) -> float | None:
+        """Expected calibration error: how far confidence and acceptance are apart, by the bins' sizes."""
+        bins = self.reliability()
+        count = sum(b["count"] for b in bins)
+        return sum(abs(b["confidence"] - b["accepted"]) * b["count"] for b in bins) / count if count else None
+
+    def by_depth(self) -> list[list[float]]:
+        """[D, K] how often the text's token has each rank, at each depth."""
+        return self._shares(self.depth - 1, DEPTHS)
+
+    def by_entropy(self) -> tuple[list[float], list[list[float]]]:
+        """The ends of bins of entropy, with as many places in each, and [bins, K] how often the text's token has each rank."""
+        ends = np.unique(np.quantile(self.entropy, np.linspace(0, 1, BINS + 1))) if len(self.entropy) else np.zeros(2)
+        which = np.clip(np.searchsorted(ends, self.entropy, side="right") - 1, 0, max(len(ends) - 2, 0))
+        return ends.tolist(), self._shares(which, max(len(ends) - 1, 1))
+
+    def _shares(self, group: Ints, groups: int) -> list[list[float]]:
+        counts = np.zeros((groups, RANKS + 1))
+        np.add.at(counts, (group, self.rank), 1)
+        shares: list[list[float]] = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[:, :RANKS].tolist()
+        return shares
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures by the names of the command line."""
+        ends, shares = self.by_entropy()
+        return {
+            "places": len(self.rank),
+            "calibration_error": self.calibration_error,
+            "reliability": self.reliability(),
+            "rank_by_depth": self.by_depth(),
+            "rank_by_entropy": {"ends": ends, "shares": shares},
+        }
+
+
+def frontiers(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float, str]]]:
+    """By drafter and kind of policy, γ, τ and spec of its settings, in the order of γ: what each reaches for its nodes."""
+    found = dict[str, list[tuple[float, float, str]]]()
+    for r in (r for r in rows if r["policy"]):
+        line = f"{r['drafter']} {r['policy'].partition(':')[0]}"
+        found.setdefault(line, []).append((r["nodes_per_step"], r["acceptance_length"], r["policy"]))
+    return {name: sorted(points) for name, points in found.items()}
+
+
+def by_category(row: dict[str, Any], categories: Sequence[str], name: str = "nodes") -> dict[str, list[float]]:
+    """By category, each prompt's nodes (or accepted) a step."""
+    found = dict[str, list[float]]()
+    each = row["per_prompt"]
+    for category, count, steps in zip(categories, each[name], each["steps"], strict=True):
+        found.setdefault(category or "all", []).append(count / max(steps, 1))
+    return found
