@@ -38,6 +38,7 @@ check: .venv/ready
 
 conformance: .venv/ready
 	$(BIN)/python -m draftree.testing --full
+	$(BIN)/pytest -m long tests/test_hybrid_decoding.py tests/test_states.py
 
 tables: .venv/ready
 	$(BIN)/python benchmarks/tables.py

@@ -353,6 +353,18 @@ def test_transformers_still_counts_bambas_positions_from_zero() -> None:
     assert not torch.allclose(out, OneByOne(model, PROMPT).after([7]).logits, atol=1e-3)
 
 
+@pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2", "bamba"])
+def test_transformers_still_lets_padding_behind_a_state_count(family: str) -> None:
+    """If this fails it is mended; our rows are padded at the end, and their padding neither decays nor writes."""
+    model: Any = hybrid(family)
+    cache = OneByOne(model, PROMPT[:4]).cache
+    ids, mask = torch.tensor([[0, 0, *PROMPT[4:]]]), torch.tensor([[*[1] * 4, 0, 0, *[1] * 4]])
+    at = torch.tensor([[0, 0, 4, 5, 6, 7]])
+    with torch.inference_mode():
+        out = model(input_ids=ids, attention_mask=mask, position_ids=at, past_key_values=cache, use_cache=True).logits[0, -1]
+    assert not torch.allclose(out, one_by_one(model), atol=1e-3)
+
+
 @pytest.mark.parametrize("family", ["qwen3_5_text", "lfm2"])
 def test_bits_are_refused_by_name(family: str) -> None:
     with pytest.raises(UserError, match="gives a token other bits in company"):
