@@ -28,6 +28,7 @@ from draftree.cli import (
     recount,
     replay,
     report,
+    tables,
     train,
     tune,
 )
@@ -67,6 +68,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tune": tune.tune,
     "analyse": analyse.analyse,
     "report": report.report,
+    "tables": tables.tables,
     "recount": recount.recount,
     "costs": costs.show_costs,
     "doctor": doctor.examine_drafter,

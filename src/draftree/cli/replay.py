@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from draftree.engine import Engine
     from draftree.evaluation.bench import Bench
     from draftree.evaluation.machines import Machine
+    from draftree.request import Request
 
 RULES = ("greedy", "match")
 """The acceptors whose choice at every place of a text follows from the text and the seed alone."""
@@ -35,6 +36,16 @@ class ReplayOptions(CellsOptions):
 @asks_for
 def replay(ctx: typer.Context, asked: ReplayOptions) -> None:
     """Count what drafters × policies bring along recorded texts, without a pass of the target, here or on other machines."""
+    result, requests = replayed(ctx, asked)
+    saved(result, asked, requests, asked.as_json)
+
+
+def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any], list[Request]]":
+    """The result of a replay, and what was asked.
+
+    Raises:
+        UserError: something that is asked for does not exist, does not fit, or cannot be replayed.
+    """
     from draftree.cli import terminal
     from draftree.evaluation.bench import Bench
     from draftree.evaluation.machines import Machine
@@ -62,7 +73,7 @@ def replay(ctx: typer.Context, asked: ReplayOptions) -> None:
             merged = [dict(before) | new for before, new in zip(first, done, strict=True)] if first else done
             runs[name] = merged, priced.prices
         result = finished(work, runs, about, ready.categories(requests))
-        saved(result, asked, requests, asked.as_json)
+    return result, requests
 
 
 def tables(work: "Bench") -> "dict[str, CostTable]":

@@ -1,0 +1,100 @@
+"""The papers' claims: judged by planted rows, not run with a reason, and run on the toy."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftree.cli.app import main
+from draftree.costs import Costs, CostTable
+from draftree.evaluation.claims import CLAIMS, Claim, judged, named, selected, summary
+from draftree.registry import build, names
+
+
+def result(gains: dict[str, float], noise: float = 0.02) -> dict[str, Any]:
+    """Rows whose passes a token are planted."""
+    rng, rows = np.random.default_rng(1), []
+    for pairing, gain in gains.items():
+        drafter, _, policy = pairing.partition(" ")
+        steps = 100 / gain * rng.normal(1, noise, 20)
+        each = {"tokens": [100] * 20, "steps": steps.tolist(), "nodes": (9 * steps).tolist(), "counted_seconds": steps.tolist()}
+        rows.append({"drafter": drafter, "policy": policy, "temperature": 0.0, "acceptance_length": gain, "per_prompt": each})
+    return {"rows": rows, "provenance": {"seed": 0}}
+
+
+@pytest.mark.parametrize(
+    ("gains", "same", "wanted"),
+    [((2.0, 1.5), False, "holds"), ((1.5, 2.0), False, "fails"), ((1.0, 1.0), False, "ties"),
+     ((2.0, 2.0), True, "holds"), ((2.0, 1.5), True, "fails"), ((1.5, 2.0), True, "fails")],
+)  # fmt: skip
+def test_a_claim_holds_ties_or_fails(gains: tuple[float, float], same: bool, wanted: str) -> None:
+    claim = Claim("P", "1", "c", "f", "a x", "b y", same=same)
+    saved = result(dict(zip(("a x", "b y"), gains, strict=True)), 0.2 if wanted == "ties" else 0.02)
+    (found,) = judged([claim], [saved], {}, {})
+    assert found.verdict == wanted
+    assert found.taus == gains
+    assert found.cells()[""] == wanted
+    assert found.cells()["theirs"] == "f"
+
+
+def test_p_values_are_adjusted_for_all_claims_that_were_judged() -> None:
+    saved = result({"a x": 1.02, "b y": 1.0}, 0.025)
+    alone = judged([Claim("P", "1", "c", "f", "a x", "b y")], [saved], {}, {})[0].ratio
+    many = judged([Claim("P", str(i), "c", "f", "a x", "b y") for i in range(30)], [saved], {}, {})
+    assert alone is not None
+    assert all(j.ratio is not None and j.ratio.p == pytest.approx(min(1, 30 * alone.p)) for j in many)
+
+
+def test_what_is_not_run_says_why() -> None:
+    claims = [Claim("P", "1", "c", "f", "a x", "b y"), Claim("P", "2", "c", "f", not_run="needs a GPU"),
+              Claim("P", "3", "c", "f", "a x", "z y")]  # fmt: skip
+    found = judged(claims, [result({"a x": 1.0})], {}, {"z": "no drafter 'z'"})
+    assert [j.verdict for j in found] == ["not run"] * 3
+    assert [j.why for j in found] == ["no result has both pairings at this temperature", "needs a GPU", "no drafter 'z'"]
+    assert summary(found) == (
+        "3 claims, holds: 0, ties: 0, fails: 0, not run: 3; p adjusted by Holm's method for the 0 that were judged."
+    )
+    assert named("edd pct", {"edd": "FOLDER"}) == "FOLDER pct"
+
+
+def test_every_pairing_of_the_papers_exists() -> None:
+    for claim in CLAIMS:
+        assert bool(claim.mine) is not bool(claim.not_run)
+        for pairing in filter(None, (claim.mine, claim.other)):
+            drafter, _, policy = pairing.partition(" ")
+            assert drafter in names("drafter")
+            build("policy", policy)
+    assert {c.paper for c in selected(["eagle", "c2t"])} == {"EAGLE-2", "C2T"}
+
+
+def test_the_command_replays_and_judges(tmp_path: Path, capsys) -> None:
+    CostTable((Costs({1: 0.1}, {1: 1.0, 8: 1.2}),)).save(tmp_path / "costs.json")
+    words = ["tables", "--paper", "GLIDE", "--limit", 2, "--max-new-tokens", 8, "--recording", tmp_path / "of", "--out",
+             tmp_path / "t.json", "--costs", tmp_path / "costs.json", "--json"]  # fmt: skip
+    with pytest.raises(SystemExit, match="0"):
+        main(list(map(str, words)))
+    said = json.loads(capsys.readouterr().out)
+    assert said == json.loads((tmp_path / "t.json").read_text())
+    assert [c["verdict"] == "not run" for c in said["claims"]] == [False, True, True, True]
+    assert (tmp_path / "t.t0.json").is_file()
+    with pytest.raises(SystemExit, match="0"):
+        main(
+            [
+                "tables",
+                "--paper",
+                "GLIDE",
+                "--result",
+                str(tmp_path / "t.t0.json"),
+                "--out",
+                str(tmp_path / "again.json"),
+                "--json",
+            ]
+        )
+    assert json.loads(capsys.readouterr().out)["claims"] == said["claims"]
+    for wrong, told in ((["--paper", "NOPE"], "no paper is named like NOPE"), (["--as", "nope=x"], "--as names 'nope'")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["tables", *wrong, "--out", str(tmp_path / "n.json")])
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "n.json").exists()
