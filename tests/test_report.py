@@ -152,6 +152,7 @@ def test_pictures_are_drawn_as_png_and_svg(folder: Path, capsys) -> None:
     said = json.loads(capsys.readouterr().out)
     assert said["places"] > 0
     assert len(said["rank_by_depth"]) == DEPTHS
+    assert [r["drafter"] for r in said["result"]] == ["vdm", "pld"]
     names = {"reliability", "rank_by_depth", "rank_by_entropy", "frontier", "nodes_by_category"}
     assert {p.name for p in (folder / "pictures").iterdir()} == {f"{n}.{e}" for n in names for e in ("png", "svg")}
     assert (folder / "pictures" / "frontier.svg").read_text().count("<path") > 5

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from draftree.costs import Costs, counted, counted_plain
-from draftree.engine import Engine
+from draftree.engine import Engine, plain
+from draftree.evaluation.analyses import reached
 from draftree.evaluation.compare import compare, warm
 from draftree.models.target import Probes, Target
 from draftree.policies.chain import Chain
@@ -18,6 +19,7 @@ from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
 from draftree.stats import Stats, Step, Work, repeated_ngrams, total
 from draftree.testing import Always, Never, tiny_target
+from draftree.testing.fakes import Scripted
 from draftree.tree import Candidates, Tree, Verdict
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
@@ -198,3 +200,37 @@ def test_seconds_are_finite_numbers(target: Target) -> None:
     said = Engine(target, Never([[1]], 61), Chain(), costs=COSTS).write([Request([1], 3)]).stats.as_json()
     assert all(v is None or isinstance(v, str) or math.isfinite(v) for v in said.values())
     assert torch.is_inference_mode_enabled() is False
+
+
+class Scheduled(Scripted):
+    """Is right for as many tokens of a chain as the schedule says, step by step."""
+
+    def __init__(self, plans: list[list[int]], vocab: int, schedules: list[list[int]], start: int) -> None:
+        super().__init__(plans, vocab)
+        self.misses = list[set[int]]()
+        for schedule in schedules:
+            ends = np.cumsum([start, *(accepted + 1 for accepted in schedule)])
+            self.misses.append({int(end) for end, accepted in zip(ends[1:], schedule, strict=True) if accepted < 8})
+
+    def place(self, row: int, position: int) -> int | None:
+        return None if position in self.misses[row] else 0
+
+
+def test_a_depth_reached_in_exactly_half_the_steps_of_the_one_before(target: Target) -> None:
+    """Depth d in 2^-d of 256 steps, to depth 8: τ is 1 + Σ 2^-d = 2 − 2^-8, and α an eighth of it for chains of 8."""
+    texts, start = 32, 3
+    every = np.random.default_rng(0).permutation([d for d in range(8) for _ in range(2 ** (7 - d))] + [8])
+    schedules = [part.tolist() for part in np.split(every, texts)]
+    longest = max(sum(s) + len(s) for s in schedules) + 12
+    requests = [Request([3, 1, n], longest, number=n) for n in range(texts)]
+    known = [[*r.prompt, *w] for r, w in zip(requests, plain(target, requests).tokens, strict=True)]
+    steps = list[Step]()
+    for n, request in enumerate(requests):
+        alone = Scheduled(known[n : n + 1], 61, schedules[n : n + 1], start)
+        written = Engine(target, alone, Chain(8)).write([request])
+        assert written.tokens[0] == known[n][start:]
+        steps += written.stats.steps[: len(schedules[n])]
+    found = Stats(0, steps, 0, 0, 0, [])
+    assert found.acceptance_length == pytest.approx(2 - 2**-8, abs=1e-12)
+    assert found.alpha == pytest.approx((2 - 2**-8) / 8, abs=1e-12)
+    assert reached(steps) == pytest.approx([2.0**-d for d in range(1, 9)], abs=1e-12)

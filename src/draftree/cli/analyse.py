@@ -38,7 +38,7 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
     from draftree.cli import inputs, terminal
     from draftree.data.prompts import encode
     from draftree.evaluation import report, suites
-    from draftree.evaluation.analyses import Looked
+    from draftree.evaluation.analyses import Looked, reached_by_row
     from draftree.evaluation.driven import answered, fitting, spread
 
     if asked.pictures is not None:
@@ -65,8 +65,9 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
         for name, figure in drawn:
             for ending in ENDINGS:
                 figure.savefig(asked.pictures / f"{name}.{ending}", dpi=150)
+    saved = {} if result is None else {"result": reached_by_row(result["rows"])}
     if asked.as_json:
-        emit({"drafter": spec, "target": target.name, "suite": suite.name, "texts": len(texts)} | looked.as_json())
+        emit({"drafter": spec, "target": target.name, "suite": suite.name, "texts": len(texts)} | looked.as_json() | saved)
         return
     error, depths = looked.calibration_error, looked.by_depth()
     rows = [

@@ -10,8 +10,10 @@ from typing import Any, Self
 import numpy as np
 
 from draftree.drafters.base import Drafter
+from draftree.evaluation import worklog
 from draftree.evaluation.driven import Source, replay
 from draftree.evaluation.recording import Text
+from draftree.stats import Step
 from draftree.tree import Bools, Floats, Ints
 
 RANKS, DEPTHS, BINS = 8, 10, 10
@@ -115,6 +117,23 @@ def frontiers(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, flo
         line = f"{r['drafter']} {r['policy'].partition(':')[0]}"
         found.setdefault(line, []).append((r["nodes_per_step"], r["acceptance_length"], r["policy"]))
     return {name: sorted(points) for name, points in found.items()}
+
+
+def reached(steps: Sequence[Step]) -> list[float]:
+    """By depth from 1 the share of the steps that accepted a node there."""
+    deepest = max((step.accepted for step in steps), default=0)
+    return [sum(step.accepted >= depth for step in steps) / len(steps) for depth in range(1, deepest + 1)]
+
+
+def reached_by_row(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each saved row that drafts, how often each depth was reached."""
+    found = []
+    for r in (r for r in rows if r["policy"] and "work" in r):
+        steps = [step for of, _ in worklog.decode(r["work"], "row") for step in of]
+        found.append(
+            {"drafter": r["drafter"], "policy": r["policy"], "temperature": r["temperature"], "reached": reached(steps)}
+        )
+    return found
 
 
 def by_category(row: dict[str, Any], categories: Sequence[str], name: str = "nodes") -> dict[str, list[float]]:
