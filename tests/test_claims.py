@@ -25,12 +25,12 @@ def result(gains: dict[str, float], noise: float = 0.02) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("gains", "same", "wanted"),
+    ("gains", "keeps", "wanted"),
     [((2.0, 1.5), False, "holds"), ((1.5, 2.0), False, "fails"), ((1.0, 1.0), False, "ties"),
-     ((2.0, 2.0), True, "holds"), ((2.0, 1.5), True, "fails"), ((1.5, 2.0), True, "fails")],
+     ((2.0, 2.0), True, "holds"), ((2.0, 1.5), True, "holds"), ((1.5, 2.0), True, "fails")],
 )  # fmt: skip
-def test_a_claim_holds_ties_or_fails(gains: tuple[float, float], same: bool, wanted: str) -> None:
-    claim = Claim("P", "1", "c", "f", "a x", "b y", same=same)
+def test_a_claim_holds_ties_or_fails(gains: tuple[float, float], keeps: bool, wanted: str) -> None:
+    claim = Claim("P", "1", "c", "f", "a x", "b y", keeps=keeps)
     saved = result(dict(zip(("a x", "b y"), gains, strict=True)), 0.2 if wanted == "ties" else 0.02)
     (found,) = judged([claim], [saved], {}, {})
     assert found.verdict == wanted

@@ -14,6 +14,7 @@ from draftree.engine import plain
 from draftree.evaluation import page, report
 from draftree.evaluation.analyses import BINS, DEPTHS, RANKS, Looked, by_category, frontiers
 from draftree.evaluation.recording import Text
+from draftree.models.sources import shipped_folder
 from draftree.request import Request
 from draftree.testing.fakes import Always, tiny_target
 
@@ -156,3 +157,21 @@ def test_pictures_are_drawn_as_png_and_svg(folder: Path, capsys) -> None:
     names = {"reliability", "rank_by_depth", "rank_by_entropy", "frontier", "nodes_by_category"}
     assert {p.name for p in (folder / "pictures").iterdir()} == {f"{n}.{e}" for n in names for e in ("png", "svg")}
     assert (folder / "pictures" / "frontier.svg").read_text().count("<path") > 5
+
+
+@pytest.mark.parametrize("command", ["report", "recount", "tables", "analyse", "card"])
+def test_another_version_is_one_line_and_status_2(command: str, folder: Path, tmp_path: Path, capsys) -> None:
+    later = json.loads((folder / "r.json").read_text()) | {"format": report.FORMAT + 1}
+    (tmp_path / "later.json").write_text(json.dumps(later))
+    words = {
+        "report": (tmp_path / "later.json", "--out", tmp_path / "out.html"),
+        "recount": (tmp_path / "later.json", "--machine", "h100-8b", "--out", tmp_path / "out.json"),
+        "tables": ("--result", tmp_path / "later.json", "--out", tmp_path / "out.json"),
+        "analyse": ("--result", tmp_path / "later.json"),
+        "card": (shipped_folder("demo", "edd"), "--result", tmp_path / "later.json", "--out", tmp_path / "out.md"),
+    }[command]
+    assert run(command, *words) == 2
+    said = capsys.readouterr().err
+    assert f"is a result of format {report.FORMAT + 1}, allowed is 1 … {report.FORMAT}" in said
+    assert said.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["later.json"]
