@@ -38,7 +38,7 @@ ROW = {"drafter", "policy", "rule", "acceptor", "draw", "lossy", "promises_text"
        "new_tokens", "steps", "acceptance_length", "alpha", "alpha_bound", "nodes_per_step", "depth_per_step", "draft_seconds",
        "verify_seconds", "seconds", "tokens_per_second", "speedup", "same_output", "different_prompts",
        "repeated_ngrams", "intervals", "overlap", "cost_ratio", "expected_speedup", "draft_steps_per_step", "counted_seconds",
-       "phases", "counted_speedup", "draft_share", "per_prompt", "work", "τ"}  # fmt: skip
+       "phases", "state_bytes", "counted_speedup", "draft_share", "per_prompt", "work", "τ"}  # fmt: skip
 COSTS = Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, commit=0.5)
 PROMPTS = [
     {"category": "a", "turns": ["first?", "second?"]},

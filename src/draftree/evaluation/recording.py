@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftree.models.cache import SlotCache
+from draftree.models.decoder import UNNORMED
 from draftree.models.target import LAST, Needs, Probes, Taps, Target, Verified
 from draftree.tree import Ints, Tree, Verdict
 
@@ -52,10 +53,11 @@ class Recording:
     @torch.inference_mode()
     def of(cls, target: Target, texts: Sequence[Text], layers: Sequence[int] = ()) -> Self:
         """Reads all texts in one pass; layers are entries of `hidden_states`, and the last one is always among them."""
-        needs = Needs(hidden=tuple(dict.fromkeys(target.decoder.hidden_index(layer) for layer in (*layers, LAST))))
+        index = target.decoder.hidden_index
+        needs = Needs(hidden=tuple(dict.fromkeys(u if u == UNNORMED else index(u) for u in (*layers, LAST))))
         cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
         taps = target.prefill(cache, [t.tokens for t in texts], needs).taps
-        return cls(target, tuple(texts), taps.hidden, cache)
+        return cls(target, tuple(texts), {index(layer): h for layer, h in taps.hidden.items()}, cache)
 
     @cached_property
     def _begins(self) -> Ints:

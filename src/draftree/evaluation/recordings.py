@@ -25,6 +25,7 @@ from draftree.errors import UserError
 from draftree.evaluation.provenance import fingerprint
 from draftree.evaluation.recording import Recording, Text
 from draftree.evaluation.replayed import Replayed
+from draftree.models.decoder import UNNORMED
 from draftree.models.target import LAST, Needs, Target
 from draftree.request import Request
 
@@ -60,7 +61,7 @@ class Recordings:
         """
         _check(folder, target)
         index = target.decoder.hidden_index
-        layers = {index(layer) for some in needs for layer in (*some.hidden, LAST)}
+        layers = {layer if layer == UNNORMED else index(layer) for some in needs for layer in (*some.hidden, LAST)}
         kv = {layer for some in needs for layer in some.kv}
         lines, texts = folder / "texts.jsonl", dict[str, list[int]]()
         with suppress(FileNotFoundError, ValueError):  # of a line that was broken off, the text is written again
@@ -108,7 +109,7 @@ class Recordings:
         for layer in self.needs.kv:
             for stored, name in zip(cache.layer(layer), ("keys", "values"), strict=True):
                 stored[0, :, : len(text.tokens)] = tensors[f"{name}.{layer}"]
-        hidden = {layer: tensors[f"hidden.{layer}"] for layer in self.needs.hidden}
+        hidden = {self.target.decoder.hidden_index(layer): tensors[f"hidden.{layer}"] for layer in self.needs.hidden}
         return Recording(self.target, (text,), hidden, cache)
 
     def source(self, request: Request) -> Replayed:
