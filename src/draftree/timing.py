@@ -15,6 +15,7 @@ from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs, CostTable, bracket
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
+from draftree.models.between import shortened
 from draftree.models.cache import SlotCache
 from draftree.models.linears import packed_shapes
 from draftree.models.target import Target
@@ -57,6 +58,7 @@ def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
     return {
         **machine(decoder.device), **shape, "dtype": dtype, "attention": attention, "target": target.name,
         "drafter": drafter.described, "packed": " ".join(packed_shapes(decoder.model)),
+        "between": " ".join(shortened(decoder.model)),
     }  # fmt: skip
 
 

@@ -4,22 +4,21 @@ A query's scores, weights and sums are the same chain of operations whatever sta
 keys that are hidden from it, whose weight is exactly 0, so that z + 0 · v = z. Keys are taken in blocks, transposed, so that
 lanes of the processor work on different keys (scores) or on different entries of a value (sums), and never share a sum.
 
-Shapes: H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a value. Keys and values come in
-words of 64 bits, which hold four numbers of bfloat16 or two of float32.
+Shapes: B rows, H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a value. Keys and values are
+read in words of 64 bits, which hold four numbers of bfloat16 or two of float32.
 """
 
 from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import carray, njit, types
 
 from draftree.kernels.compiled import Array, Function
+from draftree.kernels.memory import UPPER, pointer, read, write
 
 KEYS, QUERIES = 64, 32
 """Slots and queries that are worked on at a time."""
-UPPER = np.uint32(0xFFFF0000)
-"""The half of a word of 32 bits that a number of bfloat16 fills."""
 HIDDEN = np.float32(-3e38)
 """A score that no key has: its weight is 0."""
 LEAST = np.float32(-126.0)
@@ -144,10 +143,10 @@ def _weigh(row: Array, seen: Array, top: Any, bits: Array, powers: Array) -> Non
 
 
 @_part
-def _any(mask: Array, first: Any, last: Any, start: Any, end: Any, lowest: Any) -> Any:
-    """True where one of some queries sees one of some slots."""
+def _any(mask: Array, start: Any, end: Any, lowest: Any) -> Any:
+    """True where one of some queries [1 or heads, queries, S] sees one of some slots."""
     for h in range(len(mask)):
-        for i in range(first, last):
+        for i in range(mask.shape[1]):
             for j in range(start, end):
                 if mask[h, i, j] > lowest:
                     return True
@@ -155,53 +154,62 @@ def _any(mask: Array, first: Any, last: Any, start: Any, end: Any, lowest: Any) 
 
 
 @_part
-def _find(q: Array, k: Array, mask: Array, limits: Array, at: Array, of: Array, seen: Array, scores: Array) -> None:
+def _find(q: Array, k: Array, mask: Array, limits: Any, half: Any, of: Any, seen: Array, scores: Array) -> None:
     """The scores of some queries; see `_block`."""
     scale, cap, lowest = limits
-    first, count, heads, group, half, slots = at
     deep, key, step = of
-    words, bits = np.zeros((deep, KEYS), np.uint64), np.zeros((q.shape[2], KEYS), np.uint32)
+    slots, heads, count = mask.shape[2], len(q) // mask.shape[1], len(q)
+    words, bits = np.zeros((deep, KEYS), np.uint64), np.zeros((q.shape[1], KEYS), np.uint32)
     keys, dots = bits.view(np.float32), np.empty((2, KEYS), np.float32)
     for b in range(len(seen)):
         start, end = b * KEYS, min(slots, (b + 1) * KEYS)
-        seen[b] = _any(mask, first, first + count // heads, start, end, lowest)
+        seen[b] = _any(mask, start, end, lowest)
         if seen[b]:
             _turn(k, key + start * step, step, half, words[:, : end - start], bits)
             for r in range(0, count, 2):
                 s, dots[:] = min(r + 1, count - 1), 0  # the last query may have no partner but itself
-                h, i, o, u = group * heads + r % heads, first + r // heads, group * heads + s % heads, first + s // heads
-                _add(q[h, i], q[o, u], keys, dots[0], dots[1], dots[0, 0], dots[1, 0])
-                one, other = mask[h if len(mask) > 1 else 0, i, start:end], mask[o if len(mask) > 1 else 0, u, start:end]
+                _add(q[r], q[s], keys, dots[0], dots[1], dots[0, 0], dots[1, 0])
+                one = mask[r % heads if len(mask) > 1 else 0, r // heads, start:end]
+                other = mask[s % heads if len(mask) > 1 else 0, s // heads, start:end]
                 _score(dots[0], one, scale, cap, lowest, scores[r, start : start + KEYS])
                 _score(dots[1], other, scale, cap, lowest, scores[r + 1, start : start + KEYS])
     scores[count:] = 0
 
 
 @_part
-def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Array, at: Array, of: Array, out: Array) -> None:
-    """Attention of some of a row's queries [H, n, D] with the heads of one group, two at a time; see `_attend`.
+def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Any, half: Any, keyed: Any, valued: Any) -> Array:
+    """Attention of some of a row's queries with the heads of one group, two at a time.
 
     Args:
-        at: [6] the first query, how many there are with each head counted, heads of the group, the group, whether numbers are
-            bfloat16's, S.
-        of: [2, 3] of keys and values: words of one, the word that the group's first one begins with, words to the next one.
+        q: [count, D], the heads of a query one after the other; D a multiple of 4.
+        k: the memory of keys, in words.
+        v: that of values.
+        mask: [1 or heads, queries, S] what is added to the scores.
+        sinks: [heads] a score that takes weight and has no value; empty for none.
+        limits: the scale of scores; the bound ± within which tanh holds them, 0 for none; the mask of a hidden key, at most.
+        half: whether keys and values are bfloat16's.
+        keyed: of keys: words of one, the word that the first one begins with, words to the next one.
+        valued: of values.
+
+    Returns:
+        [count, W], and more behind that is nothing.
     """
-    first, count, heads, group, half, slots = at
-    _, value, step = of[1]
-    wide, blocks = out.shape[2], (slots + KEYS - 1) // KEYS
+    count, heads, slots = len(q), len(q) // mask.shape[1], mask.shape[2]
+    words, value, step = valued
+    wide, blocks = words * (4 if half else 2), (slots + KEYS - 1) // KEYS
     scores, sums = np.empty((count + 1, blocks * KEYS), np.float32), np.zeros((count + 1, wide), np.float32)
     totals, seen, exponents = np.zeros(count + 1, np.float32), np.zeros(blocks, np.bool_), np.empty(KEYS, np.int32)
-    _find(q, k, mask, limits, at, of[0], seen, scores)
+    _find(q, k, mask, limits, half, keyed, seen, scores)
     for r in range(count):
-        h, top = group * heads + r % heads, HIDDEN
+        top = HIDDEN
         for b in range(blocks):
             if seen[b]:
                 for j in range(b * KEYS, (b + 1) * KEYS):
                     top = scores[r, j] if scores[r, j] > top else top
         if top > HIDDEN:
             if len(sinks):
-                top = max(top, sinks[h])
-                totals[r] = np.exp(sinks[h] - top)
+                top = max(top, sinks[r % heads])
+                totals[r] = np.exp(sinks[r % heads] - top)
             _weigh(scores[r], seen, top, exponents, exponents.view(np.float32))
         else:  # sees nothing: weighs nothing
             scores[r] = 0
@@ -218,45 +226,60 @@ def _block(q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Arra
     for r in range(count):
         total = totals[r] if totals[r] > 0 else np.float32(1)
         for e in range(wide):
-            out[first + r // heads, group * heads + r % heads, e] = sums[r, e] / total
+            sums[r, e] = sums[r, e] / total
+    return sums
 
 
 def _attend(
-    q: Array, k: Array, v: Array, mask: Array, sinks: Array, limits: Array, memory: Array, out: Array, begin: int, end: int
+    sizes: Any, queries: Any, keys: Any, values: Any, masks: Any, sinks: Array, limits: Any, out: int, begin: int, end: int
 ) -> None:
     """Attention of some parts of a pass: a part is a row, a group of heads, and `QUERIES` queries.
 
     Args:
-        q: [B, H, n, D], D a multiple of 4.
-        k: the memory of keys, flat, in words of 64 bits.
-        v: that of values.
-        mask: [B or 1, H or 1, n, S] what is added to the scores.
+        sizes: H, G, n, S, D, W.
+        queries: their address, whether they are bfloat16's, and how many numbers rows, heads and queries lie apart.
+        keys: their address, whether they are bfloat16's, words of one, and how many words rows, groups and slots lie apart.
+        values: likewise.
+        masks: what is added to the scores: as queries, 0 where one serves all rows or heads, and how many heads there are.
         sinks: [H] a score that takes weight and has no value; empty for none.
         limits: the scale of scores; the bound ± within which tanh holds them, 0 for none; the mask of a hidden key, at most.
-        memory: [2, 6] of keys and values: whether they are bfloat16's, groups, words of one, and how many words apart rows,
-            groups and slots lie.
-        out: [B, n, H, W] is written.
+        out: the address of [B, n, H, W], of the queries' dtype.
         begin: the first part.
         end: the part behind the last.
     """
-    half, groups = memory[0, :2]
-    heads, parts = q.shape[1] // groups, (q.shape[2] + QUERIES - 1) // QUERIES
-    at, of = np.empty(6, np.int64), np.empty((2, 3), np.int64)
+    all_heads, groups, n, slots, width, wide = sizes
+    heads, parts, half, several = all_heads // groups, (n + QUERIES - 1) // QUERIES, keys[1] > 0, masks[5] > 1
+    size, of_mask = (2 if queries[1] else 4), (2 if masks[1] else 4)
+    k, v = carray(pointer(keys[0]), (1 << 48,), np.uint64), carray(pointer(values[0]), (1 << 48,), np.uint64)
     for place in range(begin, end):
         row, group, first = place // parts // groups, place // parts % groups, place % parts * QUERIES
-        at[:3] = first, min(QUERIES, q.shape[2] - first) * heads, heads
-        at[3:] = group, half, mask.shape[3]
-        for i in range(2):
-            _, _, words, by_row, by_group, by_slot = memory[i]
-            of[i, 0], of[i, 1], of[i, 2] = words, row * by_row + group * by_group, by_slot
-        _block(q[row], k, v, mask[row if len(mask) > 1 else 0], sinks, limits, at, of, out[row])
+        count = min(QUERIES, n - first)
+        bits, mask = np.zeros((count * heads, (width + 3) // 4 * 4), np.uint32), np.empty((masks[5], count, slots), np.uint32)
+        if several:
+            mask = mask[:heads]
+        for i in range(count):
+            for h in range(heads):
+                at = row * queries[2] + (group * heads + h) * queries[3] + (first + i) * queries[4]
+                read(queries[0] + at * size, queries[1] > 0, bits[i * heads + h, :width])
+            for h in range(len(mask)):
+                at = row * masks[2] + (group * heads + h if several else 0) * masks[3] + (first + i) * masks[4]
+                read(masks[0] + at * of_mask, masks[1] > 0, mask[h, i])
+        keyed = keys[2], row * keys[3] + group * keys[4], keys[5]
+        valued = values[2], row * values[3] + group * values[4], values[5]
+        own = sinks[group * heads : (group + 1) * heads] if len(sinks) else sinks
+        sums = _block(bits.view(np.float32), k, v, mask.view(np.float32), own, limits, half, keyed, valued)
+        for i in range(count):
+            for h in range(heads):
+                at = ((row * n + first + i) * all_heads + group * heads + h) * wide
+                write(sums[i * heads + h, :wide].view(np.uint32), queries[1] > 0, out + at * size)
 
 
 @cache
 def attend() -> Any:
     """The compiled function."""
     kind: Any = types  # untyped, as much of numba is
-    line, words, whole, four = kind.float32[::1], kind.uint64[::1], kind.int64, kind.float32[:, :, :, ::1]
-    signature = kind.void(four, words, words, four, line, line, whole[:, ::1], four, whole, whole)
+    whole, several, real = kind.int64, kind.UniTuple, kind.float32
+    layouts = (several(whole, 6), several(whole, 5), *(several(whole, 6),) * 3)
+    signature = kind.void(*layouts, real[::1], several(real, 3), whole, whole, whole)
     machine: Any = njit(signature, fastmath=EXACT, nogil=True, cache=True)
     return machine(_attend)

@@ -23,9 +23,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from draftree.errors import UserError
 from draftree.models.sources import EXACT
-from draftree.tree import Floats
 
-Array = NDArray[Any]
+NONE: NDArray[Any] = np.zeros(0, np.float32)
 FEW = 2_000_000
 """Operations below which one thread is as fast as several: 64 for each slot of a group, some 10 for each that a query sees."""
 
@@ -91,13 +90,16 @@ def _mask(query: Tensor, slots: int, mask: Tensor | None, bias: Tensor | None, c
 def _compiled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float, sinks: Tensor | None) -> Tensor:
     from draftree.kernels.attend import QUERIES, attend  # numba takes half a second to import
 
-    (rows, heads, n, width), (_, groups, slots, _) = q.shape, k.shape
-    found = np.empty((rows, n, heads, v.shape[3]), np.float32)
-    limits = np.array([scale, cap, torch.finfo(mask.dtype).min / 2], np.float32)
-    sink = np.zeros(0, np.float32) if sinks is None else _numbers(sinks)
-    queries = _numbers(q if width % 4 == 0 else pad(q, (0, -width % 4)))
-    (keys, of_keys), (values, of_values) = _memory(k), _memory(v)
-    work = partial(attend(), queries, keys, values, _numbers(mask), sink, limits, np.array([of_keys, of_values]), found)
+    (rows, heads, n, width), (_, groups, slots, _), wide = q.shape, k.shape, v.shape[3]
+    q, mask = _rows(q), _rows(mask)
+    (_keys, of_keys), (values, of_values) = _memory(k), _memory(v)  # which have to live until they are read
+    found = torch.empty(rows, n, heads, values.shape[3], dtype=q.dtype)
+    by_row, by_head, by_query, _ = mask.stride()
+    of_mask = mask.data_ptr(), _half(mask), by_row * (len(mask) > 1), by_head * (mask.shape[1] > 1), by_query, mask.shape[1]
+    of_queries = q.data_ptr(), _half(q), *q.stride()[:3]
+    sink = NONE if sinks is None else sinks.detach().float().contiguous().numpy()
+    sizes, limits = (heads, groups, n, slots, width, values.shape[3]), (scale, cap, torch.finfo(mask.dtype).min / 2)
+    work = partial(attend(), sizes, of_queries, of_keys, of_values, of_mask, sink, limits, found.data_ptr())
     parts = rows * groups * -(-n // QUERIES)
     many = rows * slots * (64 * groups + 10 * heads * n) > FEW
     threads = min(torch.get_num_threads(), parts) if many else 1
@@ -106,24 +108,27 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: 
     work(*first)
     for other in others:
         other.result()
-    return torch.from_numpy(found)
+    return found if found.shape[3] == wide else found[..., :wide]
 
 
-def _numbers(tensor: Tensor) -> Floats:
-    found: Floats = tensor.detach().float().contiguous().numpy()
-    return found
+def _half(tensor: Tensor) -> int:
+    return int(tensor.dtype is torch.bfloat16)
 
 
-def _memory(tensor: Tensor) -> tuple[Array, list[int]]:
-    """The words of keys or values as they lie in memory, and where each is found there."""
+def _rows(tensor: Tensor) -> Tensor:
+    """A tensor of bfloat16 or float32 whose last entries lie beside each other."""
+    tensor = tensor if tensor.dtype in (torch.bfloat16, torch.float32) else tensor.float()
+    return tensor if tensor.stride(3) == 1 else tensor.contiguous()
+
+
+def _memory(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Keys or values that lie in words, and where each is found."""
     word = 8 // tensor.element_size()  # numbers of one
     if tensor.stride(3) != 1 or any(n % word for n in (tensor.shape[3], tensor.storage_offset(), *tensor.stride()[:3])):
         tensor = pad(tensor, (0, -tensor.shape[3] % word)).contiguous()
-    (rows, groups, slots, entries), (by_row, by_group, by_slot, _) = tensor.shape, tensor.stride()
-    span = (rows - 1) * by_row + (groups - 1) * by_group + (slots - 1) * by_slot + entries
-    flat: Array = tensor.detach().as_strided((span,), (1,)).view(torch.int64).numpy().view(np.uint64)
-    half = int(tensor.dtype == torch.bfloat16)
-    return flat, [half, groups, entries // word, by_row // word, by_group // word, by_slot // word]
+    by_row, by_group, by_slot, _ = tensor.stride()
+    words = tensor.shape[3] // word, by_row // word, by_group // word, by_slot // word
+    return tensor, (tensor.data_ptr(), _half(tensor), *words)
 
 
 @cache

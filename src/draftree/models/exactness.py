@@ -20,6 +20,7 @@ import torch
 from draftree.boundary.files import read_object, write_text
 from draftree.boundary.machine import interleaved, kept, machine
 from draftree.errors import UserError
+from draftree.models.between import shortened
 from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
 from draftree.models.linears import packed_shapes
@@ -104,7 +105,7 @@ def identity(decoder: Decoder) -> dict[str, str]:
     return {
         **machine(decoder.device), "dtype": str(decoder.dtype), "attention": str(decoder.config._attn_implementation),
         "model": str(decoder.config.model_type), "shapes": hashlib.sha256(shapes.encode()).hexdigest(), "layout": LAYOUT,
-        "packed": " ".join(packed_shapes(decoder.model)),
+        "packed": " ".join(packed_shapes(decoder.model)), "between": " ".join(shortened(decoder.model)),
     }  # fmt: skip
 
 

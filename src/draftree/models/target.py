@@ -25,6 +25,7 @@ from draftree.boundary.files import understood
 from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
 from draftree.models.architectures import refuse_unsupported
+from draftree.models.between import shorten
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, pretrained
 from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
@@ -190,6 +191,7 @@ class Target:
                 raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
             model = merged(placed(model, place, "device_map" in told), loading).requires_grad_(False)
             quicken(model, loading.kernels)
+            shorten(model, loading.kernels)
             decoder = Decoder(model)
             _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
         try:

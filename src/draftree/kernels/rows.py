@@ -1,0 +1,148 @@
+"""What a layer does between its matrix products, a call each where torch takes six to twelve: norms, rotations, gates.
+
+Every row, and of rotations and gates every number, is the same chain of operations whatever stands beside it, so that its bits
+do not depend on the width of a pass. Numbers are rounded to bfloat16 where torch rounds them.
+
+Shapes: n rows, D entries of a row, H heads.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from draftree.kernels.memory import read, settle, write
+
+LANES = 16
+"""The partial sums of a row's squares."""
+LOG2E = np.float32(1.4426950408889634)
+MOST = np.float32(126)
+"""Exponents of 2 beyond are taken for this one."""
+P1, P2, P3, P4, P5, P6 = (
+    np.float32(c) for c in (0.69314718, 0.24022651, 0.055504109, 0.0096181291, 0.0013333558, 0.00015403530)
+)
+"""2^y on [−½, ½] as 1 + P1 y + … + P6 y⁶, to some 10⁻⁷."""
+LONG = 512
+"""Numbers of a gate that are worked on at a time."""
+
+
+def _norm(source: int, weight: int, out: int, rows: int, width: int, epsilon: Any, half: bool) -> None:
+    """Divides rows [n, D] by the root of their mean square, rounds them, and multiplies by a weight [D].
+
+    Args:
+        source: the address of the rows, which lie one behind the other.
+        weight: that of the weight.
+        out: where the results go, likewise.
+        rows: n.
+        width: D.
+        epsilon: added to the mean square, a float32.
+        half: whether all numbers are bfloat16's, else float32's.
+    """
+    size = width * (2 if half else 4)
+    bits, of_weight = np.empty(width, np.uint32), np.empty(width, np.uint32)
+    x, w, sums = bits.view(np.float32), of_weight.view(np.float32), np.empty(LANES, np.float32)
+    read(weight, half, of_weight)
+    whole = width // LANES * LANES
+    for r in range(rows):
+        read(source + r * size, half, bits)
+        sums[:] = 0
+        for e in range(0, whole, LANES):
+            for j in range(LANES):
+                sums[j] += x[e + j] * x[e + j]
+        total = np.float32(0)
+        for j in range(LANES):
+            total += sums[j]
+        for e in range(whole, width):
+            total += x[e] * x[e]
+        by = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
+        for e in range(width):
+            x[e] = x[e] * by
+        settle(bits, half)
+        for e in range(width):
+            x[e] = w[e] * x[e]
+        write(bits, half, out + r * size)
+
+
+def _turn(source: int, cosines: int, sines: int, out: int, rows: int, heads: int, width: int, half: bool) -> None:
+    """Rotates each head's halves [n, H, D] against each other by a row's angles [n, D].
+
+    Args:
+        source: the address of the heads, which lie one behind the other.
+        cosines: of the angles, those of a row one behind the other.
+        sines: likewise.
+        out: where the results go, as the source.
+        rows: n.
+        heads: H.
+        width: D, even.
+        half: whether all numbers are bfloat16's, else float32's.
+    """
+    size, middle = width * (2 if half else 4), width // 2
+    bits, other = np.empty((3, width), np.uint32), np.empty((2, width), np.uint32)
+    (x, c, s), (y, z) = bits.view(np.float32), other.view(np.float32)
+    for r in range(rows):
+        read(cosines + r * size, half, bits[1])
+        read(sines + r * size, half, bits[2])
+        for h in range(heads):
+            at = (r * heads + h) * size
+            read(source + at, half, bits[0])
+            for e in range(width):
+                y[e] = x[e] * c[e]
+            for e in range(middle):
+                z[e], z[e + middle] = -x[e + middle] * s[e], x[e] * s[e + middle]
+            settle(other[0], half)
+            settle(other[1], half)
+            for e in range(width):
+                y[e] = y[e] + z[e]
+            write(other[0], half, out + at)
+
+
+def _gate(gate: int, source: int, out: int, count: int, half: bool) -> None:
+    """Multiplies numbers by x · sigmoid(x) of others.
+
+    Args:
+        gate: the address of the x.
+        source: that of what is multiplied.
+        out: where the results go.
+        count: the numbers.
+        half: whether all numbers are bfloat16's, else float32's.
+    """
+    size = 2 if half else 4
+    for at in range(0, count, LONG):
+        few = min(LONG, count - at)
+        bits, power = np.empty((2, few), np.uint32), np.empty(few, np.int32)
+        (x, y), powers = bits.view(np.float32), power.view(np.float32)
+        read(gate + at * size, half, bits[0])
+        read(source + at * size, half, bits[1])
+        for e in range(few):
+            z = x[e] * -LOG2E
+            z = MOST if z > MOST else (-MOST if z < -MOST else z)
+            whole = np.floor(z + np.float32(0.5))
+            f = z - whole
+            p = P6 * f + P5
+            p = p * f + P4
+            p = p * f + P3
+            p = p * f + P2
+            p = p * f + P1
+            p = p * f + np.float32(1)
+            power[e] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+            x[e] = x[e] / (np.float32(1) + p * powers[e])
+        settle(bits[0], half)
+        for e in range(few):
+            y[e] = x[e] * y[e]
+        write(bits[1], half, out + at * size)
+
+
+@cache
+def kernels() -> tuple[Any, Any, Any]:
+    """The compiled functions: norm, turn, gate."""
+    kind: Any = types
+    whole, yes = kind.int64, kind.boolean
+    signatures = (
+        (_norm, kind.void(whole, whole, whole, whole, whole, kind.float32, yes)),
+        (_turn, kind.void(whole, whole, whole, whole, whole, whole, whole, yes)),
+        (_gate, kind.void(whole, whole, whole, whole, yes)),
+    )
+    how: Any = {"nogil": True, "cache": True, "error_model": "numpy"}  # divisions that are checked for 0 take no lanes
+    made: list[Any] = [njit(signature, **how)(function) for function, signature in signatures]
+    return made[0], made[1], made[2]
