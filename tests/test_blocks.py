@@ -217,6 +217,21 @@ def test_the_rnn_head_over_again_on_one_path() -> None:
             s = gate.sigmoid() * s + (1 - gate.sigmoid()) * new.tanh()
 
 
+def test_the_gated_head_over_again() -> None:
+    """The slot's gate of the vector of the token before it, number by number."""
+    t = target("llama")
+    head = drafter_of("dspark-gated", t).model.markov_head
+    states, tokens = torch.randn(1, 4, t.decoder.hidden, dtype=torch.float64), [3, 1, 4, 1]
+    with torch.no_grad():
+        found = head(states, torch.tensor([tokens]))[0]
+        weight, bias, x = head.gate_proj.weight.tolist(), head.gate_proj.bias.tolist(), head.markov_w1.weight.tolist()
+        for k, token in enumerate(tokens):
+            read = [*states[0, k].tolist(), *x[token]]
+            for i in range(6):
+                z = bias[i] + sum(w * v for w, v in zip(weight[i], read, strict=True))
+                assert float(found[k, i]) == pytest.approx(x[token][i] / (1 + math.exp(-z)), rel=1e-9)
+
+
 # Objectives.
 
 
