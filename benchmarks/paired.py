@@ -29,6 +29,7 @@ def lines(result: dict[str, Any], of: str, name: str, by: str) -> list[dict[str,
         {
             "with": c.mine[beside],
             "T": f"{c.mine['temperature']:g}",
+            **({"on": c.mine["machine"]} if "machine" in c.mine else {}),
             "beside": c.other[of],
             f"{by.replace('_', ' ')} per token [95 %]": f"{c.ratio.value:.3f} [{c.ratio.low:.3f}, {c.ratio.high:.3f}]",
             "p (Holm)": f"{c.ratio.p:.4f}",

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import DynamicCache
 
 from architectures import target
 from drafting import after_all, prefix_difference
@@ -32,7 +33,7 @@ from draftree.request import Request
 from draftree.sampling.drawing import Drawing
 from draftree.training.export import export
 from draftree.training.features import read
-from draftree.tree import Ints, Tree
+from draftree.tree import Candidates, Ints, Tree
 from forests import NOISE, texts, worst
 
 METHODS = ("dflash", "dspark", "jetspec")
@@ -43,6 +44,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "dspark-rnn": {"block": 4, "rank": 6, "markov": "rnn"},
     "jetspec": {"layers": 2, "block": 5},
 }
+PATHS = {"layers": 2, "block": 5, "conditioned": True}
 COSTS = Costs({1: 0.1}, {1: 1.0})
 
 
@@ -72,6 +74,16 @@ def test_the_training_forward_is_the_decoding_forward(name: str, model: str, row
     t = target(model)
     trained, steps = forwards.both(t, drafter_of(name, t), tokens_of(rows, 17, block), block, phase)
     assert worst(steps, trained) < 10 * NOISE
+
+
+@pytest.mark.parametrize(("model", "block", "phase"), [("llama", 4, 3), ("gemma2", 7, 0)])
+def test_what_is_trained_along_paths_decodes_along_paths(model: str, block: int, phase: int) -> None:
+    t = target(model)
+    drafter = drafter_of("jetspec", t, **PATHS)
+    trained, steps = forwards.both(t, drafter, tokens_of(2, 17, block), block, phase)
+    assert worst(steps, trained) < 10 * NOISE
+    marginals = forwards.both(t, drafter_of("jetspec", t), tokens_of(2, 17, block), block, phase)[0]
+    assert worst(marginals.exp(), trained.exp()) > 1e-3
 
 
 @pytest.mark.parametrize("sight", [Sight(True), Sight(True, 3), Sight(False, 4)], ids=str)
@@ -138,6 +150,55 @@ def test_a_depth_shares_its_list_and_a_markov_head_tells_parents_apart() -> None
         assert (found.confidence is None) == (name != "dspark")
 
 
+def grown(tree: Tree, parents: list[int], tokens: list[int]) -> Tree:
+    zero = np.zeros(len(tokens))
+    return tree.append(np.array(parents), np.array(tokens), zero, zero, Candidates(np.array([tokens]), zero[None]))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_paths_over_again_a_whole_block_for_every_node(window: int | None) -> None:
+    """The tokens of its path up to a node and masks behind it, alone in a pass over the text."""
+    t = target("llama")
+    drafter, prompts, roots = drafter_of("jetspec", t, **PATHS), texts([5, 9], np.random.default_rng(3)), np.array([9, 2])
+    drafter.model.layout = layout = replace(drafter.model.layout, sights=(Sight(True), Sight(True, window)))
+    state = drafter.start(prompts, roots, t.prefill(t.new_cache(2, 12), prompts, drafter.needs).taps)
+    tree = Tree.planted(np.arange(2), roots)
+    for parents, tokens in (([0, 0, 1], [7, 8, 6]), ([2, 2, 3], [5, 4, 3]), ([7], [2])):
+        tree = grown(tree, parents, tokens)
+    frontier = np.array([0, 3, 4, 6, 7, 8])  # of all depths and both rows, one without its root
+    assert (drafter.ahead, drafter.passes(state, tree, frontier)) == (1, 6)
+    found, _ = drafter.expand(state, tree, frontier, 3, Drawing())
+    assert found.log_probs is not None
+    for i, node in enumerate(frontier.tolist()):
+        path = [node]
+        while tree.parents[path[0]] >= 0:
+            path.insert(0, int(tree.parents[path[0]]))
+        text = prompts[tree.row[node]]
+        block = torch.tensor([[*tree.tokens[path].tolist(), *[layout.mask] * layout.block][: layout.block]])
+        cache, at = DynamicCache(), torch.arange(len(text) + layout.block)[None]
+        hidden = read(t, torch.from_numpy(text)[None], drafter.needs).hidden
+        with torch.no_grad():
+            for layer, (keys, values) in enumerate(drafter.model.context(hidden, at[:, : len(text)])):
+                cache.update(keys, values, layer)
+            there = torch.ones(1, layout.block, at.shape[1], dtype=torch.bool)
+            out = drafter.model(block, at[:, len(text) :], at, there, cache)
+            wanted = drafter.model.head(out[0, len(path)]).log_softmax(-1)
+        assert worst(found.log_probs[i], wanted) < 10 * NOISE
+    deep = grown(tree, [8], [1])
+    assert drafter.passes(state, deep, np.array([9])) == 0, "beyond the block nothing is drafted"
+    assert np.isneginf(drafter.expand(state, deep, np.array([9]), 3, Drawing())[0].log_q).all()
+
+
+def test_every_checkpoint_may_be_read_along_paths_if_its_slots_see_back_alone(tmp_path: Path) -> None:
+    t = target("llama")
+    saved("jetspec", t, tmp_path)
+    opened = part("drafter", "jetspec")(checkpoint=str(tmp_path), conditioned=True).open(t)
+    assert (opened.ahead, build("drafter", str(tmp_path)).open(t).ahead) == (1, 4)
+    rewritten(tmp_path, lambda said: said | {"dflash_config": said["dflash_config"] | {"causal_head": False}})
+    with pytest.raises(UserError, match="conditioned is True, allowed is False"):
+        part("drafter", "jetspec")(checkpoint=str(tmp_path), conditioned=True).open(t)
+
+
 def test_the_rnn_head_over_again_on_one_path() -> None:
     """Its equations step by step, along a chain (section 3.2's recurrent variant)."""
     t = target("llama")
@@ -154,6 +215,21 @@ def test_the_rnn_head_over_again_on_one_path() -> None:
             gate, new, out = z[:6], z[6:12], z[12:]
             assert torch.allclose(found[k], out.tanh(), atol=1e-12)
             s = gate.sigmoid() * s + (1 - gate.sigmoid()) * new.tanh()
+
+
+def test_the_gated_head_over_again() -> None:
+    """The slot's gate of the vector of the token before it, number by number."""
+    t = target("llama")
+    head = drafter_of("dspark-gated", t).model.markov_head
+    states, tokens = torch.randn(1, 4, t.decoder.hidden, dtype=torch.float64), [3, 1, 4, 1]
+    with torch.no_grad():
+        found = head(states, torch.tensor([tokens]))[0]
+        weight, bias, x = head.gate_proj.weight.tolist(), head.gate_proj.bias.tolist(), head.markov_w1.weight.tolist()
+        for k, token in enumerate(tokens):
+            read = [*states[0, k].tolist(), *x[token]]
+            for i in range(6):
+                z = bias[i] + sum(w * v for w, v in zip(weight[i], read, strict=True))
+                assert float(found[k, i]) == pytest.approx(x[token][i] / (1 + math.exp(-z)), rel=1e-9)
 
 
 # Objectives.

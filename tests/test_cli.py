@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 from rich.text import Text
+from safetensors.torch import load_file, save_file
 
 from draftree import Request, Sampling, load
 from draftree.cli import inputs, terminal
@@ -22,6 +24,8 @@ from draftree.costs import Costs, CostTable
 from draftree.data.prompts import encode, question
 from draftree.demo import demo_folder
 from draftree.drafters.base import Recipe
+from draftree.models.target import Target
+from draftree.registry import part
 from draftree.request import Emitted
 from draftree.text.completion import Reading
 from draftree.text.options import Options
@@ -235,6 +239,23 @@ def test_a_broken_target_is_told_in_one_line(draftree, tmp_path: Path) -> None:
     status, out, err = draftree("generate", "x", "--target", str(tmp_path), "--drafter", "pld")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "model.safetensors" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda t: t.pop("fc.weight"), "missing tensors: fc.weight"),
+        (lambda t: t.update({"select_head.weight": torch.zeros(3)}), "foreign tensors: select_head.weight"),
+    ],
+)
+def test_a_broken_drafter_of_blocks_is_told_in_one_line(draftree, folder: str, tmp_path: Path, change, told: str) -> None:
+    part("drafter", "dspark")().fresh(Target.load(folder)).save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    status, out, err = draftree("generate", "x", "--target", folder, "--drafter", str(tmp_path))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert told in err
 
 
 def test_list_names_every_part_with_its_knobs(draftree) -> None:

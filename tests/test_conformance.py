@@ -26,7 +26,7 @@ from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
-from draftree.registry import names
+from draftree.registry import names, part
 from draftree.request import Request
 from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
@@ -267,6 +267,15 @@ class Renumbering(Layered):
 @pytest.mark.parametrize("check", ["ragged", "caches"])
 def test_drafters_follow_a_tree_that_was_renumbered(suite: Suite, drafter: str, check: str) -> None:
     CHECKS[check](suite, Case(check, drafter, "renumbering", "greedy"), Renumbering(), Greedy())
+
+
+def test_a_block_that_is_read_along_paths_conforms() -> None:
+    along = Suite()
+    example = part("drafter", "jetspec")(conditioned=True).example(along.target)
+    along._examples["jetspec"] = example
+    pairs = {"ragged": "yield", "limit": "ddtree", "caches": "chain", "reuse": "eagle2", "processed": "beam"}
+    for check, policy in pairs.items():
+        along.run(Case(check, "jetspec", policy, "match"))
 
 
 def test_a_drafter_drafts_nothing_beyond_its_own_context(suite: Suite) -> None:

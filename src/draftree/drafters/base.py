@@ -357,12 +357,13 @@ class Stage(Recipe):
 
 @dataclass(frozen=True)
 class TrainableMethod(Method):
-    """The knobs of a method that is trained. A checkpoint fixes all of them but where it lies.
+    """The knobs of a method that is trained. A checkpoint fixes all of them but where it lies and what is `chosen`.
 
     Attributes:
         stages: how it is trained; each stage goes on from the weights of the one before.
         files: the names its weights' files have, ours first.
         formats: the layouts of other programs in which `draftree export` writes it.
+        chosen: names of the knobs that say how weights are driven, so that every checkpoint takes any value of them.
         checkpoint: its folder; the shipped one by default, for the demo target.
         dtype: what it drafts in; the target's by default.
         named: the knobs that were set by name, be it to their defaults; no knob itself.
@@ -371,6 +372,7 @@ class TrainableMethod(Method):
     stages: ClassVar[tuple[Stage, ...]]
     files: ClassVar[tuple[str, ...]] = FILES
     formats: ClassVar[tuple[str, ...]] = ()
+    chosen: ClassVar[tuple[str, ...]] = ()
 
     checkpoint: str = ""
     dtype: DTypeName | None = field(default=None, kw_only=True, repr=False)
@@ -389,7 +391,8 @@ class TrainableMethod(Method):
     @property
     def fixed(self) -> dict[str, Any]:
         """The knobs that a checkpoint fixes."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("checkpoint", "dtype", "named")}
+        left = ("checkpoint", "dtype", "named", *self.chosen)
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left}
 
     @final
     def open(self, target: Target) -> "Trainable[Any]":

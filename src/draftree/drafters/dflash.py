@@ -72,5 +72,5 @@ class DFlashDrafter(ParallelDrafter):
         return self.model.head(states)
 
     def loss(self, batch: Batch) -> Tensor:
-        places = anchored(batch, self.ahead, self.knobs.anchors, self.knobs.gamma)
+        places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         return marginal_loss(self.knobs.loss, batch, self.blocks(batch, places.anchors), places, self.model.drafted)

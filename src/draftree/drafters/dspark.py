@@ -159,7 +159,7 @@ class DSparkDrafter(ParallelDrafter):
     def after(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
         states, markov = self.slots(outputs, tree, nodes), self.model.markov_head
         found = states.new_zeros(len(nodes), markov.markov_w1.embedding_dim)
-        depths = np.minimum(tree.depth[nodes], self.ahead - 1)
+        depths = np.minimum(tree.depth[nodes], self.drafts - 1)
         for depth in np.unique(depths).tolist():
             mine = np.flatnonzero(depths == depth)
             path = [nodes[mine]]
@@ -180,7 +180,7 @@ class DSparkDrafter(ParallelDrafter):
         return self.model.head(states) + self.model.markov_head.bias(self.model.markov_head(states, tokens))
 
     def loss(self, batch: Batch) -> Tensor:
-        places = anchored(batch, self.ahead, self.knobs.anchors, self.knobs.gamma)
+        places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         states, before = self.along(batch, places.anchors)
         states, before = (each.unflatten(0, places.anchors.shape) for each in (states, before))
         logits = self.taught(states.flatten(0, 1), before.flatten(0, 1)).unflatten(0, places.anchors.shape)

@@ -1,7 +1,7 @@
 """JetSpec: a block drafter whose slots see those before them alone, so that a longer block changes nothing (arXiv 2606.18394).
 
 It drafts as published: one pass with masks gives each depth's list, which all nodes of the depth share, and trees are made of
-these. A causal head could read the tokens of a path, too; that is a further pass for every path, and is not done.
+these. If asked it reads the tokens of each path, too, as slots that see those before them alone can: a pass for every layer.
 
 Shapes: R rows, n slots of a block, M nodes or blocks, D hidden size, V′ (draft) vocabulary.
 """
@@ -17,6 +17,7 @@ from draftree.drafters.base import Batch, Stage
 from draftree.drafters.neural.anchors import anchored, marginal_loss
 from draftree.drafters.neural.blocks import ParallelDrafter, ParallelMethod, opened
 from draftree.drafters.neural.parallel import ParallelNet
+from draftree.errors import UserError
 from draftree.formats import parallel
 from draftree.formats.checkpoint import Checkpoint
 from draftree.formats.parallel import Kind
@@ -27,8 +28,14 @@ from draftree.tree import Ints, Tree
 @final
 @dataclass(frozen=True)
 class JetSpec(ParallelMethod):
-    """JetSpec's causal block drafter (in the paper blocks of 16 and 512 anchors)."""
+    """JetSpec's causal block drafter (in the paper blocks of 16 and 512 anchors).
 
+    Attributes:
+        conditioned: what comes after a node depends on its path, not on its depth alone; every layer takes a pass of its nodes.
+            Weights trained with it learn behind the text's tokens in place of masks. Ours: the paper has masks alone.
+    """
+
+    chosen: ClassVar[tuple[str, ...]] = ("conditioned",)
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
             epochs=6, lr=6e-4, schedule="cosine", floor=0, warmup=0.04, clip=1.0, max_tokens=3072,
@@ -38,6 +45,7 @@ class JetSpec(ParallelMethod):
         ),
     )  # fmt: skip
     gamma: float = knob(0.0, least=0)
+    conditioned: bool = False
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -45,6 +53,9 @@ class JetSpec(ParallelMethod):
 
     def read(self, stored: Checkpoint, target: Target) -> "JetSpecDrafter":
         stored, layout, net = opened(stored, target, "jetspec", ParallelNet)
+        if self.conditioned and (layout.shifted or not all(sight.causal for sight in layout.sights)):
+            told = f"'{stored.folder}' has slots that do not stand for their own place, or see those behind them"
+            raise UserError(f"jetspec: conditioned is True, allowed is False: {told}")
         return JetSpecDrafter(self.known(layout), net, target, stored)
 
     def new(self, target: Target) -> "JetSpecDrafter":
@@ -61,6 +72,10 @@ class JetSpecDrafter(ParallelDrafter):
     kind: ClassVar[Kind] = "jetspec"
     by_path = False
 
+    @property
+    def conditioned(self) -> bool:
+        return self.knobs.conditioned
+
     def after(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
         return self.model.head(self.slots(outputs, tree, nodes))
 
@@ -68,5 +83,5 @@ class JetSpecDrafter(ParallelDrafter):
         return self.model.head(states)
 
     def loss(self, batch: Batch) -> Tensor:
-        places = anchored(batch, self.ahead, self.knobs.anchors, self.knobs.gamma)
+        places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         return marginal_loss("kl", batch, self.blocks(batch, places.anchors), places, self.model.drafted)

@@ -21,6 +21,7 @@ from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.llama import SIZES, like
 from draftree.drafters.neural.masks import block_starts
 from draftree.drafters.neural.parallel import Init, ParallelNet, spread
+from draftree.drafters.neural.paths import behind, grouped
 from draftree.drafters.neural.vocabulary import TargetHead, check_map, check_size, whole
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
@@ -151,8 +152,18 @@ class ParallelDrafter(Trainable[Blocks]):
         return Needs(hidden=self.model.layout.reads)
 
     @property
-    def ahead(self) -> int:  # type: ignore[override]
+    def conditioned(self) -> bool:
+        """Whether every node is read along its path, in a pass of its layer; by default one pass of masks serves all."""
+        return False
+
+    @property
+    def drafts(self) -> int:
+        """The deepest layer that can be drafted."""
         return self.model.layout.drafts
+
+    @property
+    def ahead(self) -> int:  # type: ignore[override]
+        return 1 if self.conditioned else self.drafts
 
     @final
     @torch.inference_mode()
@@ -185,26 +196,48 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @final
     def passes(self, state: Blocks, tree: Tree, frontier: Ints) -> int:
-        reached = (tree.depth[frontier] < self.ahead).any()
+        reached = int((tree.depth[frontier] < self.drafts).sum())
+        if self.conditioned:
+            return reached
         return tree.roots if state.outputs is None and reached else 0
 
     @final
     @torch.inference_mode()
     def expand(self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Blocks]:
         """A node's candidates come from the slot of its depth; beyond the block q is unknown (uniform) and nothing comes."""
+        if self.conditioned:
+            return self._along_paths(state, tree, frontier, k, drawing), state
         if self.passes(state, tree, frontier):
             state = replace(state, outputs=self._block(state.cache, tree))
         shared = not self.by_path and drawing.shaped is None  # nodes of a depth share their list
         nodes, which = by_depth(tree, frontier) if shared else (frontier, None)
-        depths, rows = tree.depth[nodes], tree.row[nodes]
         outputs = state.outputs if state.outputs is not None else self._like.new_zeros(
             state.cache.rows, self.model.layout.block, self.model.config.hidden_size
         )  # fmt: skip
-        logits = self.after(outputs, tree, nodes)
-        logits = logits.masked_fill(torch.from_numpy(depths >= self.ahead).to(logits.device)[:, None], 0.0)
-        found = offered(logits, self.ahead, k, drawing, rows, depths, self.model.drafted)
+        found = self._offered(self.after(outputs, tree, nodes), tree, nodes, k, drawing)
         found = replace(found, confidence=self.confidence(outputs, tree, nodes))
         return found if which is None else found.shared(which), state
+
+    def _along_paths(self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> Candidates:
+        """A node's candidates come from a mask behind it that reads its path."""
+        logits = self._like.new_zeros(len(frontier), self._width)
+        near = np.flatnonzero(tree.depth[frontier] < self.drafts)
+        if len(near):
+            read = self.model.head(behind(self.model, state.cache, tree, frontier[near]))
+            logits[torch.from_numpy(near).to(logits.device)] = read
+        return self._offered(logits, tree, frontier, k, drawing)
+
+    def _offered(self, logits: Tensor, tree: Tree, nodes: Ints, k: int, drawing: Drawing) -> Candidates:
+        """Candidates of logits [M, V′] after nodes, uniform q and none where a node is too deep."""
+        depths = tree.depth[nodes]
+        logits = logits.masked_fill(torch.from_numpy(depths >= self.drafts).to(logits.device)[:, None], 0.0)
+        return offered(logits, self.drafts, k, drawing, tree.row[nodes], depths, self.model.drafted)
+
+    @property
+    def _width(self) -> int:
+        """V′, or V where all tokens can be drafted."""
+        drafted = self.model.drafted
+        return self._target.decoder.vocab if drafted is None else len(drafted.ids)
 
     def _block(self, cache: SlotCache, tree: Tree) -> Tensor:
         """[R, n, D] the outputs of a pass over each row's root and masks, behind what is committed."""
@@ -222,7 +255,7 @@ class ParallelDrafter(Trainable[Blocks]):
     def slots(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
         """[M, D] of outputs [R, n, D] that of each node's depth."""
         first = 0 if self.model.layout.shifted else 1
-        at = np.minimum(tree.depth[nodes], self.ahead - 1) + first
+        at = np.minimum(tree.depth[nodes], self.drafts - 1) + first
         return outputs[torch.from_numpy(tree.row[nodes]).to(outputs.device), torch.from_numpy(at).to(outputs.device)]
 
     def marginals(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
@@ -263,19 +296,17 @@ class ParallelDrafter(Trainable[Blocks]):
     @final
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         """Logits [B, T, V]; zeros where there are none: beyond a block, and in the block that begins the text."""
-        count, drafts = batch.tokens.shape[1], min(block, self.ahead)
+        count, drafts = batch.tokens.shape[1], min(block, self.drafts)
         starts = block_starts(count, block, phase)
         anchors = starts[starts > 0].unique()
-        drafted = self.model.drafted
-        vocab = self._target.decoder.vocab if drafted is None else len(drafted.ids)
-        logits = self._like.new_zeros(*batch.tokens.shape, vocab)
+        logits = self._like.new_zeros(*batch.tokens.shape, self._width)
         if len(anchors):
             told = self.blocks(batch, anchors.to(batch.tokens.device).expand(len(batch.tokens), -1))
             for d in range(drafts):
                 inside = anchors[(anchors + d < count) & (starts[(anchors + d).clamp(max=count - 1)] == anchors)]
                 chosen = told[:, torch.isin(anchors, inside).to(told.device), d]
                 logits[:, inside + d] = chosen.to(logits.dtype)
-        return whole(logits, drafted)
+        return whole(logits, self.model.drafted)
 
     @final
     def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
@@ -293,17 +324,16 @@ class ParallelDrafter(Trainable[Blocks]):
         hidden = {layer: h.to(self._like.dtype) for layer, h in batch.hidden.items()}
         for layer, (keys, values) in enumerate(model.context(hidden, at.expand(rows, -1))):
             cache.update(keys, values, layer)
-        place = (anchors[:, :, None] + torch.arange(layout.block, device=device)).flatten(1)
-        tokens = torch.full_like(place, layout.mask)
-        tokens[:, :: layout.block] = batch.tokens.gather(1, anchors)
-        owner = torch.arange(anchors.shape[1], device=device).repeat_interleave(layout.block)
-        known = (
-            at < anchors.repeat_interleave(layout.block, dim=1)[:, :, None]
-        )  # the anchor's own hidden state is not there yet
-        there = torch.cat((known, (owner[:, None] == owner).expand(rows, -1, -1)), dim=2)
+        sorts = grouped(layout, self.conditioned).to(device)
+        size = len(sorts.offsets)
+        place = (anchors[:, :, None] + sorts.offsets).flatten(1)
+        given = sorts.given.repeat(anchors.shape[1])
+        tokens = torch.where(given, batch.tokens.gather(1, place.clamp(max=count - 1)), layout.mask)
+        each = torch.eye(anchors.shape[1], dtype=torch.bool, device=device)
+        known = at < anchors.repeat_interleave(size, dim=1)[:, :, None]  # the anchor's own hidden state is not there yet
+        there = torch.cat((known, torch.kron(each, sorts.sees).expand(rows, -1, -1)), dim=2)
         out = model(tokens, place, torch.cat((at.expand(rows, -1), place), dim=1), there, cache)
-        first = 0 if layout.shifted else 1
-        states = out.unflatten(1, (-1, layout.block))[:, :, first:].flatten(0, 1)
+        states = out.unflatten(1, (-1, size))[:, :, size - layout.drafts :].flatten(0, 1)
         path = (anchors[:, :, None] + torch.arange(layout.drafts, device=device)).clamp(max=count - 1)
         said = batch.tokens.gather(1, path.flatten(1)).view(-1, layout.drafts)
         return states, said
