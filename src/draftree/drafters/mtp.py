@@ -91,8 +91,10 @@ class MTP(TrainableMethod):
             raise UserError(f"mtp: layers is {self.layers}, allowed is what '{stored.folder}' carries: up to {len(names)}")
         names = names[: self.layers or None]
         begins, count = tuple(each["layer."] for each in names), len(names)
-        more = lambda key: key == "head.d2t" or (key.startswith(("mtp.", "model.mtp.")) and _layer(key) < count)
-        stored = stored.loaded(wanted=lambda key: key.startswith(begins) or more(key))
+        of_layers = {
+            k for k in tensor_names(stored.folder, FILES) if k.startswith(("mtp.", "model.mtp.")) and _layer(k) < count
+        }
+        stored = stored.loaded(wanted=lambda key: key.startswith(begins) or key in of_layers or key == "head.d2t")
         stored.check_sizes("mtp", stored.config.get("text_config") or stored.config, sizes(target))
         sparse = "mtp." not in begins[0] and any(EXPERT.match(k) for k in stored.tensors)
         net = MTPNet(target, sparse, self.draft_vocab, names)
