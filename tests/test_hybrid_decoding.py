@@ -113,8 +113,11 @@ def test_a_seeds_text_is_that_of_plain_decoding(family: str, name: str, policy: 
     written(family, name, policy, WARM, drawn(family))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [(f, torch.bfloat16) for f in FAMILIES]
+    + [pytest.param(f, torch.float32, marks=[pytest.mark.long] * (f not in RULES.values())) for f in FAMILIES],
+)
 def test_texts_part_where_two_tokens_are_as_good_as_equal_alone(family: str, dtype: torch.dtype) -> None:
     """Stock greedy decoding's text, up to where it prefers its own token by less than its own forms round apart."""
     model = hybrid(family, dtype)
@@ -193,7 +196,10 @@ def test_rows_that_join_leave_and_finish_inside_a_path(family: str) -> None:
     assert len(found) == 3
 
 
-@pytest.mark.parametrize("family", [*RULES.values(), "nemotron_h"])
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=[pytest.mark.long] * (f == "kimi_linear")) for f in (*RULES.values(), "nemotron_h")],
+)
 def test_chats_that_go_on_fork_and_shrink(family: str) -> None:
     """Whatever is taken from the caches, the text is that of a prompt read from its beginning."""
     whole = target(family)

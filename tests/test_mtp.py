@@ -15,12 +15,13 @@ from transformers.modeling_layers import MtpModel
 
 from draftree.acceptors.greedy import Greedy
 from draftree.doctor import forwards
-from draftree.drafters.mtp import BESIDE, MTP, WAYS, MTPNet, fused, split
+from draftree.drafters.mtp import MTP, WAYS, MTPNet, beside, fused, split
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
 from draftree.models.target import Target
 from draftree.policies.chain import Chain
+from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.drawing import Drawing
@@ -98,56 +99,84 @@ def test_the_carried_layer_reads_its_tensors_in_their_places(deepseek: Path) -> 
     values = (raw["self_attn.kv_b_proj.weight"] @ norm(low[:8], "self_attn.kv_a_layernorm")).view(4, 12)[:, 4:]
     attended = x + raw["self_attn.o_proj.weight"] @ values.flatten()
     with torch.no_grad():
-        out = attended + drafter.model.layer.mlp(norm(attended, "post_attention_layernorm")[None, None])[0, 0]
+        out = attended + drafter.model.layer.layer.mlp(norm(attended, "post_attention_layernorm")[None, None])[0, 0]
         assert worst(out, state.outputs[0]) < PRECISION
         logits = raw["shared_head.head.weight"] @ norm(out, "shared_head.norm")
         assert worst(logits, drafter.model.logits(out[None])[0]) < PRECISION
 
 
-@pytest.mark.parametrize("kind", ["glm4_moe", "mellum"])
-def test_a_published_layer_is_transformers_own(kind: str, tmp_path: Path) -> None:
+PUBLISHED: dict[str, dict[str, str]] = {
+    "glm4_moe": {
+        ".mtp_block.": ".", ".post_norm.": ".shared_head.norm.", "layers.0.": "model.layers.3.",
+        "layers.1.": "model.layers.4.",
+    },
+    "mellum": {
+        "layers.0.mtp_block.": "mtp.layers.0.", "layers.0.eh_proj.": "mtp.fc.", "layers.0.post_norm.": "mtp.norm.",
+        "layers.0.enorm.": "mtp.pre_fc_norm_embedding.", "layers.0.hnorm.": "mtp.pre_fc_norm_hidden.",
+    },
+    "inkling": {
+        ".mtp_block.": ".transformer_block.", ".enorm.": ".embed_norm.", ".hnorm.": ".hidden_norm.",
+        ".eh_proj.": ".input_proj.",
+        "layers.": "model.mtp.layers.", "shared_post_norm.": "model.mtp.chain_norm.",
+    },
+}  # fmt: skip
+"""Of transformers' names, those that are published; what is Inkling's is given to layers of GLM-4."""
+
+
+@pytest.mark.parametrize(("names", "count"), [("glm4_moe", 1), ("glm4_moe", 2), ("mellum", 1), ("inkling", 2)])
+def test_published_layers_are_transformers_own(names: str, count: int, tmp_path: Path) -> None:
     """Draft logits behind true pairs are those of transformers' `MtpModel`, whose tensors lie under the published names."""
-    own = {"head_dim": 8, "num_experts": 4, "sliding_window": 8, "num_key_value_heads": 2, "num_nextn_predict_layers": 1}
+    own = {"head_dim": 8, "num_experts": 4, "sliding_window": 8, "num_key_value_heads": 2, "num_nextn_predict_layers": count}
+    if names == "inkling":
+        own |= {"mtp_hidden_states_first": True, "chain_hidden_post_norm": True, "first_k_dense_replace": 0}
     torch.manual_seed(0)
     config = AutoConfig.for_model(
-        kind, **{**SIZES, **own, "num_hidden_layers": 3, "pad_token_id": 0, "mtp_layer_types": ["full_attention"]}
+        "mellum" if names == "mellum" else "glm4_moe",
+        **{**SIZES, **own, "num_hidden_layers": 3, "pad_token_id": 0, "mtp_layer_types": ["full_attention"]},
     )
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(tmp_path)
-    head = MtpModel(model, 1).eval()
-    tensors = {k: v for k, v in head.state_dict().items() if k.startswith("layers.")}
-    for name in tensors:
-        torch.nn.init.normal_(tensors[name], mean=float("norm" in name), std=0.3)
-    begin = "mtp.layers.0." if kind == "mellum" else "model.layers.3."
-    names = {"layers.0.mtp_block.": begin, "layers.0.post_norm.": f"{begin}shared_head.norm.", "layers.0.": begin}
-    if kind == "mellum":
-        norms = {"layers.0.enorm.": "mtp.pre_fc_norm_embedding.", "layers.0.hnorm.": "mtp.pre_fc_norm_hidden."}
-        names = {"layers.0.mtp_block.": begin, "layers.0.eh_proj.": "mtp.fc.", "layers.0.post_norm.": "mtp.norm.", **norms}
+    head: Any = MtpModel(model, count).eval()
+    tensors = {k: v for k, v in head.state_dict().items() if k.startswith(("layers.", "shared_post_norm."))}
     published = {}
     for name, tensor in tensors.items():
-        part = next(part for part in names if name.startswith(part))
-        published[names[part] + name.removeprefix(part)] = tensor.clone()
+        torch.nn.init.normal_(tensor, mean=float("norm" in name), std=0.3)
+        for theirs, ours in PUBLISHED[names].items():
+            name = name.replace(theirs, ours) if theirs in name else name
+        published[name] = tensor.clone()
     stored = load_file(tmp_path / "model.safetensors") | split(published)
     save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
     target = Target.load(str(tmp_path), torch.float32)
-    drafter = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=normed").open(target)
-    tokens = np.random.default_rng(0).integers(3, 61, (1, 7))
-    ours, ids = forwards.both(target, drafter, tokens, 1, 0)[0], torch.from_numpy(tokens)
+    drafter: Any = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=normed").open(target)
+    tokens = np.random.default_rng(0).integers(3, 61, (1, 9))
+    ids, out = torch.from_numpy(tokens), []
     with torch.no_grad():
-        states = model.model(ids).last_hidden_state
-        at = torch.arange(1, 7)[None]
-        made = head.forward_layer(0, states[:, :-1], at, MtpCache(config=head.config), input_ids=ids[:, 1:])
-        theirs = model.lm_head(made).log_softmax(-1)
-    assert worst(ours, theirs[:, -ours.shape[1] :]) < 1e-3
+        states, cache = model.model(ids).last_hidden_state[:, :-1], MtpCache(config=head.config)
+        for level in range(count):
+            at = torch.arange(1 + level, 9)[None]
+            states = head.forward_layer(level, states, at, cache, input_ids=ids[:, 1 + level :])
+            out.append(model.lm_head(states).log_softmax(-1))
+            states = states[:, :-1]
+    for phase in range(count):
+        ours = forwards.both(target, drafter, tokens, count, phase)[0]
+        for i in range(ours.shape[1]):
+            place = 9 - ours.shape[1] + i
+            level = (place + phase) % count
+            assert worst(ours[:, i], out[level][:, place - 1 - level]) < 1e-3
+    assert forwards.apart(target, drafter, tokens, 4, 1) < PRECISION
 
 
-def test_of_several_layers_behind_the_last_the_first_is_read(deepseek: Path, tmp_path: Path) -> None:
+def test_of_several_layers_behind_the_last_the_first_may_be_taken(deepseek: Path, tmp_path: Path) -> None:
     tensors = load_file(deepseek / "model.safetensors")
     tensors |= {k.replace("layers.3.", "layers.4."): 0 * v for k, v in tensors.items() if "layers.3." in k}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((deepseek / "config.json").read_text())
-    drafter: Any = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=raw").open(Target.load(str(deepseek)))
-    assert torch.equal(drafter.model.eh_proj.weight.float(), tensors["model.layers.3.eh_proj.weight"].float())
+    spec = f"mtp:checkpoint={tmp_path},first=normed,fed=raw"
+    assert build("drafter", spec).open(Target.load(str(deepseek))).model.levels == 2
+    drafter: Any = build("drafter", f"{spec},layers=1").open(Target.load(str(deepseek)))
+    with pytest.raises(UserError, match=r"layers is 3, allowed is what .* carries: up to 2"):
+        build("drafter", f"{spec},layers=3").open(Target.load(str(deepseek)))
+    assert torch.equal(drafter.model.layer.eh_proj.weight.float(), tensors["model.layers.3.eh_proj.weight"].float())
 
 
 def test_a_missing_tensor_is_named(deepseek: Path, tmp_path: Path) -> None:
@@ -207,7 +236,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lively.model.norm.weight.normal_(std=0.5)  # a norm of a norm is the norm, unless they scale
     model.save_pretrained(folder)
     target = Target(Decoder(model), "qwen")
-    net: Any = MTPNet(target, names=BESIDE)
+    net: Any = MTPNet(target, names=[beside()])
     tensors = load_file(folder / "model.safetensors")
     tensors |= {net.name(k): v + 0.3 * torch.randn_like(v) for k, v in net.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -236,12 +265,29 @@ def test_the_head_beside_a_qwen(qwen: Path, tmp_path: Path, first: str, fed: str
     assert all(torch.equal(written[k], v) for k, v in carried.items())
 
 
-def test_a_second_layer_beside_a_qwen_is_refused(qwen: Path, tmp_path: Path) -> None:
-    tensors = load_file(qwen / "model.safetensors") | {"mtp.layers.1.input_layernorm.weight": torch.ones(32)}
+@pytest.mark.parametrize("count", [2, 3])
+def test_layers_of_a_qwens_layout(qwen: Path, tmp_path: Path, count: int) -> None:
+    """Several layers that share all but themselves: trained as they decode, trees and rows included, and written back."""
+    target = Target.load(str(qwen), torch.float32)
+    tensors, own = load_file(qwen / "model.safetensors"), "mtp.layers.0."
+    for level in range(1, count):
+        torch.manual_seed(level)
+        more = {k.replace(own, f"mtp.layers.{level}."): v for k, v in tensors.items() if k.startswith(own)}
+        tensors |= {k: v + 0.3 * torch.randn_like(v) for k, v in more.items()}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((qwen / "config.json").read_text())
-    with pytest.raises(UserError, match=r"holds mtp\.layers\.1\.input_layernorm\.weight, allowed is one layer"):
-        build("drafter", str(tmp_path)).open(Target.load(str(qwen)))
+    drafter = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=raw").open(target)
+    tokens = np.random.default_rng(0).integers(3, 61, (2, 15))
+    for block, phase in ((5, 1), (4, 3)):
+        assert forwards.apart(target, drafter, tokens, block, phase) < PRECISION
+    prompts = [[5, 6, 7, 8], [9], list(range(10, 31))]
+    requests = [Request(p, 12, frozenset(), number=i) for i, p in enumerate(prompts)]
+    engine = Engine(target, drafter, EAGLE2(nodes=8, depth=4, width=2), Greedy())
+    assert engine.write(requests).tokens == engine.plain(requests).tokens
+    drafter.save(tmp_path / "saved")
+    written = load_file(tmp_path / "saved" / "model.safetensors")
+    assert written.keys() == {k for k in tensors if k.startswith("mtp.")}
+    assert all(torch.equal(written[k], tensors[k]) for k in written)
 
 
 TOKENS, MARK, ONE, JUNK = 31, 40, 41, 31
@@ -283,7 +329,7 @@ def test_the_way_is_found_in_which_a_published_head_predicts(
 ) -> None:
     """A head goes wrong where the mark of what it reads, or of what it is fed on, has another sign than it was made for."""
     target = Target.load(str(circle), dtype)
-    net: Any = MTPNet(target, names=BESIDE)
+    net: Any = MTPNet(target, names=[beside()])
     tensors = {net.name(k): v.clone() for k, v in net.state_dict().items()}
     silent(tensors)
     read = 1.0 if first == "raw" else -1.0
@@ -308,3 +354,33 @@ def test_the_way_is_found_in_which_a_published_head_predicts(
     found.save(tmp_path / "saved")
     again: Any = build("drafter", str(tmp_path / "saved")).open(target)
     assert (again.knobs.first, again.knobs.fed) == (first, fed)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0), (1, 1)])
+def test_each_depth_asks_its_own_layer(circle: Path, tmp_path: Path, order: tuple[int, int]) -> None:
+    """Of two planted layers the first marks what it makes and says junk of what is marked, the second of what is not."""
+    target, seen = Target.load(str(circle), torch.float32), ONE + 1
+    net: Any = MTPNet(target, names=[beside(0), beside(1)])
+    tensors = {net.name(k): v.clone() for k, v in net.state_dict().items()}
+    silent(tensors)
+    tensors |= {f"mtp.{name}.weight": torch.zeros(64) for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")}
+    along = torch.zeros(64, 64)
+    along[(torch.arange(TOKENS) + 1) % TOKENS, torch.arange(TOKENS)] = 1.0
+    along[ONE, ONE] = along[seen, seen] = 1.0
+    tensors["mtp.fc.weight"] = torch.cat((torch.zeros(64, 64), along), 1)
+    for level, which in enumerate(order):
+        gate, up, down = torch.zeros(48, 64), torch.zeros(48, 64), torch.zeros(64, 48)
+        up[:2, ONE] = 1.0
+        if which == 0:
+            gate[0, ONE], gate[1, seen], down[seen, 0], down[JUNK - 1, 1] = 1.0, 1.0, 1.0, 10.0
+        else:
+            gate[0, ONE], gate[0, seen], down[JUNK - 1, 0] = 20.0, -40.0, 10.0
+        parts = zip(("gate_proj", "up_proj", "down_proj"), (gate, up, down), strict=True)
+        tensors |= {f"mtp.layers.{level}.mlp.{part}.weight": weight for part, weight in parts}
+    (tmp_path / "config.json").write_text((circle / "config.json").read_text())
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=raw").open(target)
+    out = Engine(target, found, Chain(length=4), Greedy()).write([Request([5, 6, 7], 21, frozenset())])
+    assert out.tokens == [[(8 + i) % TOKENS for i in range(21)]]
+    accepted = {(0, 1): 4, (1, 0): 0, (0, 0): 1, (1, 1): 0}[order]
+    assert out.stats.acceptance_length == pytest.approx(accepted + 1)

@@ -20,13 +20,14 @@ from draftree.tree import Ints
 from forests import NOISE, texts, worst
 
 METHODS = ("eagle", "eagle3", "mtp")
+LEVELS = (*METHODS, "mtp:layers=2", "mtp:layers=3")
 NAMES = ("llama", "qwen3", "gemma2", "gpt_neox", "mistral-sliding")
 
 
 def drafter_of(method: str, t: Target) -> PairDrafter:
     """A float64 drafter with weights large enough that every input matters."""
     torch.manual_seed(1)
-    drafter = part("drafter", method)().example(t)
+    drafter = build("drafter", method).example(t)
     assert isinstance(drafter, PairDrafter)
     with torch.no_grad():
         for parameter in drafter.model.parameters():
@@ -58,7 +59,7 @@ def test_the_comparison_sees_a_feature_off_by_one(method: str, monkeypatch: pyte
     assert forwards.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-3
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", LEVELS)
 def test_every_aligned_pass_is_a_depth_of_decoding(method: str) -> None:
     """The j-th pass of training gives after each token what a block has at depth j."""
     t = target("llama")
@@ -67,15 +68,15 @@ def test_every_aligned_pass_is_a_depth_of_decoding(method: str) -> None:
     features = drafter.model.fuse(batch.hidden)
     with torch.no_grad():
         for j, (out, known) in enumerate(drafter.aligned(batch, features, 4)):
-            block = j + 1
+            block, level = j + 1, drafter.model.at(min(j, drafter.model.levels - 1))
             for phase in range(block):
                 logits = drafter.forward(batch, block, phase)
                 deep = [i for i in range(13) if (i + phase) % block == j and i - j >= 1]
                 assert known[deep].all()
-                assert worst(drafter.model.logits(out)[:, deep], logits[:, deep]) < NOISE
+                assert worst(level.logits(out)[:, deep], logits[:, deep]) < NOISE
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", LEVELS)
 def test_a_prefix_is_kept_and_the_rest_read_anew(method: str) -> None:
     t = target("llama")
     assert prefix_difference(t, drafter_of(method, t)) < NOISE

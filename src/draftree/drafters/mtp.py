@@ -2,6 +2,7 @@
 
 h'_t = M [RMSNorm(Emb(x_{t+1})); RMSNorm(h_t)], then a decoder layer, a norm of its own, and the target's LM head. Checkpoints
 of DeepSeek-V3's kind carry such a layer behind the target's last one, those of Qwen3-Next's and Qwen3.5's beside the target.
+Where there are several, the next one reads what the one before made of the pair before, and predicts one token further.
 
 Shapes: R rows, n tokens a row, M learnt positions, D hidden size, V vocabulary, L layers of the target.
 """
@@ -9,7 +10,7 @@ Shapes: R rows, n tokens a row, M learnt positions, D hidden size, V vocabulary,
 import copy
 import itertools
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, final
@@ -26,17 +27,16 @@ from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.drafters.neural.vocabulary import TargetHead, check_size
 from draftree.errors import UserError
-from draftree.formats.checkpoint import Checkpoint, sizes
+from draftree.formats.checkpoint import FILES, Checkpoint, sizes, tensor_names
 from draftree.models.decoder import UNNORMED, Decoder, one_layer
 from draftree.models.target import LAST, Needs, Target
 from draftree.sampling.drawing import Drafted
 from draftree.tree import Ints
 
-BESIDE = {"enorm.": "mtp.pre_fc_norm_embedding.", "hnorm.": "mtp.pre_fc_norm_hidden.", "eh_proj.": "mtp.fc.",
-          "norm.": "mtp.norm.", "layer.": "mtp.layers.0."}  # fmt: skip
-"""Of the parts' names, those under which Qwen3-Next, Qwen3.5 and Mellum publish them."""
 PROJECTION = re.compile(r"(?P<begin>.*\.layers\.\d+\.)eh_proj\.weight$")
 """The tensor by which a layer behind the target's last one is known; DeepSeek-V3's and GLM-4's."""
+CHAINED = re.compile(r"(?P<begin>(?:model\.)?mtp\.)layers\.\d+\.input_proj\.weight$")
+"""Likewise of Inkling's."""
 Where = Literal["normed", "raw"]
 WAYS: tuple[tuple[Where, Where], ...] = tuple(itertools.product(("normed", "raw"), ("raw", "normed")))
 """What h is, and what is fed on; of two that do as well the earlier one is taken, and DeepSeek-V3's is the first."""
@@ -53,8 +53,11 @@ class MTP(TrainableMethod):
 
     Attributes:
         loss: `kl` against the target, or `ce` against the text (DeepSeek-V3's objective).
-        steps: passes of training, each fed the output of the one before; one pass is DeepSeek-V3's own training.
+        steps: passes of training, each fed the output of the one before, at least one a layer; DeepSeek-V3's training has no
+            more than those.
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
+        layers: how many layers, one for each depth of a draft, the last for all deeper ones; 0 for all that a checkpoint
+            carries, and for one where there is none.
         first: whether h is what the target's last norm gives (`normed`), or the last layer (`raw`). Programs that run
             published layers disagree, so by default each is tried when one is opened: that way is taken in which it predicts
             most tokens of a short text that the target writes. Fresh layers take `normed`.
@@ -74,33 +77,39 @@ class MTP(TrainableMethod):
     loss: Literal["kl", "ce"] = "kl"
     steps: int = knob(1, least=1)
     draft_vocab: int = knob(0, least=0)
+    layers: int = knob(0, least=0)
     first: Literal["", "normed", "raw"] = ""
     fed: Literal["", "raw", "normed"] = ""
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
-        return BESIDE["eh_proj."] + "weight" in keys or any(k.endswith(".eh_proj.weight") for k in keys)
+        return any(CHAINED.match(k) or k.endswith(("mtp.fc.weight", ".eh_proj.weight")) for k in keys)
 
     def read(self, stored: Checkpoint, target: Target) -> "MTPDrafter":
-        heads = stored.loaded(wanted=lambda key: key.startswith("mtp.") or PROJECTION.match(key) is not None).tensors
-        begins = [match["begin"] for key in heads if (match := PROJECTION.match(key))]
-        begin = min(begins, key=_layer, default=prefix(target))  # the first layer serves for all depths
-        stored = stored.loaded(wanted=lambda key: key.startswith((begin, "mtp.")))
+        names = carried(tensor_names(stored.folder, FILES)) or [behind(prefix(target))]
+        if self.layers > len(names):
+            raise UserError(f"mtp: layers is {self.layers}, allowed is what '{stored.folder}' carries: up to {len(names)}")
+        names = names[: self.layers or None]
+        begins, count = tuple(each["layer."] for each in names), len(names)
+        of_layers = {
+            k for k in tensor_names(stored.folder, FILES) if k.startswith(("mtp.", "model.mtp.")) and _layer(k) < count
+        }
+        stored = stored.loaded(wanted=lambda key: key.startswith(begins) or key in of_layers or key == "head.d2t")
         stored.check_sizes("mtp", stored.config.get("text_config") or stored.config, sizes(target))
-        beside = any(k.startswith("mtp.") for k in stored.tensors)
-        if further := sorted(k for k in stored.tensors if beside and _layer(k) > 0):
-            raise UserError(f"mtp: '{stored.folder}' holds {further[0]}, allowed is one layer, mtp.layers.0")
-        sparse = not beside and any(EXPERT.match(k) for k in stored.tensors)
-        net = MTPNet(target, sparse, self.draft_vocab, BESIDE if beside else behind(begin))
+        sparse = "mtp." not in begins[0] and any(EXPERT.match(k) for k in stored.tensors)
+        net = MTPNet(target, sparse, self.draft_vocab, names)
         stored = replace(stored, name=net.name)
-        shared = frozenset({f"{begin}embed_tokens.weight", f"{begin}shared_head.head.weight"})  # copies of the target's
+        copies = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's
+        shared = frozenset(each["layer."] + copy for each in names for copy in copies)
         replace(stored, tensors=fused(stored.tensors)).fill(net, shared)
         ways = [way for way in WAYS if self.first in ("", way[0]) and self.fed in ("", way[1])]
         return self._best(ways, net.to(target.decoder.device), target, stored)
 
     def _best(self, ways: list[tuple[Where, Where]], net: "MTPNet", target: Target, stored: Checkpoint) -> "MTPDrafter":
         """The drafter, in the way in which it predicts most of what the target writes."""
-        drafters = [MTPDrafter(replace(self, first=f, fed=g), net.reading(f, g), target, stored) for f, g in ways]
+        drafters = [
+            MTPDrafter(replace(self, first=f, fed=g, layers=net.levels), net.reading(f, g), target, stored) for f, g in ways
+        ]
         if len(ways) == 1:
             return drafters[0]
         tokens, hidden, begin = written(target)
@@ -108,21 +117,44 @@ class MTP(TrainableMethod):
 
     def new(self, target: Target) -> "MTPDrafter":
         check_size("mtp", self.draft_vocab, target)
-        net = MTPNet(target, False, self.draft_vocab, behind(prefix(target)))
+        net = MTPNet(target, False, self.draft_vocab, [behind(prefix(target, k)) for k in range(max(self.layers, 1))])
         config = target.decoder.config.to_diff_dict() | sizes(target)  # some kinds of config call the sizes otherwise
-        way = replace(self, first=self.first or WAYS[0][0], fed=self.fed or WAYS[0][1])
+        way = replace(self, first=self.first or WAYS[0][0], fed=self.fed or WAYS[0][1], layers=net.levels)
         return MTPDrafter(way, net.reading(way.first, way.fed), target, Checkpoint(config, name=net.name))
 
 
-def prefix(target: Target) -> str:
-    """The beginning of the names of the tensors of the layer behind the target's last."""
-    return f"model.layers.{int(target.decoder.config.num_hidden_layers)}."
+def prefix(target: Target, level: int = 0) -> str:
+    """The beginning of the names of the tensors of a layer behind the target's last."""
+    return f"model.layers.{int(target.decoder.config.num_hidden_layers) + level}."
 
 
 def behind(begin: str) -> Mapping[str, str]:
-    """Of the parts' names, those under which a layer behind the target's last one is published."""
+    """Of the parts' names, those under which a layer behind the target's last one is published; DeepSeek-V3, GLM-4."""
     return {"enorm.": f"{begin}enorm.", "hnorm.": f"{begin}hnorm.", "eh_proj.": f"{begin}eh_proj.",
             "norm.": f"{begin}shared_head.norm.", "layer.": begin}  # fmt: skip
+
+
+def beside(level: int = 0) -> Mapping[str, str]:
+    """Those under which Qwen3-Next, Qwen3.5 and Mellum publish them; all but the layers is there once, whatever the depth."""
+    return {"enorm.": "mtp.pre_fc_norm_embedding.", "hnorm.": "mtp.pre_fc_norm_hidden.", "eh_proj.": "mtp.fc.",
+            "norm.": "mtp.norm.", "layer.": f"mtp.layers.{level}."}  # fmt: skip
+
+
+def chained(begin: str, level: int = 0) -> Mapping[str, str]:
+    """Those of Inkling, whose layers share the norm behind them."""
+    each = f"{begin}layers.{level}."
+    return {"enorm.": f"{each}embed_norm.", "hnorm.": f"{each}hidden_norm.", "eh_proj.": f"{each}input_proj.",
+            "norm.": f"{begin}chain_norm.", "layer.": f"{each}transformer_block."}  # fmt: skip
+
+
+def carried(keys: Set[str]) -> list[Mapping[str, str]]:
+    """Of each layer that a checkpoint with these tensors carries, its parts' names there."""
+    if "mtp.fc.weight" in keys:
+        return [beside(level) for level in range(max(_layer(key) for key in keys if key.startswith("mtp.")) + 1)]
+    if found := [match["begin"] for key in keys if (match := CHAINED.match(key))]:
+        return [chained(begin, level) for level, begin in enumerate(found)]
+    begins = [match["begin"] for key in keys if (match := PROJECTION.match(key))]
+    return [behind(begin) for begin in sorted(begins, key=_layer)]
 
 
 def _layer(key: str) -> int:
@@ -177,28 +209,95 @@ def split(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @final
 class MTPNet(PairNet):
-    """The layer between the target's embedding and head.
+    """The layers between the target's embedding and head, one a level.
 
     Args:
-        target: whose embedding, LM head and architecture it has.
-        sparse: whether its MLP is a mixture of experts, where the target's first layer is not one.
+        target: whose embedding, LM head and architecture they have.
+        sparse: whether their MLPs are mixtures of experts, where the target's first layer is not one.
         draft_vocab: V′; 0 for all tokens.
-        names: of its parts, those that they are published under; by default those of a layer behind the target's last.
+        names: of each layer's parts, those that they are published under; by default one layer behind the target's last.
+            Parts of one name are one.
 
     Raises:
         UserError: there is not one norm behind the architecture's layers, or there are weights beside them.
     """
 
     def __init__(
-        self, target: Target, sparse: bool = False, draft_vocab: int = 0, names: Mapping[str, str] | None = None
+        self,
+        target: Target,
+        sparse: bool = False,
+        draft_vocab: int = 0,
+        names: Sequence[Mapping[str, str]] = (),
     ) -> None:
         super().__init__()
-        self._names = names or behind(prefix(target))
-        self.tap, self._normed = LAST, False
-        inner = Decoder(one_layer(target.decoder.config, **({"first_k_dense_replace": 0} if sparse else {})))
+        self._names, made = tuple(names or [behind(prefix(target))]), dict[str, nn.Module]()
+        self.tap, self._normed, self._level, self._target = LAST, False, 0, target
+        self.width, self.levels = target.decoder.hidden, len(self._names)
+        self.head, layers = TargetHead(target, draft_vocab), []
+        for each in self._names:
+            layer = MTPLayer(target, sparse)
+            for part, name in each.items():
+                setattr(layer, part[:-1], made.setdefault(name, getattr(layer, part[:-1])))
+            layers.append(layer)
+        self.layers, self.shape = nn.ModuleList(layers), layers[0].shape
+
+    def name(self, key: str) -> str:
+        """The published name of one of this module's tensors."""
+        if not key.startswith("layers."):
+            return key
+        _, level, key = key.split(".", 2)
+        names = self._names[int(level)]
+        part = next(part for part in names if key.startswith(part))
+        return names[part] + key.removeprefix(part)
+
+    def reading(self, first: str, fed: str) -> "MTPNet":
+        """The same network, its weights shared, that reads h and what is fed on so; see `MTP`."""
+        other = copy.copy(self)
+        other.tap, other._normed = UNNORMED if first == "raw" else LAST, fed == "normed"
+        return other
+
+    def at(self, level: int) -> "MTPNet":
+        if level == self._level:
+            return self
+        other = copy.copy(self)
+        other._level = level
+        return other
+
+    @property
+    def layer(self) -> "MTPLayer":
+        """That of this level."""
+        found: Any = self.layers[self._level]
+        layer: MTPLayer = found
+        return layer
+
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+        embeds = self._target.decoder.embed(tokens).to(features.dtype)
+        out: Tensor = self.layer(embeds, features, positions, mask, cache)
+        made: Tensor = self.layer.norm(out) if self._normed else out
+        return made
+
+    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
+        return hidden[self.tap]
+
+    def logits(self, out: Tensor) -> Tensor:
+        logits: Tensor = self.head(out if self._normed else self.layer.norm(out))
+        return logits
+
+    @property
+    def drafted(self) -> Drafted | None:
+        return self.head.drafted
+
+
+@final
+class MTPLayer(nn.Module):
+    """A decoder layer of the target's kind behind a projection of embeddings and hidden states; see `MTPNet`."""
+
+    def __init__(self, target: Target, sparse: bool) -> None:
+        super().__init__()
+        config = target.decoder.config
+        inner = Decoder(one_layer(config, **({"first_k_dense_replace": 0} if sparse else {})))
         check_attends("mtp", inner)
-        self.shape, self.width, self._target = inner.shapes[0], target.decoder.hidden, target
-        self.head = TargetHead(target, draft_vocab)
+        self.shape, self._hidden_first = inner.shapes[0], bool(getattr(config, "mtp_hidden_states_first", False))
         norms = [m for m in inner.stack.children() if "Norm" in type(m).__name__]
         if len(norms) != 1:
             raise UserError(
@@ -217,21 +316,10 @@ class MTPNet(PairNet):
         stripped.to(target.decoder.device)  # its rotary frequencies too, which are no part of this module
         self._by_type, self._run = inner.by_type, [inner.stack]  # in a list: its weights are `layer` and `norm`
 
-    def name(self, key: str) -> str:
-        """The published name of one of this module's tensors."""
-        part = next(part for part in self._names if key.startswith(part))
-        return self._names[part] + key.removeprefix(part)
-
-    def reading(self, first: str, fed: str) -> "MTPNet":
-        """The same network, its weights shared, that reads h and what is fed on so; see `MTP`."""
-        other = copy.copy(self)
-        other.tap, other._normed = UNNORMED if first == "raw" else LAST, fed == "normed"
-        return other
-
-    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
-        embeds = self._target.decoder.embed(tokens).to(features.dtype)
-        x = self.eh_proj(torch.cat((self.enorm(embeds), self.hnorm(features)), dim=-1))
-        out: list[Tensor] = []
+    def forward(self, embeds: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+        """The layer's output [R, n, D] for embeddings and hidden states [R, n, D], before its norm; see `PairNet.forward`."""
+        pair = self.enorm(embeds), self.hnorm(features)
+        x, out = self.eh_proj(torch.cat(pair[::-1] if self._hidden_first else pair, dim=-1)), list[Tensor]()
         hook = self.layer.register_forward_hook(lambda _m, _i, o: out.append(o if isinstance(o, Tensor) else o[0]))
         try:
             self._run[0](
@@ -243,19 +331,7 @@ class MTPNet(PairNet):
             )
         finally:
             hook.remove()
-        made: Tensor = self.norm(out[0]) if self._normed else out[0]
-        return made
-
-    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        return hidden[self.tap]
-
-    def logits(self, out: Tensor) -> Tensor:
-        logits: Tensor = self.head(out if self._normed else self.norm(out))
-        return logits
-
-    @property
-    def drafted(self) -> Drafted | None:
-        return self.head.drafted
+        return out[0]
 
 
 @final
@@ -274,11 +350,13 @@ class MTPDrafter(PairDrafter):
 
     def loss(self, batch: Batch) -> Tensor:
         at, total = before(batch.learn), torch.zeros((), device=batch.tokens.device)
-        for out, known in self.aligned(batch, self._features(batch), self.knobs.steps):
+        levels, drafted = self.model.levels, self.model.drafted
+        steps = max(self.knobs.steps, levels)
+        for j, (out, known) in enumerate(self.aligned(batch, self._features(batch), steps)):
             chosen = at & known
-            logits, drafted = self.model.logits(out[chosen]), self.model.drafted
+            logits = self.model.at(min(j, levels - 1)).logits(out[chosen])
             total = total + draft_loss(self.knobs.loss, batch, logits, chosen, drafted)
-        return total / self.knobs.steps
+        return total / steps
 
     @torch.inference_mode()
     def predicted(self, tokens: Tensor, hidden: dict[int, Tensor], begin: int) -> tuple[int, float]:

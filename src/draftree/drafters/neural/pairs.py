@@ -5,8 +5,12 @@ pair t stands for the target's feature of x_{t+1}, and is fed back as a feature 
 After N committed tokens there are N pairs, the last one with the root; what was drafted never enters their cache.
 True pairs are fed when a row is drafted for: a step that drafts nothing costs no pass.
 
+A network may have levels (DeepSeek-V3, section 2.2): level k reads, in the place of f_t, what level k − 1 gave for the pair
+before, so that it predicts one token further. Node by node level min(depth, last) is asked; the last is fed its own outputs
+where the draft goes on. Each level has keys and values of its own, and level k has none for the first k pairs of a text.
+
 Shapes: R rows, n tokens a row, N committed tokens or nodes, F frontier nodes, M nodes fed, B batch, T tokens, D hidden size,
-V vocabulary, S slots.
+K levels, V vocabulary, S slots.
 """
 
 from abc import ABC, abstractmethod
@@ -37,11 +41,17 @@ class PairNet(nn.Module, ABC):
         shape: of what its layer stores for a pair.
         width: D of the features it is fed.
         depth: how many layers it has.
+        levels: K, how many networks it is made of: one for each depth of a draft, the last for all deeper ones.
     """
 
     shape: LayerShape
     width: int
     depth: int = 1
+    levels: int = 1
+
+    def at(self, level: int) -> "PairNet":
+        """The network of a level; by default there is one."""
+        return self
 
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
         """The features […, D] of the target's hidden states […, D′] of the layers needed; by default its last ones."""
@@ -68,9 +78,9 @@ class Pairs:
     Attributes:
         decoding: the cache of true pairs. Pending are the tokens x_{t+1} of those not fed yet, in the end all but the root's;
             fed are this step's nodes, the root before all others of its row. The root's pair is a true one too.
-        features: of the committed tokens, as keys of one head.
+        features: what each level reads of the target or of the level before, slot t for pair t, as keys of one head.
         nodes: [M] this step's nodes of all rows, as they were fed.
-        outputs: [M, D] the output after each.
+        outputs: [M, K D] the levels' outputs after each.
     """
 
     decoding: Decoding
@@ -92,8 +102,9 @@ class PairReader(Trainable[Pairs]):
 
     def _empty(self, rows: int, slots: int) -> Pairs:
         dtype, device = self._like.dtype, self._like.device
-        cache = SlotCache((self.model.shape,) * self.model.depth, rows, dtype, device)
-        features = SlotCache((LayerShape(1, self.model.width, 0),), rows, dtype, device)
+        levels = self.model.levels
+        cache = SlotCache((self.model.shape,) * (self.model.depth * levels), rows, dtype, device)
+        features = SlotCache((LayerShape(1, self.model.width, 0),) * levels, rows, dtype, device)
         cache.reserve(slots)
         features.reserve(slots)
         return _bare(Decoding.empty(cache), features)
@@ -127,26 +138,41 @@ class PairReader(Trainable[Pairs]):
             ends: how many of the last ones.
 
         Returns:
-            [F, ends, D] the outputs after the last pairs of each of them; anything where there is no pair.
+            [F, ends, K D] the outputs after the last pairs of each of them; anything where there is no pair.
         """
         cache, (pending, fed) = state.decoding.cache, (state.decoding.pending, state.decoding.fed)
         begin = cache.lengths + np.array([len(f) and len(p) + len(f) for p, f in zip(pending, fed, strict=True)])
         counts = np.array([len(t) for t in tokens])
-        wanted, last = torch.from_numpy(rows).to(cache.device), state.outputs.new_zeros(len(rows), ends, self.model.width)
+        wanted, last = torch.from_numpy(rows).to(cache.device), state.outputs.new_zeros(len(rows), ends, state.outputs.shape[1])
         for at in range(0, int(counts.max()), CHUNK):
             feed, sizes = _true(cache, [t[at : at + CHUNK] for t in tokens], begin + np.minimum(at, counts))
-            out = self._pass(cache, feed, _known(state.features, feed.positions))
+            out = self._pass_true(cache, feed, state.features, sizes)
             column = counts[rows][:, None] - at - ends + np.arange(ends)
             here = torch.from_numpy((column >= 0) & (column < sizes[rows][:, None])).to(out.device)
             found = out[wanted[:, None], torch.from_numpy(column.clip(0, out.shape[1] - 1)).to(out.device)]
             last = torch.where(here[..., None], found, last)
         return last
 
+    def _pass_true(self, cache: SlotCache, feed: Feed, features: SlotCache, sizes: Ints) -> Tensor:
+        """[R, n, K D] the levels' outputs of true pairs, `sizes` of each row; each is kept for the level that reads it."""
+        outs = [self._pass(cache, feed, _known(features, feed.positions))]
+        for level in range(1, self.model.levels):
+            features.reserve(int(feed.positions.max()) + 2)
+            rows, columns = np.nonzero(np.arange(feed.tokens.shape[1]) < sizes[:, None])
+            at = [torch.from_numpy(a).to(cache.device) for a in (rows, columns, feed.positions[rows, columns] + 1)]
+            features.layer(level)[0][at[0], 0, at[2]] = outs[-1][at[0], at[1]]
+            outs.append(self._pass(cache, feed, _known(features, feed.positions, level), level))
+        return torch.cat(outs, dim=-1)
+
     @in_phase("model")
-    def _pass(self, cache: SlotCache, feed: Feed, features: Tensor) -> Tensor:
+    def _pass(self, cache: SlotCache, feed: Feed, features: Tensor, level: int = 0) -> Tensor:
         mask = additive_mask(feed, cache.lengths, features.dtype).to(features.device)
+        if level:
+            _hide(mask, feed, cache.lengths, level)
+            cache = cache.lifted(level * self.model.depth)
         positions = torch.from_numpy(feed.positions).to(features.device)
-        out: Tensor = self.model(feed.tokens, features, positions, mask, cache.writer(feed.starts, feed.tokens.shape[1]))
+        writer = cache.writer(feed.starts, feed.tokens.shape[1])
+        out: Tensor = self.model.at(level)(feed.tokens, features, positions, mask, writer)
         return out
 
     @torch.inference_mode()
@@ -168,9 +194,12 @@ class PairReader(Trainable[Pairs]):
         # The pair of the last token kept has a token that may change.
         return _bare(rewind(state.decoding, np.maximum(lengths - 1, 0), rows), state.features)
 
-    def _train_pass(self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache) -> Tensor:
+    def _train_pass(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache, level: int = 0
+    ) -> Tensor:
         mask = additive(visible[None, None].to(features.device), features.dtype)
-        out: Tensor = self.model(tokens, features, positions.to(features.device).expand(len(tokens), -1), mask, cache)
+        positions = positions.to(features.device).expand(len(tokens), -1)
+        out: Tensor = self.model.at(level)(tokens, features, positions, mask, cache)
         return out
 
     def _features(self, batch: Batch) -> Tensor:
@@ -192,8 +221,19 @@ class PairDrafter(PairReader):
             state = self._feed_roots(state, tree, new[ready]) if roots.any() else self._feed(state, tree, new[ready], places)
             new, places = new[~ready], state.places(len(tree))
         out = state.outputs.index_select(0, torch.from_numpy(places[frontier]).to(state.outputs.device))
-        logits, drafted = self.model.logits(out), self.model.drafted
+        logits, drafted = self._logits(out, tree.depth[frontier]), self.model.drafted
         return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], drafted), state
+
+    def _logits(self, out: Tensor, depths: Ints) -> Tensor:
+        """[F, V′] of nodes' outputs [F, K D]: of each what the level of its depth says."""
+        if self.model.levels == 1:
+            return self.model.logits(out)
+        levels = np.minimum(depths, self.model.levels - 1)
+        kinds = np.unique(levels).tolist()
+        each = [torch.from_numpy(np.flatnonzero(levels == level)).to(out.device) for level in kinds]
+        outs = out.chunk(self.model.levels, dim=-1)
+        parts = [self.model.at(k).logits(outs[k][mine]) for k, mine in zip(kinds, each, strict=True)]
+        return torch.cat(parts)[torch.cat(each).argsort()]
 
     def _feed_roots(self, state: Pairs, tree: Tree, roots: Ints) -> Pairs:
         """Feeds the true pairs that wait in the rows of some roots, each row's root last."""
@@ -205,41 +245,55 @@ class PairDrafter(PairReader):
 
     def _feed(self, state: Pairs, tree: Tree, nodes: Ints, places: Ints) -> Pairs:
         """Feeds drafted nodes, each paired with the output after its parent; `places` says where those are."""
-        device = state.outputs.device
+        device, levels, depths = state.outputs.device, self.model.levels, tree.depth[nodes]
         layout = lay_out(state.decoding, tree, nodes, device)
-        parents = np.zeros(layout.feed.positions.shape, np.int64)  # padding is paired with anything
-        parents[layout.rows, layout.columns] = places[tree.parents[nodes]]
-        features = nn.functional.embedding(torch.from_numpy(parents).to(device), state.outputs)
-        out = self._pass(state.decoding.cache, layout.feed, features)
-        return _grown(state, layout.fed, nodes, layout.pick(out))
+        outputs, each = state.outputs.view(-1, self.model.width), []
+        for level in range(levels):
+            if level < min(int(depths.min()), levels - 1):  # nothing as deep or deeper asks it
+                each.append(outputs.new_zeros(len(nodes), self.model.width))
+                continue
+            read = places[tree.parents[nodes]] * levels + np.where(depths <= level, level - 1, level)
+            index = np.zeros(layout.feed.positions.shape, np.int64)  # padding is paired with anything
+            index[layout.rows, layout.columns] = read
+            features = nn.functional.embedding(torch.from_numpy(index).to(device), outputs)
+            each.append(layout.pick(self._pass(state.decoding.cache, layout.feed, features, level)))
+        return _grown(state, layout.fed, nodes, torch.cat(each, dim=-1))
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         rows, count = batch.tokens.shape
         cuts = sorted({max(int(s), 1) for s in block_starts(count, block, phase)})  # no pair stands before the first token
         ends = [*cuts[1:], count]
-        cache, at = DynamicCache(), torch.arange(1, count)
-        features = self._features(batch)
-        out = self._train_pass(batch.tokens[:, 1:], features[:, :-1], at - 1, at[None, :] <= at[:, None], cache)
-        states = features.new_zeros(rows, count, self.model.width)
-        states[:, cuts] = out[:, [s - 1 for s in cuts]].to(states.dtype)  # autocast's outputs are narrower than features
+        last, at, features = self.model.levels - 1, torch.arange(1, count), self._features(batch)
+        fed, made = features[:, :-1], []
+        for level in range(last + 1):
+            cache = DynamicCache()
+            out = self._train_pass(batch.tokens[:, 1:], fed, at - 1, _causal(at - 1, level), cache, level)
+            made.append(nn.functional.pad(out, (0, 0, 1, 0)).to(features.dtype))  # autocast's are narrower than features
+            fed = made[-1][:, :-1]
+        states = made[last]
         owner, depth = torch.zeros(count - 1, dtype=torch.long), torch.zeros(count - 1, dtype=torch.long)
-        true = at.clone()
-        for d in range(1, block):
+        true = torch.where(at > last, at, count)
+        for d in range(last + 1, block):
             mine = torch.tensor([s for s, e in zip(cuts, ends, strict=True) if s + d < e], dtype=torch.long)
             if not len(mine):
                 break
             owner, depth = torch.cat((owner, mine)), torch.cat((depth, torch.full((len(mine),), d)))
             true = torch.cat((true, torch.full((len(mine),), count)))  # drafted pairs are nobody's history
-            visible = (true[None, :] <= mine[:, None]) | ((depth[None, :] > 0) & (owner[None, :] == mine[:, None]))
-            out = self._train_pass(batch.tokens[:, mine + d], states[:, mine + d - 1], mine + d - 1, visible, cache)
+            visible = true[None, :] <= mine[:, None] + last
+            visible |= (depth[None, :] > 0) & (owner[None, :] == mine[:, None])
+            out = self._train_pass(batch.tokens[:, mine + d], states[:, mine + d - 1], mine + d - 1, visible, cache, last)
             states[:, mine + d] = out.to(states.dtype)
-        return whole(self.model.logits(states), self.model.drafted)
+        begun = torch.searchsorted(torch.tensor(cuts), torch.arange(count), right=True).sub(1).clamp(min=0)
+        depths = (torch.arange(count) - torch.tensor(cuts)[begun]).clamp(min=0).repeat(rows).numpy()
+        logits = self._logits(torch.cat(made, dim=-1).flatten(0, 1), depths).unflatten(0, (rows, count))
+        return whole(logits, self.model.drafted)
 
     def aligned(self, batch: Batch, features: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs after each token as decoding has them 0, 1, … steps behind the last true feature.
 
         This is the training-time test of EAGLE-3 and the alignment of HASS: in pass j every pair is fed the output that
         pass j − 1 gave for the pair before, and sees true pairs up to j before its own and, from there on, drafted ones.
+        The first passes are those of the levels, if there are some, each of which sees the pairs of its own pass.
 
         Args:
             batch: the texts.
@@ -250,12 +304,16 @@ class PairDrafter(PairReader):
             [B, T, D] outputs, and [T] whether a token has one.
         """
         count = batch.tokens.shape[1]
-        cache, at = DynamicCache(), torch.arange(count - 1, device=features.device)
-        fed = features[:, :-1]
+        at, fed, cache = torch.arange(count - 1, device=features.device), features[:, :-1], DynamicCache()
         for j in range(steps):
-            places = [(at[None, :] <= at[:, None] - j) | ((at[None, :] == at[:, None]) & (j > at[:, None]))]
-            places += [at[None, :] == at[:, None] - j + i for i in range(1, j + 1)]
-            out = self._train_pass(batch.tokens[:, 1:], fed, at, torch.cat(places, dim=1), cache)
+            level = min(j, self.model.levels - 1)
+            past = j - level  # passes of the level before
+            if not past:
+                cache = DynamicCache()
+            before = (at[None, :] <= at[:, None] - past) | ((at[None, :] == at[:, None]) & (past > at[:, None]))
+            places = [before & _causal(at, level)]
+            places += [at[None, :] == at[:, None] - past + i for i in range(1, past + 1)]
+            out = self._train_pass(batch.tokens[:, 1:], fed, at, torch.cat(places, dim=1), cache, level)
             yield nn.functional.pad(out, (0, 0, 1, 0)), torch.arange(count, device=out.device) > j
             fed = nn.functional.pad(out[:, :-1], (0, 0, 1, 0))
 
@@ -270,9 +328,22 @@ def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[Feed,
     return Feed.packed(tokens, places, starts, visible, scratch, cache.device), sizes
 
 
-def _known(features: SlotCache, positions: Ints) -> Tensor:
-    """[R, n, D] the true features at positions."""
-    known = features.layer(0)[0]
+def _causal(at: Tensor, level: int) -> Tensor:
+    """[n, n] which of a level's pairs `at` sees which: itself and those before it, the first `level` apart, which are none."""
+    return (at[None, :] <= at[:, None]) & ((at[None, :] >= level) | (at[:, None] < level))
+
+
+def _hide(mask: Tensor, feed: Feed, committed: Ints, level: int) -> None:
+    """Hides from a level's pairs, in an additive mask [R, 1, n, S] of a feed, the first `level` pairs of the text."""
+    for r, scratch in enumerate(feed.scratch_positions):
+        early = np.flatnonzero(np.concatenate((np.arange(committed[r]), scratch)) < level)
+        late = np.flatnonzero(feed.positions[r] >= level)
+        mask[r, 0, late[:, None], early] = torch.finfo(mask.dtype).min
+
+
+def _known(features: SlotCache, positions: Ints, level: int = 0) -> Tensor:
+    """[R, n, D] what a level reads at positions of true pairs."""
+    known = features.layer(level)[0]
     index = positions + np.arange(len(positions))[:, None] * features.capacity
     return nn.functional.embedding(torch.from_numpy(index).to(known.device), known.view(-1, known.shape[-1]))
 
@@ -280,10 +351,10 @@ def _known(features: SlotCache, positions: Ints) -> Tensor:
 def _bare(decoding: Decoding, features: SlotCache) -> Pairs:
     """The state before anything of a step is drafted."""
     known = features.layer(0)[0]
-    return Pairs(decoding, features, NOTHING, known.new_zeros(0, known.shape[-1]))
+    return Pairs(decoding, features, NOTHING, known.new_zeros(0, len(features.shapes) * known.shape[-1]))
 
 
 def _grown(state: Pairs, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor) -> Pairs:
-    """The state with further nodes [F] fed, and their outputs [F, D]."""
+    """The state with further nodes [F] fed, and their outputs [F, K D]."""
     decoding = replace(state.decoding, fed=fed)
     return Pairs(decoding, state.features, np.append(state.nodes, nodes), torch.cat((state.outputs, outputs)))
