@@ -416,6 +416,12 @@ def test_what_is_told_is_asked_for_while_its_value_is_above_the_price() -> None:
     assert (tree.drafted, told.asked) == (5, [[0], [1], [2], [3], [4], [5]])
 
 
+@pytest.mark.parametrize(("layers", "children"), [(1, 8), (2, 32)])
+def test_more_children_are_looked_at_where_they_cost_no_pass(layers: int, children: int) -> None:
+    told = Told(lambda path: [np.log(0.02) if len(path) == 1 else -np.inf] * 40, layers)
+    assert grown(told, Costs({1: 1e-3}, {1: 1.0, 99: 1.05}), sure(0.8)).drafted == children
+
+
 @given(st.integers(0, 99), st.floats(0.01, 0.4), st.floats(1.0, 4.0))
 def test_no_fixed_budget_gains_more_of_a_block(seed: int, price: float, rate: float) -> None:
     """Beside DDTree's best n, for every n, at the same rate: the scan is the maximum over all of them."""

@@ -18,7 +18,7 @@ from draftree.boundary.knobs import knob
 from draftree.calibration import Logistic
 from draftree.costs import Costs
 from draftree.kernels.growing import values, worth_expanding, worth_verifying
-from draftree.policies.base import Expand, Policy, Search, append, best, fit
+from draftree.policies.base import Expand, Policy, Search, append, best, fit, top
 from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 
@@ -32,6 +32,8 @@ LIKELY = 0.6
 """The expected success of the first steps: the share of accepted nodes behind which some draft is accepted."""
 WIDEST = 32
 """Nodes of a row that are expanded in one layer at most."""
+FREE = 4
+"""Times as many candidates are looked at where one pass tells many layers, so that more of them cost no pass."""
 AHEAD = 64
 """Further nodes over which the price of one is averaged at most."""
 CREDIT, SAVINGS = 3.0, 12.0
@@ -86,7 +88,7 @@ class Yield(Policy):
     """The tree that gains the most tokens for its time.
 
     Attributes:
-        width: candidates after each expanded node.
+        width: candidates after each expanded node; four times as many where one pass tells many layers.
         depth: deepest layer.
         probe: where drafting does not pay, the share of time that may be spent on finding out whether it does again.
     """
@@ -104,6 +106,8 @@ class Yield(Policy):
         budget = _Budget.of(costs, tree.roots, rate, left, self.width * self.depth)
         due = self.probe * memory.idle * costs.target_seconds(1) >= budget.probe
         frontier, read, probing = np.arange(tree.roots), np.ones(tree.roots, np.bool_), False
+        ahead = expand.ahead if isinstance(expand, Search) else 1
+        width = self.width if ahead == 1 else self.width * FREE
         while (frontier := room.expandable(tree, frontier, self.depth)).size:
             likely, (_, least, worst) = best(tree, frontier, WIDEST), budget.verifying(tree)
             found = expand.find(tree, likely, self.width) if isinstance(expand, Search) else None
@@ -111,7 +115,7 @@ class Yield(Policy):
             if guesses is not None:
                 below[likely] = np.exp(guesses.score).sum(axis=1)
             able = likely[read[likely]]
-            fed, ahead = (expand.passes(tree, able), expand.ahead) if isinstance(expand, Search) else (len(able), 1)
+            fed = expand.passes(tree, able) if isinstance(expand, Search) else len(able)
             if fed:
                 chosen = _worth_expanding(tree, able, budget, memory, below, least, fed, ahead)
             else:  # told by a pass of this step: nothing is worth more than its parent, so the rest need not be looked at
@@ -123,12 +127,17 @@ class Yield(Policy):
             rest = np.flatnonzero((below[likely] > least) & ~asked[likely])
             if chosen.size:
                 budget = budget.after(min(len(chosen), fed))
-                tree = _guesses(tree, chosen, expand(tree, chosen, self.width), memory).grown(tree, chosen)
+                after = _guesses(tree, chosen, expand(tree, chosen, width), memory)
+                tree = after.grown(tree, chosen, keep=None if width == self.width else self._likeliest(tree, chosen, after))
             if guesses is not None and rest.size:
                 tree = guesses.grown(tree, likely, rest)
             frontier = np.arange(before, len(tree))
             read = np.append(read, asked[tree.parents[frontier]])
         return fit(_worth_verifying(tree, budget, probing), room.nodes)
+
+    def _likeliest(self, tree: Tree, chosen: Ints, after: "_Guesses") -> Bools:
+        """[F, K] which of the candidates of a layer that costs nothing are looked at: as many as of any other layer."""
+        return top(tree, chosen, after.score, WIDEST * self.width)
 
     def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Learned:
         accepted = np.zeros(len(tree), np.bool_)
@@ -227,13 +236,13 @@ class _Guesses:
     score: Floats
     entropy: Floats
 
-    def grown(self, tree: Tree, frontier: Ints, which: Ints | None = None) -> Tree:
-        """The tree with all of them, or those after some of the frontier's nodes.
+    def grown(self, tree: Tree, frontier: Ints, which: Ints | None = None, keep: Bools | None = None) -> Tree:
+        """The tree with all of them, or those after some of the frontier's nodes, or some of each.
 
         Those not worth their verification are dropped at the end, when the whole tree is known.
         """
         if which is None:
-            return append(tree, frontier, self.candidates, None, self.score, self.entropy)
+            return append(tree, frontier, self.candidates, keep, self.score, self.entropy)
         return append(tree, frontier[which], self.candidates.shared(which), None, self.score[which], self.entropy[which])
 
 
