@@ -1,8 +1,11 @@
-"""One thread for every test, as the models are tiny and threads would only wait; no deadlines; and the command line."""
+"""One thread for every test, as the models are tiny and threads would only wait; no deadlines; no network; the command line."""
 
+import os
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before it is imported; else each name that is no folder waits for a hub, up to a minute
 
 import pytest
 import torch

@@ -83,7 +83,7 @@ def test_the_carried_layer_reads_its_tensors_in_their_places(deepseek: Path) -> 
     With one pair attention is the value alone; the layer's other parts are transformers' own.
     """
     target = Target.load(str(deepseek), torch.float32)
-    drafter = build("drafter", str(deepseek)).open(target)
+    drafter = build("drafter", f"mtp:checkpoint={deepseek},first=normed").open(target)
     raw = {k.removeprefix("model.layers.3."): v for k, v in load_file(deepseek / "model.safetensors").items()}
     verified = target.prefill(target.new_cache(1, 8), [np.array([5])], drafter.needs)
     state = drafter.start([np.array([5])], np.array([9]), verified.taps)
