@@ -6,8 +6,8 @@
 Random weights of real shapes. One thread by default. A pass over a root and n − 1 children, behind 256 tokens, is timed beside
 transformers' own pass over one token and beside path rows, the way that needs no mathematics (`tests/path_rows.py`), in turns.
 The tree form is what is done in the place of the mixers' functions, and the fold of a step's root; its share of a pass is told.
-Then `pld` and `suffix` with `yield` and plain decoding write the same texts, in turns, token by token. Each pair is saved; a run of
-the same settings goes on behind those in its file, so that they can be measured one at a time.
+Then `pld` and `suffix` with `yield` and plain decoding write the same texts, in turns, token by token. Each pair is saved; a
+run of the same settings goes on behind those in its file, so that they can be measured one at a time.
 """
 
 import json
