@@ -6,14 +6,15 @@
 Random weights of real shapes. One thread by default. A pass over a root and n − 1 children, behind 256 tokens, is timed beside
 transformers' own pass over one token and beside path rows, the way that needs no mathematics (`tests/path_rows.py`), in turns.
 The tree form is what is done in the place of the mixers' functions, and the fold of a step's root; its share of a pass is told.
-Then `pld` and `suffix` with `yield` and plain decoding write the same texts, in turns, token by token.
+Then `pld` and `suffix` with `yield` and plain decoding write the same texts, in turns, token by token. Each pair is saved; a
+run of the same settings goes on behind those in its file, so that they can be measured one at a time.
 """
 
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,8 +25,9 @@ import typer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftree import loop
+from draftree.boundary.files import write_text
 from draftree.boundary.machine import interleaved
-from draftree.engine import cache_of, load, usual
+from draftree.engine import Engine, cache_of, load, usual
 from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
 from draftree.models.dispatch import Answers
@@ -128,39 +130,47 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
     return found
 
 
-def decoding(target: Target, new: int, pairs: int, temperature: float) -> dict[str, dict[str, Any]]:
-    """Seconds with drafts over seconds without, by text, on the clock and of the processor; and whether texts are the same.
+def pair(target: Target, engines: dict[str, Engine], new: int, number: int, temperature: float) -> dict[str, dict[str, Any]]:
+    """Seconds with drafts over seconds without, of one text, on the clock and of the processor; and whether texts are the same.
 
     Plain decoding and the drafters take turns, token by token, so that whatever else the machine does meets all alike.
     """
+    draw = np.random.default_rng(number)
+    asked = [Request(draw.integers(3, 1000, 64).tolist(), new, sampling=Sampling(temperature=temperature, seed=number))]
+    rows = Rows(cache_of(target, asked))
+    runs = {"plain": (rows, loop.plain(target, usual(temperature == 0), rows, asked))}
+    runs |= {name: engine.begin(asked, reuse=False) for name, engine in engines.items()}
+    going, seconds = list(runs), {name: np.zeros(2) for name in runs}
+    while going:
+        name = min(draw.permutation(going).tolist(), key=lambda n: len(runs[n][0].written[0]))
+        start = np.array([time.perf_counter(), time.process_time()])
+        if next(runs[name][1], None) is None:
+            going.remove(name)
+        seconds[name] += np.array([time.perf_counter(), time.process_time()]) - start
+    found = {}
+    for name in engines:
+        clock, processor = (seconds[name] / seconds["plain"]).tolist()
+        same, length = runs[name][0].written == rows.written, runs[name][0].stats.acceptance_length
+        found[name] = {"clock": clock, "processor": processor, "acceptance_length": length, "same": same}
+    return found
+
+
+def decoding(target: Target, new: int, temperature: float, done: list[Any], pairs: int) -> Iterator[list[Any]]:
+    """The pairs of texts done so far, those of an earlier run first, after each further one."""
+    short = [Request(list(range(3, 67)), 4)]
+    for name in DRAFTERS:  # measured, and compiled where that is the first run after the installation, before the first text
+        load(target, name, "yield").write(short)
     engines = {name: load(target, name, "yield") for name in DRAFTERS}
-    for engine in engines.values():
-        engine.prices()  # measured before, not within the first text
-    found: dict[str, dict[str, list[float]]] = {
-        n: {"clock": [], "processor": [], "acceptance_length": [], "same": []} for n in DRAFTERS
-    }
-    for number in range(pairs):
-        draw = np.random.default_rng(number)
-        asked = [Request(draw.integers(3, 1000, 64).tolist(), new, sampling=Sampling(temperature=temperature, seed=number))]
-        rows = Rows(cache_of(target, asked))
-        runs = {"plain": (rows, loop.plain(target, usual(temperature == 0), rows, asked))}
-        runs |= {name: engine.begin(asked, reuse=False) for name, engine in engines.items()}
-        going, seconds = list(runs), {name: np.zeros(2) for name in runs}
-        while going:
-            name = min(draw.permutation(going).tolist(), key=lambda n: len(runs[n][0].written[0]))
-            start = np.array([time.perf_counter(), time.process_time()])
-            if next(runs[name][1], None) is None:
-                going.remove(name)
-            seconds[name] += np.array([time.perf_counter(), time.process_time()]) - start
-        for name, each in found.items():
-            clock, processor = (seconds[name] / seconds["plain"]).tolist()
-            each["clock"].append(clock)
-            each["processor"].append(processor)
-            each["acceptance_length"].append(runs[name][0].stats.acceptance_length)
-            each["same"].append(float(runs[name][0].written == rows.written))
-        print(number, {n: [round(x[-1], 4) for x in f.values()] for n, f in found.items()}, file=sys.stderr, flush=True)
-    ratios = ("clock", "processor")
-    return {n: {f"{by}_median": statistics.median(each[by]) for by in ratios} | each for n, each in found.items()}
+    for number in range(len(done), pairs):
+        done = [*done, pair(target, engines, new, number, temperature)]
+        print(number, done[-1], file=sys.stderr, flush=True)
+        yield done
+
+
+def summary(done: list[Any]) -> dict[str, dict[str, Any]]:
+    """Medians over the pairs, and each pair's figures, by drafter."""
+    by = {name: {key: [each[name][key] for each in done] for key in done[0][name]} for name in DRAFTERS}
+    return {n: {f"{k}_median": statistics.median(f[k]) for k in ("clock", "processor")} | f for n, f in by.items()}
 
 
 def main(
@@ -172,7 +182,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Seconds of all timed passes; 0 leaves them out.")] = 120,
     rounds: Annotated[int, typer.Option(help="Passes of which the share of the tree form is taken.")] = 7,
     new: Annotated[int, typer.Option(help="Tokens of a text.")] = 256,
-    pairs: Annotated[int, typer.Option(help="Pairs of texts; 0 leaves decoding out.")] = 10,
+    pairs: Annotated[int, typer.Option(help="Pairs of texts, those in the file counted; 0 leaves decoding out.")] = 10,
     temperature: Annotated[float, typer.Option(help="Of the texts.")] = 0.0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
     path_rows: Annotated[bool, typer.Option(help="Whether path rows are timed, too.")] = True,
@@ -186,9 +196,17 @@ def main(
         print(json.dumps(told["passes"], indent=1), file=sys.stderr, flush=True)
         told["tree_form"] = tree_form(target, context, rounds)
         print(json.dumps(told["tree_form"]), file=sys.stderr, flush=True)
-    if pairs:
-        told |= {"temperature": temperature, "new": new, "decoding": decoding(target, new, pairs, temperature)}
-    out.write_text(json.dumps({"provenance": provenance(target, 0), **told}, indent=1) + "\n")
+    written = json.loads(out.read_text()) if out.exists() else {}
+
+    def save(**more: Any) -> None:
+        write_text(out, json.dumps({"provenance": provenance(target, 0), **told, **more}, indent=1) + "\n")
+
+    if not pairs:
+        return save()
+    told |= {"temperature": temperature, "new": new}
+    done = written.get("pairs", []) if all(written.get(key) == value for key, value in told.items()) else []
+    for each in decoding(target, new, temperature, done, pairs):
+        save(decoding=summary(each), pairs=each)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,24 @@ def values(
 
 
 @compiled
+def falling(score: Array) -> Array:
+    """The order of falling scores, the first of equals first; numpy's own sorts take seconds to compile."""
+    count, width = len(score), 1
+    order, other = np.arange(count), np.empty(count, np.int64)
+    while width < count:
+        for start in range(0, count, 2 * width):
+            middle, end = min(start + width, count), min(start + 2 * width, count)
+            left, right = start, middle
+            for at in range(start, end):
+                if left < middle and (right == end or score[order[left]] >= score[order[right]]):
+                    other[at], left = order[left], left + 1
+                else:
+                    other[at], right = order[right], right + 1
+        order, other, width = other, order, 2 * width
+    return order
+
+
+@compiled
 def worth_verifying(score: Array, adds: Array, rate: float, left: float, ahead: int) -> tuple[int, float, float]:
     """How many best nodes gain the most over their verification.
 
@@ -69,16 +87,16 @@ def worth_verifying(score: Array, adds: Array, rate: float, left: float, ahead: 
         left: seconds that may still be spent.
         ahead: nodes over which the price of a further one is averaged at most.
     """
-    order, best, most, gain = np.sort(-score), 0, 0.0, 0.0
+    order, best, most, gain = falling(score), 0, 0.0, 0.0
     for i in range(len(order)):
-        gain += math.exp(-order[i])
+        gain += math.exp(score[order[i]])
         net = gain - rate * adds[i + 1]
         if adds[i + 1] <= max(left, 0.0) and net > most:
             best, most = i + 1, net
     further = np.inf
     for i in range(1, ahead + 1):
         further = min(further, (adds[best + i] - adds[best]) / i)
-    return best, rate * further, math.exp(-order[best - 1]) if best else np.inf
+    return best, rate * further, math.exp(score[order[best - 1]]) if best else np.inf
 
 
 @compiled
@@ -120,7 +138,7 @@ def worth_expanding(
         for _ in range(ahead):
             worth /= 1 + math.exp(-x)
             net[f] += max(worth - least, 0.0)
-    order, best, most, gain = np.argsort(-net, kind="mergesort"), 0, 0.0, 0.0
+    order, best, most, gain = falling(net), 0, 0.0, 0.0
     for i in range(len(order)):
         gain += max(net[order[i]], 0.0)
         if drafts[i] + first <= left and gain - rate * drafts[i] > most:
