@@ -67,7 +67,8 @@ def weights(drafter) -> dict[str, torch.Tensor]:
 
 
 def plan(**knobs) -> Plan:
-    return Plan(**{"epochs": 2, "batch_size": 4, "lr": 1e-2, "held_out": 0.1, "evaluate_every": 4, "save_every": 3} | knobs)
+    return Plan(**{"epochs": 2, "batch_size": 4, "lr": 1e-2, "held_out": 0.1, "evaluate_every": 4, "save_every": 3,
+                   "policy": "chain:length=2"} | knobs)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", METHODS)

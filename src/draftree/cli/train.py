@@ -65,6 +65,7 @@ class TrainOptions:
     evaluate_every: int = knob(250, help="Steps between two measurements.")
     save_every: int = knob(250, help="Steps between two saves of the state to go on from.")
     keep_every: int = knob(0, help="Steps between two checkpoints that are kept in OUT/step-N; 0 for none.")
+    policy: str = knob("ddtree:nodes=16", metavar="SPEC", help="The acceptance of its trees is measured beside chains'.")
     bf16: bool = knob(False, help="Forward passes in bfloat16.")
     cache_features: bool = knob(False, help="Compute the target's features once.")
     features: str = knob("", help="The folder of the cached ones; OUT/features by default.")

@@ -11,8 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.costs import Costs, CostTable
+from draftree.data.samples import Sample
 from draftree.drafters.base import Batch, Trainable
 from draftree.drafters.neural.losses import before
+from draftree.evaluation.driven import spread
+from draftree.evaluation.recording import Text
+from draftree.evaluation.trees import counted, expected_length
+from draftree.policies.base import Policy
 from draftree.training.processes import Processes
 from draftree.training.teacher import Teacher
 
@@ -20,6 +26,8 @@ DEPTHS = 10
 """The depth of the simulated chains of held-out text."""
 PHASES = range(0, DEPTHS, 3)
 """Offsets at which blocks begin; a few of them, so that each depth is met at many tokens."""
+TEXTS, TOKENS = 12, 48
+"""Held-out texts along which trees are grown, and tokens of each at most: trees are many times the work of chains."""
 
 
 @dataclass(frozen=True)
@@ -110,3 +118,35 @@ def acceptance_by_depth(batch: Batch, choice: Tensor, guess: Tensor, phase: int)
             matched[depth] += alive.sum()
             alive &= known[:, at]
     return matched, reached
+
+
+def tree_length(
+    teacher: Teacher,
+    drafter: Trainable[Any],
+    policy: Policy,
+    costs: Costs | CostTable,
+    samples: Sequence[int],
+    processes: Processes,
+) -> float | None:
+    """The acceptance length of a policy's trees, as `evaluation/trees.py` has it; None if nothing is learnt behind a prompt.
+
+    Args:
+        teacher: holds the samples.
+        drafter: its model is left in evaluation mode.
+        policy: grows the trees.
+        costs: for a policy that reads them.
+        samples: numbers of those that may be measured on.
+        processes: of the run; each goes along its share of the texts.
+    """
+    drafter.model.eval()
+    texts = [text for i in spread(samples, TEXTS) if (text := _first(teacher.samples[i])) is not None]
+    mine = texts[processes.rank :: processes.world]
+    found = processes.summed(torch.from_numpy(np.stack(counted(teacher.target, drafter, policy, mine, costs)))).cpu().numpy()
+    return expected_length(*found) if found[1].any() else None
+
+
+def _first(sample: Sample) -> Text | None:
+    """What is learnt of a sample first, behind what comes before it; None of fewer than 2 tokens."""
+    start = int(np.flatnonzero(sample.learn)[0])
+    end = start + int(np.argmin(np.append(sample.learn[start : start + TOKENS], False)))
+    return Text(sample.tokens[:end], start) if start and end - start > 1 else None

@@ -65,6 +65,8 @@ def remark(progress: trainer.Progress, measured: trainer.Progress) -> str:
     if measured.held_out_loss is not None:
         names = {"held-out loss": "held_out_loss", "overlap": "overlap", "acceptance length": "acceptance_length"}
         shown += [f"{name} {getattr(measured, attribute):.3f}" for name, attribute in names.items()]
+        if measured.tree_acceptance_length is not None:
+            shown.append(f"of trees {measured.tree_acceptance_length:.3f}")
         shown.append("by depth " + " ".join(f"{rate:.2f}" for rate in (measured.acceptance_by_depth or ())[:SHOWN_DEPTHS]))
     return ", ".join(shown)
 
@@ -157,6 +159,7 @@ class Training(Job):
 
     def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any) -> Fitted:
         plan = planned(self.method.stages, self.numbers, out, self.init_from is not None)
+        build("policy", plan.policy)  # refused before anything is loaded
         writable(out, folder=True)
         check_tracker(self.track)
         processes = Processes.on(how.get("device"))

@@ -20,7 +20,7 @@ from draftree.models.target import Target
 
 STATE, PLAN, LOG = "training.pt", "training.json", "training.jsonl"
 
-FREE = frozenset({"accumulate", "cache_features", "features", "evaluate_every", "save_every", "keep_every"})
+FREE = frozenset({"accumulate", "cache_features", "features", "evaluate_every", "save_every", "keep_every", "policy"})
 """Numbers of the plan that may change when a run goes on: they do not change what is learnt."""
 
 

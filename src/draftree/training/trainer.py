@@ -21,14 +21,19 @@ from torch import Tensor, nn
 from draftree.boundary.files import append, filled
 from draftree.boundary.interruption import Interrupted, postponed
 from draftree.boundary.knobs import knob
+from draftree.costs import Costs, CostTable
 from draftree.data.samples import Sample, digest
 from draftree.drafters.base import Batch, Recipe, Trainable
+from draftree.engine import UNIT
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG
 from draftree.models.target import Target
+from draftree.policies.base import Policy
+from draftree.registry import build
+from draftree.timing import measure
 from draftree.training import state
 from draftree.training.features import Shards
-from draftree.training.measures import evaluate
+from draftree.training.measures import evaluate, tree_length
 from draftree.training.processes import Processes, accelerator_of, check_tracker
 from draftree.training.teacher import Teacher
 from draftree.tree import Ints
@@ -49,6 +54,7 @@ class Plan(Recipe):
         evaluate_every: steps between two measurements.
         save_every: steps between two saves of the state to resume from.
         keep_every: steps between two checkpoints that are kept beside the last, in `step-N`; 0 for none.
+        policy: a spec; the acceptance of its trees is measured, too.
         bf16: whether forwards run in bfloat16 autocast.
         cache_features: whether the target's internals are computed once and kept in `features`.
         features: the folder of the kept ones; `features` in the checkpoint's folder by default.
@@ -61,6 +67,7 @@ class Plan(Recipe):
     evaluate_every: int = knob(250, least=1)
     save_every: int = knob(250, least=1)
     keep_every: int = knob(0, least=0)
+    policy: str = "ddtree:nodes=16"
     bf16: bool = False
     cache_features: bool = False
     features: str = ""
@@ -95,7 +102,7 @@ class Plan(Recipe):
 
 @dataclass(frozen=True)
 class Progress:
-    """A run's step and loss, and after a measurement the held-out figures of `Measures`."""
+    """A run's step and loss, and after a measurement the held-out figures of `Measures`, and `tree_length`."""
 
     step: int
     steps: int
@@ -104,6 +111,7 @@ class Progress:
     overlap: float | None = None
     acceptance_length: float | None = None
     acceptance_by_depth: tuple[float, ...] | None = None
+    tree_acceptance_length: float | None = None
 
 
 class Objective(nn.Module):
@@ -189,6 +197,8 @@ class Run:
         first: how many steps are done.
         steps: how many there will be.
         said: what the run was asked for.
+        policy: whose trees' acceptance is measured.
+        costs: of this pairing, for a policy that reads them.
     """
 
     plan: Plan
@@ -204,6 +214,8 @@ class Run:
     first: int
     steps: int
     said: Mapping[str, Any]
+    policy: Policy
+    costs: Costs | CostTable
 
     @classmethod
     def begun(
@@ -243,8 +255,10 @@ class Run:
             if processes.main:
                 state.note(out, said, first)
         processes.same(first, "the states to go on from")
-        teacher = Teacher(target, drafter.needs, samples, plan.seed, shards)
-        return cls(plan, out, drafter, teacher, accelerator, processes, objective, optimizer, learnt, held, first, steps, said)
+        teacher, policy = Teacher(target, drafter.needs, samples, plan.seed, shards), build("policy", plan.policy)
+        costs = CostTable(measure(target, drafter)) if policy.reads_costs else UNIT  # in float32: they are of this run alone
+        return cls(plan, out, drafter, teacher, accelerator, processes, objective, optimizer, learnt, held, first, steps, said,
+                   policy, costs)  # fmt: skip
 
     def learn(self, step: int) -> float:
         """One step of the optimiser; returns the loss of all processes' samples.
@@ -297,7 +311,10 @@ class Run:
         together = self.plan.together(self.processes.world)
         with self._precision():
             found = evaluate(self.teacher, self.drafter, self.held, together, self.processes)
-        return progress if found is None else replace(progress, **asdict(found))
+        if found is None:
+            return progress
+        length = tree_length(self.teacher, self.drafter, self.policy, self.costs, self.held, self.processes)
+        return replace(progress, **asdict(found), tree_acceptance_length=length)
 
     def log(self, progress: Progress) -> None:
         """Tells the trackers of every step, and the log of every measurement."""

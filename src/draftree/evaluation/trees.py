@@ -1,0 +1,167 @@
+"""How far a policy's trees are accepted along known texts, where the target's choice after every token is known.
+
+Decoding goes along a text: after each root the policy grows its tree with the drafter, as it would, and what of the text is
+in the tree is committed. With r_d the share of trees that hold the target's greedy choice at depth d, among those that held
+it at all depths before and whose text went on with it, the acceptance length to be expected is
+
+    1 + Σ_d Π_{j ≤ d} r_j .
+
+A tree is the one that decoding would grow, so nothing is taken for independent but the depths; behind a token that the target
+would not have chosen nothing is known, so such a text counts no further at that root. Of texts that the target wrote greedily
+nothing is lost.
+
+Shapes: R texts, T tokens, N nodes, F frontier nodes, K candidates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.costs import Costs, CostTable
+from draftree.drafters.base import Drafter
+from draftree.evaluation.recording import Recording, Text
+from draftree.models.target import Target
+from draftree.policies.base import Policy, Search
+from draftree.sampling.drawing import Drawing
+from draftree.stats import Work
+from draftree.tree import MAX_NODES, Candidates, Floats, Ints, Room, Tree, Verdict
+
+DEPTHS = 10
+"""The deepest layer of these trees."""
+TOGETHER = 4
+"""Texts that are gone along at a time."""
+
+
+@dataclass
+class Asking(Search):
+    """Expands nodes through a drafter, whose state it carries.
+
+    Attributes:
+        drafter: that is asked.
+        state: its state.
+        frontiers: how many nodes each draft step was fed.
+    """
+
+    drafter: Drafter[Any]
+    state: Any
+    frontiers: list[int] = field(default_factory=list)
+
+    def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        if fed := self.passes(tree, frontier):
+            self.frontiers.append(fed)
+        candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, Drawing())
+        return candidates
+
+    def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
+        found, self.state = self.drafter.find(self.state, tree, frontier, k, Drawing())
+        return found
+
+    def passes(self, tree: Tree, frontier: Ints) -> int:
+        return self.drafter.passes(self.state, tree, frontier)
+
+    @property
+    def ahead(self) -> int:
+        return self.drafter.ahead
+
+
+@torch.inference_mode()
+def counted(
+    target: Target, drafter: Drafter[Any], policy: Policy, texts: Sequence[Text], costs: Costs | CostTable
+) -> tuple[Floats, Floats]:
+    """Counts, by depth, of trees that held the target's choice there, and of trees that could have: [depths] each.
+
+    Args:
+        target: reads each text once.
+        drafter: is driven as in decoding.
+        policy: grows the trees; one that reads costs grows them for one text at a time, as their number changes what pays.
+        texts: known, of at least 2 tokens behind each prompt.
+        costs: for such a policy.
+    """
+    memory, matched, reached = policy.start(), np.zeros(DEPTHS), np.zeros(DEPTHS)
+    size = 1 if policy.reads_costs else TOGETHER
+    for i in range(0, len(texts), size):
+        recording = Recording.of(target, texts[i : i + size], drafter.needs.hidden)
+        memory = _along(recording, drafter, policy, costs, memory, matched, reached)
+    return matched, reached
+
+
+def expected_length(matched: Floats, reached: Floats) -> float:
+    """1 + Σ_d Π_{j ≤ d} r_j of the counts by depth, r_d = matched / reached."""
+    return float(1 + np.cumprod(matched / np.maximum(reached, 1)).sum())
+
+
+def _along(
+    source: Recording,
+    drafter: Drafter[Any],
+    policy: Policy,
+    costs: Costs | CostTable,
+    memory: Any,
+    matched: Floats,
+    reached: Floats,
+) -> Any:
+    """Goes along texts and adds to the counts; returns what the policy has learnt."""
+    texts, needs = source.texts, drafter.needs
+    choices = [_choices(source, row) for row in range(len(texts))]
+    cache = source.new_cache(len(texts), 0)
+    prompts = [t.tokens[: t.start] for t in texts]
+    at, last = np.array([t.start for t in texts]), np.array([len(t.tokens) - 1 for t in texts])
+    roots = np.array([t.tokens[t.start] for t in texts])
+    state = drafter.start(prompts, roots, source.prefill(cache, prompts, needs).taps)
+    while (live := np.flatnonzero(at < last)).size:
+        asking = Asking(drafter, state)
+        planted = Tree.planted(live, np.array([texts[r].tokens[at[r]] for r in live.tolist()]))
+        room = Room(np.minimum(DEPTHS, source.target.decoder.context - 1 - at), MAX_NODES)
+        context = int(at[live].max())
+        prices = costs.at(context, len(live))
+        tree = policy.draft(asking, planted, prices, room, memory)
+        paths = []
+        for root, row in enumerate(live.tolist()):
+            paths.append(_walk(tree, root, texts[row].tokens[at[row] :], choices[row][at[row] :], matched, reached))
+        bonus = [texts[r].tokens[at[r] + len(path) + 1] for r, path in zip(live.tolist(), paths, strict=True)]
+        verdict = Verdict(tuple(paths), np.array(bonus, np.int64))
+        kept = np.concatenate([verdict.kept(root) for root in range(len(live))])
+        positions = at[tree.row[kept]] + tree.depth[kept]
+        taps = source.taps(cache, tree.row[kept], positions, tree.tokens[kept], needs)
+        source.commit(cache, tree, verdict)
+        state = drafter.commit(asking.state, tree, verdict, taps)
+        work = Work(tuple(asking.frontiers), len(tree), len(live), context)
+        memory = policy.observe(memory, tree, verdict, work, prices)
+        at[live] += 1 + np.array([len(path) for path in paths])
+    return memory
+
+
+def _choices(source: Recording, row: int) -> Ints:
+    """[T] the target's likeliest token after each token of a text from its first new one on; −1 before."""
+    text = source.texts[row]
+    positions = np.arange(text.start, len(text.tokens))
+    chosen = source.after(np.full(len(positions), row), positions).argmax(-1).cpu().numpy()
+    return np.concatenate((np.full(text.start, -1), chosen))
+
+
+def _walk(tree: Tree, root: int, tokens: Ints, choices: Ints, matched: Floats, reached: Floats) -> Ints:
+    """The nodes of a tree that stand on the text; adds to the counts, as far as the text is what the target chooses.
+
+    Args:
+        tree: that was grown.
+        root: whose tree it is.
+        tokens: [T] the text from the root on; the node that its last token would be is not committed.
+        choices: [T] the target's choice after each of them.
+        matched: and
+        reached: the counts by depth.
+    """
+    node, path, chosen = root, [], True
+    for depth, (choice, token) in enumerate(zip(choices[:DEPTHS].tolist(), tokens[1 : 1 + DEPTHS].tolist(), strict=False)):
+        children = tree.children(node)
+        if chosen:
+            reached[depth] += 1
+            matched[depth] += choice in tree.tokens[children]
+        chosen &= choice == token
+        on = children[tree.tokens[children] == token]
+        if not on.size or depth + 2 >= len(tokens):
+            break
+        node = int(on[0])
+        path.append(node)
+    return np.array(path, np.int64)
