@@ -44,7 +44,7 @@ def test_a_replay_takes_the_steps_of_the_live_run(target: Target, pair: tuple[st
     live, prompts = engine(target, *pair), suites.load("demo").prompts
     for i, prompt in enumerate(prompts[:1]):
         sampling = Sampling(temperature=temperature, seed=3)
-        request = Request(encode(target.tokenizer, prompt.content), 24, target.eos, i, sampling=sampling)
+        request = Request(encode(target.tokenizer, prompt.content), 16, target.eos, i, sampling=sampling)
         wanted = replace(live, learned={}).write([request], reuse=False)
         text = Text(np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt))
         source = Replayed.along(target, text, live.drafter.needs.hidden)
@@ -71,7 +71,7 @@ def asked(target: Target, count: int = 2, temperature: float = 0.0, tokens: int 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_recordings_are_kept_and_read_without_a_layer_of_the_target(target: Target, tmp_path: Path, temperature: float) -> None:
-    requests, drafters = asked(target, 2, temperature), ("edd", "glide", "eagle")
+    requests, drafters = asked(target, 2, temperature, 12), ("edd", "glide")
     engines = [engine(target, d, "chain") for d in drafters]
     wanted = [e.write([r], reuse=False).stats for e in engines for r in requests]
     needs = [e.drafter.needs for e in engines]
@@ -130,12 +130,6 @@ def test_a_broken_recording_is_recorded_again_or_told(target: Target, tmp_path: 
     (folder / "texts.jsonl").write_text(lines[: len(lines) // 2])  # broken off
     again = Recordings.open(folder, target, [Needs((-4,))])
     assert again.missing(requests) == requests
-
-
-@pytest.fixture
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.timing.LONGEST", 0.01)
-    monkeypatch.setattr("draftree.timing.kept", lambda kind, key: tmp_path / f"{hash(str(key))}.costs")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Forty pairings × temperatures 0 and 1 × 20 prompts × 48 tokens on SmolLM2-135M, on one core: docs/results.md, "Forty pairings".
+#
+#     cd FOLDER; …/benchmarks/evidence.sh [pairings|machines|claims|lookahead…]     # all of them by default
+#
+# FOLDER holds spec_bench.jsonl, gsm8k_train.jsonl and `drafters`: glide and mtp of recipes/smollm2_drafters.py, and dspark,
+# dflash, jetspec, peagle and edd-1848, each taught by its first 1,848 answers (docs/smollm2.md, "Drafters of blocks"). The other
+# drafters are shipped. The model writes every text once; all else is replayed along these texts. An interrupted run, killed
+# even, goes on where it was by the same command.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+export OMP_NUM_THREADS=1
+asked=(--target smollm2 --suite spec_bench:spec_bench.jsonl --per-category 4 --max-new-tokens 48)
+for task in mt_bench summarization qa math_reasoning rag; do asked+=(--category "$task"); done
+
+pairs() {
+    cat <<'PAIRS'
+edd chain:length=5
+edd pct
+edd eagle2
+edd cape
+edd vct
+edd opttree
+edd ddtree
+edd beam
+edd dymax
+edd dyjoint
+edd c2t:classifier=smollm2
+edd static:paths=smollm2/edd
+edd yield
+vdm chain:length=5
+vdm pct
+eagle chain:length=5
+eagle eagle2
+eagle static:paths=eagle1/mc_sim_7b_63
+eagle eagle2:rerank=false
+eagle eagle2:expand_by=confidence,rank_by=confidence
+eagle pct
+eagle3 eagle2
+eagle3 yield
+drafters/glide chain:length=5
+drafters/glide cape
+drafters/mtp chain:length=5
+drafters/edd-1848 chain:length=8
+drafters/dspark chain:length=8
+drafters/dspark yield
+drafters/dflash chain:length=8
+drafters/dflash ddtree
+drafters/jetspec accumlogp
+drafters/peagle eagle2
+pld chain:length=10
+suffix trie
+edd+suffix yield
+of-rest trie
+of-aded mcts
+of-aded chain:length=4
+of-aded yield
+PAIRS
+}
+
+stores() {  # of what the drafters learnt from
+    for kind in rest aded; do
+        [ -d "of-$kind" ] && continue
+        [ -f answers.jsonl ] || python - "$here" <<'PY'
+import pathlib, sys
+sys.path.insert(0, sys.argv[1] + "/../recipes")
+from smollm2_drafters import ALL, kept
+kept(pathlib.Path("gsm8k_train.jsonl"), ALL, pathlib.Path("answers.jsonl"))
+PY
+        draftree datastore build --kind "$kind" --target smollm2 --data answers.jsonl --out "of-$kind"
+    done
+}
+
+replay() {  # OUT [OPTION…], and a line for each pairing on standard input
+    local pairing options=()
+    while read -r pairing; do options+=(--pair "$pairing"); done
+    draftree replay "${asked[@]}" --recording recording "${options[@]}" "${@:2}" --out "$1.json"
+}
+
+pairings() { pairs | replay evidence --temperature 0 --temperature 1; }
+machines() {  # simulated, greedy: policies that read costs draft anew for each machine
+    local options=() name
+    for name in h100-8b rtx4090-8b-int4 4b300-dsv4flash h200-27b-hybrid; do options+=(--machine "$name"); done
+    pairs | grep -E '^(edd|eagle3|drafters/dflash|drafters/dspark|suffix|edd\+suffix) (chain|pct|eagle2|cape|ddtree|opttree|yield|trie)' |
+        replay evidence_machines "${options[@]}"
+}
+lookahead() { draftree bench "${asked[@]}" --pair "lookahead trie" --out evidence_lookahead.json; }
+
+stores
+[ $# -gt 0 ] || set -- pairings machines lookahead
+for part in "$@"; do "$part"; done
