@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Forty pairings × temperatures 0 and 1 × 20 prompts × 48 tokens on SmolLM2-135M, on one core: docs/results.md, "Forty pairings".
 #
-#     cd FOLDER; …/benchmarks/evidence.sh [pairings|machines|claims|lookahead…]     # all of them by default
+#     cd FOLDER; …/benchmarks/evidence.sh [pairings|machines|lookahead…]     # all of them by default
 #
 # FOLDER holds spec_bench.jsonl, gsm8k_train.jsonl and `drafters`: glide and mtp of recipes/smollm2_drafters.py, and dspark,
 # dflash, jetspec, peagle and edd-1848, each taught by its first 1,848 answers (docs/smollm2.md, "Drafters of blocks"). The other
@@ -81,7 +81,7 @@ pairings() { pairs | replay evidence --temperature 0 --temperature 1; }
 machines() {  # simulated, greedy: policies that read costs draft anew for each machine
     local options=() name
     for name in h100-8b rtx4090-8b-int4 4b300-dsv4flash h200-27b-hybrid; do options+=(--machine "$name"); done
-    pairs | grep -E '^(edd|eagle3|drafters/dflash|drafters/dspark|suffix|edd\+suffix) (chain|pct|eagle2|cape|ddtree|opttree|yield|trie)' |
+    pairs | grep -E '^(edd (chain|pct|eagle2|cape|opttree|ddtree|yield)|eagle3|suffix)' |
         replay evidence_machines "${options[@]}"
 }
 lookahead() { draftree bench "${asked[@]}" --pair "lookahead trie" --out evidence_lookahead.json; }

@@ -184,20 +184,24 @@ def test_policies_that_read_costs_are_replayed_on_each_machine(tmp_path: Path, q
 
 
 @pytest.mark.long
-def test_a_replay_takes_the_drafter_s_time(target: Target) -> None:
+@pytest.mark.parametrize("pair", ["suffix trie", "pld trie", "edd chain", "eagle chain"])
+def test_a_replay_takes_the_drafter_s_time(pair: str) -> None:
+    """Look-ups less than a fifth of the live time, trained drafters no more than 1.2 times what drafting takes live."""
     small = Target.load("demo")
-    requests = asked(small, 6, tokens=96)
-    for drafter, most in (("suffix", 0.2), ("pld", 0.2), ("edd", None), ("eagle", None)):
-        live = engine(small, drafter, "trie" if most else "chain")
-        done = [replace(live).write([r], reuse=False) for r in requests for _ in range(2)][1::2]
+    requests, live = asked(small, 6, tokens=96), engine(small, *pair.split())
+    spent, drafting, replayed = list[float](), list[float](), list[float]()
+    for _ in range(4):  # the first one warms up; other programs only ever make the others slower
+        done = [replace(live, learned={}).write([r], reuse=False) for r in requests]
         texts = [
             Text(np.array([*r.prompt, *d.tokens[0]], np.int64), len(r.prompt)) for r, d in zip(requests, done, strict=True)
         ]
         sources = [Replayed.along(small, text, live.drafter.needs.hidden) for text in texts]
         start = time.perf_counter()
         for source, request in zip(sources, requests, strict=True):
-            replace(live, target=source).write([request], reuse=False)
-        seconds = time.perf_counter() - start
-        drafting, whole = sum(d.stats.draft_seconds for d in done), sum(d.stats.seconds for d in done)
-        print(f"{drafter}: {seconds:.2f} s replayed, {whole:.2f} s live, of which drafting {drafting:.2f} s")
-        assert seconds < whole * (most or 0.65)  # on so small a target the loop's own time is a third of the drafting's
+            replace(live, target=source, learned={}).write([request], reuse=False)
+        replayed.append(time.perf_counter() - start)
+        spent.append(sum(d.stats.seconds for d in done))
+        drafting.append(sum(d.stats.draft_seconds for d in done))
+    mine, whole, part = (min(seconds[1:]) for seconds in (replayed, spent, drafting))
+    print(f"{pair}: {mine:.2f} s replayed, {whole:.2f} s live, of which drafting {part:.2f} s")
+    assert mine < (whole / 5 if pair.endswith("trie") else 1.2 * part)
