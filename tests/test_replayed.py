@@ -18,7 +18,7 @@ from draftree.evaluation.recording import Text
 from draftree.evaluation.recordings import Recordings
 from draftree.evaluation.replayed import Replayed
 from draftree.models.target import Needs
-from draftree.registry import build
+from draftree.registry import build, own_names, part
 
 COSTS = Costs({1: 0.1, 32: 0.3}, {1: 1.0, 64: 2.0}, 0.05)
 
@@ -55,6 +55,20 @@ def test_a_replay_takes_the_steps_of_the_live_run(target: Target, pair: tuple[st
             assert found.stats.steps == wanted.stats.steps
             assert found.stats.work == wanted.stats.work
         assert replayed.plain([request]).tokens == wanted.tokens
+
+
+@pytest.mark.parametrize("name", [n for n in own_names("drafter") if n not in {"lookahead", *(p[0] for p in PAIRS)}])
+def test_a_drafter_of_no_demo_is_replayed_step_by_step(target: Target, name: str) -> None:
+    """Those that draft a block, and those of a corpus, with weights that nobody has trained."""
+    live = Engine(target, part("drafter", name)().example(target), build("policy", "vct"), costs=COSTS)
+    for temperature in (0.0, 1.0):
+        (request,) = asked(target, 1, temperature, 6)
+        wanted = replace(live, learned={}).write([request], reuse=False)
+        text = Text(np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt))
+        source = Replayed.along(target, text, live.drafter.needs.hidden)
+        found = replace(live, target=source, learned={}).write([request], reuse=False)
+        assert (found.tokens, found.stats.steps, found.stats.work) == (wanted.tokens, wanted.stats.steps, wanted.stats.work)
+        assert any(step.nodes for step in found.stats.steps) or name in ("rest", "aded")
 
 
 def test_what_needs_passes_of_the_target_is_refused(target: Target) -> None:
