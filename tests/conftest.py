@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before it is imported; else each name that is no folder waits for a hub, up to a minute
@@ -32,6 +32,17 @@ class Silent(terminal.Clock):
 @pytest.fixture(autouse=True)
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "CLOCK", Silent())
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Costs are measured in a moment, and kept inside the tests of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("draftree.timing.LONGEST", 0.01)
+        patch.setattr("draftree.timing.CONTEXTS", (32,))
+        patch.setattr("draftree.boundary.machine.ROUNDS", (1, 2))
+        patch.setenv("DRAFTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

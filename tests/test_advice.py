@@ -1,7 +1,6 @@
 """One verdict on whether to speculate: chosen on one half of the prompts, judged on the other."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -78,9 +77,7 @@ def test_the_pairings_that_are_tried() -> None:
     assert advice.pairings(["vdm"], ("edd", "pct"), True)[:2] == [("vdm", "yield"), ("vdm", "pct")]
 
 
-def test_the_command_says_one_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr("draftree.timing.LONGEST", 0.01)
-    monkeypatch.setattr("draftree.timing.kept", lambda kind, key: tmp_path / f"{hash(str(key))}.json")
+def test_the_command_says_one_verdict(quick: None, capsys) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["advise", "--drafter", "vdm", "--limit", "4", "--max-new-tokens", "8", "--json"])
     said = json.loads(capsys.readouterr().out)

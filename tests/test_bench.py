@@ -4,7 +4,6 @@ import importlib.util
 import io
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -33,6 +32,8 @@ from draftree.stats import Stats, Step, Work
 from draftree.testing.fakes import tiny_target
 from folders import target_folder
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 ROOT = Path(__file__).parent.parent
 ROW = {"drafter", "policy", "rule", "acceptor", "draw", "lossy", "promises_text", "temperature", "prompts",
        "new_tokens", "steps", "acceptance_length", "alpha", "alpha_bound", "nodes_per_step", "depth_per_step", "draft_seconds",
@@ -54,15 +55,6 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(target_folder(tmp_path_factory.mktemp("target")))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Costs are measured in a moment, and kept inside the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftree.timing.LONGEST", 0.01)
-        patch.setenv("DRAFTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture
@@ -506,7 +498,7 @@ def test_a_replayed_table_has_the_counts_of_a_bench_and_no_clock(tmp_path: Path,
     costs = tmp_path / "costs.json"
     CostTable((COSTS,)).save(costs)
     asked = ["--suite", "demo", "--pair", "edd chain", "--pair", "edd+suffix yield", "--per-category", "1",
-             "--max-new-tokens", "12", "--temperature", "0", "--temperature", "1", "--costs", costs]  # fmt: skip
+             "--max-new-tokens", "6", "--temperature", "0", "--temperature", "1", "--costs", costs]  # fmt: skip
     assert run(*map(str, asked), "--out", str(live)) == 0
     for _ in range(2):  # the second time along texts from the folder
         with pytest.raises(SystemExit, match="0"):

@@ -1,6 +1,7 @@
 """The papers' claims: judged by planted rows, not run with a reason, and run on the toy."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from draftree.cli.app import main
 from draftree.costs import Costs, CostTable
-from draftree.evaluation.claims import CLAIMS, Claim, judged, named, selected, summary
+from draftree.evaluation.analyses import GROUPS, Looked, grouped
+from draftree.evaluation.claims import PLAIN, Claim, judged, named, summary
+from draftree.evaluation.papers import CLAIMS, TRAINED, selected
 from draftree.registry import build, names
 
 
@@ -47,25 +50,61 @@ def test_p_values_are_adjusted_for_all_claims_that_were_judged() -> None:
     assert all(j.ratio is not None and j.ratio.p == pytest.approx(min(1, 30 * alone.p)) for j in many)
 
 
+def test_a_pairing_is_compared_with_plain_decoding_on_its_own_costs() -> None:
+    saved = result({"a x": 2.0})
+    saved["rows"][0]["per_prompt"]["counted_plain"] = [100.0] * 20
+    claims = [Claim("P", "1", "c", "f", "a x", PLAIN, "counted_seconds"), Claim("P", "1", "c", "f", "a x", PLAIN, level=1e-9)]
+    found = judged(claims, [saved], {}, {})
+    assert found[0].verdict == "holds"
+    assert found[0].ratio is not None
+    assert found[0].ratio.value == pytest.approx(0.5, rel=0.02)
+    assert found[0].taus == (2.0, 1.0)
+    assert found[1].verdict == "ties", "it is as significant as it must be, or it does not hold"
+
+
+def test_groups_of_candidates_are_claims_by_their_places() -> None:
+    """Six places, of which three are sure, and two of these right; the sixth no chain comes to."""
+    one = Looked(np.array([1, 2, 5, 1, 2, 1]), np.array([0, 0, 1, 0, 8, 0]), np.array([0.9, 0.8, 0.7, 0.1, 0.2, 0.9]),
+                 np.array([0.5, 0.5, 0.5, 3.0, 3.0, 3.0]), np.array([True] * 5 + [False]))  # fmt: skip
+    rows = {r["policy"]: r["per_prompt"] for r in grouped([one, one], "d")}
+    assert {name: (r["places"], r["tokens"]) for name, r in rows.items() if name != "closed-said"} == {
+        "sure": ([3, 3], [2.0, 2.0]), "unsure": ([2, 2], [1.0, 1.0]), "upper-left": ([3, 3], [3.0, 3.0]),
+        "deep": ([1, 1], [0.0, 0.0]), "lower-right": ([0, 0], [0.0, 0.0]), "open": ([3, 3], [2.0, 2.0]),
+        "open-said": ([3, 3], [pytest.approx(1.2)] * 2), "closed": ([3, 3], [2.0, 2.0]),
+    }  # fmt: skip
+    assert rows["closed-said"]["tokens"] == [pytest.approx(2.4)] * 2
+    looked = [replace(one, rank=np.where(np.arange(6) == i % 6, 1 - one.rank.clip(0, 1), one.rank)) for i in range(12)]
+    claims = [
+        Claim("P", "1", "c", "f", f"d {a}", f"d {b}", "places") for a, b in (("sure", "unsure"), ("closed-said", "closed"))
+    ]
+    found = judged(claims, [{"rows": [], "places": grouped(looked, "d"), "provenance": {}}], {}, {})
+    assert [j.ratio is not None and (j.ratio.value < 1) for j in found] == [True, True]
+    assert found[0].cells()["here"].startswith("right 0.")
+
+
 def test_what_is_not_run_says_why() -> None:
     claims = [Claim("P", "1", "c", "f", "a x", "b y"), Claim("P", "2", "c", "f", not_run="needs a GPU"),
               Claim("P", "3", "c", "f", "a x", "z y")]  # fmt: skip
     found = judged(claims, [result({"a x": 1.0})], {}, {"z": "no drafter 'z'"})
     assert [j.verdict for j in found] == ["not run"] * 3
-    assert [j.why for j in found] == ["no result has both pairings at this temperature", "needs a GPU", "no drafter 'z'"]
+    assert [j.why for j in found] == ["no result has both at this temperature", "needs a GPU", "no drafter 'z'"]
     assert summary(found) == (
         "3 claims, holds: 0, ties: 0, fails: 0, not run: 3; p adjusted by Holm's method for the 0 that were judged."
     )
     assert named("edd pct", {"edd": "FOLDER"}) == "FOLDER pct"
+    assert named("a:x=1 c2t:chain=true", {"a": "a:of=F", "c2t": "c2t:c=T"}) == "a:of=F,x=1 c2t:c=T,chain=true"
 
 
 def test_every_pairing_of_the_papers_exists() -> None:
     for claim in CLAIMS:
         assert bool(claim.mine) is not bool(claim.not_run)
-        for pairing in filter(None, (claim.mine, claim.other)):
+        for pairing in claim.pairings:
             drafter, _, policy = pairing.partition(" ")
-            assert drafter in names("drafter")
+            assert drafter.partition(":")[0] in {*names("drafter"), *TRAINED}
             build("policy", policy)
+        if claim.by == "places":
+            assert {side.partition(" ")[2] for side in (claim.mine, claim.other)} <= GROUPS.keys()
+        assert claim.mine != PLAIN
     assert {c.paper for c in selected(["eagle", "c2t"])} == {"EAGLE-2", "C2T"}
 
 
@@ -77,7 +116,9 @@ def test_the_command_replays_and_judges(tmp_path: Path, capsys) -> None:
         main(list(map(str, words)))
     said = json.loads(capsys.readouterr().out)
     assert said == json.loads((tmp_path / "t.json").read_text())
-    assert [c["verdict"] == "not run" for c in said["claims"]] == [False, True, True, True]
+    assert [c["verdict"] == "not run" for c in said["claims"]] == [
+        False, False, True, True, True, False, True, False, False, False, True, True, True,
+    ]  # fmt: skip
     assert (tmp_path / "t.t0.json").is_file()
     with pytest.raises(SystemExit, match="0"):
         main(

@@ -126,6 +126,7 @@ def sandbox(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("DRAFTREE_CACHE", str(home / "cache"))
     monkeypatch.setattr(machine, "ROUNDS", (1, 2))
     monkeypatch.setattr(timing, "LONGEST", 0.1)
+    monkeypatch.setattr(timing, "CONTEXTS", (32,))
     monkeypatch.chdir(tmp_path)
     for name in ("chats.jsonl", "pile.jsonl", "text.jsonl"):
         Path(name).write_text(CHATS)

@@ -85,11 +85,9 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 @pytest.mark.parametrize("name", ["compare", "train"])
-def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     """Its cells, in order and in one namespace, as a kernel would run them; none asks for a magic."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("draftree.timing.LONGEST", 0.01)
-    monkeypatch.setattr("draftree.timing.kept", lambda kind, key: tmp_path / f"{hash(str(key))}.json")
     book = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8"))
     assert book["nbformat"] == 4
     space: dict[str, Any] = {"__name__": "__main__"}

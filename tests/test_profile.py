@@ -136,10 +136,8 @@ def test_floors_are_of_what_a_pass_reads_or_does(target: Target) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, quick: None) -> Path:
     """Of a tiny target, for which costs are measured in a moment."""
-    monkeypatch.setattr("draftree.timing.LONGEST", 0.01)
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
     return target_folder(tmp_path / "target")
 
 

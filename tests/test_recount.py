@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -23,19 +22,12 @@ from draftree.registry import build
 from draftree.stats import Stats, Step, Work
 from draftree.testing.fakes import tiny_target
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT.parent / "shared" / "reference" / "machines"
 COSTS = CostTable((Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, 0.5, 10), Costs({1: 0.7}, {1: 5.0, 8: 13.0}, 0.5, 200)))
 OTHER = CostTable((Costs({1: 0.1}, {1: 4.0, 8: 4.5}),))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftree.timing.LONGEST", 0.01)
-        folder = tmp_path_factory.mktemp("costs")
-        patch.setattr("draftree.timing.kept", lambda kind, key: folder / f"{hash(str(key))}.json")
-        yield
 
 
 def status(*args: str) -> int:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from draftree.engine import Engine
     from draftree.evaluation.bench import Bench
     from draftree.evaluation.machines import Machine
-    from draftree.request import Request
 
 RULES = ("greedy", "match")
 """The acceptors whose choice at every place of a text follows from the text and the seed alone."""
@@ -36,12 +35,12 @@ class ReplayOptions(CellsOptions):
 @asks_for
 def replay(ctx: typer.Context, asked: ReplayOptions) -> None:
     """Count what drafters × policies bring along recorded texts, without a pass of the target, here or on other machines."""
-    result, requests = replayed(ctx, asked)
-    saved(result, asked, requests, asked.as_json)
+    result, work = replayed(ctx, asked)
+    saved(result, asked, list(work.requests), asked.as_json)
 
 
-def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any], list[Request]]":
-    """The result of a replay, and what was asked.
+def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any], Bench]":
+    """The result of a replay, and what was run.
 
     Raises:
         UserError: something that is asked for does not exist, does not fit, or cannot be replayed.
@@ -73,7 +72,7 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
             merged = [dict(before) | new for before, new in zip(first, done, strict=True)] if first else done
             runs[name] = merged, priced.prices
         result = finished(work, runs, about, ready.categories(requests))
-    return result, requests
+    return result, work
 
 
 def tables(work: "Bench") -> "dict[str, CostTable]":

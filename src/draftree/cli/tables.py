@@ -16,7 +16,9 @@ from draftree.cli.replay import ReplayOptions, replayed
 from draftree.errors import UserError
 
 if TYPE_CHECKING:
+    from draftree.evaluation.bench import Bench
     from draftree.evaluation.claims import Claim
+    from draftree.evaluation.intervals import ResultRow
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class TablesOptions(ReplayOptions):
     suite: str = knob("demo", help="A shipped suite, a file of prompts, or FORMAT:FILE of a benchmark.")
     paper: list[str] = knob((), help="Only papers whose name contains this: EDD, EAGLE, GLIDE, C2T, ADED; repeat it.")
     named: list[str] = knob(
-        (), flag="--as", metavar="NAME=SPEC", help="The drafter that stands for the papers' NAME; repeat it."
+        (), flag="--as", metavar="NAME=SPEC", help="The drafter or policy that stands for the papers' NAME; repeat it."
     )
     result: list[Path] = knob((), help="Read what `bench` or `replay` saved, and run nothing; repeat it.")
     as_json: AsJson = False
@@ -38,27 +40,29 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
     """Replay the papers' tables with a target's drafters, and say of each claim whether it holds, ties or fails."""
     from draftree.boundary.files import write_text
     from draftree.cli import terminal
-    from draftree.evaluation import claims, report
+    from draftree.evaluation import claims, papers, report
 
-    chosen = claims.selected(asked.paper)
+    chosen = papers.selected(asked.paper)
     if not chosen:
-        there = ", ".join(dict.fromkeys(c.paper for c in claims.CLAIMS))
+        there = ", ".join(dict.fromkeys(c.paper for c in papers.CLAIMS))
         raise UserError(f"no paper is named like {' or '.join(asked.paper)}; there are {there}")
     if asked.drafter or asked.pair:
         raise UserError(
             "tables were given --drafter or --pair, but the recipes say what is run: --as NAME=SPEC names a drafter"
         )
     writable(asked.out)
-    names, missing = drafters(chosen, asked)
+    names, missing = parts(chosen, asked)
     results = [report.read(path) for path in asked.result]
     if not results:
         for temperature in sorted({c.temperature for c in chosen if c.mine}):
-            able = [c for c in chosen if c.mine and c.temperature == temperature and not absent(c, missing)]
-            pairs = list(dict.fromkeys(claims.named(p, names) for c in able for p in (c.mine, c.other)))
+            able = [c for c in chosen if c.temperature == temperature and not c.parts & missing.keys()]
+            pairs = list(dict.fromkeys(claims.named(p, names) for c in able for p in c.pairings))
             if pairs:
                 path = asked.out.with_name(f"{asked.out.stem}.t{temperature:g}.json")
                 now = replace(asked, pair=pairs, temperature=[temperature], out=path)
-                results.append(replayed(ctx, now)[0])
+                result, work = replayed(ctx, now)
+                drafters = {claims.named(name, names) for c in able if c.by == "places" for name in c.parts}
+                results.append(result | ({"places": places(work, drafters)} if drafters else {}))
                 report.save(results[-1], path)
     found = claims.judged(chosen, results, names, missing)
     rows = [
@@ -72,20 +76,32 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
     terminal.line(claims.summary(found))
 
 
-def absent(claim: "Claim", missing: "dict[str, str]") -> bool:
-    """True where a drafter of the claim is not there."""
-    return any(pairing.partition(" ")[0] in missing for pairing in (claim.mine, claim.other))
+def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
+    """The groups of candidates of some of a replay's drafters, along its texts."""
+    from draftree.cli import terminal
+    from draftree.evaluation.analyses import Looked, grouped
+
+    assert work.recordings is not None
+    temperature, rows = next(c.temperature for c in work.cells), list["ResultRow"]()
+    with terminal.busy("looking at candidates along the texts"):
+        for spec, drafter in {d: e.drafter for (d, _), e in work.engines.items() if d in drafters}.items():
+            read = [work.recordings.recording(work.asked(r, temperature)) for r in work.requests]
+            rows += grouped([Looked.along(one, drafter, one.texts) for one in read], spec)
+    return rows
 
 
-def drafters(chosen: "Sequence[Claim]", asked: TablesOptions) -> "tuple[dict[str, str], dict[str, str]]":
-    """By a drafter's name in the claims, the spec that stands for it; and why there is none."""
-    from draftree.models.sources import shipped
+def parts(chosen: "Sequence[Claim]", asked: TablesOptions) -> "tuple[dict[str, str], dict[str, str]]":
+    """By the name of a drafter or policy in the claims, the spec that stands for it; and why there is none."""
+    from draftree.evaluation.papers import TRAINED
+    from draftree.models.sources import known, shipped, shipped_folder
+    from draftree.registry import names
 
-    given = dict(item.partition("=")[::2] for item in asked.named)
-    known = {getattr(c, side).partition(" ")[0] for c in chosen for side in ("mine", "other") if c.mine}
+    given, told = dict(item.partition("=")[::2] for item in asked.named), set().union(*(c.parts for c in chosen))
     for name in given:
-        if name not in known:
-            raise UserError(f"--as names '{name}', the claims are about {', '.join(sorted(known))}")
-    there = {method for _, method in shipped(asked.target)} | {"pld"}
-    missing = {n: f"no drafter '{n}' for {asked.target}: --as {n}=FOLDER names one" for n in known - there - given.keys()}
-    return given, missing
+        if name not in told:
+            raise UserError(f"--as names '{name}', the claims are about {', '.join(sorted(told))}")
+    if shipped_folder(asked.target, "c2t"):
+        given.setdefault("c2t", f"c2t:classifier={known(asked.target)}")
+    there = {method for _, method in shipped(asked.target)} | {"pld", *names("policy"), *given}
+    missing = {n: f"no drafter '{n}' for {asked.target}: --as {n}=FOLDER names one" for n in told - there}
+    return given, missing | {n: f"needs a drafter of its own: {TRAINED[n]}; --as {n}=FOLDER" for n in missing if n in TRAINED}

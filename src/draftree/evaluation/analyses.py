@@ -3,7 +3,7 @@
 Shapes: M places, K candidates, D depths.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ import numpy as np
 from draftree.drafters.base import Drafter
 from draftree.evaluation import worklog
 from draftree.evaluation.driven import Source, replay
+from draftree.evaluation.intervals import ResultRow
 from draftree.evaluation.recording import Text
 from draftree.stats import Step
 from draftree.tree import Bools, Floats, Ints
@@ -143,3 +144,38 @@ def by_category(row: dict[str, Any], categories: Sequence[str], name: str = "nod
     for category, count, steps in zip(categories, each[name], each["steps"], strict=True):
         found.setdefault(category or "all", []).append(count / max(steps, 1))
     return found
+
+
+OPEN, CLOSED = 2.0, 1.0
+"""Nats from which an entropy counts as high, and below which as low (C2T, Figure 2, has seven intervals)."""
+Group = Callable[[Looked], tuple[Bools, Floats | Bools]]
+GROUPS: Mapping[str, Group] = {
+    "sure": lambda at: (at.reached & (at.confidence >= 0.5), at.rank == 0),
+    "unsure": lambda at: (at.reached & (at.confidence < 0.5), at.rank == 0),
+    "upper-left": lambda at: (at.depth == 1, at.rank == 0),
+    "deep": lambda at: (at.depth == 5, at.rank == 0),
+    "lower-right": lambda at: (at.depth == 3, at.rank == 2),
+    "open": lambda at: (at.entropy >= OPEN, at.rank == 0),
+    "open-said": lambda at: (at.entropy >= OPEN, at.confidence),
+    "closed": lambda at: (at.entropy < CLOSED, at.rank == 0),
+    "closed-said": lambda at: (at.entropy < CLOSED, at.confidence),
+}
+"""Groups of candidates that claims of papers compare: the places where they stand, and whether each was right, or how likely
+that was by q."""
+
+
+def grouped(looked: Sequence[Looked], drafter: str) -> list[ResultRow]:
+    """The groups of a drafter's candidates as rows of a result: of each text how many there are (`places`) and are right.
+
+    Args:
+        looked: of each text.
+        drafter: its spec.
+    """
+    rows = list[ResultRow]()
+    for name, group in GROUPS.items():
+        found = [group(one) for one in looked]
+        places, right = [int(at.sum()) for at, _ in found], [float(hit[at].sum()) for at, hit in found]
+        share = sum(right) / max(sum(places), 1)
+        row = {"drafter": drafter, "policy": name, "temperature": 0.0, "acceptance_length": share}
+        rows.append(row | {"per_prompt": {"tokens": right, "places": places}})
+    return rows
