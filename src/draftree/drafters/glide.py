@@ -280,7 +280,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         """[R, n, D] the last norm's output after the tokens fed; their keys and values go into scratch slots."""
         cache = state.own.cache
         places = torch.from_numpy(feed.positions).to(self.decoder.device)
-        past, mask = cache.writer(feed.starts, feed.tokens.shape[1]), self.decoder.mask(feed, cache.lengths)
+        past, mask = cache.writer(feed.starts, feed.tokens.shape[1]), self.decoder.mask(cache, feed)
         return self._states(feed.tokens, places, mask, past, self._glimpse(state, feed.positions))
 
     def _states(self, ids: Tensor, places: Tensor, mask: Any, past: Cache | None, glimpse: Glimpse | None) -> Tensor:

@@ -6,15 +6,19 @@ same contract by other means (`states.py`).
 """
 
 import copy
+import itertools
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache
 
+from draftree.models.feed import Feed, hide_far, write_mask
+from draftree.models.ladder import Ladder
 from draftree.models.rules import Stash
 from draftree.models.states import Final, Pass, States
 from draftree.tree import Ints
@@ -40,6 +44,7 @@ class SlotCache:
         dtype: of keys and values.
         device: of the tensors.
         states: of the layers that fold the text into a state, where there are any.
+        ladder: the sizes that passes over it come in.
 
     Attributes:
         lengths: [R] committed tokens of each row; their positions are 0 … length − 1.
@@ -52,9 +57,11 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device,
         states: States | None = None,
+        ladder: Ladder = Ladder(),
     ) -> None:
         self.shapes, self.rows, self.dtype, self.device, self.states = tuple(shapes), rows, dtype, device, states
         self.lengths: Ints = np.zeros(rows, np.int64)
+        self.ladder, self._masks = ladder, dict[bool, Tensor]()
         kinds = list(dict.fromkeys(self.shapes))
         self._place = [
             (kinds.index(s), [i for i, t in enumerate(self.shapes) if t == s].index(layer))
@@ -75,6 +82,11 @@ class SlotCache:
         return int(self._groups[0][0].shape[3]) if self._groups else 0
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Where its keys lie, and how many slots they have: other ones after it has grown."""
+        return (self._groups[0][0].data_ptr() if self._groups else 0), self.capacity
+
+    @property
     def state_bytes(self) -> int:
         """The size of states and their snapshots; 0 where no layer has a state."""
         return 0 if self.states is None else self.states.bytes
@@ -83,7 +95,7 @@ class SlotCache:
         """Makes room for `slots` slots a row, keeping what is there; grows by at least half, so seldom."""
         if slots <= self.capacity:
             return
-        grown = max(slots, self.capacity * 3 // 2)
+        grown = self.ladder.capacity(max(slots, self.capacity * 3 // 2))
         for i, pair in enumerate(self._groups):
             new = tuple(self._zeros(t.shape[0], t.shape[2], grown, t.shape[4]) for t in pair)
             for old, fresh in zip(pair, new, strict=True):
@@ -106,21 +118,49 @@ class SlotCache:
 
     def writer(self, starts: Ints, n: int, at: Pass | None = None) -> "Writer":
         """The cache of a forward pass of n tokens a row; row r is written from slot `starts[r]` on, states as the pass says."""
-        self.reserve(int(starts.max()) + n)
-        return Writer(self, starts, n, at)
+        return Writer(self, starts, n, self._end(int(starts.max()) + n), at)
+
+    def mask(self, feed: Feed, window: int | None = None) -> Tensor:
+        """Additive mask [R, 1, n, S] of a pass over a feed, for layers that see the whole text or so many positions of it.
+
+        Of a step, not a prompt, it is written where the last one lay, and holds until the next one of its kind.
+        """
+        n = feed.tokens.shape[1]
+        shape = self.rows, 1, n, self._end(int(feed.starts.max()) + n)
+        size, lies = math.prod(shape), self._masks.get(window is None)
+        if feed.whole or lies is None or len(lies) < size:
+            with torch.inference_mode(False):  # memory that may be written to outside of one, too
+                lies = torch.empty(size, dtype=self.dtype, device=self.device)
+        if not feed.whole:
+            self._masks[window is None] = lies
+        full = write_mask(lies[:size].view(shape), feed, self.lengths)
+        return full if window is None else hide_far(full, feed, self.lengths, window)
+
+    def _end(self, used: int) -> int:
+        """The slots that a pass sees which uses so many: those, or all there are."""
+        self.reserve(used)
+        return self.capacity if self.ladder.few else used
 
     def keep(self, row: int, slots: Ints) -> None:
         """Commits what lies in `slots`, in that order, behind the committed tokens of a row."""
-        start = int(self.lengths[row])
-        if self.states is not None:
-            self.states.keep(row, start, slots - start)
-        target = np.arange(start, start + len(slots))
-        if not np.array_equal(slots, target):
-            source = torch.from_numpy(slots).to(self.device)
-            for pair in self._groups:
-                for t in pair:
-                    t[:, row, :, start : start + len(slots)] = t[:, row].index_select(2, source)
-        self.lengths[row] = start + len(slots)
+        self.keep_all(np.array([row]), [slots])
+
+    def keep_all(self, rows: Ints, slots: Sequence[Ints]) -> None:
+        """Commits what lies in `slots[i]`, in that order, behind the committed tokens of row `rows[i]`; all of them at once."""
+        moved, starts, counts = [], self.lengths[rows], np.array([len(each) for each in slots])
+        for i, (row, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
+            if self.states is not None:
+                self.states.keep(row, start, slots[i] - start)
+            if not np.array_equal(slots[i], np.arange(start, start + counts[i])):
+                moved.append(i)
+        if moved:
+            # Rows with fewer tokens move their last one several times.
+            nth = np.minimum(np.arange(counts[moved].max()), counts[moved, None] - 1)
+            source, to = np.stack([slots[i][n] for i, n in zip(moved, nth, strict=True)]), starts[moved, None] + nth
+            row, old, new = (torch.from_numpy(each).to(self.device) for each in (rows[moved, None], source, to))
+            for t in itertools.chain.from_iterable(self._groups):
+                t[:, row, :, new] = t[:, row, :, old]
+        self.lengths[rows] = starts + counts
 
     def insert(self, layer: int, rows: Ints, slots: Ints, keys: Tensor, values: Tensor) -> None:
         """Commits keys and values [H, T, width] computed elsewhere, token t into `slots[t]` of `rows[t]`.
@@ -139,7 +179,7 @@ class SlotCache:
     def taken(self, rows: Ints) -> "SlotCache":
         """A copy of some rows' committed tokens."""
         states = None if self.states is None else self.states.taken(rows)
-        part = SlotCache(self.shapes, len(rows), self.dtype, self.device, states)
+        part = SlotCache(self.shapes, len(rows), self.dtype, self.device, states, self.ladder)
         part.lengths = self.lengths[rows]
         part.reserve(int(part.lengths.max()))
         part._copy(self, np.arange(len(rows)), rows)
@@ -186,28 +226,38 @@ class SlotCache:
 
 
 class Writer(Cache):
-    """A `SlotCache` as one forward pass of a transformers model sees it: writes its tokens, reads what lies before."""
+    """A `SlotCache` as one forward pass of a transformers model sees it: writes its tokens, reads what lies before.
 
-    def __init__(self, cache: SlotCache, starts: Ints, n: int, at: Pass | None = None) -> None:
+    Attributes:
+        slots: [R, n] where tokens are written, in passes of few sizes and of rows of different lengths.
+    """
+
+    def __init__(self, cache: SlotCache, starts: Ints, n: int, end: int, at: Pass | None = None) -> None:
         super().__init__(layers=[])
-        self._cache, self._end, self._pass = cache, int(starts.max()) + n, at
+        self._cache, self._end, self._pass = cache, end, at
+        self._stop = int(starts[0]) + n
         self._uniform = bool((starts == starts[0]).all())
         self._start = int(starts[0])
-        if not self._uniform:
-            self._rows = torch.arange(cache.rows, device=cache.device)[:, None]
-            self._slots = torch.from_numpy(starts[:, None] + np.arange(n)).to(cache.device)
+        if cache.ladder.few or not self._uniform:
+            self._uniform, self._rows = False, torch.arange(cache.rows, device=cache.device)[:, None]
+            self.slots = torch.from_numpy(starts[:, None] + np.arange(n)).to(cache.device)
+
+    def at(self, slots: Tensor) -> Self:
+        """The same that writes to slots [R, n] of another tensor."""
+        self.slots = slots
+        return self
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores [R, H, n, width] and returns everything up to the last slot written."""
+        """Stores [R, H, n, width] and returns everything up to the last slot written, or that there is."""
         keys, values = self._cache.layer(layer_idx)
         if self._uniform:
-            keys[:, :, self._start : self._end] = key_states
-            values[:, :, self._start : self._end] = value_states
+            keys[:, :, self._start : self._stop] = key_states
+            values[:, :, self._start : self._stop] = value_states
         else:
-            keys[self._rows, :, self._slots] = key_states.transpose(1, 2)
-            values[self._rows, :, self._slots] = value_states.transpose(1, 2)
+            keys[self._rows, :, self.slots] = key_states.transpose(1, 2)
+            values[self._rows, :, self.slots] = value_states.transpose(1, 2)
         return keys[:, :, : self._end], values[:, :, : self._end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
@@ -21,14 +20,15 @@ from draftree.boundary.phases import phase
 from draftree.errors import UserError
 from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, check_bounds, refuse_unsupported
 from draftree.models.cache import Catcher, LayerShape, SlotCache
+from draftree.models.capture import Capture, Eager, Given, Made
 from draftree.models.dispatch import Answers, answering, install
 from draftree.models.exact_attention import register
-from draftree.models.feed import Feed, additive_mask
+from draftree.models.feed import Feed
+from draftree.models.ladder import Ladder
 from draftree.models.linears import rows_of
 from draftree.models.recorder import Kept, Recorder
 from draftree.models.sources import ATTENTION
 from draftree.models.states import States
-from draftree.tree import Ints
 
 register()
 
@@ -42,15 +42,21 @@ class Decoder:
     Args:
         model: a causal language model of transformers 5.
         within: makes the context of each pass; by default there is none.
+        capture: how passes over trees are run; by default as they are written.
 
     Raises:
         UserError: the architecture cannot be fed a tree; the text names it and the reason.
     """
 
-    def __init__(self, model: PreTrainedModel, within: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
+        capture: Capture = Eager(),
+    ) -> None:
         refuse_unsupported(model.config, type(model))
         refuse_attention(model)
-        self.model, self._within = model, within
+        self.model, self._within, self.capture = model, within, capture
         model.train(False)
         self.config: PreTrainedConfig = model.config.get_text_config(decoder=True)
         self.layer_types: tuple[str, ...] = tuple(getattr(self.config, "layer_types", None) or ())
@@ -155,7 +161,8 @@ class Decoder:
         """An empty cache for `rows` sequences with room for `slots` tokens each, to begin with."""
         kept = self.kept
         states = States(kept.states, rows, self.dtype, self.device, kept.clamped) if kept.states else None
-        cache = SlotCache(kept.shapes, rows, self.dtype, self.device, states)
+        ladder = self.capture.ladder if states is None and self.rope_boundary is None else Ladder()
+        cache = SlotCache(kept.shapes, rows, self.dtype, self.device, states, ladder)
         cache.reserve(slots)
         return cache
 
@@ -174,17 +181,9 @@ class Decoder:
             return _Masks({FULL: full, "attention": full, SLIDING: windowed})
         return windowed if self.window is not None else full
 
-    def mask(self, feed: Feed, committed: Ints) -> Tensor | Mapping[str, Tensor]:
-        """Additive attention mask [R, 1, n, S] of a feed; S ends with its last token."""
-        full = additive_mask(feed, committed, self.dtype)
-        if self.window is None:
-            return self.by_type(full.to(self.device))
-        sliding = full.clone()
-        for r, scratch in enumerate(feed.scratch_positions):
-            keys = np.concatenate((np.arange(committed[r]), scratch))
-            far = feed.positions[r][:, None] - keys[None, :] >= self.window
-            sliding[r, 0, :, : len(keys)].masked_fill_(torch.from_numpy(far), torch.finfo(self.dtype).min)
-        return self.by_type(full.to(self.device), sliding.to(self.device))
+    def mask(self, cache: SlotCache, feed: Feed) -> Tensor | Mapping[str, Tensor]:
+        """Additive attention mask [R, 1, n, S] of a feed behind what a cache holds, in the form the model takes."""
+        return self.by_type(cache.mask(feed), None if self.window is None else cache.mask(feed, self.window))
 
     def causal(self, ids: Tensor, cache: Cache | None = None) -> dict[str, Any]:
         """Positions and mask of whole texts [B, T], and a cache that catches what they store, as arguments of the forward."""
@@ -207,15 +206,43 @@ class Decoder:
         Returns:
             Logits [R, n or len(keep), V].
         """
+        return self.read(cache, feed, keep)[0]
+
+    def read(
+        self, cache: SlotCache, feed: Feed, keep: int | Tensor = 0, layers: Sequence[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """As `forward`, and hidden states [R, n, D] of the pass.
+
+        Args:
+            cache: of this model.
+            feed: the tokens.
+            keep: the columns of the logits.
+            layers: entries of transformers' `hidden_states`, negative ones counted from the end.
+        """
+        n = feed.tokens.shape[1]
+        captured = cache.ladder.few and not feed.whole and isinstance(keep, int)
+        feed = feed.widened(cache.ladder.width(n)) if captured else feed
         at = None if cache.states is None else cache.states.begin(feed, cache.lengths)
-        positions = torch.from_numpy(feed.positions).to(self.device)
-        laid_out = self._laid_out(positions, self.mask(feed, cache.lengths))
-        given = self._cached(cache.writer(feed.starts, feed.tokens.shape[1], at))
+        writer, full = cache.writer(feed.starts, feed.tokens.shape[1], at), cache.mask(feed)
+        given = {"tokens": feed.tokens, "positions": torch.from_numpy(feed.positions).to(self.device), "full": full}
+        if self.window is not None:
+            given["sliding"] = cache.mask(feed, self.window)
+        if captured:
+            given["slots"] = writer.slots
+
+        def body(given: Given) -> Made:
+            with self.tapped(layers) as caught:
+                mask = self.by_type(given["full"], given.get("sliding"))
+                past = self._cached(writer.at(given["slots"]) if captured else writer)
+                laid_out = self._laid_out(given["positions"], mask)
+                logits: Tensor = self.model(input_ids=given["tokens"], logits_to_keep=keep, **laid_out, **past).logits
+            return logits, *(caught[layer] for layer in layers)
+
         ours = nullcontext() if at is None else answering(Answers(at))
         with self._within(), self._rows_apart(feed), ours, phase("model"):
-            output = self.model(input_ids=feed.tokens, logits_to_keep=keep, **laid_out, **given)
-        logits: Tensor = output.logits
-        return logits
+            kind = cache.place, feed.tokens.shape, keep, tuple(layers)
+            logits, *hidden = self.capture.run(kind, given, body) if captured else body(given)
+        return logits[:, :n], {layer: h[:, :n] for layer, h in zip(layers, hidden, strict=True)}
 
     @contextmanager
     def _rows_apart(self, feed: Feed) -> Iterator[None]:

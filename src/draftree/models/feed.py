@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from draftree.tree import Bools, Ints
 
@@ -60,14 +61,41 @@ class Feed:
         visible = [np.tri(len(t), dtype=np.bool_) for t in rows]
         return replace(cls.packed(rows, positions, starts, visible, positions, device), whole=True)
 
+    def widened(self, width: int) -> Self:
+        """The feed in a pass of `width` tokens a row; what pads it is read by nobody."""
+        more = width - self.tokens.shape[1]
+        places = np.pad(self.positions, ((0, 0), (0, more)))
+        return replace(self, tokens=pad(self.tokens, (0, more)), positions=places) if more else self
 
-def additive_mask(feed: Feed, committed: Ints, dtype: torch.dtype) -> Tensor:
-    """Additive mask [R, 1, n, S] of a feed on the host, for layers that see the whole text; S ends with its last token."""
-    rows, n = feed.tokens.shape
-    full = torch.full((rows, 1, n, int(feed.starts.max()) + n), torch.finfo(dtype).min, dtype=dtype)
+
+def write_mask(mask: Tensor, feed: Feed, committed: Ints) -> Tensor:
+    """Writes the additive mask of a feed for layers that see the whole text; returns it.
+
+    Args:
+        mask: [R, 1, n, S] to be written, where it lies; S at least as far as the feed's last token.
+        feed: of n tokens a row.
+        committed: [R] tokens before it that all see.
+    """
+    mask.fill_(torch.finfo(mask.dtype).min)
     for r, seen in enumerate(feed.visible):
         length, (wide, deep) = int(committed[r]), seen.shape
-        full[r, 0, :, :length] = 0
-        full[r, 0, :wide, length : length + deep].masked_fill_(torch.from_numpy(seen), 0)
-        full[r, 0, wide:] = 0  # padding sees something, lest it becomes NaN and, as a masked value, makes NaN of others
-    return full
+        mask[r, 0, :, :length] = 0
+        mask[r, 0, :wide, length : length + deep].masked_fill_(torch.from_numpy(seen).to(mask.device), 0)
+        mask[r, 0, wide:] = 0  # padding sees something, lest it becomes NaN and, as a masked value, makes NaN of others
+    return mask
+
+
+def hide_far(mask: Tensor, feed: Feed, committed: Ints, window: int) -> Tensor:
+    """Hides in a mask that `write_mask` wrote what lies a window or more of positions before each token; returns it."""
+    lowest = torch.finfo(mask.dtype).min
+    for r, (seen, scratch) in enumerate(zip(feed.visible, feed.scratch_positions, strict=True)):
+        length, wide = int(committed[r]), len(seen)
+        if not wide:
+            continue
+        nearest = feed.positions[r, :wide, None] - window + 1  # of the positions that each token sees
+        low, high = (int(cut.clip(0, length)) for cut in (nearest.min(), nearest.max()))
+        mask[r, 0, :wide, :low] = lowest
+        for at, keys in ((low, np.arange(low, high)), (length, scratch)):  # where tokens differ: no more than they span
+            far = torch.from_numpy(keys < nearest).to(mask.device)
+            mask[r, 0, :wide, at : at + len(keys)].masked_fill_(far, lowest)
+    return mask

@@ -277,8 +277,7 @@ class Target:
             ends = [max(len(t) - 1, 0) for t in part]
             columns = sorted(set(ends))
             keep = torch.tensor(columns, device=self.decoder.device)
-            with self.decoder.tapped(needs.hidden) as caught:
-                out = self.decoder.forward(cache, feed, keep)
+            out, caught = self.decoder.read(cache, feed, keep, needs.hidden)
             for r, ids in enumerate(part):
                 if len(ids):
                     logits[r] = out[r, columns.index(ends[r])]
@@ -311,8 +310,7 @@ class Target:
         places = [positions[i] for i in rows]
         visible = [seen[np.ix_(i, i)] for i in rows] if cache.rows > 1 else [seen]
         feed = Feed.packed([tokens[i] for i in rows], places, cache.lengths.copy(), visible, places, self.decoder.device)
-        with self.decoder.tapped(needs.hidden) as caught:
-            out = self.decoder.forward(cache, feed)
+        out, caught = self.decoder.read(cache, feed, layers=needs.hidden)
         packed, n = _Packing(row, rows, out.device), len(tree)
         logits, hidden = packed(out), {layer: packed(h)[:n] for layer, h in caught.items()}
         probe_logits = None if probes is None else logits[n:]
@@ -322,10 +320,9 @@ class Target:
     @in_phase("commit")
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
         """Moves root and accepted nodes behind the committed tokens and forgets the rest."""
-        for root in range(tree.roots):
-            row = int(tree.row[root])
-            columns = np.searchsorted(tree.of_row(row), verdict.kept(root))
-            cache.keep(row, cache.lengths[row] + columns)
+        rows = tree.row[: tree.roots]
+        kept = [np.searchsorted(tree.of_row(row), verdict.kept(root)) for root, row in enumerate(rows.tolist())]
+        cache.keep_all(rows, [cache.lengths[row] + columns for row, columns in zip(rows.tolist(), kept, strict=True)])
 
 
 def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
@@ -68,9 +69,10 @@ class Distributions:
     ) -> None:
         self._logits, self._processors, self._text, self.greedy = logits, processors, text, greedy
         best, index = logits.max(dim=-1)  # NaN wins a maximum, so the check costs no pass of its own
-        if not bool(torch.isfinite(best).all()):
+        told = torch.stack((best.double(), index.double())).cpu().numpy()  # one transfer; float64 holds numbers up to 2⁵³
+        if not np.isfinite(told).all():
             raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
-        self._argmax: list[int] = index.tolist()
+        self._argmax: list[int] = told[1].astype(np.int64).tolist()
         self._scores: dict[int, tuple[Tensor, Tensor]] = {}
         self._p: dict[int, Tensor] = {}
         self._refused: dict[int, NotANumber] = {}

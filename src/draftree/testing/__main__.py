@@ -10,8 +10,10 @@ import time
 import torch
 
 from draftree.errors import DraftreeError
+from draftree.models.capture import Graphs
 from draftree.registry import KINDS, part, parts
 from draftree.testing.conformance import SCRIPTED, Suite, cases
+from draftree.testing.fakes import Recorder, tiny_target
 
 
 def main() -> int:
@@ -20,6 +22,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="every check for every pairing, not pairwise")
     for kind in KINDS:
         parser.add_argument(f"--{kind}", action="append", default=[], metavar="NAME", help=f"only this {kind}; repeat it")
+    parser.add_argument("--captured", action="store_true", help="passes of few sizes, recorded once and repeated")
     asked = vars(parser.parse_args())
     only: dict[str, list[str]] = {kind: asked[kind] for kind in KINDS}
     try:
@@ -29,7 +32,8 @@ def main() -> int:
         parser.error(str(error))
     chosen = cases(asked["full"], only)
     torch.set_num_threads(1)  # the models are tiny, and threads would only wait for each other
-    suite, failed, start = Suite(), 0, time.perf_counter()
+    target = tiny_target(capture=Graphs(Recorder())) if asked["captured"] else tiny_target()
+    suite, failed, start = Suite(target), 0, time.perf_counter()
     for acceptor in only["acceptor"] or parts("acceptor"):
         suite.baseline(acceptor)
     for case in chosen:

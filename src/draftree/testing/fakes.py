@@ -4,7 +4,7 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, V vocabulary, C context
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -16,6 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from draftree.drafters.base import Drafter
 from draftree.drafters.lookup.texts import Texts, cut, extended
+from draftree.models.capture import Capture, Eager, Made
 from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.distributions import absent
@@ -24,7 +25,7 @@ from draftree.sampling.noise import Chance
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 
-def tiny_target(context: int = 40, seed: int = 1) -> Target:
+def tiny_target(context: int = 40, seed: int = 1, capture: Capture = Eager()) -> Target:
     """A Llama of random float64 weights: 4 layers, 61 tokens, its logits far enough apart that ties do not occur."""
     config = LlamaConfig(
         vocab_size=61,
@@ -41,7 +42,30 @@ def tiny_target(context: int = 40, seed: int = 1) -> Target:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Target(Decoder(LlamaForCausalLM(config).double()), "tiny")
+        return Target(Decoder(LlamaForCausalLM(config).double(), capture=capture), "tiny")
+
+
+class Recorder:
+    """Records passes as a GPU would: repeating one runs what was recorded, with nothing of what the host has learnt since.
+
+    Attributes:
+        recorded: passes recorded.
+        launched: passes repeated.
+    """
+
+    def __init__(self) -> None:
+        self.recorded = self.launched = 0
+
+    def __call__(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+        lying = work()
+        self.recorded += 1
+
+        def replay() -> None:
+            self.launched += 1
+            for to, made in zip(lying, work(), strict=True):
+                to.copy_(made)
+
+        return replay, lying
 
 
 @final

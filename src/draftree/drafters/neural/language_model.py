@@ -362,7 +362,7 @@ class BorrowingDrafter(Trainable[State]):
 
     def __init__(self, knobs: TrainableMethod, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
-        self.decoder, self._head = Decoder(model), head_of(model)
+        self.decoder, self._head = Decoder(model, capture=target.decoder.capture.of(model)), head_of(model)
 
     @property
     def drafted(self) -> Drafted | None:

@@ -28,7 +28,7 @@ from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, la
 from draftree.drafters.neural.masks import additive, block_starts
 from draftree.drafters.neural.vocabulary import whole
 from draftree.models.cache import LayerShape, SlotCache
-from draftree.models.feed import Feed, additive_mask
+from draftree.models.feed import Feed
 from draftree.models.target import CHUNK, LAST, Taps
 from draftree.sampling.drawing import Drafted, Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -166,7 +166,7 @@ class PairReader(Trainable[Pairs]):
 
     @in_phase("model")
     def _pass(self, cache: SlotCache, feed: Feed, features: Tensor, level: int = 0) -> Tensor:
-        mask = additive_mask(feed, cache.lengths, features.dtype).to(features.device)
+        mask = cache.mask(feed)
         if level:
             _hide(mask, feed, cache.lengths, level)
             cache = cache.lifted(level * self.model.depth)

@@ -1,0 +1,25 @@
+"""The sizes that passes come in: as many tokens and slots as there are, or a few that passes are compiled or captured for."""
+
+from dataclasses import dataclass
+
+SLOTS = 256
+"""Slots that a cache of fixed capacity grows by."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The sizes of passes.
+
+    Attributes:
+        few: whether a pass is padded to the next power of two of tokens, and sees all slots of its cache.
+    """
+
+    few: bool = False
+
+    def width(self, tokens: int) -> int:
+        """Tokens a row of a pass that is to hold so many."""
+        return 1 << (tokens - 1).bit_length() if self.few else tokens
+
+    def capacity(self, slots: int) -> int:
+        """Slots of a cache that is to hold so many."""
+        return -(-slots // SLOTS) * SLOTS if self.few else slots
