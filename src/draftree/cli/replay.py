@@ -71,7 +71,8 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
             done = journals.enter_context(journalled(priced, about, tables(priced), journal, f"replaying {name}".strip()))
             merged = [dict(before) | new for before, new in zip(first, done, strict=True)] if first else done
             runs[name] = merged, priced.prices
-        result = finished(work, runs, about, ready.categories(requests))
+        with terminal.busy("measuring the drafters by themselves"):
+            result = finished(work, runs, about, ready.categories(requests))
     return result, work
 
 
