@@ -108,7 +108,8 @@ from draftree.evaluation.intervals import Ratio
 names = Claim.__dataclass_fields__
 found = [(Claim(**{k: v for k, v in c.items() if k in names}), c) for c in json.load(sys.stdin)["claims"] if c["ratio"]]
 rows = [Judged(of, tuple(c["τ"]), Ratio(**c["ratio"]), c["verdict"]).cells() | {"verdict": c["verdict"]} for of, c in found]
-json.dump({"rows": rows}, open("evidence_claims.json", "w"), indent=1, ensure_ascii=False)'
+about = {k: v for k, v in json.load(open("evidence.json"))["provenance"].items() if k not in ("costs", "drafting")}
+json.dump({"provenance": about, "rows": rows}, open("evidence_claims.json", "w"), indent=1, ensure_ascii=False)'
 }
 
 stores

@@ -58,7 +58,8 @@ def markdown(result: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> str
         if column not in rows[0]:
             raise UnknownName("column", column, rows[0])
     heads = [name for name in rows[0] if name in (*columns, "T")]
-    return f"{lines(heads, [[r[h] for h in heads] for r in rows])}\n\n{caption(result)}"
+    shown_as = [h.replace("counted", "simulated") if result.get("simulated") else h for h in heads]
+    return f"{lines(shown_as, [[r[h] for h in heads] for r in rows])}\n\n{caption(result)}"
 
 
 def caption(result: Mapping[str, Any]) -> str:
