@@ -165,13 +165,14 @@ def test_other_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(target, build("drafter", "suffix").open(target), build("policy", "trie"))
     request = Request(list(np.arange(3, 30)), 12, frozenset())
     assert bits(engine, request)
-    stock = Decoder.forward
+    stock = Decoder.read
 
-    def off(decoder: Decoder, cache: Any, feed: Any, keep: Any = 0) -> Any:
-        return stock(decoder, cache, feed, keep) * (1 + (feed.tokens.shape[1] > 1) / 128)
+    def off(decoder: Decoder, cache: Any, feed: Any, *given: Any, **named: Any) -> Any:
+        logits, hidden = stock(decoder, cache, feed, *given, **named)
+        return logits * (1 + (feed.tokens.shape[1] > 1) / 128), hidden
 
     engine.write([request])  # what it remembers is drafted now
-    monkeypatch.setattr(Decoder, "forward", off)
+    monkeypatch.setattr(Decoder, "read", off)
     assert not bits(engine, request)
 
 

@@ -225,23 +225,23 @@ class alone:
         self._target, self._inside, self._widest, self._lock = target, 0, 0, threading.Lock()
 
     def __enter__(self) -> Callable[[], int]:
-        forward = self._target.decoder.forward
+        read = self._target.decoder.read
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             with self._lock:
                 self._inside += 1
                 self._widest = max(self._widest, self._inside)
             try:
-                return forward(*args, **kwargs)
+                return read(*args, **kwargs)
             finally:
                 with self._lock:
                     self._inside -= 1
 
-        self._target.decoder.forward = counted  # type: ignore[method-assign]
+        self._target.decoder.read = counted  # type: ignore[method-assign]
         return lambda: self._widest
 
     def __exit__(self, *_: object) -> None:
-        del self._target.decoder.forward
+        del self._target.decoder.read
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -23,6 +23,7 @@ from draftree.doctor.verdicts import Report
 from draftree.drafters.lm import LMDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.models.cache import SlotCache
 from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.request import Request, Scores
@@ -120,10 +121,10 @@ def test_a_plan_of_nothing_is_refused() -> None:
         Extent(trials=0)
 
 
-def verifications(target: Target, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor], what: str) -> None:
-    """Spoils the mask or the logits of passes over trees with drafts in them, and of no others."""
+def verifications(target: Target, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any], Any], of: Any, what: str) -> None:
+    """Spoils the mask of passes over trees with drafts in them, or what they read, and of no others."""
     inside = [False]
-    verify, inner = target.verify, getattr(target.decoder, what)
+    verify, inner = target.verify, getattr(of, what)
 
     def watched(cache: Any, tree: Tree, *rest: Any) -> Any:
         inside[0] = len(tree) > tree.roots
@@ -132,13 +133,13 @@ def verifications(target: Target, monkeypatch: pytest.MonkeyPatch, spoil: Callab
         return found
 
     monkeypatch.setattr(target, "verify", watched)
-    monkeypatch.setattr(target.decoder, what, lambda *a, **k: spoil(inner(*a, **k)) if inside[0] else inner(*a, **k))
+    monkeypatch.setattr(of, what, lambda *a, **k: spoil(inner(*a, **k)) if inside[0] else inner(*a, **k))
 
 
 def test_a_bias_in_verifications_is_found_before_it_changes_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     target = model()
     bias = 1e-6 * torch.randn(61, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    verifications(target, monkeypatch, lambda logits: logits + bias, "forward")
+    verifications(target, monkeypatch, lambda read: (read[0] + bias, read[1]), target.decoder, "read")
     report = checked(target, cases(["chain"], ["greedy"], [0.0]))
     assert finding(report, "greedy, chain, T = 0").value == "4/4"
     assert finding(report, "greedy, chain, T = 0").verdict == "bad"
@@ -155,7 +156,7 @@ def test_a_mask_off_by_one_is_found(monkeypatch: pytest.MonkeyPatch, temperature
         return torch.cat((mask[:, :, :1], mask[:, :, :-1]), dim=2)
 
     target = model()
-    verifications(target, monkeypatch, late, "mask")
+    verifications(target, monkeypatch, late, SlotCache, "mask")
     report = checked(target, cases(["chain"], ["match"], [temperature]))
     assert not report.lossless
     assert finding(report, "plain decoding").verdict == "ok"  # the noise is measured without it
@@ -168,14 +169,14 @@ def test_a_mask_off_by_one_is_found(monkeypatch: pytest.MonkeyPatch, temperature
 def test_plain_decoding_that_is_not_the_stock_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pass sees the text's first token."""
     target = model()
-    inner = target.decoder.mask
+    inner = SlotCache.mask
 
     def blind(*given: Any) -> Tensor:
         found = inner(*given)
         found[..., 0] = torch.finfo(found.dtype).min
         return found
 
-    monkeypatch.setattr(target.decoder, "mask", blind)
+    monkeypatch.setattr(SlotCache, "mask", blind)
     report = checked(target, cases(["chain"], ["greedy"], [0.0]))
     assert finding(report, "plain decoding").verdict == "bad"
     assert not report.lossless
@@ -189,7 +190,7 @@ def test_a_tie_is_told_and_does_not_count(monkeypatch: pytest.MonkeyPatch) -> No
         head[1::2] = head[:-1:2]
     favour = torch.zeros(61)
     favour[1::2] = 4e-6
-    verifications(target, monkeypatch, lambda logits: logits + favour, "forward")
+    verifications(target, monkeypatch, lambda read: (read[0] + favour, read[1]), target.decoder, "read")
     report = checked(target, cases(["chain"], ["greedy"], [0.0]))
     assert report.allowed > 4e-6
     assert report.lossless

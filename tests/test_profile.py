@@ -101,7 +101,7 @@ def test_the_parts_of_a_step_are_all_of_its_time(target: Target) -> None:
         (Always, "expand", "draft bookkeeping"),
         (Always, "commit", "draft bookkeeping"),
         (Greedy, "accept", "p, accepting"),
-        (SlotCache, "keep", "committing"),
+        (SlotCache, "keep_all", "committing"),
         (Rows, "_cut", "text"),
         (Feed, "packed", "packing, mask"),
     ],

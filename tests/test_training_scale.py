@@ -393,7 +393,7 @@ def test_trackers_are_told_of_every_step(tmp_path: Path, monkeypatch) -> None:
     assert (name, asked["lr"], asked["target"], last) == ("draftree", 1e-2, "tiny", "finished")
     assert [step for step, _ in told] == list(range(1, end.steps + 1))
     assert told[0][1].keys() == {"loss", "lr"}
-    assert told[4][1].keys() == {"loss", "lr", "held_out_loss", "overlap", "acceptance_length"} | {
+    assert told[4][1].keys() == {"loss", "lr", "held_out_loss", "overlap", "acceptance_length", "tree_acceptance_length"} | {
         f"acceptance_at_depth/{depth}" for depth in range(1, 11)
     }
 
