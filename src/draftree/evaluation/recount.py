@@ -53,7 +53,7 @@ def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[
         UserError: as `recounted`; or the result does not say what its drafters read.
     """
     saved = result["provenance"].get("drafting")
-    if saved is None:
+    if saved is None or not set(drafters(result)) <= set(saved):
         raise UserError("the result does not say what its drafters read, which their costs are derived from: measure it anew")
     work, rows, tables = {d: Drafting.read(saved[d]) for d in drafters(result)}, list[ResultRow](), dict[str, CostTable]()
     bounds = list[ResultRow]()
