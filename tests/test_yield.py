@@ -237,6 +237,54 @@ def test_only_children_of_accepted_nodes_teach() -> None:
     assert known[0] == known[1] != Yield().start().calibration(0).weights.tolist()
 
 
+@pytest.mark.parametrize("right", [False, True])
+def test_drafts_that_were_not_verified_teach_where_no_sibling_was(right: bool) -> None:
+    # 1 and 2 lie below the root, 3 and 4 below 1; 1 alone is verified, and accepted. So 2 teaches nothing, but 3 and 4 do.
+    root = Tree.planted(np.arange(1), np.arange(1))
+    log_q = np.log([0.5, 0.4, 0.3, 0.2])
+    whole = root.append(np.array([0, 0]), np.array([1, 2]), log_q[:2], log_q[:2], Candidates(NONE[None], NONE[None]))
+    whole = whole.append(np.array([1, 1]), np.array([3, 4]), log_q[2:], log_q[2:], Candidates(NONE[None], NONE[None]))
+    tree = whole.select(np.arange(5) < 2)
+    verdict, work = Verdict((np.array([1]),), np.array([3 if right else 9])), Work((1, 2), 2, 1, 9)
+
+    def weights(log_q: Any) -> list[float]:
+        seen = replace(tree, whole=replace(whole, log_q=log_q))
+        return Yield().observe(Yield().start(), seen, verdict, work, CPU).calibration(0).weights.tolist()  # type: ignore[no-any-return]
+
+    two, four = (np.where(np.arange(5) == node, np.log(0.01), whole.log_q) for node in (2, 4))
+    assert weights(two) == weights(whole.log_q) != weights(four)
+    verified = Yield().observe(Yield().start(), replace(tree, whole=None), verdict, work, CPU)
+    assert bool(weights(whole.log_q)[0] > verified.calibration(0).weights[0]) is right, "3 would have been accepted, or not"
+
+
+class Free(Search):
+    """Finds one candidate of probability .6 after every node, which takes no pass."""
+
+    def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
+        return None
+
+    def passes(self, tree: Tree, frontier: Ints) -> int:
+        return 0
+
+    def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        return Candidates(np.full((len(frontier), 1), 7), np.full((len(frontier), 1), np.log(0.6)))
+
+
+def test_finds_once_taken_for_worthless_are_verified_again() -> None:
+    # Sixty finds are wrong, so that none is worth its verification any more; those that follow are right.
+    costs, policy, memory, verified = Costs({1: 9.0}, {1: 1.0, 2: 1.2, 3: 9.0}), Yield(depth=1), Yield().start(), []
+    for step in range(160):
+        tree = grown(Free(), costs, replace(memory, regret_budget=99.0), policy)
+        verified.append(tree.drafted)
+        if step >= 60 and tree.drafted:
+            verdict = Verdict((np.array([1]),), np.array([0]))
+        else:
+            verdict = Verdict((NONE,), np.array([7 if step >= 60 else 9]))
+        memory = policy.observe(memory, tree, verdict, Work((), len(tree), 1, 9), costs)
+    assert not any(verified[50:60]), verified
+    assert all(verified[-10:]), verified
+
+
 def test_siblings_sum_to_at_most_one() -> None:
     memory = replace(sure(0.9), acceptance={0: Logistic.around(3.0, 0, 0, 0, 0, prior=1.0)})  # .95 for each
     tree = grown(always(0.2, 0.2, 0.2, 0.2), Costs({1: 1e-6}, {1: 1.0}), memory, Yield(depth=1))

@@ -134,6 +134,7 @@ class Tree:
         q_row: [N] the row of `q` a node was drawn from, −1 where there is none.
         draw: how the nodes were drawn.
         q: [E, V] draft distributions of sampled draws, else None.
+        whole: the tree that this one was first selected from, for those who learn from what was drafted and not verified.
     """
 
     tokens: Ints
@@ -148,6 +149,7 @@ class Tree:
     q_row: Ints
     draw: Draw = Draw.POINT
     q: Tensor | None = None
+    whole: "Tree | None" = None
 
     @classmethod
     def planted(cls, rows: Ints, tokens: Ints) -> "Tree":
@@ -162,7 +164,7 @@ class Tree:
     @cached_property
     def roots(self) -> int:
         """The number of roots; they are nodes 0 … roots − 1."""
-        return int((self.parents < 0).sum())
+        return int(np.count_nonzero(self.parents < 0))
 
     @property
     def drafted(self) -> int:
@@ -212,13 +214,16 @@ class Tree:
 
     def select(self, keep: Bools) -> "Tree":
         """The tree of the nodes kept [N]: every root, and the parent of every kept node, must be among them."""
-        new = np.where(keep, np.cumsum(keep) - 1, -1)
-        parents = self.parents[keep]
-        parents = np.where(parents < 0, -1, new[parents])
-        connected = bool((parents[self.roots :] >= 0).all() and keep[: self.roots].all())
+        at, new = np.flatnonzero(keep), np.cumsum(keep) - 1
+        parents = self.parents[at]
+        below = parents[self.roots :]
+        connected = bool(keep[: self.roots].all() and keep[below].all() and (below >= 0).all())
         assert connected, "a kept node lost its parent"
-        columns = ("tokens", "depth", "row", "log_q", "score", "source", "entropy", "number", "q_row")
-        return replace(self, parents=parents, **{column: getattr(self, column)[keep] for column in columns})
+        parents = np.where(parents < 0, -1, new[parents])
+        return Tree(
+            self.tokens[at], parents, self.depth[at], self.row[at], self.log_q[at], self.score[at], self.source[at],
+            self.entropy[at], self.number[at], self.q_row[at], self.draw, self.q, self.whole or self,
+        )  # fmt: skip
 
     @cached_property
     def ancestors(self) -> Bools:

@@ -1,6 +1,6 @@
-"""The decisions of the policy `yield` on one layer, as machine code: in numpy they take as long as a small draft pass.
+"""What growing a tree does in every layer, as machine code: in numpy it takes as long as a small draft pass.
 
-Shapes: N drafted nodes, F frontier nodes, K candidates, X features, S sources.
+Shapes: N drafted nodes, F frontier nodes, K candidates, M nodes added, X features, S sources.
 """
 
 import math
@@ -8,6 +8,9 @@ import math
 import numpy as np
 
 from draftree.kernels.compiled import Array, compiled
+
+MANY = 4
+"""Times as many scores as are wanted, from which on the others are not put in order."""
 
 
 @compiled
@@ -71,6 +74,123 @@ def falling(score: Array) -> Array:
                     other[at], right = order[right], right + 1
         order, other, width = other, order, 2 * width
     return order
+
+
+@compiled
+def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
+    """The order by row and falling score, the first of equals first; and in that order each one's place in its row.
+
+    Args:
+        rows: [N] whole numbers, close to each other.
+        score: [N].
+    """
+    count = len(rows)
+    low, high = (rows.min(), rows.max()) if count else (0, 0)
+    begin, order, place = np.zeros(high - low + 2, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    for row in rows:
+        begin[row - low + 1] += 1
+    begin = np.cumsum(begin)
+    at = begin.copy()
+    for node in falling(score):
+        row = rows[node] - low
+        order[at[row]], place[at[row]] = node, at[row] - begin[row]
+        at[row] += 1
+    return order, place
+
+
+@compiled
+def leading(rows: Array, score: Array, k: int) -> Array:
+    """The places of the k largest scores of each row, by row and falling score, the first of equals first.
+
+    Args:
+        rows: [N] whole numbers, close to each other.
+        score: [N].
+        k: how many.
+    """
+    if len(score) <= MANY * k:
+        order, place = ranked(rows, score)
+        return order[place < k]
+    low, high = rows.min(), rows.max()
+    best, count = np.empty((high - low + 1, k), np.int64), np.zeros(high - low + 1, np.int64)
+    for i in range(len(score)):
+        row = rows[i] - low
+        at = count[row]
+        if at < k:
+            count[row] += 1
+        elif k and score[best[row, k - 1]] < score[i]:
+            at = k - 1
+        else:
+            continue
+        while at and score[best[row, at - 1]] < score[i]:
+            best[row, at], at = best[row, at - 1], at - 1
+        best[row, at] = i
+    found = np.empty(count.sum(), np.int64)
+    end = 0
+    for row in range(len(best)):
+        found[end : end + count[row]], end = best[row, : count[row]], end + count[row]
+    return found
+
+
+@compiled
+def appended(
+    tokens: Array,
+    parents: Array,
+    depth: Array,
+    row: Array,
+    source: Array,
+    number: Array,
+    q_row: Array,
+    log_q: Array,
+    score: Array,
+    entropy: Array,
+    frontier: Array,
+    new_tokens: Array,
+    new_log_q: Array,
+    keep: Array,
+    new_score: Array,
+    new_entropy: Array,
+    sources: Array,
+    same_source: int,
+    first_q: int,
+) -> tuple[Array, Array]:
+    """A tree's columns with the candidates that there are after a frontier, or some of them, behind them.
+
+    Args:
+        tokens: [N], and with the nine that follow the columns of the tree.
+        frontier: [F] the candidates' parents.
+        new_tokens: [F, K].
+        new_log_q: [F, K] −∞ where there is no candidate.
+        keep: [F, K] which become nodes; [0, 0] for all.
+        new_score: [F, K] theirs; [0, 0] for the parent's score plus log q.
+        new_entropy: [F] of the q that they come from; [0] for zeros.
+        sources: [F, K] theirs; [0, 0] where all have the same.
+        same_source: which.
+        first_q: the row of all q that the first parent's is put in; −1 where q is not kept.
+
+    Returns:
+        [7, N + M] the columns of whole numbers and [3, N + M] the others, in the order of the arguments.
+    """
+    before, added, (nodes, width) = len(tokens), 0, new_log_q.shape
+    for f in range(nodes):
+        for k in range(width):
+            added += new_log_q[f, k] > -np.inf and (keep.size == 0 or keep[f, k])
+    whole, real = np.empty((7, before + added), np.int64), np.empty((3, before + added))
+    for i in range(before):
+        whole[0, i], whole[1, i], whole[2, i], whole[3, i] = tokens[i], parents[i], depth[i], row[i]
+        whole[4, i], whole[5, i], whole[6, i] = source[i], number[i], q_row[i]
+        real[0, i], real[1, i], real[2, i] = log_q[i], score[i], entropy[i]
+    at = before
+    for f, parent in enumerate(frontier):
+        for k in range(width):
+            if new_log_q[f, k] > -np.inf and (keep.size == 0 or keep[f, k]):
+                whole[0, at], whole[1, at], whole[2, at] = new_tokens[f, k], parent, depth[parent] + 1
+                whole[3, at], whole[4, at] = row[parent], sources[f, k] if sources.size else same_source
+                whole[5, at], whole[6, at] = at, first_q + f if first_q >= 0 else -1
+                real[0, at] = new_log_q[f, k]
+                real[1, at] = new_score[f, k] if new_score.size else score[parent] + new_log_q[f, k]
+                real[2, at] = new_entropy[f] if new_entropy.size else 0.0
+                at += 1
+    return whole, real
 
 
 @compiled

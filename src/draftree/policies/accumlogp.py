@@ -12,7 +12,8 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.policies.base import Expand, Policy, append, ranked
+from draftree.kernels.growing import ranked
+from draftree.policies.base import Expand, Policy, append
 from draftree.tree import Bools, Ints, Room, Tree
 
 

@@ -14,11 +14,14 @@ import torch
 
 from draftree.boundary.knobs import Part
 from draftree.costs import Costs
+from draftree.kernels.growing import appended, leading
 from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 
 Expand = Callable[[Tree, Ints, int], Candidates]
 """expand(tree, frontier [F], K) → K candidates after each frontier node."""
+ALL, OWN, ZEROS, SAME = np.zeros((0, 0), np.bool_), np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0), np.int64)
+"""Stand for what is not said of candidates: all are kept, by their own log value, of entropy 0 and of one drafter."""
 
 
 class Search(ABC):
@@ -150,18 +153,21 @@ def append(
         score: [F, K] what the policy ranks by; by default the log value of the path, `path_log_q`.
         entropy: [F] of the distributions they were drawn from, for policies that read it.
     """
-    keep = candidates.log_q > -np.inf if keep is None else keep & (candidates.log_q > -np.inf)
-    score = path_log_q(tree, frontier, candidates) if score is None else score
-    parent, rank = np.nonzero(keep)
-    q, q_row = tree.q, None
+    q, first = tree.q, -1
     if candidates.draw.sampled:  # an acceptor will need the whole q that each child was drawn from
         assert candidates.log_probs is not None
-        q_row = parent + (0 if q is None else len(q))
+        first = 0 if q is None else len(q)
         q = candidates.log_probs.exp() if q is None else torch.cat((q, candidates.log_probs.exp()))
-    at, entropy = (parent, rank), None if entropy is None else entropy[parent]
-    tokens, log_q = candidates.tokens[at], candidates.log_q[at]
-    source = None if candidates.sources is None else candidates.sources[at]
-    return tree.append(frontier[parent], tokens, log_q, score[at], candidates, q_row, q, entropy, source)
+    new, sources = np.ascontiguousarray(candidates.tokens), SAME if candidates.sources is None else candidates.sources
+    whole, real = appended(
+        tree.tokens, tree.parents, tree.depth, tree.row, tree.source, tree.number, tree.q_row,
+        tree.log_q, tree.score, tree.entropy, frontier, new, np.ascontiguousarray(candidates.log_q),
+        ALL if keep is None else keep, OWN if score is None else score, ZEROS if entropy is None else entropy,
+        np.ascontiguousarray(sources), candidates.source, first,
+    )  # fmt: skip
+    tokens, parents, depth, row, source, number, q_row = whole
+    log_q, score, entropy = real
+    return Tree(tokens, parents, depth, row, log_q, score, source, entropy, number, q_row, candidates.draw, q)
 
 
 def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:
@@ -181,8 +187,7 @@ def best(tree: Tree, nodes: Ints, k: int, by: Floats | None = None) -> Ints:
         by: [N] what to rank by; the score by default.
     """
     nodes = np.sort(nodes)
-    order, place = ranked(tree.row[nodes], (tree.score if by is None else by)[nodes])
-    return nodes[order[place < k]]
+    return nodes[leading(tree.row[nodes], (tree.score if by is None else by)[nodes], k)]
 
 
 def top(tree: Tree, frontier: Ints, score: Floats, k: int) -> Bools:
@@ -194,17 +199,9 @@ def top(tree: Tree, frontier: Ints, score: Floats, k: int) -> Bools:
         score: [F, K] what to rank by; −∞ for missing candidates.
         k: how many.
     """
-    order, place = ranked(np.repeat(tree.row[frontier], score.shape[1]), score.ravel())
     keep = np.zeros(score.size, np.bool_)
-    keep[order[place < k]] = True
+    keep[leading(np.repeat(tree.row[frontier], score.shape[1]), score.ravel(), k)] = True
     return keep.reshape(score.shape)
-
-
-def ranked(rows: Ints, score: Floats) -> tuple[Ints, Ints]:
-    """The order by row and falling score, the first of equals first; and in that order each one's place in its row."""
-    order = np.lexsort((-score, rows))
-    rows = rows[order]
-    return order, np.arange(order.size) - np.searchsorted(rows, rows)
 
 
 def log(x: float) -> float:

@@ -14,7 +14,8 @@ import numpy as np
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
 from draftree.errors import UserError
-from draftree.policies.base import Layered, append, fit, ranked
+from draftree.kernels.growing import ranked
+from draftree.policies.base import Layered, append, fit
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree
 
 PAPER = "7/0.3/5/0.6/3/0.8/1"

@@ -15,7 +15,8 @@ import numpy as np
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
 from draftree.kernels.compiled import compiled
-from draftree.policies.base import Expand, Policy, append, best, fit, ranked
+from draftree.kernels.growing import ranked
+from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Candidates, Floats, Ints, Room, Tree
 
 

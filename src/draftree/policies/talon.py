@@ -11,7 +11,8 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.policies.base import Expand, Policy, append, path_log_q, ranked
+from draftree.kernels.growing import ranked
+from draftree.policies.base import Expand, Policy, append, path_log_q
 from draftree.tree import Bools, Floats, Ints, Room, Tree
 
 

@@ -40,10 +40,14 @@ CREDIT, SAVINGS = 3.0, 12.0
 """The regret budget in passes: at the beginning, and at most, however much drafting has brought."""
 UNREAD = -1.0
 """Stands for the entropy of a q that nobody computed."""
+UNKNOWN = -1
+"""Stands for the token after a node that is not accepted."""
 CERTAIN = 1e-4
 """No draft probability is taken to be closer to 1, or to 0."""
 NONE = np.zeros((0, 0), np.int64)
 """The sources of candidates that all have one."""
+BELIEVED = Logistic.around(0, 1, 1, 0, 0, prior=10.0)
+"""The acceptance of drafts of which nothing is known: q itself."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Learned:
 
     def calibration(self, source: int) -> Logistic:
         """The acceptance of a source's drafts; at first, q itself is the estimate."""
-        return self.acceptance.get(source) or Logistic.around(0, 1, 1, 0, 0, prior=10.0)
+        return self.acceptance.get(source, BELIEVED)
 
     def weights(self, sources: int) -> Floats:
         """[S, X] what the calibrations of sources 0, 1, … weigh features by."""
@@ -124,15 +128,14 @@ class Yield(Policy):
                 chosen, probing = frontier, True
             asked, before = np.zeros(len(tree), np.bool_), len(tree)
             asked[chosen] = True
-            rest = np.flatnonzero((below[likely] > least) & ~asked[likely])
             if chosen.size:
                 budget = budget.after(min(len(chosen), fed))
                 after = _guesses(tree, chosen, expand(tree, chosen, width), memory)
                 tree = after.grown(tree, chosen, keep=None if width == self.width else self._likeliest(tree, chosen, after))
-            if guesses is not None and rest.size:
-                tree = guesses.grown(tree, likely, rest)
+            if guesses is not None:
+                tree = guesses.grown(tree, likely, np.flatnonzero((below[likely] > least) & ~asked[likely]))
             frontier = np.arange(before, len(tree))
-            read = np.append(read, asked[tree.parents[frontier]])
+            read = np.concatenate((read, asked[tree.parents[frontier]]))
         return fit(_worth_verifying(tree, budget, probing), room.nodes)
 
     def _likeliest(self, tree: Tree, chosen: Ints, after: "_Guesses") -> Bools:
@@ -150,6 +153,7 @@ class Yield(Policy):
             gained=(1 - MEMORY) * memory.gained + gained,
             spent=(1 - MEMORY) * memory.spent + spent,
             regret_budget=min(memory.regret_budget + gained - (1 - self.probe) * spent, SAVINGS),
+            acceptance=_calibrated(memory, tree, verdict),
         )
         if tree.drafted:
             return _learnt(known, tree, accepted)
@@ -191,7 +195,7 @@ class _Budget:
 
     def after(self, nodes: int) -> "_Budget":
         """The budget after a draft step over a frontier."""
-        return replace(self, left=self.left - float(self.drafts[nodes]))
+        return _Budget(self.adds, self.drafts, self.rows, self.rate, self.left - float(self.drafts[nodes]))
 
     def drafting(self, nodes: int, fed: int) -> Floats:
         """Seconds of a draft step over 1, 2, … nodes, at most `fed` of them fed."""
@@ -243,6 +247,8 @@ class _Guesses:
         """
         if which is None:
             return append(tree, frontier, self.candidates, keep, self.score, self.entropy)
+        if not which.size:
+            return tree
         return append(tree, frontier[which], self.candidates.shared(which), None, self.score[which], self.entropy[which])
 
 
@@ -274,21 +280,38 @@ def _worth_verifying(tree: Tree, budget: _Budget, probing: bool) -> Tree:
     return tree.select(keep)
 
 
-def _learnt(memory: Learned, tree: Tree, accepted: Bools) -> Learned:
-    """Learns from a verified tree: of accepted nodes' children, and of which accepted nodes had an accepted one."""
-    nodes = tree.roots + np.flatnonzero(accepted[tree.parents[tree.roots :]])
-    x = _features(tree.log_q[nodes], tree.entropy[nodes], tree.depth[nodes])
+def _calibrated(memory: Learned, tree: Tree, verdict: Verdict) -> Mapping[int, Logistic]:
+    """What is known of acceptance after a verdict, by source: it has judged the drafts after every accepted node.
+
+    Of an accepted node the children that were verified are learnt from. Where none was, all that were drafted are: else drafts
+    that were once taken for worthless would never be verified, and nothing would be learnt of them again.
+    """
+    whole = tree.whole or tree
+    nexts, verified = np.full(len(whole), UNKNOWN), np.zeros(len(whole), np.bool_)
+    verified[tree.number] = True
+    for root in range(tree.roots):
+        kept = verdict.kept(root)
+        nexts[tree.number[kept]] = np.append(tree.tokens[kept[1:]], verdict.bonus[root])
+    above = whole.parents[whole.roots :]
+    some = np.bincount(above, weights=verified[whole.roots :], minlength=len(whole)) > 0
+    nodes = whole.roots + np.flatnonzero((nexts[above] != UNKNOWN) & (verified[whole.roots :] | ~some[above]))
+    x, right = _features(whole.log_q[nodes], whole.entropy[nodes], whole.depth[nodes]), whole.tokens == nexts[whole.parents]
     calibrated = dict(memory.acceptance)
-    for source in np.unique(tree.source[nodes]).tolist():
-        mine = tree.source[nodes] == source
-        calibrated[source] = memory.calibration(source).learn(x[mine], accepted[nodes[mine]])
+    for source in np.unique(whole.source[nodes]).tolist():
+        mine = whole.source[nodes] == source
+        calibrated[source] = memory.calibration(source).learn(x[mine], right[nodes[mine]])
+    return calibrated
+
+
+def _learnt(memory: Learned, tree: Tree, accepted: Bools) -> Learned:
+    """Learns from a verified tree which accepted nodes had an accepted child, and whether drafting succeeds."""
+    nodes = tree.roots + np.flatnonzero(accepted[tree.parents[tree.roots :]])
     expanded = np.unique(tree.parents[nodes[tree.entropy[nodes] != UNREAD]])
     reached = np.zeros(len(tree), np.bool_)
     reached[tree.parents[nodes[accepted[nodes]]]] = True
     success = bool(reached.any())
     return replace(
         memory,
-        acceptance=calibrated,
         reach=memory.reach.learn(_prospects(tree, expanded, memory), reached[expanded]) if expanded.size else memory.reach,
         recent=(1 - RECENT) * memory.recent + RECENT * success,
         idle=memory.idle if success else 0.0,  # a probe that succeeds is followed by another
