@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,11 @@ from draftree.boundary.machine import interleaved
 from draftree.cli import inputs, plots
 from draftree.costs import Costs, CostTable, bracket, counted, counted_plain
 from draftree.drafters.pld import PLD
+from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.target import Target
+from draftree.policies.pct import PCT
+from draftree.request import Request
 from draftree.stats import Work
 from draftree.testing import tiny_target
 
@@ -221,6 +225,27 @@ def test_what_is_measured_is_kept_and_refreshed_on_demand(target: Target, home: 
     assert again.at(0, 1) != more.at(0, 1)
     timing.measured(Target(target.decoder, "another"), drafter)
     assert len(list(home.iterdir())) == 2
+
+
+def test_costs_are_measured_behind_the_first_token_and_on_no_texts_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def slowly(*about: Any, **_: Any) -> CostTable:
+        asked.append(about[2])
+        time.sleep(0.5)
+        return CostTable((SHORT,))
+
+    monkeypatch.setattr("draftree.engine.measured", slowly)
+    target = tiny_target(context=40)
+    engine = Engine(target, PLD().open(target), PCT())
+    rows, steps = engine.begin([Request([1, 2, 3], 9)])
+    timed = engine.timed(steps, rows)
+    next(timed)
+    assert asked == []
+    list(timed)
+    assert asked == [1]
+    assert rows.stats.seconds < 0.4
+    assert sum(rows.stats.phases.values()) < 0.4
 
 
 def test_a_kept_file_that_cannot_be_read_is_measured_again(target: Target) -> None:

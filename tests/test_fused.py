@@ -106,7 +106,8 @@ def find(
 ) -> Find:
     values = np.array(value)
     numbers = np.arange(len(tokens))
-    return Find(part, guided, numbers, np.array(tokens), values > 0, np.array(guide), np.zeros((*values.shape, 4)), values)
+    place, x = np.where(values > 0, -np.inf, np.nan), np.zeros((*values.shape, 4))
+    return Find(part, guided, numbers, np.array(tokens), place, np.array(guide), x, values)
 
 
 def logs(q: list[list[float]]) -> Floats:
@@ -180,7 +181,7 @@ def test_siblings_are_distinct_and_sum_to_one_at_most(seed: int, k: int) -> None
         finds.append(
             find(found.tolist(), value.tolist(), np.take_along_axis(q.double().exp().numpy(), found, 1).tolist(), part)
         )
-    if not any(f.there.any() for f in finds):
+    if not any((f.value > 0).any() for f in finds):
         return
     out = merged(guide, finds, k)
     for i in range(3):
@@ -188,7 +189,7 @@ def test_siblings_are_distinct_and_sum_to_one_at_most(seed: int, k: int) -> None
         assert len(set(out.tokens[i, there])) == there.sum() == np.isfinite(out.log_q[i]).sum()
         assert np.exp(out.log_q[i]).sum() <= 1 + 1e-6, "float32's q sums to 1 only nearly"
         assert (np.diff(out.log_q[i, there]) <= 0).all()
-        found_there = {int(t) for f in finds for t in f.tokens[i][f.there[i]]}
+        found_there = {int(t) for f in finds for t in f.tokens[i][f.value[i] > 0]}
         assert set(out.tokens[i, there]) <= found_there | set(tokens[i])
 
 

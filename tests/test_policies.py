@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from draftree.costs import Costs
 from draftree.errors import UserError
+from draftree.kernels.growing import leading, ranked
 from draftree.policies.base import Expand, Layered, Policy, append, best, fit, log, top
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
@@ -44,6 +45,22 @@ def grown(policy: Policy, expand: Expand, depth: Sequence[int] = (99,), nodes: i
 def paths(tree: Tree, row: int = 0) -> list[tuple[int, ...]]:
     """The tokens from each node's root to it, in node order."""
     return [tuple(tree.tokens[tree.path(int(n))[1:]].tolist()) for n in tree.of_row(row)[1:]]
+
+
+# What all of them are made of.
+
+
+SCORES = st.sampled_from([-np.inf, -3.0, -1.5, -1.0, -0.5, 0.0])
+
+
+@given(st.lists(st.tuples(st.integers(-1, 3), SCORES), max_size=60), st.integers(0, 5))
+def test_the_best_of_each_row_are_its_first_by_falling_score(nodes: list[tuple[int, float]], k: int) -> None:
+    rows, score = np.array([r for r, _ in nodes], np.int64), np.array([s for _, s in nodes], np.float64)
+    wanted = sorted(range(len(nodes)), key=lambda i: (rows[i], -score[i]))
+    order, place = ranked(rows, score)
+    assert order.tolist() == wanted
+    assert place.tolist() == [sum(rows[j] == rows[i] for j in wanted[:at]) for at, i in enumerate(wanted)]
+    assert leading(rows, score, k).tolist() == order[place < k].tolist()
 
 
 # chain and vct.

@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 
+from draftree.kernels.learning import newton
 from draftree.tree import Bools, Floats
 
 FORGETTING = 0.001
@@ -43,8 +44,5 @@ class Logistic:
 
     def learn(self, x: Floats, true: Bools) -> Self:
         """The regression after the examples [M, X] of a step, true or not [M]."""
-        p = self(x)
-        curvature = np.maximum(p * (1 - p), CURVATURE)
-        kept = (1 - FORGETTING) * self.information + FORGETTING * self.prior * np.eye(len(self.weights))
-        information = kept + (x * curvature[:, None]).T @ x
-        return replace(self, weights=self.weights + np.linalg.solve(information, x.T @ (true - p)), information=information)
+        found = newton(self.weights, self.information, self.prior, np.ascontiguousarray(x), true, FORGETTING, CURVATURE)
+        return replace(self, weights=found[0], information=found[1])

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -100,6 +100,13 @@ class Costs(Part):
     @cached_property
     def _target(self) -> Curve:
         return _sorted(self.target)
+
+
+class Prices(Protocol):
+    """Who tells the costs of a step: costs, a table of them, or somebody who has to measure them first."""
+
+    def at(self, context: int, rows: int) -> Costs:
+        """The costs of a step behind so many tokens, of so many rows."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import Any, Literal, NoReturn, Self, overload
+from typing import Any, Literal, NoReturn, Self, final, overload
 
 import numpy as np
 import torch
@@ -65,6 +65,28 @@ class Held:
     texts: list[Ints]
     cache: SlotCache
     drafter_state: Any
+
+
+@final
+@dataclass(frozen=True)
+class Awaited:
+    """Costs that are asked for when a step needs them: they are measured behind the first token, and on no text's time.
+
+    Attributes:
+        costs: says them.
+        stats: of the texts that are being written.
+    """
+
+    costs: Callable[[], Costs | CostTable]
+    stats: Stats
+
+    def at(self, context: int, rows: int) -> Costs:
+        """The costs of a step."""
+        start = time.perf_counter()
+        with recorded({}):
+            costs = self.costs()
+        self.stats.seconds -= time.perf_counter() - start
+        return costs.at(context, rows)
 
 
 @dataclass
@@ -213,11 +235,12 @@ class Engine:
         acceptor = self.acceptor or usual(all_greedy(requests))
         check_exact(self.policy, acceptor, requests)
         with self._lock:
-            parts = Parts(self.target, self.drafter, self.policy, acceptor, self.prices(len(requests)))
             held, self.held = self.held, None  # first of all: a call that is interrupted leaves no cache half changed
             trained = rest(self.target)
             cache, state = self._beginning(requests, held if reuse and not trained else None)
             rows = Rows(cache, source, self.calls, self._stats(acceptor, requests))
+            prices = Awaited(partial(self.prices, len(requests)), rows.stats)
+            parts = Parts(self.target, self.drafter, self.policy, acceptor, prices)
             self.calls += self.drafter.remembers  # one that carries nothing knows of no other call
         return rows, self._steps(parts, rows, requests, state)
 

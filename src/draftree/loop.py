@@ -14,7 +14,7 @@ import numpy as np
 
 from draftree.acceptors.base import Acceptor
 from draftree.boundary.phases import phase
-from draftree.costs import Costs, CostTable
+from draftree.costs import Prices
 from draftree.drafters.base import Drafter
 from draftree.drafting import Drafting
 from draftree.models.target import Needs, Taps, Target
@@ -40,7 +40,7 @@ class Parts:
     drafter: Drafter[Any]
     policy: Policy
     acceptor: Acceptor
-    costs: Costs | CostTable
+    costs: Prices
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def admit(parts: Parts, rows: Rows, requests: Sequence[Request], state: State = 
 def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     """Drafts, verifies and commits a tree for every row that still writes; at least one must."""
     target, drafter, policy, acceptor = parts.target, parts.drafter, parts.policy, parts.acceptor
-    start = time.perf_counter()
+    prices, start = parts.costs.at(rows.context, rows.live.size), time.perf_counter()
     draft = Drafting(drafter, state.drafter, rows, target.decoder.vocab, rows.drawing(acceptor.draw))
-    roots, prices = Tree.planted(rows.live, rows.last[rows.live]), parts.costs.at(rows.context, rows.live.size)
+    roots = Tree.planted(rows.live, rows.last[rows.live])
     with phase("grow"):
         tree = policy.draft(draft, roots, prices, rows.room(target), state.policy)
     drafted = time.perf_counter()

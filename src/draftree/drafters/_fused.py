@@ -17,13 +17,13 @@ import torch
 from draftree.calibration import Logistic
 from draftree.drafters.base import Drafter, Method, put
 from draftree.errors import UserError
-from draftree.kernels.fusing import merge
+from draftree.kernels.fusing import judged, merge
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)
-"""The worth of a find beside a guide, before any was judged: log-odds of its acceptance as weights of `_features`. A find
+"""The worth of a find beside a guide, before any was judged: log-odds of its acceptance as weights of `Find.x`. A find
 multiplies the odds that the guide gives the token, as independent evidence does; modestly, by 2.7 for one of q = ½."""
 ALONE = (0.0, 1.0, 0.0, 2.0)
 """And without a guide: at first, the part's own q is the estimate."""
@@ -33,6 +33,8 @@ RECENT, NEUTRAL = 0.2, 0.5
 """The share of the last find in what is remembered of a row's last ones, and what is remembered of none."""
 CERTAIN = 1e-4
 """No probability that is learnt from is taken to be closer to 0 or 1."""
+UNGUIDED = np.zeros((0, 0))
+"""Stands for what a guide says where there is none."""
 MOST = 1 - 1e-3
 """All finds after a node are worth this much together at most, so that something is left for the guide's tokens."""
 
@@ -79,9 +81,9 @@ class Find:
         guided: whether there was a guide.
         numbers: [F] the frontier's nodes.
         tokens: [F, K] ids.
-        there: [F, K] where there is a candidate.
+        place: [F, K] −∞ where there is a candidate, else NaN.
         guide: [F, K] the guide's q; 0 without one.
-        x: [F, K, X] what its acceptance is judged by, see `_features`.
+        x: [F, K, X] what its acceptance is judged by: 1, the log-odds of the part's q and of the guide's, recent success.
         value: [F, K] the estimate of it.
     """
 
@@ -89,7 +91,7 @@ class Find:
     guided: bool
     numbers: Ints
     tokens: Ints
-    there: Bools
+    place: Floats
     guide: Floats
     x: Floats
     value: Floats
@@ -250,26 +252,14 @@ def _find(part: int, found: Candidates, guide: Candidates | None, numbers: Ints,
         numbers: [F] of the frontier's nodes.
         trust: [F] what is known of the part in each node's row.
     """
-    there, log_q = found.log_q > -np.inf, np.full(found.tokens.shape, -np.inf)
+    log_q = UNGUIDED if guide is None else np.full(found.tokens.shape, -np.inf)
     if guide is not None and guide.log_probs is not None:
         index = torch.from_numpy(found.tokens).to(guide.log_probs.device)
         log_q = guide.log_probs.gather(-1, index).double().cpu().numpy()
-    x = _features(found.log_q, None if guide is None else log_q, np.array([t.recent for t in trust]))
-    weights = np.stack([(t.alone if guide is None else t.beside).weights for t in trust])
-    value = np.where(there, 1 / (1 + np.exp(-(x * weights[:, None]).sum(-1))), 0.0)
-    return Find(part, guide is not None, numbers, found.tokens, there, np.exp(log_q), x, value)
-
-
-def _features(log_q: Floats, guide: Floats | None, recent: Floats) -> Floats:
-    """[F, K, X] what acceptance is judged by: 1, the log-odds of the part's q and of the guide's, recent success."""
-    ours = _log_odds(log_q)
-    theirs = np.zeros_like(ours) if guide is None else _log_odds(guide)
-    return np.stack((np.ones_like(ours), ours, theirs, np.broadcast_to(recent[:, None] - NEUTRAL, ours.shape)), axis=-1)
-
-
-def _log_odds(log_q: Floats) -> Floats:
-    q = np.clip(np.exp(log_q), CERTAIN, 1 - CERTAIN)
-    return np.asarray(np.log(q) - np.log1p(-q))
+    recent = np.array([t.recent for t in trust])
+    weights = np.array([(t.alone if guide is None else t.beside).weights for t in trust])
+    x, value, theirs, place = judged(np.ascontiguousarray(found.log_q), log_q, recent, weights, NEUTRAL, CERTAIN)
+    return Find(part, guide is not None, numbers, found.tokens, place, theirs, x, value)
 
 
 def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidates:
@@ -284,7 +274,7 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
         finds: of the other parts, at least one.
         k: how many.
     """
-    listed = [(f.tokens, np.where(f.there, -np.inf, np.nan), f.value, f.guide, 1 << f.part) for f in finds]
+    listed = [(f.tokens, f.place, f.value, f.guide, 1 << f.part) for f in finds]
     if guide is not None:
         before, nothing = sum((1 << f.part) <= guide.source for f in finds), np.zeros(guide.tokens.shape)
         own = np.where(guide.log_q > -np.inf, guide.log_q, np.nan)
@@ -311,13 +301,13 @@ def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Tru
     """
     recent, beside, alone = trust.recent, trust.beside, trust.alone
     examples: dict[bool, list[tuple[Floats, Bools]]] = {}
+    after = dict(zip(kept.tolist(), nexts.tolist(), strict=True))
     for f in finds:
-        here = np.flatnonzero(np.isin(f.numbers, kept) & f.there.any(axis=1))
-        right = f.there[here] & (f.tokens[here] == nexts[np.searchsorted(kept, f.numbers[here])][:, None])
-        for success in right.any(axis=1).tolist():
-            recent += RECENT * (success - recent)
-        if here.size:
-            examples.setdefault(f.guided, []).append((f.x[here][f.there[here]], right[f.there[here]]))
+        for i, number in enumerate(f.numbers.tolist()):
+            if number in after and (there := f.place[i] == -np.inf).any():
+                right = f.tokens[i][there] == after[number]
+                recent += RECENT * (bool(right.any()) - recent)
+                examples.setdefault(f.guided, []).append((f.x[i][there], right))
     for guided, several in examples.items():
         x, true = (np.concatenate(column) for column in zip(*several, strict=True))
         beside, alone = (beside.learn(x, true), alone) if guided else (beside, alone.learn(x, true))

@@ -11,6 +11,47 @@ from draftree.kernels.compiled import Array, compiled
 
 
 @compiled
+def odds(log_q: float, certain: float) -> float:
+    """The log-odds of a probability; none is taken to be closer to 0 or 1 than `certain`."""
+    q = min(max(math.exp(log_q), certain), 1 - certain)
+    return math.log(q) - math.log1p(-q)
+
+
+@compiled
+def judged(
+    log_q: Array, guide: Array, recent: Array, weights: Array, neutral: float, certain: float
+) -> tuple[Array, Array, Array, Array]:
+    """What finds [F, K] are judged by and what they are worth.
+
+    Args:
+        log_q: [F, K] the part's own, −∞ where it found nothing.
+        guide: [F, K] log q of the guide for the same tokens; [0, 0] where there is no guide.
+        recent: [F] how often the last finds of each node's row were right.
+        weights: [F, 4] of the calibration: 1, the log-odds of the part's q and of the guide's, recent success.
+        neutral: taken off `recent`.
+        certain: see `odds`.
+
+    Returns:
+        [F, K, 4] what the weights weigh; [F, K] probabilities of acceptance, 0 where nothing was found; [F, K] the guide's q;
+        and [F, K] −∞ at finds, NaN where there is none.
+    """
+    nodes, width = log_q.shape
+    x, value = np.ones((nodes, width, 4)), np.zeros((nodes, width))
+    theirs, place = np.zeros((nodes, width)), np.full((nodes, width), np.nan)
+    for f in range(nodes):
+        for k in range(width):
+            x[f, k, 1], x[f, k, 2], x[f, k, 3] = odds(log_q[f, k], certain), 0.0, recent[f] - neutral
+            if guide.size:
+                x[f, k, 2], theirs[f, k] = odds(guide[f, k], certain), math.exp(guide[f, k])
+            if log_q[f, k] > -np.inf:
+                logit = 0.0
+                for i in range(4):
+                    logit += x[f, k, i] * weights[f, i]
+                value[f, k], place[f, k] = 1 / (1 + math.exp(-logit)), -np.inf
+    return x, value, theirs, place
+
+
+@compiled
 def merge(
     tokens: Array, log_q: Array, value: Array, seen: Array, bits: Array, k: int, most: float, certain: float
 ) -> tuple[Array, Array, Array]:

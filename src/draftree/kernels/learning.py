@@ -1,0 +1,57 @@
+"""A step of logistic regression as machine code: policies and fusions take several after each pass, over few examples.
+
+Shapes: M examples, X features.
+"""
+
+import math
+
+import numpy as np
+
+from draftree.kernels.compiled import Array, compiled
+
+
+@compiled
+def newton(
+    weights: Array, information: Array, prior: float, x: Array, true: Array, forgetting: float, least: float
+) -> tuple[Array, Array]:
+    """The weights [X] and what is known of them [X, X] after a Newton step on examples.
+
+    Args:
+        weights: [X] before.
+        information: [X, X] before, the curvature of all that was learnt.
+        prior: what it falls back to, on the diagonal.
+        x: [M, X] the examples.
+        true: [M] whether each was.
+        forgetting: the share of what is known that is forgotten.
+        least: what an example weighs at least.
+    """
+    width = len(weights)
+    known, step = (1 - forgetting) * information, np.zeros(width)
+    for a in range(width):
+        known[a, a] += forgetting * prior
+    for m in range(len(x)):
+        logit = 0.0
+        for a in range(width):
+            logit += weights[a] * x[m, a]
+        p = 1 / (1 + math.exp(-logit))
+        curvature = max(p * (1 - p), least)
+        for a in range(width):
+            step[a] += x[m, a] * (true[m] - p)
+            for b in range(width):
+                known[a, b] += curvature * x[m, a] * x[m, b]
+    lower = np.zeros((width, width))  # known is L Lᵀ, and the step solves known · y = step
+    for a in range(width):
+        for b in range(a + 1):
+            rest = known[a, b]
+            for c in range(b):
+                rest -= lower[a, c] * lower[b, c]
+            lower[a, b] = math.sqrt(rest) if a == b else rest / lower[b, b]
+    for a in range(width):
+        for b in range(a):
+            step[a] -= lower[a, b] * step[b]
+        step[a] /= lower[a, a]
+    for a in range(width - 1, -1, -1):
+        for b in range(a + 1, width):
+            step[a] -= lower[b, a] * step[b]
+        step[a] /= lower[a, a]
+    return weights + step, known
