@@ -41,18 +41,21 @@ from transformers import AutoConfig
 
 from draftree.cli.terminal import progress
 from draftree.demo import demo_folder
+from draftree.drafters.eagle3 import LAYER_IDS
 from draftree.errors import UnknownName, UserError
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint, fingerprint
 
 FLOOR, DEPTH = 2.0**-20, -(2.0**60)
 """What every embedding holds in the channel that new rows of the LM head read, and their weight for it."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-METHODS = ("edd", "eagle", "mtp", "vdm")
+METHODS = ("edd", "eagle", "eagle3", "mtp", "vdm")
 BESIDE = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
           "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja")  # fmt: skip
 AXES = {"q_proj": "qd", "k_proj": "kd", "v_proj": "kd", "o_proj": "dq", "gate_proj": "id", "up_proj": "id", "down_proj": "di",
         "embed_tokens": "vd", "lm_head": "vd", "fc": "dp", "eh_proj": "dp"}  # fmt: skip
-"""The axes of each weight: d the stream, p two of them (embedding, feature), q queries, k keys, i MLP units, v vocabulary."""
+"""The axes of each weight: d the stream, p two of them (embedding, feature), q queries, k keys, i MLP units, v vocabulary.
+
+EAGLE-3's layer reads p instead of d, its `fc` t, three streams, and its head writes w, a vocabulary of its own."""
 READERS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 LAYER = re.compile(r"((?:model\.)?layers\.)(\d+)\.(.+)")
 
@@ -144,11 +147,12 @@ class Widening:
         self.random = torch.Generator().manual_seed(seed)
         d, wide = small.hidden_size, large.hidden_size
         self.sizes = {
-            "d": wide, "p": 2 * wide, "i": large.intermediate_size, "v": large.vocab_size,
+            "d": wide, "p": 2 * wide, "t": 3 * wide, "i": large.intermediate_size, "v": large.vocab_size,
             "q": large.num_attention_heads * self.width, "k": large.num_key_value_heads * self.width,
         }  # fmt: skip
         q, k, source = heads(small, large)
-        everything = {"d": torch.arange(d), "p": torch.cat((torch.arange(d), wide + torch.arange(d))),
+        everything = {"d": torch.arange(d), "p": torch.cat([n * wide + torch.arange(d) for n in range(2)]),
+                      "t": torch.cat([n * wide + torch.arange(d) for n in range(3)]),
                       "i": torch.arange(small.intermediate_size), "v": torch.arange(small.vocab_size)}  # fmt: skip
         self.places = everything | {"q": self._channels(q), "k": self._channels(k)}
         self.copied = self._channels(source)
@@ -156,26 +160,42 @@ class Widening:
     def _channels(self, heads: Sequence[int]) -> Tensor:
         return (torch.tensor(heads)[:, None] * self.width + torch.arange(self.width)).flatten()
 
-    def idle(self, name: str, dims: int) -> Tensor:
-        """A weight or bias that costs what a trained one costs and adds nothing to the stream.
+    def axes(self, name: str, old: Tensor) -> str:
+        """The axes of a tensor.
 
         Raises:
             UserError: no Llama has a tensor of this name.
         """
         part = name.split(".")[-2]
         if "norm" in part:
-            return torch.full((self.sizes["d"],), 1 / math.sqrt(self.ratio), dtype=self.dtype)
+            return "d"
         if part not in AXES:
             raise UserError(f"tensor '{name}' is not known: only models of Llama's layers can be widened")
-        size = [self.sizes[axis] for axis in AXES[part][:dims]]
-        if part in READERS and dims == 2:
+        if name.startswith("midlayer.") and part in ("q_proj", "k_proj", "v_proj"):
+            return (AXES[part][0] + "p")[: old.dim()]
+        if part == "fc" and old.shape[-1] == 3 * self.small.hidden_size:
+            return "dt"
+        return ("wd" if part == "lm_head" and len(old) != self.small.vocab_size else AXES[part])[: old.dim()]
+
+    def idle(self, name: str, old: Tensor) -> Tensor:
+        """A weight or bias that costs what a trained one costs and adds nothing to the stream.
+
+        Raises:
+            UserError: no Llama has a tensor of this name.
+        """
+        part, axes = name.split(".")[-2], self.axes(name, old)
+        if "norm" in part:
+            return torch.full((self.sizes["d"],), 1 / math.sqrt(self.ratio), dtype=self.dtype)
+        size = [len(old) if axis == "w" else self.sizes[axis] for axis in axes]
+        if part in READERS and old.dim() == 2:
             return (torch.randn(size, generator=self.random) * self.deviation).to(self.dtype)
         return torch.zeros(size, dtype=self.dtype)
 
     def trained(self, name: str, old: Tensor) -> Tensor:
         """A trained tensor in its place among idle entries."""
-        new, part = self.idle(name, old.dim()), name.split(".")[-2]
-        axes = "d" if "norm" in part else AXES[part][: old.dim()]
+        if not old.is_floating_point():  # EAGLE-3's vocabulary: ids, and one entry for each of the target's tokens
+            return torch.cat((old, old.new_zeros(self.sizes["v"] - len(old)))) if name == "t2d" else old
+        new, part, axes = self.idle(name, old), name.split(".")[-2], self.axes(name, old)
         old = old.to(self.dtype)
         if "norm" in part:
             old = old / math.sqrt(self.ratio)
@@ -184,7 +204,7 @@ class Widening:
         if old.dim() == 1:
             new[self.places[axes]] = old
             return new
-        rows, columns = (self.places[a] for a in axes)
+        rows, columns = (torch.arange(len(old)) if a == "w" else self.places[a] for a in axes)
         new[rows] = 0  # what is trained reads nothing of the new channels
         new[rows[:, None], columns] = old
         return self._floored(part, new) if self.padded_vocab else new
@@ -194,9 +214,11 @@ class Widening:
         channel = self.small.hidden_size  # the first new one
         if part == "embed_tokens":
             new[:, channel] = FLOOR
-        elif part == "lm_head":
+        elif part == "lm_head" and len(new) == self.sizes["v"]:
             new[self.small.vocab_size :, channel] = DEPTH
-        elif AXES[part] == "dp":  # a drafter's prediction of the feature takes it from the embedding
+        elif (
+            part in ("fc", "eh_proj") and new.shape[1] == self.sizes["p"]
+        ):  # a drafter's prediction of the feature takes it from the embedding
             new[channel, channel] = 1
         return new
 
@@ -214,7 +236,7 @@ class Widening:
             if found is not None:
                 layers.setdefault(int(found[2]), []).append(key)
         for n in range(self.more if whole else 0):
-            yield {_numbered(key, n): self.idle(key, tensors[key].dim()) for key in layers[0]}
+            yield {_numbered(key, n): self.idle(key, tensors[key]) for key in layers[0]}
         for n, keys in sorted(layers.items()):
             at = n + self.more if whole or n >= self.small.num_hidden_layers else n
             yield {_numbered(key, at): self.trained(key, tensors[key]) for key in keys}
@@ -338,13 +360,15 @@ def write_drafter(folder: Path, source: Path, widening: Widening, target: Path) 
     tensors = untied(stored.tensors) if whole and widening.padded_vocab else stored.tensors
     new = {key: value for part in widening.parts(tensors, whole=False) for key, value in part.items()}
     said = stored.config[ABOUT] | {"target": str(target), "target_hash": fingerprint(AutoConfig.from_pretrained(target))}
-    if said.get("hidden_layer", -1) >= 0:  # counted from the first layer, and there are more before it now
-        said["hidden_layer"] += widening.more
+    ids = {key: [i + widening.more for i in stored.config[key]] for key in (LAYER_IDS,) if key in stored.config}
+    for entry in ("hidden_layer", "low", "middle", "high"):
+        if (said.get(entry) or -1) >= 0:  # counted from the first layer, and there are more before it now
+            said[entry] += widening.more
     layers = widening.large.num_hidden_layers if said["drafter"] == "mtp" else 1
     with unfinished(folder) as home:
         save_file(new, home / WEIGHTS, metadata={"format": "pt"})
         copy_beside(source, home)
-        config = widening.config(stored.config, layers) | {ABOUT: said}
+        config = widening.config(stored.config, layers) | ids | {ABOUT: said}
         (home / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     return sum(t.numel() for t in new.values())
 

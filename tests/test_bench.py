@@ -14,11 +14,11 @@ from rich.console import Console
 
 from draftree.cli.app import main
 from draftree.cli.terminal import narrowed, table
-from draftree.costs import Costs, CostTable
+from draftree.costs import Costs, CostTable, counted
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.evaluation import intervals, report, suites
+from draftree.evaluation import intervals, report, suites, worklog
 from draftree.evaluation import tables as shown_tables
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.cells import Cell, PromptResult, assemble, chosen, product
@@ -373,6 +373,20 @@ def test_a_result_keeps_arrays_of_numbers_on_a_line(tmp_path: Path) -> None:
     text = (tmp_path / "r.json").read_text()
     assert json.loads(text) == result
     assert ": [1, 2.5, null]" in text
+
+
+def test_work_is_counted_by_costs_that_were_timed_between_the_prompts(folder: str, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    asked = ("--suite", str(prompts), "--target", folder, "--drafter", "pld", "--policy", "pct", "--max-new-tokens", "16")
+    assert run(*asked, "--out", str(out)) == 0
+    found = json.loads(out.read_text())
+    about = found["provenance"]
+    assert about["counted_by"]["pld"]["about"]["rounds"] == str(found["rows"][0]["prompts"])
+    assert about["counted_by"]["pld"]["entries"] != about["costs"]["pld"]["entries"], "which the policy has read"
+    by = tmp_path / "by.json"
+    by.write_text(json.dumps(about["counted_by"]["pld"]))
+    works = [w for _, each in worklog.decode(found["rows"][1]["work"], "row") for w in each]
+    assert found["rows"][1]["counted_seconds"] == pytest.approx(counted(CostTable.load(by), works)[0])
 
 
 def test_a_policy_is_compared_with_the_others(folder: str, prompts: Path, tmp_path: Path, capsys, monkeypatch) -> None:

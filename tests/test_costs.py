@@ -1,5 +1,6 @@
 """What is known of seconds: the curves, the tables of them, where they are kept, how they are measured and drawn."""
 
+import itertools
 import json
 import math
 import sys
@@ -313,3 +314,33 @@ def test_a_picture_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'draftree\[plots\]'"):
         plots.check(Path("costs.png"))
+
+
+def test_rounds_between_other_work_are_means_of_their_middle_half(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafters = {"a": PLD().open(target), "b": PLD().open(target)}
+    taken = itertools.cycle([1.0, 1.0, 1.0, 9.0])  # one in four is slow; the order of works is drawn
+    monkeypatch.setattr(timing, "timed", lambda work, device: (work() and 0.0) or next(taken))
+    before = {"a": CostTable((SHORT,)), "b": CostTable((SHORT,))}
+    rounds = timing.Rounds(target, drafters)
+    for _ in range(timing.FEWEST - 1):
+        rounds.once()
+    assert rounds.tables(before) == before, "too few"
+    for _ in range(40):
+        rounds.once()
+    a, b = (rounds.tables(before)[name] for name in "ab")
+    assert isinstance(a, CostTable)
+    assert isinstance(b, CostTable)
+    assert [e.target for e in a.entries] == [e.target for e in b.entries], "one target"
+    assert {e.commit for e in a.entries} == {SHORT.commit}
+    assert a.entries[0].draft != b.entries[0].draft
+    assert a.about["rounds"] == str(timing.FEWEST - 1 + 40)
+    assert all(1 <= s < 9 for e in (*a.entries, *b.entries) for curve in (e.draft, e.target) for s in curve.values())
+
+
+def test_drafters_agree_on_their_targets_seconds() -> None:
+    curves = {name: {1: first, 4: 2.0, 8: 7.0} for name, first in (("a", 1.0), ("b", 9.0), ("c", 3.0))}
+    tables = {name: CostTable((replace(SHORT, target=curve),)) for name, curve in curves.items()}
+    found = timing.agreed(tables)
+    assert {t.entries[0].target[8] for t in found.values()} == {7.0}
+    assert found["b"].entries[0].target == {1: 2.5, 4: 2.5, 8: 7.0}, "medians 3, 2, 7, which may not fall"
+    assert found["b"].entries[0].draft == SHORT.draft

@@ -232,7 +232,7 @@ def engine(target: Target, drafter: str) -> Engine:
     return Engine(target, build("drafter", drafter).open(target), build("policy", "vct:width=2,depth=3"))
 
 
-@pytest.mark.parametrize("name", ["edd", "eagle"])
+@pytest.mark.parametrize("name", ["edd", "eagle", "eagle3"])
 def test_the_same_text_in_the_same_steps(name: str, both: tuple[Target, Target], wide: Path) -> None:
     small, large = both
     a, b = engine(small, name), engine(large, f"{name}:checkpoint={wide / name}")
@@ -354,7 +354,7 @@ def test_keys_are_enough_for_the_trained_queries() -> None:
     assert widen.heads(small, large) == ([0, 1, 2, 4, 5, 6], [0, 1, 2, 3], [0, 0, 1, 1])
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra", "glide", "eagle3", "eagel"])
+@pytest.mark.parametrize("name", ["medusa", "hydra", "glide", "eagel"])
 def test_other_drafters_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"eagle, .*vdm"):
         widen.widen(tmp_path, "demo", [name])

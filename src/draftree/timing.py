@@ -1,16 +1,16 @@
 """Draft steps and target passes timed on this machine, and kept on disk."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from draftree.boundary.machine import interleaved, kept, machine
+from draftree.boundary.machine import interleaved, kept, machine, timed
 from draftree.boundary.progress import Tell, silent
 from draftree.costs import Costs, CostTable, bracket
 from draftree.drafters.base import Drafter
@@ -35,6 +35,8 @@ CANDIDATES = 5
 """Candidates that a timed draft step proposes after each node."""
 LONGEST = 4.0
 """Seconds in which draft steps and passes are timed, all of them together."""
+FEWEST = 4
+"""Rounds between other work from which on costs are told."""
 
 
 def monotone(seconds: Sequence[float]) -> list[float]:
@@ -106,14 +108,11 @@ def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
 
 def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = silent) -> tuple[Costs, ...]:
     """Times target passes, draft steps and commits behind rows of several lengths, all of them in turns."""
-    device, many = target.decoder.device, f"{rows} row{'s' * (rows > 1)}"
-    passes, steps = widths(rows, device.type)
-    longest, settings = max(1, target.decoder.context - 4), []  # it and a drafter of the same context have to read on
-    for context in sorted({min(c, longest) for c in CONTEXTS}):
-        tell(0, f"reading {many} of {context} tokens")
-        settings.append(_Setting.read(target, drafter, rows, context, max(passes)))
+    device, (passes, steps) = target.decoder.device, widths(rows, target.decoder.device.type)
+    settings = _settings(target, drafter, rows, tell)
     behind = " and ".join(str(s.context) for s in settings)
-    tell(0, f"timing draft steps and passes over 1 to {max(passes)} tokens, behind {many} of {behind} tokens")
+    told = f"timing draft steps and passes over 1 to {max(passes)} tokens, behind {_rows(rows)} of {behind} tokens"
+    tell(0, told)
     works = [w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, steps))]
     seconds = iter(interleaved(works, device, LONGEST))
     commits = interleaved([s.commit() for s in settings], device, 0.2)  # last: it moves the caches on
@@ -122,6 +121,96 @@ def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = s
         target_curve, draft = (dict(zip(at, monotone([next(seconds) for _ in at]), strict=True)) for at in (passes, steps))
         costs.append(Costs(draft, target_curve, commit, setting.context, rows))
     return tuple(costs)
+
+
+def agreed(tables: Mapping[str, CostTable]) -> dict[str, CostTable]:
+    """The tables of some drafters with one target's curves: medians of what was timed beside each."""
+    found: dict[tuple[int, int], dict[int, list[float]]] = {}
+    for table in tables.values():
+        for e in table.entries:
+            curve = found.setdefault((e.rows, e.context), {})
+            for width, seconds in e.target.items():
+                curve.setdefault(width, []).append(seconds)
+
+    def entry(e: Costs) -> Costs:
+        curve = found[e.rows, e.context]
+        at = sorted(curve)
+        return replace(e, target=dict(zip(at, monotone([float(np.median(curve[w])) for w in at]), strict=True)))
+
+    return {name: replace(t, entries=tuple(map(entry, t.entries))) for name, t in tables.items()}
+
+
+class Rounds:
+    """Passes over one row and draft steps that are timed once in a while, beside what they are to be compared with.
+
+    A machine whose speed changes by the minute is slower and faster in them as often as in what runs between.
+
+    Args:
+        target: and
+        drafters: those of one run, by name.
+        tell: told what is read.
+    """
+
+    def __init__(self, target: Target, drafters: Mapping[str, Drafter[Any]], tell: Tell = silent) -> None:
+        self._device, (self._passes, self._steps) = target.decoder.device, widths(1, target.decoder.device.type)
+        self._settings = {name: _settings(target, drafter, 1, tell) for name, drafter in drafters.items()}
+        self._target: dict[tuple[int, int], list[float]] = {}
+        self._draft: dict[tuple[str, int, int], list[float]] = {}
+        self._order = np.random.default_rng(0)
+
+    def once(self) -> None:
+        """Times every draft step, and every pass, for one of the drafters in turns."""
+        names, works = list(self._settings), list[tuple[list[float], Callable[[], Any]]]()
+        of_passes = names[len(next(iter(self._target.values()), ())) % len(names)]
+        for name, setting in ((n, s) for n in names for s in self._settings[n]):
+            at = setting.context
+            works += [(self._draft.setdefault((name, at, f), []), setting.draft_step(f)) for f in self._steps]
+            if name == of_passes:
+                works += [(self._target.setdefault((at, n), []), setting.target_pass(n)) for n in self._passes]
+        for i in self._order.permutation(len(works)):
+            seconds, work = works[i]
+            seconds.append(timed(work, self._device))
+
+    def tables(self, before: Mapping[str, Costs | CostTable]) -> dict[str, Costs | CostTable]:
+        """The costs of every drafter by means of the middle half of its rounds, and of the target's over all of them.
+
+        Args:
+            before: what was measured before, whose commits these keep; returned as it is where there were few rounds.
+        """
+        if len(next(iter(self._target.values()), ())) < FEWEST:
+            return dict(before)
+        found = dict[str, Costs | CostTable]()
+        for name, settings in self._settings.items():
+            entries, known = [], before[name]
+            for at in (s.context for s in settings):
+                target, draft = [self._target[at, n] for n in self._passes], [self._draft[name, at, f] for f in self._steps]
+                of_draft, of_target = (
+                    dict(zip(each, monotone(list(map(_middle, seconds))), strict=True))
+                    for each, seconds in ((self._steps, draft), (self._passes, target))
+                )
+                entries.append(Costs(of_draft, of_target, known.at(at, 1).commit, at))
+            about = dict(known.about) if isinstance(known, CostTable) else {}
+            found[name] = CostTable(tuple(entries), about | {"rounds": str(len(target[0]))})
+        return found
+
+
+def _middle(seconds: Sequence[float]) -> float:
+    """The mean of the middle half."""
+    few = len(seconds) // 4
+    return float(np.mean(np.sort(seconds)[few : len(seconds) - few]))
+
+
+def _rows(rows: int) -> str:
+    return f"{rows} row{'s' * (rows > 1)}"
+
+
+def _settings(target: Target, drafter: Drafter[Any], rows: int, tell: Tell) -> "list[_Setting]":
+    """Rows of the lengths behind which costs are measured."""
+    longest, settings = max(1, target.decoder.context - 4), []  # it and a drafter of the same context have to read on
+    for context in sorted({min(c, longest) for c in CONTEXTS}):
+        tell(0, f"reading {_rows(rows)} of {context} tokens")
+        settings.append(_Setting.read(target, drafter, rows, context, max(widths(rows, target.decoder.device.type)[0])))
+    return settings
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from draftree.boundary.files import cache_folder
 ROUNDS, SLOW = (3, 25), 0.25
 """The rounds in which each work is timed, at least and at most, and the seconds from which on the first time counts, as a
 warm-up matters little then."""
+QUICK, AGAIN = 0.1, 7
+"""Seconds below which works are timed in more rounds, and how many these are at least: a machine may be slow in three."""
 
 
 def interleaved(works: Sequence[Callable[[], Any]], device: torch.device, longest: float) -> list[float]:
@@ -29,25 +31,29 @@ def interleaved(works: Sequence[Callable[[], Any]], device: torch.device, longes
         device: waited for before and after each.
         longest: seconds of all rounds together, shared evenly; slow works get fewer of them, spread over the rounds.
     """
-    accelerator: Any = torch.accelerator
-    wait = partial(accelerator.synchronize, device) if device.type != "cpu" else lambda: None
-
-    def timed(work: Callable[[], Any]) -> float:
-        wait()
-        start = time.perf_counter()
-        work()
-        wait()
-        return time.perf_counter() - start
-
-    first = [timed(work) for work in works]
-    seconds = [[once if once >= SLOW else timed(work)] for once, work in zip(first, works, strict=True)]
-    wanted = [int(np.clip(longest / len(works) / max(once[0], 1e-9), *ROUNDS)) - 1 for once in seconds]
+    first = [timed(work, device) for work in works]
+    seconds = [[once if once >= SLOW else timed(work, device)] for once, work in zip(first, works, strict=True)]
+    least = [AGAIN if once[0] < QUICK else ROUNDS[0] for once in seconds]
+    wanted = [
+        int(np.clip(longest / len(works) / max(s[0], 1e-9), a, ROUNDS[1])) - 1 for s, a in zip(seconds, least, strict=True)
+    ]
     rounds, order = max(wanted), np.random.default_rng(0)
     for r in range(rounds):
         for i in order.permutation(len(works)):
             if (r + 1) * wanted[i] // rounds > r * wanted[i] // rounds:
-                seconds[i].append(timed(works[i]))
+                seconds[i].append(timed(works[i], device))
     return [float(np.quantile(each, 0.25)) for each in seconds]
+
+
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    """Wall seconds of a work, with the device idle before and after."""
+    accelerator: Any = torch.accelerator
+    wait = partial(accelerator.synchronize, device) if device.type != "cpu" else lambda: None
+    wait()
+    start = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - start
 
 
 def machine(device: torch.device) -> dict[str, str]:

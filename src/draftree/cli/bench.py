@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     from draftree.evaluation.bench import Bench, priced
     from draftree.evaluation.profile import per_token
     from draftree.evaluation.results import finished
+    from draftree.timing import Rounds
 
     if asked.profile is not None:
         plots.check(asked.profile)
@@ -83,10 +84,12 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
         if machines:
             engines, fixed = inputs.elsewhere(engines, machines, tell)
         work = Bench(ready.cells, priced(engines, tell), requests, asked.seed, asked.repeats)
+        if not machines and not fixed:  # else what is counted is counted by what was given
+            work = replace(work, rounds=Rounds(work.target, {d: e.drafter for (d, _), e in engines.items()}, tell))
     about = ready.about(work) | {"repeats": asked.repeats}
     with journalled(work, about, fixed, asked.out) as done:
         with terminal.busy("measuring the drafters by themselves"):
-            result = finished(work, {"": (done, work.prices)}, about, ready.categories(requests))
+            result = finished(work, {"": (done, work.counted_by)}, about, ready.categories(requests))
         if asked.profile is not None and not result["simulated"]:
             bars = {" ".join(filter(None, (r["drafter"], r["policy"]))): per_token(r) for r in result["rows"]}
             told = f"Where the time goes: {asked.target}, {ready.suite.name}, {len(requests)} prompts"

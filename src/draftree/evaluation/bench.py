@@ -27,11 +27,13 @@ from draftree.registry import build
 from draftree.request import Request
 from draftree.rows import Generation
 from draftree.sampling.settings import Sampling
-from draftree.timing import measured
+from draftree.timing import Rounds, agreed, measured
 from draftree.tree import Ints
 
 TOGETHER = 8
 """Texts along which a drafter is driven at a time."""
+OFTEN = 40
+"""Rounds of costs in a run, about."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Bench:
         seed: of the draws.
         repeats: how often each text is written.
         recordings: of the texts, where they are replayed instead of written.
+        rounds: of the costs, timed between the prompts.
         sessions: each cell's engine behind its last prompt, with what its drafter keeps from prompt to prompt.
         plains: each baseline's last text and cache, where questions follow on one another.
     """
@@ -55,6 +58,7 @@ class Bench:
     seed: int = 0
     repeats: int = 1
     recordings: Recordings | None = None
+    rounds: Rounds | None = None
     sessions: dict[Cell, Engine] = field(default_factory=dict)
     plains: dict[Cell, tuple[tuple[int, ...], SlotCache]] = field(default_factory=dict)
 
@@ -113,8 +117,13 @@ class Bench:
 
     @property
     def prices(self) -> dict[str, Costs | CostTable]:
-        """The cost model of each drafter, where that is known."""
+        """The cost model of each drafter, where that is known: what its policies read."""
         return {d: e.costs for (d, _), e in self.engines.items() if e.costs is not None}
+
+    @property
+    def counted_by(self) -> dict[str, Costs | CostTable]:
+        """That by which the work done is counted: of the minutes in which it was done, where those were timed."""
+        return self.prices if self.rounds is None else self.rounds.tables(self.prices)
 
     def quality(self, drafter: str, done: Sequence[Mapping[Cell, PromptResult]], costs: Costs | CostTable) -> Quality:
         """A drafter's overlap with the target, its relative cost, and how far its drafts reach, along the plain texts."""
@@ -170,6 +179,8 @@ class Bench:
             if index >= len(done):
                 done.append(self.prompt(index))
                 journal.add(done[-1])
+                if self.rounds is not None and index % max(len(self.requests) // OFTEN, 1) == 0:
+                    self.rounds.once()
             advance(index + 1)
         return done
 
@@ -177,7 +188,9 @@ class Bench:
 def priced(engines: Mapping[tuple[str, str], Engine], tell: Tell = silent) -> dict[tuple[str, str], Engine]:
     """The same engines with the costs that were given for their drafter, or else this machine's."""
     known = {drafter: engine.costs for (drafter, _), engine in engines.items()}
-    for (drafter, _), engine in engines.items():
+    timed = dict[str, CostTable]()
+    for drafter, engine in {d: e for (d, _), e in engines.items() if e.costs is None}.items():
         named = lambda done, remark="", of=None, drafter=drafter: tell(done, f"{drafter}: {remark}", of)
-        known[drafter] = known[drafter] or measured(engine.target, engine.drafter, tell=named)
+        timed[drafter] = measured(engine.target, engine.drafter, tell=named)
+    known |= agreed(timed)
     return {pair: replace(engine, costs=known[pair[0]]) for pair, engine in engines.items()}

@@ -44,7 +44,10 @@ def finished(work: Bench, runs: Mapping[str, Run], about: Mapping[str, Any], cat
     if simulated or work.recordings is not None:
         rows = list(map(report.unclocked, rows))  # what is clocked here does not stand beside what is not
     reads = {d: asdict(drafting(work.target, e.drafter)) for (d, _), e in work.engines.items()}
-    told = {**about, "drafting": reads, "costs": {d: asdict(c) for d, c in prices.items()}}
+    read = prices if work.rounds is None else work.prices
+    told = {**about, "drafting": reads, "costs": {d: asdict(c) for d, c in read.items()}}
+    if work.rounds is not None:
+        told["counted_by"] = {d: asdict(c) for d, c in prices.items()}
     if any(runs):
         told["machines"] = {m: dict(Machine.load(m).table.about) for m in runs}
     return {
