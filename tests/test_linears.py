@@ -1,11 +1,13 @@
 """Weights laid out for another kernel give what torch's own gives, are forgotten when they change, are chosen by the clock."""
 
 import copy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from draftree import Request, Target
@@ -122,3 +124,33 @@ def test_a_target_writes_the_same_by_either(tmp_path: Path, exactness: str) -> N
         assert said.get("packed", []) == shapes
         assert bool(shapes) == (kernels == "packed")
     assert texts["stock"] == texts["packed"]
+
+
+def resident(path: Path) -> int:
+    """Kilobytes of a file that this process has in memory."""
+    kept, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0]:
+            here = line.endswith(str(path))
+        elif here and line.startswith("Rss:"):
+            kept += int(line.split()[1])
+    return kept
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux alone")
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_a_packed_weight_that_lies_in_a_file_is_in_memory_once(looked_up: bool, tmp_path: Path) -> None:
+    path, drawn = tmp_path / "weights", torch.randn(1024, 1024)
+    save_file({"weight": drawn}, path)
+    one = nn.Linear(1024, 1024, bias=False, device="meta").requires_grad_(False)
+    one.weight = nn.Parameter(load_file(path)["weight"], requires_grad=False)
+    table = nn.Embedding(1024, 1024, device="meta")
+    table.weight = one.weight if looked_up else nn.Parameter(torch.ones(1024, 1024))
+    assert torch.equal(one.weight, drawn)
+    if resident(path) < 4000:
+        pytest.skip("this version of safetensors reads files otherwise")
+    quicken(nn.ModuleList([one, table]), "packed")
+    rows = torch.randn(2, 1024)
+    assert torch.equal(one(rows), linears.Packed(drawn)(rows))
+    assert (resident(path) > 4000) == looked_up, "an embedding's rows are read in every pass"
+    assert torch.equal(one.weight, drawn), "read again"

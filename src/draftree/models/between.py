@@ -81,9 +81,10 @@ def _agrees(module: Any, ours: Callable[..., Tensor], dtype: torch.dtype) -> boo
 def _plain(*tensors: Tensor) -> bool:
     """True where a kernel may read tensors' memory, and no gradient is wanted."""
     dtype, grad = tensors[0].dtype, torch.is_grad_enabled()
-    return dtype in DTYPES and all(
-        t.dtype is dtype and t.device.type == "cpu" and not (grad and t.requires_grad) and t.is_contiguous() for t in tensors
-    )
+    for t in tensors:  # asked a hundred times a pass
+        if t.dtype is not dtype or not t.is_cpu or (grad and t.requires_grad) or not t.is_contiguous():
+            return False
+    return dtype in DTYPES
 
 
 def _normed(module: Any, rows: Tensor, epsilon: float) -> Tensor:

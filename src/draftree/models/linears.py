@@ -7,7 +7,10 @@ for eight as for one. Which is faster depends on the processor and the shape, so
 Shapes: n tokens of a pass, D and E entries of a row before and after.
 """
 
+import ctypes
 import json
+import mmap
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,6 +30,8 @@ TRIED = (1, 8)
 """Tokens of a pass over which kernels are timed: plain decoding's, and a tree's."""
 SMALL, SOME = 1 << 16, 8
 """Entries of a weight below which nothing is won, and layers of a shape that are timed: more than a cache holds."""
+PAGEOUT = 21
+"""Linux's MADV_PAGEOUT: what lies in a file is dropped, nothing is lost."""
 LONGEST = 0.15
 """Seconds in which the kernels of a shape are timed."""
 
@@ -35,7 +40,7 @@ class Packed:
     """Multiplies by a weight that is laid out in blocks for oneDNN.
 
     Args:
-        weight: [E, D], which stays as it is: for gradients, for all who read it, and for when it is changed.
+        weight: [E, D], which stays what it is: for gradients, for all who read it, and for when it is changed.
         bias: [E], if there is one.
     """
 
@@ -51,7 +56,7 @@ class Packed:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[…, E] of rows […, D]."""
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._blocks, self._bias, "none", [], "")
+        made: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self._blocks, self._bias, "none", [], "")
         return made
 
 
@@ -65,6 +70,7 @@ def quicken(model: nn.Module, kernels: Kernels | None = None) -> None:
         kernels: `stock` leaves it as it is, `packed` takes oneDNN's wherever that can be had; by default the faster one.
     """
     alike: dict[tuple[Any, ...], list[nn.Linear]] = {}
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for module in model.modules():
         if type(module) is nn.Linear and packable(module.weight, module.bias):
             alike.setdefault((*module.weight.shape, module.bias is None, module.weight.dtype), []).append(module)
@@ -73,6 +79,19 @@ def quicken(model: nn.Module, kernels: Kernels | None = None) -> None:
             for module in same:
                 by = partial(_forward, by=Packed(module.weight, module.bias))
                 module.forward = MethodType(by, module)  # type: ignore[method-assign]
+                if id(module.weight) not in looked_up:
+                    let_go(module.weight)
+
+
+def let_go(weight: Tensor) -> None:
+    """Gives back the memory of a weight that lies in a file; who reads it again has it read from there.
+
+    So a packed weight is in memory once. One that was converted as it was loaded stays there twice, as it is in no file.
+    """
+    size = mmap.PAGESIZE
+    begin, end = -(-weight.data_ptr() // size) * size, (weight.data_ptr() + weight.nbytes) // size * size
+    if sys.platform == "linux" and begin < end:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), PAGEOUT)  # no harm where it fails
 
 
 def packable(weight: Tensor, bias: Tensor | None) -> bool:

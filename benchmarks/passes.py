@@ -1,0 +1,96 @@
+"""What a pass over a few tokens costs: with the chosen kernels, with torch's own, and bit for bit, beside its matrix products.
+
+    python benchmarks/passes.py --target smollm2 --dtype float32 --out passes.json
+
+One process, all ways of one width in turns; the floor is the larger of bytes over the speed at which this machine reads
+memory and operations over that at which it multiplies, measured in the same run.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from draftree.boundary.machine import interleaved
+from draftree.cli.terminal import progress
+from draftree.errors import UserError
+from draftree.evaluation.profile import Ceilings
+from draftree.evaluation.provenance import provenance
+from draftree.models.feed import Feed
+from draftree.models.target import Target
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+WAYS: dict[str, dict[str, Any]] = {
+    "stock": {"kernels": "stock", "exactness": "ties"},
+    "ours": {"exactness": "ties"},
+    "bits": {"exactness": "bits"},
+}
+"""Ways of loading a target."""
+
+
+def passes(target: Target, context: int) -> Callable[[int], Callable[[], Any]]:
+    """A pass over a chain of n tokens behind a context, for any n."""
+    decoder = target.decoder
+    cache, ids = decoder.new_cache(1, context + max(WIDTHS)), np.arange(context + max(WIDTHS)) % decoder.vocab
+    decoder.forward(cache, Feed.chains([ids[:context]], cache.lengths.copy(), decoder.device))
+    cache.keep(0, np.arange(context))
+    return lambda n: partial(
+        decoder.forward, cache, Feed.chains([ids[context : context + n]], cache.lengths.copy(), decoder.device)
+    )
+
+
+def products(target: Target, n: int) -> Callable[[], None]:
+    """The matrix products of a pass over n tokens, by the kernels of its layers."""
+    layers = [m for m in target.decoder.model.modules() if isinstance(m, nn.Linear)]
+    rows = {w: torch.ones(1, n, w, dtype=target.decoder.dtype) for w in {layer.in_features for layer in layers}}
+
+    def work() -> None:
+        for layer in layers:
+            layer.forward(rows[layer.in_features])
+
+    return work
+
+
+@torch.inference_mode()
+def main() -> int:
+    ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    ap.add_argument("--target", default="smollm2")
+    ap.add_argument("--dtype", choices=("float32", "bfloat16"))
+    ap.add_argument("--context", type=int, default=256)
+    ap.add_argument("--seconds", type=float, default=6.0, help="for each width, all ways together")
+    ap.add_argument("--out", type=Path, required=True)
+    args = ap.parse_args()
+    try:
+        targets = {name: Target.load(args.target, args.dtype, **how) for name, how in WAYS.items()}
+    except UserError as error:
+        print(f"passes: {error}", file=sys.stderr)
+        return 2
+    ways, decoder = {name: passes(t, args.context) for name, t in targets.items()}, targets["ours"].decoder
+    ceilings, rows = Ceilings.measured(decoder), list[dict[str, float]]()
+    with progress("timing passes", len(WIDTHS)) as tell:
+        for i, n in enumerate(WIDTHS):
+            works = [*(way(n) for way in ways.values()), products(targets["ours"], n)]
+            found = dict(zip([*ways, "products"], interleaved(works, decoder.device, args.seconds), strict=True))
+            found["floor"] = ceilings.floor(decoder, n, args.context)
+            rows.append({"width": n} | {name: round(1000 * s, 2) for name, s in found.items()})
+            tell(i + 1)
+    first = rows[0]
+    for row in rows:
+        row |= {"ours over stock": row["ours"] / row["stock"], "ours over products": row["ours"] / row["products"]}
+        row |= {"over one token": row["ours"] / first["ours"], "bits over one token": row["bits"] / first["bits"]}
+    about = provenance(targets["ours"], 0) | {"context": args.context}
+    args.out.write_text(json.dumps({"rows": rows, "provenance": about}, indent=1) + "\n")
+    for row in rows:
+        print("  ".join(f"{name} {value:.{0 if name == 'width' else 2}f}" for name, value in row.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
