@@ -20,6 +20,7 @@ import numpy as np
 from draftree.boundary.files import Entries, read_object, write_text
 from draftree.boundary.knobs import Part, knob, real, whole
 from draftree.errors import UserError, shown
+from draftree.kernels.growing import between
 from draftree.stats import Work
 from draftree.tree import Floats
 
@@ -244,9 +245,4 @@ def _sorted(curve: Mapping[int, float]) -> Curve:
 
 def _between(widths: Floats, seconds: Floats, tokens: Floats) -> Floats:
     """Linear between the widths; the last slope goes on."""
-    inside: Floats = np.interp(tokens, widths, seconds)
-    if len(widths) == 1:
-        return inside
-    slope = max((seconds[-1] - seconds[-2]) / (widths[-1] - widths[-2]), 0.0)
-    beyond: Floats = inside + slope * np.maximum(tokens - widths[-1], 0.0)
-    return beyond
+    return between(widths, seconds, np.asarray(tokens, np.float64))

@@ -14,6 +14,25 @@ MANY = 4
 
 
 @compiled
+def between(at: Array, seconds: Array, tokens: Array) -> Array:
+    """The height of a curve at some places [N]: linear between its points [W], level before them; beyond, it does not fall."""
+    found, last = np.empty(len(tokens)), len(at) - 1
+    for n, t in enumerate(tokens):
+        if last == 0 or t <= at[0]:
+            found[n] = seconds[0]
+            continue
+        i = last
+        while at[i - 1] > t:
+            i -= 1
+        slope = (seconds[i] - seconds[i - 1]) / (at[i] - at[i - 1])
+        if t >= at[last]:
+            found[n] = seconds[last] + max(slope, 0.0) * (t - at[last])
+        else:
+            found[n] = seconds[i - 1] + slope * (t - at[i - 1])
+    return found
+
+
+@compiled
 def values(
     log_q: Array, sources: Array, weights: Array, entropy: Array, depth: Array, score: Array, certain: float
 ) -> tuple[Array, Array]:
@@ -191,6 +210,92 @@ def appended(
                 real[2, at] = new_entropy[f] if new_entropy.size else 0.0
                 at += 1
     return whole, real
+
+
+@compiled
+def lessons(
+    parents: Array,
+    tokens: Array,
+    number: Array,
+    accepted: Array,
+    bonus: Array,
+    all_parents: Array,
+    all_tokens: Array,
+    log_q: Array,
+    entropy: Array,
+    depth: Array,
+    certain: float,
+) -> tuple[Array, Array, Array]:
+    """What a verdict teaches of drafts after accepted nodes: which they are [M], features [M, 5], if they were right [M].
+
+    Of an accepted node the children that were verified are learnt from; where none was, all that were drafted are. Features are
+    1, log q, −log(1 − q), entropy and depth.
+
+    Args:
+        parents: [N] of the verified tree, −1 for its roots, which are its first nodes.
+        tokens: [N].
+        number: [N] what its nodes are in the tree of all that was drafted.
+        accepted: [N] the roots among them.
+        bonus: [R] the token after the last accepted node of each row.
+        all_parents: [A] of all that was drafted.
+        all_tokens: [A].
+        log_q: [A].
+        entropy: [A].
+        depth: [A].
+        certain: no draft probability is taken to be closer to 1, or to 0.
+    """
+    root, nexts = np.empty(len(parents), np.int64), np.full(len(all_parents), -1)
+    verified, some = np.zeros(len(all_parents), np.bool_), np.zeros(len(all_parents), np.bool_)
+    for i, parent in enumerate(parents):
+        root[i] = i if parent < 0 else root[parent]
+        verified[number[i]] = True
+        if parent >= 0:
+            some[number[parent]] = True
+        if accepted[i]:
+            nexts[number[i]] = bonus[root[i]]
+            if parent >= 0:
+                nexts[number[parent]] = tokens[i]
+    nodes = np.empty(len(all_parents), np.int64)
+    count = 0
+    for i, parent in enumerate(all_parents):
+        if parent >= 0 and nexts[parent] >= 0 and (verified[i] or not some[parent]):
+            nodes[count], count = i, count + 1
+    nodes, x, right = nodes[:count], np.empty((count, 5)), np.empty(count, np.bool_)
+    for m, node in enumerate(nodes):
+        q = min(math.exp(log_q[node]), 1 - certain)
+        x[m, 0], x[m, 1], x[m, 2] = 1.0, max(log_q[node], math.log(certain)), -math.log1p(-q)
+        x[m, 3], x[m, 4] = entropy[node], depth[node]
+        right[m] = all_tokens[node] == nexts[all_parents[node]]
+    return nodes, x, right
+
+
+@compiled
+def outcomes(
+    parents: Array, depth: Array, score: Array, entropy: Array, accepted: Array, unread: float, recent: float
+) -> tuple[Array, Array]:
+    """Of the accepted nodes that a model has expanded: features [E, 4], and whether a child was accepted [E].
+
+    Features are 1, whether it is a root, its log value, and recent success.
+
+    Args:
+        parents: [N] −1 for roots.
+        depth: [N].
+        score: [N] log values.
+        entropy: [N] of the q that a node comes from.
+        accepted: [N] the roots among them.
+        unread: stands for the entropy where no model was asked.
+        recent: success.
+    """
+    expanded, reached = np.zeros(len(parents), np.bool_), np.zeros(len(parents), np.bool_)
+    for i, parent in enumerate(parents):
+        if parent >= 0 and accepted[parent]:
+            expanded[parent] |= entropy[i] != unread
+            reached[parent] |= accepted[i]
+    nodes = np.flatnonzero(expanded)
+    x = np.empty((len(nodes), 4))
+    for m, node in enumerate(nodes):
+        x[m, 0], x[m, 1], x[m, 2], x[m, 3] = 1.0, depth[node] == 0, score[node], recent
+    return x, reached[nodes]
 
 
 @compiled

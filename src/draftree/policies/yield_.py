@@ -17,7 +17,7 @@ import numpy as np
 from draftree.boundary.knobs import knob
 from draftree.calibration import Logistic
 from draftree.costs import Costs
-from draftree.kernels.growing import values, worth_expanding, worth_verifying
+from draftree.kernels.growing import lessons, outcomes, values, worth_expanding, worth_verifying
 from draftree.policies.base import Expand, Policy, Search, append, best, fit, top
 from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
@@ -40,8 +40,6 @@ CREDIT, SAVINGS = 3.0, 12.0
 """The regret budget in passes: at the beginning, and at most, however much drafting has brought."""
 UNREAD = -1.0
 """Stands for the entropy of a q that nobody computed."""
-UNKNOWN = -1
-"""Stands for the token after a node that is not accepted."""
 CERTAIN = 1e-4
 """No draft probability is taken to be closer to 1, or to 0."""
 NONE = np.zeros((0, 0), np.int64)
@@ -57,8 +55,8 @@ class Learned:
     Attributes:
         gained: passes that plain decoding would have needed for the tokens written, recent ones counting more.
         spent: what they took, in the time of such passes.
-        acceptance: by source of the drafts, P(accepted | its parent was) of a node, see `_features`.
-        reach: P(some child accepted | accepted and expanded), see `_prospects`.
+        acceptance: by source of the drafts, P(accepted | its parent was) of a node, see `lessons`.
+        reach: P(some child accepted | accepted and expanded), see `outcomes`.
         recent: the share of recent steps in which some draft was accepted.
         regret_budget: target passes that drafting may still lose against plain decoding, so that whatever the drafter does,
             the whole run takes at most `CREDIT` passes and the share for probes more than plain decoding.
@@ -148,20 +146,29 @@ class Yield(Policy):
         accepted[np.concatenate(verdict.paths)] = True
         own = replace(work, fed=len(tree))  # probes ride along and commits are made whatever is drafted
         gained, spent = accepted.sum() / work.rows, (costs.step(own) - costs.commit) / costs.target_seconds(1)
-        known: Learned = replace(
-            memory,
+        recent, idle, reach = memory.recent, memory.idle, memory.reach
+        if tree.drafted:
+            success = bool(accepted[tree.roots :].any())
+            columns = tree.parents, tree.depth, tree.score, tree.entropy
+            x, reached = outcomes(*columns, accepted, UNREAD, recent - LIKELY)
+            recent, idle = (
+                (1 - RECENT) * recent + RECENT * success,
+                idle if success else 0.0,
+            )  # a probe that succeeds has another
+        elif work.frontiers:  # nothing was found, or nothing worth verifying: drafting did not pay
+            x, reached = _of_roots(tree, recent), np.zeros(tree.roots, np.bool_)
+            recent, idle = (1 - RECENT) * recent, 0.0
+        else:
+            x, reached, idle = np.zeros((0, 4)), np.zeros(0, np.bool_), idle + 1
+        return Learned(
             gained=(1 - MEMORY) * memory.gained + gained,
             spent=(1 - MEMORY) * memory.spent + spent,
+            acceptance=_calibrated(memory, tree, verdict, accepted),
+            reach=reach.learn(x, reached) if len(x) else reach,
+            recent=recent,
             regret_budget=min(memory.regret_budget + gained - (1 - self.probe) * spent, SAVINGS),
-            acceptance=_calibrated(memory, tree, verdict),
+            idle=idle,
         )
-        if tree.drafted:
-            return _learnt(known, tree, accepted)
-        if not work.frontiers:
-            return replace(known, idle=known.idle + 1)
-        roots = np.arange(tree.roots)  # nothing was found, or nothing worth verifying: drafting did not pay
-        reach = known.reach.learn(_prospects(tree, roots, known), np.zeros(len(roots), np.bool_))
-        return replace(known, reach=reach, recent=(1 - RECENT) * known.recent, idle=0.0)
 
 
 @dataclass(frozen=True)
@@ -280,57 +287,23 @@ def _worth_verifying(tree: Tree, budget: _Budget, probing: bool) -> Tree:
     return tree.select(keep)
 
 
-def _calibrated(memory: Learned, tree: Tree, verdict: Verdict) -> Mapping[int, Logistic]:
+def _calibrated(memory: Learned, tree: Tree, verdict: Verdict, accepted: Bools) -> Mapping[int, Logistic]:
     """What is known of acceptance after a verdict, by source: it has judged the drafts after every accepted node.
 
     Of an accepted node the children that were verified are learnt from. Where none was, all that were drafted are: else drafts
     that were once taken for worthless would never be verified, and nothing would be learnt of them again.
     """
     whole = tree.whole or tree
-    nexts, verified = np.full(len(whole), UNKNOWN), np.zeros(len(whole), np.bool_)
-    verified[tree.number] = True
-    for root in range(tree.roots):
-        kept = verdict.kept(root)
-        nexts[tree.number[kept]] = np.append(tree.tokens[kept[1:]], verdict.bonus[root])
-    above = whole.parents[whole.roots :]
-    some = np.bincount(above, weights=verified[whole.roots :], minlength=len(whole)) > 0
-    nodes = whole.roots + np.flatnonzero((nexts[above] != UNKNOWN) & (verified[whole.roots :] | ~some[above]))
-    x, right = _features(whole.log_q[nodes], whole.entropy[nodes], whole.depth[nodes]), whole.tokens == nexts[whole.parents]
-    calibrated = dict(memory.acceptance)
-    for source in np.unique(whole.source[nodes]).tolist():
-        mine = whole.source[nodes] == source
-        calibrated[source] = memory.calibration(source).learn(x[mine], right[nodes[mine]])
+    columns = whole.parents, whole.tokens, whole.log_q, whole.entropy, whole.depth
+    nodes, x, right = lessons(tree.parents, tree.tokens, tree.number, accepted, verdict.bonus, *columns, CERTAIN)
+    calibrated, source = dict(memory.acceptance), whole.source[nodes]
+    for each in set(source.tolist()):
+        mine = source == each
+        calibrated[each] = memory.calibration(each).learn(x[mine], right[mine])
     return calibrated
 
 
-def _learnt(memory: Learned, tree: Tree, accepted: Bools) -> Learned:
-    """Learns from a verified tree which accepted nodes had an accepted child, and whether drafting succeeds."""
-    nodes = tree.roots + np.flatnonzero(accepted[tree.parents[tree.roots :]])
-    expanded = np.unique(tree.parents[nodes[tree.entropy[nodes] != UNREAD]])
-    reached = np.zeros(len(tree), np.bool_)
-    reached[tree.parents[nodes[accepted[nodes]]]] = True
-    success = bool(reached.any())
-    return replace(
-        memory,
-        reach=memory.reach.learn(_prospects(tree, expanded, memory), reached[expanded]) if expanded.size else memory.reach,
-        recent=(1 - RECENT) * memory.recent + RECENT * success,
-        idle=memory.idle if success else 0.0,  # a probe that succeeds is followed by another
-    )
-
-
-def _features(log_q: Floats, entropy: Floats, depth: Ints) -> Floats:
-    """[M, X] features that predict the acceptance of nodes: 1, log q, −log(1 − q), entropy, depth (after C2T, section 4.1).
-
-    With weights 0, 1, 1, 0, 0 the estimate is q itself. `kernels/growing.py` reads them in this order.
-    """
-    q = np.minimum(np.exp(log_q), 1 - CERTAIN)
-    return np.stack((np.ones_like(q), np.maximum(log_q, np.log(CERTAIN)), -np.log1p(-q), entropy, depth), axis=-1)
-
-
-def _prospects(tree: Tree, nodes: Ints, memory: Learned) -> Floats:
-    """[M, 4] features that predict the acceptance of nodes' children to come: 1, is a root, log value, recent success.
-
-    `kernels/growing.py` reads them in this order.
-    """
-    root = tree.depth[nodes] == 0
-    return np.stack((np.ones(len(nodes)), root, tree.score[nodes], np.full(len(nodes), memory.recent - LIKELY)), axis=-1)
+def _of_roots(tree: Tree, recent: float) -> Floats:
+    """[R, 4] what `outcomes` says of roots that were accepted: 1, is a root, log value, recent success."""
+    one = np.ones(tree.roots)
+    return np.stack((one, one, tree.score[: tree.roots], (recent - LIKELY) * one), axis=-1)

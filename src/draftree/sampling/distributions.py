@@ -68,11 +68,9 @@ class Distributions:
         greedy: Callable[[int], bool] = lambda node: False,
     ) -> None:
         self._logits, self._processors, self._text, self.greedy = logits, processors, text, greedy
-        best, index = logits.max(dim=-1)  # NaN wins a maximum, so the check costs no pass of its own
-        told = torch.stack((best.double(), index.double())).cpu().numpy()  # one transfer; float64 holds numbers up to 2⁵³
-        if not np.isfinite(told).all():
+        self._argmax = _likeliest(logits)
+        if min(self._argmax, default=0) < 0:
             raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
-        self._argmax: list[int] = told[1].astype(np.int64).tolist()
         self._scores: dict[int, tuple[Tensor, Tensor]] = {}
         self._p: dict[int, Tensor] = {}
         self._refused: dict[int, NotANumber] = {}
@@ -152,3 +150,18 @@ class Distributions:
 def absent(log_q: Tensor) -> Tensor:
     """[F, V] log q with −∞ in place of NaN: what is no number is not there."""
     return log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+
+
+def _likeliest(logits: Tensor) -> list[int]:
+    """The token of the largest of logits [N, V] at each node, the first of equals; −1 where that is NaN or infinite.
+
+    NaN wins a maximum, so that the check costs no pass of its own.
+    """
+    if logits.is_cpu:  # torch's own takes ten times as long here
+        whole = (logits if logits.dtype in (torch.float32, torch.float64) else logits.float()).numpy()
+        at = whole.argmax(axis=-1)
+        found: list[int] = np.where(np.isfinite(np.take_along_axis(whole, at[:, None], -1)[:, 0]), at, -1).tolist()
+        return found
+    best, index = logits.max(dim=-1)
+    there: list[int] = torch.where(best.isfinite(), index, -1).tolist()
+    return there
