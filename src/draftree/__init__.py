@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from draftree.boundary.garbage import seldom
+
 if TYPE_CHECKING:
     from draftree.costs import Costs
     from draftree.demo import demo_folder
@@ -63,5 +65,6 @@ def __getattr__(name: str) -> Any:
     """Imports a public name on first use: torch takes seconds, and the command line's help does not need it."""
     for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(f"draftree.{module}"), name)
+            with seldom():
+                return getattr(import_module(f"draftree.{module}"), name)
     raise AttributeError(f"module 'draftree' has no attribute '{name}'")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from draftree.boundary.garbage import seldom
 from draftree.boundary.interruption import STATUSES, Interrupted, raised
 from draftree.cli import (
     advise,
@@ -111,7 +112,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them
         warnings.simplefilter("default", DraftreeWarning)
         warnings.showwarning = lambda message, *_: remark(str(message))
-    with raised() as signals:
+    with raised() as signals, seldom():
         try:
             command = typer.main.get_command(app)
             status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)

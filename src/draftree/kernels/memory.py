@@ -6,7 +6,7 @@ A kernel that is handed addresses is called in some two microseconds; wrapping t
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -14,11 +14,13 @@ from draftree.kernels.compiled import Array, Function
 
 ROUND, UPPER = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
 """What is added before the lower half of a word is cut off, and the half that a number of bfloat16 fills."""
+WHOLE: Any = types.int64  # untyped, as much of numba is
+NOTHING: Any = types.void
 
 
 def part(function: Function) -> Function:
     """Compiles a function into those that call it, every operation rounded as it is written."""
-    machine: Any = njit(nogil=True, inline="always")(function)
+    machine: Any = njit(nogil=True, forceinline=True)(function)
     same: Function = machine
     return same
 
@@ -35,50 +37,79 @@ pointer: Any = intrinsic(_pointer)
 """An address as a pointer, for `carray`."""
 
 
-@part
-def halves(address: Any, count: Any) -> Any:
-    """[count] words of 16 bits from an address on."""
-    return carray(pointer(address), (count,), np.uint16)
+def _place(context: Any, builder: Any, kind: Any, args: Any) -> Any:
+    return builder.gep(builder.inttoptr(args[0], context.get_value_type(kind).as_pointer()), [args[1]])
+
+
+def _loading(kind: Any) -> Any:
+    def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_place(context, builder, kind, args))
+
+    def typed(typing: Any, address: Any, at: Any) -> Any:
+        return kind(WHOLE, WHOLE), made
+
+    return intrinsic(typed)
+
+
+def _storing(kind: Any) -> Any:
+    def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], _place(context, builder, kind, args))
+        return context.get_dummy_value()
+
+    def typed(typing: Any, address: Any, at: Any, value: Any) -> Any:
+        return NOTHING(WHOLE, WHOLE, kind), made
+
+    return intrinsic(typed)
+
+
+def _taking(kind: Any, source: Any) -> Any:
+    def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(kind))
+
+    def typed(typing: Any, value: Any) -> Any:
+        return kind(source), made
+
+    return intrinsic(typed)
+
+
+_REAL, _WORD, _HALF = (getattr(types, name) for name in ("float32", "uint32", "uint16"))
+_real_at, _half_at, _put_real, _put_half = _loading(_REAL), _loading(_HALF), _storing(_REAL), _storing(_HALF)
+as_real, _as_bits = _taking(_REAL, _WORD), _taking(_WORD, _REAL)
 
 
 @part
-def words(address: Any, count: Any) -> Any:
-    """[count] words of 32 bits from an address on."""
-    return carray(pointer(address), (count,), np.uint32)
+def number(address: Any, at: Any, half: Any) -> Any:
+    """One of consecutive numbers; `half` where they are bfloat16's. Loops over it compile in a third of the time of arrays."""
+    return as_real(np.uint32(_half_at(address, at)) << np.uint32(16)) if half else _real_at(address, at)
+
+
+@part
+def put(address: Any, at: Any, value: Any, half: Any) -> None:
+    """Writes one of consecutive numbers, rounded to bfloat16 where they are such."""
+    if half:
+        _put_half(address, at, np.uint16(_nearest(_as_bits(value)) >> np.uint32(16)))
+    else:
+        _put_real(address, at, value)
+
+
+@part
+def settled(value: Any, half: Any) -> Any:
+    """A number, rounded to what `put` would write of it."""
+    return as_real(_nearest(_as_bits(value))) if half else value
 
 
 @part
 def read(address: Any, half: Any, bits: Array) -> None:
     """Reads consecutive numbers as float32's bits; `half` where they are bfloat16's."""
-    if half:
-        short = halves(address, len(bits))
-        for e in range(len(bits)):
-            bits[e] = np.uint32(short[e]) << np.uint32(16)
-    else:
-        long = words(address, len(bits))
-        for e in range(len(bits)):
-            bits[e] = long[e]
+    for e in range(len(bits)):
+        bits[e] = _as_bits(number(address, e, half))
 
 
 @part
 def write(bits: Array, half: Any, address: Any) -> None:
     """Writes float32's bits as consecutive numbers; bfloat16's are the nearest ones, of two the even one."""
-    if half:
-        short = halves(address, len(bits))
-        for e in range(len(bits)):
-            short[e] = np.uint16(_nearest(bits[e]) >> np.uint32(16))
-    else:
-        long = words(address, len(bits))
-        for e in range(len(bits)):
-            long[e] = bits[e]
-
-
-@part
-def settle(bits: Array, half: Any) -> None:
-    """Rounds numbers in place to what `write` would write of them."""
-    if half:
-        for e in range(len(bits)):
-            bits[e] = _nearest(bits[e])
+    for e in range(len(bits)):
+        put(address, e, as_real(bits[e]), half)
 
 
 @part

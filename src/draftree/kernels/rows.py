@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from draftree.kernels.memory import read, settle, write
+from draftree.kernels.memory import as_real, number, put, settled
 
 LANES = 16
 """The partial sums of a row's squares."""
@@ -23,8 +23,6 @@ P1, P2, P3, P4, P5, P6 = (
     np.float32(c) for c in (0.69314718, 0.24022651, 0.055504109, 0.0096181291, 0.0013333558, 0.00015403530)
 )
 """2^y on [−½, ½] as 1 + P1 y + … + P6 y⁶, to some 10⁻⁷."""
-LONG = 512
-"""Numbers of a gate that are worked on at a time."""
 
 
 def _norm(source: int, weight: int, out: int, rows: int, width: int, epsilon: Any, half: bool) -> None:
@@ -39,29 +37,25 @@ def _norm(source: int, weight: int, out: int, rows: int, width: int, epsilon: An
         epsilon: added to the mean square, a float32.
         half: whether all numbers are bfloat16's, else float32's.
     """
-    size = width * (2 if half else 4)
-    bits, of_weight = np.empty(width, np.uint32), np.empty(width, np.uint32)
-    x, w, sums = bits.view(np.float32), of_weight.view(np.float32), np.empty(LANES, np.float32)
-    read(weight, half, of_weight)
+    size, sums = width * (2 if half else 4), np.empty(LANES, np.float32)
     whole = width // LANES * LANES
     for r in range(rows):
-        read(source + r * size, half, bits)
-        sums[:] = 0
+        row, to = source + r * size, out + r * size
+        for j in range(LANES):
+            sums[j] = 0
         for e in range(0, whole, LANES):
             for j in range(LANES):
-                sums[j] += x[e + j] * x[e + j]
+                x = number(row, e + j, half)
+                sums[j] += x * x
         total = np.float32(0)
         for j in range(LANES):
             total += sums[j]
         for e in range(whole, width):
-            total += x[e] * x[e]
+            x = number(row, e, half)
+            total += x * x
         by = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
         for e in range(width):
-            x[e] = x[e] * by
-        settle(bits, half)
-        for e in range(width):
-            x[e] = w[e] * x[e]
-        write(bits, half, out + r * size)
+            put(to, e, number(weight, e, half) * settled(number(row, e, half) * by, half), half)
 
 
 def _turn(source: int, cosines: int, sines: int, out: int, rows: int, heads: int, width: int, half: bool) -> None:
@@ -78,23 +72,16 @@ def _turn(source: int, cosines: int, sines: int, out: int, rows: int, heads: int
         half: whether all numbers are bfloat16's, else float32's.
     """
     size, middle = width * (2 if half else 4), width // 2
-    bits, other = np.empty((3, width), np.uint32), np.empty((2, width), np.uint32)
-    (x, c, s), (y, z) = bits.view(np.float32), other.view(np.float32)
     for r in range(rows):
-        read(cosines + r * size, half, bits[1])
-        read(sines + r * size, half, bits[2])
+        cosine, sine = cosines + r * size, sines + r * size
         for h in range(heads):
-            at = (r * heads + h) * size
-            read(source + at, half, bits[0])
-            for e in range(width):
-                y[e] = x[e] * c[e]
+            row, to = source + (r * heads + h) * size, out + (r * heads + h) * size
             for e in range(middle):
-                z[e], z[e + middle] = -x[e + middle] * s[e], x[e] * s[e + middle]
-            settle(other[0], half)
-            settle(other[1], half)
-            for e in range(width):
-                y[e] = y[e] + z[e]
-            write(other[0], half, out + at)
+                f = e + middle
+                x, y = number(row, e, half), number(row, f, half)
+                one, other = settled(x * number(cosine, e, half), half), settled(y * number(cosine, f, half), half)
+                put(to, e, one + settled(-y * number(sine, e, half), half), half)
+                put(to, f, other + settled(x * number(sine, f, half), half), half)
 
 
 def _gate(gate: int, source: int, out: int, count: int, half: bool) -> None:
@@ -107,30 +94,20 @@ def _gate(gate: int, source: int, out: int, count: int, half: bool) -> None:
         count: the numbers.
         half: whether all numbers are bfloat16's, else float32's.
     """
-    size = 2 if half else 4
-    for at in range(0, count, LONG):
-        few = min(LONG, count - at)
-        bits, power = np.empty((2, few), np.uint32), np.empty(few, np.int32)
-        (x, y), powers = bits.view(np.float32), power.view(np.float32)
-        read(gate + at * size, half, bits[0])
-        read(source + at * size, half, bits[1])
-        for e in range(few):
-            z = x[e] * -LOG2E
-            z = MOST if z > MOST else (-MOST if z < -MOST else z)
-            whole = np.floor(z + np.float32(0.5))
-            f = z - whole
-            p = P6 * f + P5
-            p = p * f + P4
-            p = p * f + P3
-            p = p * f + P2
-            p = p * f + P1
-            p = p * f + np.float32(1)
-            power[e] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-            x[e] = x[e] / (np.float32(1) + p * powers[e])
-        settle(bits[0], half)
-        for e in range(few):
-            y[e] = x[e] * y[e]
-        write(bits[1], half, out + at * size)
+    for e in range(count):
+        x = number(gate, e, half)
+        z = x * -LOG2E
+        z = MOST if z > MOST else (-MOST if z < -MOST else z)
+        whole = np.floor(z + np.float32(0.5))
+        f = z - whole
+        p = P6 * f + P5
+        p = p * f + P4
+        p = p * f + P3
+        p = p * f + P2
+        p = p * f + P1
+        p = p * f + np.float32(1)
+        power = as_real(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
+        put(out, e, settled(x / (np.float32(1) + p * power), half) * number(source, e, half), half)
 
 
 @cache

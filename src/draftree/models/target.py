@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from draftree.boundary.files import understood
+from draftree.boundary.garbage import seldom
 from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
 from draftree.models.architectures import refuse_unsupported
@@ -157,6 +158,7 @@ class Target:
         return cls(decoder if stable is None else Decoder(model, stable.inside), name, tokenizer, loading)
 
     @classmethod
+    @seldom()
     def load(
         cls, name: str, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None, **how: Any
     ) -> Self:
