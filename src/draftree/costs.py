@@ -76,11 +76,11 @@ class Costs(Part):
 
     def drafts(self, tokens: Floats) -> Floats:
         """sₐ of several numbers of tokens."""
-        return np.where(tokens > 0, _between(*self._draft, tokens), 0.0)
+        return np.where(tokens > 0, _between(*self.draft_curve, tokens), 0.0)
 
     def targets(self, tokens: Floats) -> Floats:
         """sₜ of several numbers of tokens."""
-        return _between(*self._target, tokens)
+        return _between(*self.target_curve, tokens)
 
     def step(self, work: Work) -> float:
         """Seconds of one step of the loop by these curves: draft steps, target pass and the drafter's commit."""
@@ -95,11 +95,13 @@ class Costs(Part):
         return self
 
     @cached_property
-    def _draft(self) -> Curve:
+    def draft_curve(self) -> Curve:
+        """sₐ at the measured widths; linear between them."""
         return _sorted(self.draft)
 
     @cached_property
-    def _target(self) -> Curve:
+    def target_curve(self) -> Curve:
+        """sₜ, likewise."""
         return _sorted(self.target)
 
 
@@ -233,7 +235,7 @@ def _mixed(a: Costs, b: Costs, share: float) -> Costs:
         seconds = (1 - share) * _between(*one, widths) + share * _between(*other, widths)
         return dict(zip(widths.astype(int).tolist(), seconds.tolist(), strict=True))
 
-    draft, target = between(a._draft, b._draft), between(a._target, b._target)
+    draft, target = between(a.draft_curve, b.draft_curve), between(a.target_curve, b.target_curve)
     context = round((1 - share) * a.context + share * b.context)
     return Costs(draft, target, (1 - share) * a.commit + share * b.commit, context, a.rows)
 

@@ -4,31 +4,40 @@ Shapes: N drafted nodes, F frontier nodes, K candidates, M nodes added, X featur
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
 from draftree.kernels.compiled import Array, compiled
 
+Curve = tuple[Array, Array]
+Scan = tuple[Array, int, float, float]
+Promise = tuple[Array, Array, float, float]
 MANY = 4
 """Times as many scores as are wanted, from which on the others are not put in order."""
 
 
 @compiled
+def height(at: Array, seconds: Array, t: float) -> Any:
+    """The height of a curve at a place: linear between its points [W], level before them; beyond, it does not fall."""
+    last = len(at) - 1
+    if last == 0 or t <= at[0]:
+        return seconds[0]
+    i = last
+    while at[i - 1] > t:
+        i -= 1
+    slope = (seconds[i] - seconds[i - 1]) / (at[i] - at[i - 1])
+    if t >= at[last]:
+        return seconds[last] + max(slope, 0.0) * (t - at[last])
+    return seconds[i - 1] + slope * (t - at[i - 1])
+
+
+@compiled
 def between(at: Array, seconds: Array, tokens: Array) -> Array:
-    """The height of a curve at some places [N]: linear between its points [W], level before them; beyond, it does not fall."""
-    found, last = np.empty(len(tokens)), len(at) - 1
+    """The `height` of a curve at some places [N]."""
+    found = np.empty(len(tokens))
     for n, t in enumerate(tokens):
-        if last == 0 or t <= at[0]:
-            found[n] = seconds[0]
-            continue
-        i = last
-        while at[i - 1] > t:
-            i -= 1
-        slope = (seconds[i] - seconds[i - 1]) / (at[i] - at[i - 1])
-        if t >= at[last]:
-            found[n] = seconds[last] + max(slope, 0.0) * (t - at[last])
-        else:
-            found[n] = seconds[i - 1] + slope * (t - at[i - 1])
+        found[n] = height(at, seconds, t)
     return found
 
 
@@ -299,73 +308,139 @@ def outcomes(
 
 
 @compiled
-def worth_verifying(score: Array, adds: Array, rate: float, left: float, ahead: int) -> tuple[int, float, float]:
+def worth_verifying(score: Array, target: Curve, rows: int, rate: float, left: float, ahead: int) -> Scan:
     """How many best nodes gain the most over their verification.
-
-    Returns:
-        The number, the least that one more can cost beside them, and what the worst of them is worth.
 
     Args:
         score: [N] log values.
-        adds: seconds that 0, 1, … nodes add to a pass.
+        target: [W] tokens of a row, and seconds of a pass over them.
+        rows: R.
         rate: λ.
         left: seconds that may still be spent.
         ahead: nodes over which the price of a further one is averaged at most.
+
+    Returns:
+        The order, the number, the least that one more can cost beside them, and what the worst of them is worth.
     """
     order, best, most, gain = falling(score), 0, 0.0, 0.0
+    roots = beside = height(*target, 1.0)
     for i in range(len(order)):
         gain += math.exp(score[order[i]])
-        net = gain - rate * adds[i + 1]
-        if adds[i + 1] <= max(left, 0.0) and net > most:
-            best, most = i + 1, net
+        seconds = height(*target, 1 + (i + 1) / rows)
+        net = gain - rate * (seconds - roots)
+        if seconds - roots <= max(left, 0.0) and net > most:
+            best, most, beside = i + 1, net, seconds
     further = np.inf
     for i in range(1, ahead + 1):
-        further = min(further, (adds[best + i] - adds[best]) / i)
-    return best, rate * further, math.exp(score[order[best - 1]]) if best else np.inf
+        further = min(further, (height(*target, 1 + (best + i) / rows) - beside) / i)
+    return order, best, rate * further, math.exp(score[order[best - 1]]) if best else np.inf
+
+
+@compiled
+def selected(score: Array, target: Curve, rows: int, rate: float, left: float) -> Array:
+    """[R + N] the roots, and the nodes worth their verification: no child is worth more than its parent."""
+    order, count, _, _ = worth_verifying(score[rows:], target, rows, rate, left, 1)
+    keep = np.zeros(len(score), np.bool_)
+    keep[:rows] = True
+    keep[rows + order[:count]] = True
+    return keep
+
+
+@compiled
+def promising(
+    row: Array,
+    depth: Array,
+    score: Array,
+    entropy: Array,
+    start: int,
+    deepest: Array,
+    limit: int,
+    widest: int,
+    unread: float,
+    target: Curve,
+    rows: int,
+    rate: float,
+    left: float,
+    ahead: int,
+) -> Promise:
+    """The best nodes of each row, among the last ones, that may have children, by row and falling value.
+
+    Args:
+        row: [N] of the tree's nodes, and with the three that follow its columns.
+        depth: [N].
+        score: [N] log values.
+        entropy: [N] of the q that a node comes from.
+        start: the first of the nodes to choose from.
+        deepest: [R] the deepest that a node of each row may lie.
+        limit: the deepest of all rows.
+        widest: how many of a row.
+        unread: stands for the entropy of those whose parent the drafter has not read.
+        target: and what follows, see `worth_verifying`.
+
+    Returns:
+        They; those of them behind a parent that was read; the least that a further node's verification costs; and what the
+        worst node that is worth it is worth.
+    """
+    nodes, count = np.empty(len(row) - start, np.int64), 0
+    for node in range(start, len(row)):
+        if depth[node] < min(deepest[row[node]], limit):
+            nodes[count], count = node, count + 1
+    nodes = nodes[:count]
+    likely = nodes[leading(row[nodes], score[nodes], widest)]
+    _, _, least, worst = worth_verifying(score[rows:], target, rows, rate, left, ahead)
+    return likely, likely[entropy[likely] != unread], least, worst
 
 
 @compiled
 def worth_expanding(
+    nodes: Array,
     score: Array,
     depth: Array,
+    below: Array,
     weights: Array,
     recent: float,
-    below: Array,
     least: float,
+    fed: int,
     ahead: int,
-    drafts: Array,
-    first: float,
+    draft: Curve,
+    target: Curve,
+    rows: int,
     rate: float,
     left: float,
-) -> Array:
-    """Those of a frontier that are worth a draft step together, best first; none if no number of them is.
+) -> tuple[Array, float]:
+    """Those of a frontier that are worth a draft step together, best first; none if no number of them is. And its seconds.
 
     Behind a node of value v an accepted child is found with probability v · σ(w · x), x being 1, whether it is a root, log v
     and recent success; it has to pay for its verification too. What is found there without a draft step is had anyway.
 
     Args:
-        score: [F] log values.
-        depth: [F].
+        nodes: [F] the frontier.
+        score: [N] log values of the tree's nodes.
+        depth: [N].
+        below: [F] the worth of what is found after each without a draft step; [0] for nothing.
         weights: [4] w.
         recent: success.
-        below: [F] the worth of what is found after each node without a draft step.
         least: what a further node's verification costs.
-        ahead: layers that the step tells: behind an accepted child, another is found as probably again.
-        drafts: [F] seconds of a draft step over 1, 2, … nodes.
-        first: seconds that one node adds to a pass.
+        fed: how many nodes the draft step is fed at most.
+        ahead: layers that it tells: behind an accepted child, another is found as probably again.
+        draft: [W] nodes of a row, and seconds of a draft step over them.
+        target: [W] tokens of a row, and seconds of a pass over them.
+        rows: R.
         rate: λ.
         left: seconds that may still be spent.
     """
-    net = np.empty(len(score))
-    for f in range(len(score)):
-        x = weights[0] + weights[1] * (depth[f] == 0) + weights[2] * score[f] + weights[3] * recent
-        worth, net[f] = math.exp(score[f]), -max(below[f] - least, 0.0)
+    net = np.empty(len(nodes))
+    for f, node in enumerate(nodes):
+        x = weights[0] + weights[1] * (depth[node] == 0) + weights[2] * score[node] + weights[3] * recent
+        worth, net[f] = math.exp(score[node]), -max(below[f] - least, 0.0) if below.size else 0.0
         for _ in range(ahead):
             worth /= 1 + math.exp(-x)
             net[f] += max(worth - least, 0.0)
-    order, best, most, gain = falling(net), 0, 0.0, 0.0
+    order, best, most, gain, spent = falling(net), 0, 0.0, 0.0, 0.0
+    left -= height(*target, 1 + 1 / rows) - height(*target, 1.0)  # one node at least has to be verified
     for i in range(len(order)):
         gain += max(net[order[i]], 0.0)
-        if drafts[i] + first <= left and gain - rate * drafts[i] > most:
-            best, most = i + 1, gain - rate * drafts[i]
-    return order[:best]
+        seconds = height(*draft, min(i + 1, fed) / rows)
+        if seconds <= left and gain - rate * seconds > most:
+            best, most, spent = i + 1, gain - rate * seconds, seconds
+    return nodes[order[:best]], spent

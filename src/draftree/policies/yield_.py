@@ -16,9 +16,9 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.calibration import Logistic
-from draftree.costs import Costs
-from draftree.kernels.growing import lessons, outcomes, values, worth_expanding, worth_verifying
-from draftree.policies.base import Expand, Policy, Search, append, best, fit, top
+from draftree.costs import Costs, Curve
+from draftree.kernels.growing import lessons, outcomes, promising, selected, values, worth_expanding
+from draftree.policies.base import ZEROS, Expand, Policy, Search, append, best, fit, top
 from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 
@@ -104,37 +104,32 @@ class Yield(Policy):
         return Learned()
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        rate, left = memory.rate(costs, tree.roots), memory.regret_budget * costs.target_seconds(1)
-        budget = _Budget.of(costs, tree.roots, rate, left, self.width * self.depth)
-        due = self.probe * memory.idle * costs.target_seconds(1) >= budget.probe
-        frontier, read, probing = np.arange(tree.roots), np.ones(tree.roots, np.bool_), False
-        ahead = expand.ahead if isinstance(expand, Search) else 1
+        budget, search = _Budget.of(costs, tree.roots, memory), expand if isinstance(expand, Search) else None
+        due = memory.idle > 0 and self.probe * memory.idle * costs.target_seconds(1) >= budget.probe
+        ahead, start, probing = 1 if search is None else search.ahead, 0, False
         width = self.width if ahead == 1 else self.width * FREE
-        while (frontier := room.expandable(tree, frontier, self.depth)).size:
-            likely, (_, least, worst) = best(tree, frontier, WIDEST), budget.verifying(tree)
-            found = expand.find(tree, likely, self.width) if isinstance(expand, Search) else None
-            below, guesses = np.zeros(len(tree)), None if found is None else _guesses(tree, likely, found, memory, read=False)
-            if guesses is not None:
-                below[likely] = np.exp(guesses.score).sum(axis=1)
-            able = likely[read[likely]]
-            fed = expand.passes(tree, able) if isinstance(expand, Search) else len(able)
+        while True:
+            likely, able, least, worst = budget.promising(tree, start, room, self.depth)
+            if not likely.size:
+                break
+            found = None if search is None else search.find(tree, likely, self.width)
+            guesses, below = (None, ZEROS) if found is None else _found(tree, likely, found, memory)
+            fed, spent = len(able) if search is None else search.passes(tree, able), 0.0
             if fed:
-                chosen = _worth_expanding(tree, able, budget, memory, below, least, fed, ahead)
+                had = below[tree.entropy[likely] != UNREAD] if below.size else below
+                chosen, spent = budget.worth_expanding(tree, able, had, memory, least, fed, ahead)
             else:  # told by a pass of this step: nothing is worth more than its parent, so the rest need not be looked at
                 chosen = able[np.exp(tree.score[able]) > min(least, worst)]  # a child may take the worst one's place
-            if not tree.drafted and not chosen.size and due and budget.probe <= budget.left:
-                chosen, probing = frontier, True
-            asked, before = np.zeros(len(tree), np.bool_), len(tree)
-            asked[chosen] = True
+            if due and not tree.drafted and not chosen.size and budget.probe <= budget.left:
+                chosen, spent, probing = likely, costs.draft_seconds(fed / tree.roots), True
+            start = len(tree)
             if chosen.size:
-                budget = budget.after(min(len(chosen), fed))
+                budget = replace(budget, left=budget.left - spent)
                 after = _guesses(tree, chosen, expand(tree, chosen, width), memory)
                 tree = after.grown(tree, chosen, keep=None if width == self.width else self._likeliest(tree, chosen, after))
             if guesses is not None:
-                tree = guesses.grown(tree, likely, np.flatnonzero((below[likely] > least) & ~asked[likely]))
-            frontier = np.arange(before, len(tree))
-            read = np.concatenate((read, asked[tree.parents[frontier]]))
-        return fit(_worth_verifying(tree, budget, probing), room.nodes)
+                tree = guesses.grown(tree, likely, np.flatnonzero((below > least) & ~np.isin(likely, chosen)))
+        return fit(budget.selected(tree, probing), room.nodes)
 
     def _likeliest(self, tree: Tree, chosen: Ints, after: "_Guesses") -> Bools:
         """[F, K] which of the candidates of a layer that costs nothing are looked at: as many as of any other layer."""
@@ -176,61 +171,60 @@ class _Budget:
     """The price of a step's seconds in tokens, and the seconds that the regret budget leaves for it.
 
     Attributes:
-        adds: [M] seconds that 0, 1, … drafted nodes of all rows add to a pass over the roots.
-        drafts: seconds of a draft step over 0, 1, … nodes.
+        costs: of the step.
         rows: R.
         rate: λ.
         left: seconds that the step may still cost, beside a pass over the roots.
     """
 
-    adds: Floats
-    drafts: Floats
+    costs: Costs
     rows: int
     rate: float
     left: float
 
     @classmethod
-    def of(cls, costs: Costs, rows: int, rate: float, left: float, layers: int) -> "_Budget":
-        """Before anything is drafted; a row's tree has `layers` nodes for each that may stand side by side, at most."""
-        adds = costs.targets(1 + np.arange(rows * WIDEST * layers + AHEAD + 1) / rows) - costs.target_seconds(1)
-        return cls(adds, costs.drafts(np.arange(rows * WIDEST + 1) / rows), rows, rate, left)
+    def of(cls, costs: Costs, rows: int, memory: Learned) -> "_Budget":
+        """Before anything is drafted."""
+        return cls(costs, rows, memory.rate(costs, rows), memory.regret_budget * costs.target_seconds(1))
 
     @property
     def probe(self) -> float:
         """Seconds that one node a row takes, drafted and verified."""
-        return float(self.adds[self.rows] + self.drafts[self.rows])
+        return self.costs.target_seconds(2) - self.costs.target_seconds(1) + self.costs.draft_seconds(1)
 
-    def after(self, nodes: int) -> "_Budget":
-        """The budget after a draft step over a frontier."""
-        return _Budget(self.adds, self.drafts, self.rows, self.rate, self.left - float(self.drafts[nodes]))
+    @property
+    def prices(self) -> tuple[Curve, int, float, float]:
+        """What `worth_verifying` reads of it."""
+        return self.costs.target_curve, self.rows, self.rate, self.left
 
-    def drafting(self, nodes: int, fed: int) -> Floats:
-        """Seconds of a draft step over 1, 2, … nodes, at most `fed` of them fed."""
-        return self.drafts[1 : nodes + 1] if fed >= nodes else self.drafts[np.minimum(np.arange(1, nodes + 1), fed)]
+    def promising(self, tree: Tree, start: int, room: Room, depth: int) -> tuple[Ints, Ints, float, float]:
+        """The best of the nodes from `start` on, those of them that the drafter may be asked for, and two prices."""
+        columns = tree.row, tree.depth, tree.score, tree.entropy
+        return promising(*columns, start, room.depth, depth, WIDEST, UNREAD, *self.prices, AHEAD)
 
-    def verifying(self, tree: Tree) -> tuple[int, float, float]:
-        """How many of the best nodes are worth their verification, the least that another can cost, and the worst's value."""
-        return worth_verifying(tree.score[tree.roots :], self.adds, self.rate, self.left, AHEAD)
+    def worth_expanding(
+        self, tree: Tree, frontier: Ints, below: Floats, memory: Learned, least: float, fed: int, ahead: int
+    ) -> tuple[Ints, float]:
+        """The nodes of the frontier that are worth a draft step together, best first, and its seconds; none if no number is.
 
+        Args:
+            tree: so far.
+            frontier: [F] nodes whose parents the drafter has read.
+            below: [F] the worth of what is found after each without a draft step; [0] for nothing.
+            memory: of the run.
+            least: what a further node's verification costs.
+            fed: how many nodes the draft step is fed at most.
+            ahead: layers that it tells: behind an accepted child, another is found as probably again.
+        """
+        known = memory.reach.weights, memory.recent - LIKELY, least, fed, ahead
+        return worth_expanding(frontier, tree.score, tree.depth, below, *known, self.costs.draft_curve, *self.prices)
 
-def _worth_expanding(
-    tree: Tree, frontier: Ints, budget: _Budget, memory: Learned, below: Floats, least: float, fed: int, ahead: int
-) -> Ints:
-    """The nodes of the frontier that are worth a draft step together, best first; none if no number of them is.
-
-    Args:
-        tree: so far.
-        frontier: nodes that the drafter has read.
-        budget: what is left.
-        memory: of the run.
-        below: [N] the worth of what is found after each node without a draft step.
-        least: what a further node's verification costs.
-        fed: how many nodes the draft step is fed at most.
-        ahead: layers that it tells: behind an accepted child, another is found as probably again.
-    """
-    score, depth, drafts = tree.score[frontier], tree.depth[frontier], budget.drafting(len(frontier), fed)
-    known, price = (memory.reach.weights, memory.recent - LIKELY), (budget.adds[1], budget.rate, budget.left)
-    return frontier[worth_expanding(score, depth, *known, below[frontier], least, ahead, drafts, *price)]
+    def selected(self, tree: Tree, probing: bool) -> Tree:
+        """The tree's nodes of which each is worth its verification, found in one scan from the best to the worst."""
+        keep = selected(tree.score, *self.prices)
+        if probing and not keep[tree.roots :].any():  # the best child of every root
+            keep[best(tree, np.flatnonzero(tree.depth == 1), 1)] = True
+        return tree.select(keep)
 
 
 @dataclass(frozen=True)
@@ -275,16 +269,10 @@ def _guesses(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned
     return _Guesses(candidates, *values(log_q, sources, weights, entropy, depth, score, CERTAIN))
 
 
-def _worth_verifying(tree: Tree, budget: _Budget, probing: bool) -> Tree:
-    """The tree's nodes of which each is worth its verification, found in one scan from the best to the worst."""
-    count, *_ = budget.verifying(tree)
-    keep = np.zeros(len(tree), np.bool_)
-    keep[: tree.roots] = True
-    nodes = np.arange(tree.roots, len(tree))
-    keep[nodes[np.argsort(-tree.score[nodes], kind="stable")[:count]]] = True  # no child is worth more than its parent
-    if probing and count == 0:  # the best child of every root
-        keep[best(tree, np.flatnonzero(tree.depth == 1), 1)] = True
-    return tree.select(keep)
+def _found(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned) -> "tuple[_Guesses, Floats]":
+    """Candidates after nodes that the drafter has not read, and the worth [F] of all after each."""
+    guesses = _guesses(tree, frontier, candidates, memory, read=False)
+    return guesses, np.exp(guesses.score).sum(axis=1)
 
 
 def _calibrated(memory: Learned, tree: Tree, verdict: Verdict, accepted: Bools) -> Mapping[int, Logistic]:
