@@ -331,7 +331,7 @@ def test_rounds_between_other_work_are_means_of_their_middle_half(target: Target
     assert isinstance(a, CostTable)
     assert isinstance(b, CostTable)
     assert [e.target for e in a.entries] == [e.target for e in b.entries], "one target"
-    assert {e.commit for e in a.entries} == {SHORT.commit}
+    assert all(1 <= e.commit < 9 for e in a.entries), "commits too are timed"
     assert a.entries[0].draft != b.entries[0].draft
     assert a.about["rounds"] == str(timing.FEWEST - 1 + 40)
     assert all(1 <= s < 9 for e in (*a.entries, *b.entries) for curve in (e.draft, e.target) for s in curve.values())

@@ -40,7 +40,7 @@ class Costs(Part):
     Attributes:
         draft: {f: sₐ(f)}, a draft step over f frontier nodes of each row.
         target: {n: sₜ(n)}, a target pass over n = 1 + γ tokens of each row.
-        commit: seconds of the drafter's commit of one token.
+        commit: seconds of the drafter's commit after a step.
         context: committed tokens of each row.
         rows: how many there are.
 

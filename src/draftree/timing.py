@@ -21,7 +21,7 @@ from draftree.models.linears import packed_shapes
 from draftree.models.target import Target
 from draftree.policies.base import append
 from draftree.sampling.drawing import Drawing
-from draftree.tree import Candidates, Tree, Verdict
+from draftree.tree import Candidates, Ints, Tree, Verdict
 
 FED, FED_WIDE = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)
 """Tokens of a row at which a target pass is timed; the second ones on accelerators alone, where the cost bends late."""
@@ -33,6 +33,8 @@ CONTEXTS = (128, 1024)
 """Committed tokens of a row at which both are timed, as far as the target's context allows."""
 CANDIDATES = 5
 """Candidates that a timed draft step proposes after each node."""
+COMMITTED = 3
+"""Tokens of each row in a timed commit: a root and two accepted nodes."""
 LONGEST = 4.0
 """Seconds in which draft steps and passes are timed, all of them together."""
 FEWEST = 4
@@ -115,7 +117,7 @@ def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = s
     tell(0, told)
     works = [w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, steps))]
     seconds = iter(interleaved(works, device, LONGEST))
-    commits = interleaved([s.commit() for s in settings], device, 0.2)  # last: it moves the caches on
+    commits = interleaved([_both(*s.commit()) for s in settings], device, 0.2)  # last: it moves the caches on
     costs = []
     for setting, commit in zip(settings, commits, strict=True):
         target_curve, draft = (dict(zip(at, monotone([next(seconds) for _ in at]), strict=True)) for at in (passes, steps))
@@ -153,29 +155,35 @@ class Rounds:
 
     def __init__(self, target: Target, drafters: Mapping[str, Drafter[Any]], tell: Tell = silent) -> None:
         self._device, (self._passes, self._steps) = target.decoder.device, widths(1, target.decoder.device.type)
-        self._settings = {name: _settings(target, drafter, 1, tell) for name, drafter in drafters.items()}
+        read, every = partial(_settings, target, rows=1, tell=tell), drafters.items()
+        self._settings = {name: read(drafter) for name, drafter in every}
+        self._commits = {
+            (name, s.context): s.commit() for name, drafter in every for s in read(drafter)
+        }  # which moves caches on
         self._target: dict[tuple[int, int], list[float]] = {}
         self._draft: dict[tuple[str, int, int], list[float]] = {}
+        self._commit: dict[tuple[str, int], list[float]] = {at: [] for at in self._commits}
         self._order = np.random.default_rng(0)
 
     def once(self) -> None:
-        """Times every draft step, and every pass, for one of the drafters in turns."""
-        names, works = list(self._settings), list[tuple[list[float], Callable[[], Any]]]()
+        """Times every draft step and commit, and every pass, for one of the drafters in turns."""
+        names, works = list(self._settings), [(self._commit[at], *both) for at, both in self._commits.items()]
         of_passes = names[len(next(iter(self._target.values()), ())) % len(names)]
         for name, setting in ((n, s) for n in names for s in self._settings[n]):
             at = setting.context
-            works += [(self._draft.setdefault((name, at, f), []), setting.draft_step(f)) for f in self._steps]
+            works += [(self._draft.setdefault((name, at, f), []), setting.draft_step(f), _nothing) for f in self._steps]
             if name == of_passes:
-                works += [(self._target.setdefault((at, n), []), setting.target_pass(n)) for n in self._passes]
+                works += [(self._target.setdefault((at, n), []), setting.target_pass(n), _nothing) for n in self._passes]
         for i in self._order.permutation(len(works)):
-            seconds, work = works[i]
+            seconds, work, undo = works[i]
             seconds.append(timed(work, self._device))
+            undo()
 
     def tables(self, before: Mapping[str, Costs | CostTable]) -> dict[str, Costs | CostTable]:
         """The costs of every drafter by means of the middle half of its rounds, and of the target's over all of them.
 
         Args:
-            before: what was measured before, whose commits these keep; returned as it is where there were few rounds.
+            before: what was measured before; returned as it is where there were few rounds.
         """
         if len(next(iter(self._target.values()), ())) < FEWEST:
             return dict(before)
@@ -188,16 +196,24 @@ class Rounds:
                     dict(zip(each, monotone(list(map(_middle, seconds))), strict=True))
                     for each, seconds in ((self._steps, draft), (self._passes, target))
                 )
-                entries.append(Costs(of_draft, of_target, known.at(at, 1).commit, at))
+                entries.append(Costs(of_draft, of_target, _middle(self._commit[name, at]), at))
             about = dict(known.about) if isinstance(known, CostTable) else {}
             found[name] = CostTable(tuple(entries), about | {"rounds": str(len(target[0]))})
         return found
+
+
+def _nothing() -> None:
+    """Undoes what leaves no trace."""
 
 
 def _middle(seconds: Sequence[float]) -> float:
     """The mean of the middle half."""
     few = len(seconds) // 4
     return float(np.mean(np.sort(seconds)[few : len(seconds) - few]))
+
+
+def _both(work: Callable[[], Any], undo: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: (work(), undo())
 
 
 def _rows(rows: int) -> str:
@@ -256,17 +272,24 @@ class _Setting:
 
         return step
 
-    def commit(self) -> Callable[[], Any]:
-        """The drafter's commit of the roots, after the target's."""
-        rows = self.planted.roots
-        nothing = Verdict((np.zeros(0, np.int64),) * rows, np.ones(rows, np.int64))
-        taps = self.target.verify(self.cache, self.planted, self.drafter.needs).taps
-        self.target.commit(self.cache, self.planted, nothing)
-        before = np.full(rows, self.context)
-        return lambda: self.drafter.truncate(self.drafter.commit(self.state, self.planted, nothing, taps), before)
+    def commit(self) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """The drafter's commit of a root and a chain accepted below it in each row, after the target's; and what undoes it."""
+        rows, tree, state = self.planted.roots, self.planted, self.state
+        for _ in range(COMMITTED - 1):
+            tree = self._below(tree, len(tree) - rows + np.arange(rows))
+            _, state = self.drafter.expand(state, tree, len(tree) - rows + np.arange(rows), CANDIDATES, Drawing())
+        paths = tuple(np.arange(row + rows, len(tree), rows) for row in range(rows))
+        verdict, before = Verdict(paths, np.ones(rows, np.int64)), np.full(rows, self.context)
+        taps = self.target.verify(self.cache, tree, self.drafter.needs).taps
+        taps = taps.take(np.concatenate([verdict.kept(row) for row in range(rows)]))
+        self.target.commit(self.cache, tree, verdict)
+        return partial(self.drafter.commit, state, tree, verdict, taps), partial(self.drafter.truncate, state, before)
 
     def _star(self, nodes: int) -> Tree:
         """Every root with nodes − 1 children, child by child."""
-        parents = np.tile(np.arange(self.planted.roots), nodes - 1)
+        return self._below(self.planted, np.tile(np.arange(self.planted.roots), nodes - 1))
+
+    def _below(self, tree: Tree, parents: Ints) -> Tree:
+        """A tree with a further node behind each of some."""
         tokens, zero = np.arange(len(parents)) % self.target.decoder.vocab, np.zeros(len(parents))
-        return self.planted.append(parents, tokens, zero, zero, Candidates(tokens[None], zero[None]))
+        return tree.append(parents, tokens, zero, zero, Candidates(tokens[None], zero[None]))
