@@ -65,6 +65,9 @@ def test_a_step_costs_its_draft_steps_its_pass_and_a_commit() -> None:
     assert CURVES.step(Work((1, 4), 8, 1, 0)) == 0.5 + 2.0 + 8.0 + 0.25
     assert CURVES.drafting(Work((1, 4), 8, 1, 0)) == 0.5 + 2.0 + 0.25
     assert CURVES.step(Work((), 1, 1, 0)) == 4.0 + 0.25, "a step that drafts nothing"
+    assert replace(CURVES, find=3.0).step(Work((), 1, 1, 0, finds=2)) == 4.0 + 0.25 + 6.0
+    table = CostTable((replace(CURVES, find=3.0, context=100), replace(CURVES, find=5.0, context=200)))
+    assert table.at(150, 1).find == 4.0
     # two rows: widths are of a row, so sₐ(2/2) + sₐ(5/2) + sₜ(10/2) = 0.5 + 1.25 + 6.5
     assert CURVES.step(Work((2, 5), 10, 2, 0)) == 0.5 + 1.25 + 6.5 + 0.25
 
@@ -331,7 +334,7 @@ def test_rounds_between_other_work_are_means_of_their_middle_half(target: Target
     assert isinstance(a, CostTable)
     assert isinstance(b, CostTable)
     assert [e.target for e in a.entries] == [e.target for e in b.entries], "one target"
-    assert all(1 <= e.commit < 9 for e in a.entries), "commits too are timed"
+    assert all(1 <= e.commit < 9 and 1 <= e.find < 9 for e in a.entries), "commits and finds too are timed"
     assert a.entries[0].draft != b.entries[0].draft
     assert a.about["rounds"] == str(timing.FEWEST - 1 + 40)
     assert all(1 <= s < 9 for e in (*a.entries, *b.entries) for curve in (e.draft, e.target) for s in curve.values())

@@ -22,6 +22,7 @@ from draftree.models.target import Needs, Probes, Taps
 from draftree.policies.base import Policy, append
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
+from draftree.policies.yield_ import Yield
 from draftree.registry import build
 from draftree.request import Emitted, Request
 from draftree.sampling.drawing import Drawing
@@ -451,6 +452,16 @@ def test_copying_gains() -> None:
         assert [g.tokens for g in got] == [engine.plain([r]).tokens for r in (first, second)]
         steps.append(sum(g.stats.acceptance_length for g in got))
     assert steps[2] > max(steps[:2])
+
+
+def test_what_is_found_without_a_pass_is_counted() -> None:
+    drafter = FusedDrafter((TableDrafter(torch.full((4, 4), 0.25)), PLDDrafter(PLD())))
+    asked, layered = (
+        [w.finds for w in Engine(TABLE, drafter, policy, costs=COSTS).write([Request([0], 20)]).stats.work]
+        for policy in (Yield(), EAGLE2(nodes=6, depth=5, width=3))
+    )
+    assert all(asked[:-1]), "in the last step there is no room for a draft"
+    assert not any(layered)
 
 
 # The conformance suite.

@@ -117,15 +117,17 @@ def test_coded_work_is_the_work(prompts: list[Any], start: int) -> None:
         context, steps, work = start, [], []
         for widths, nodes, accepted in prompt:
             steps.append(Step(min(accepted, nodes), nodes, nodes))
-            work.append(Work(tuple(widths), 1 + nodes, 1, context))
+            work.append(Work(tuple(widths), 1 + nodes, 1, context, finds=len(widths) * accepted))
             context += steps[-1].accepted + 1
         stats.append(Stats(steps=steps, work=work))
     coded = json.loads(json.dumps(worklog.encode(stats)))
     assert worklog.decode(coded, "a row") == [(s.steps, s.work) for s in stats]
+    del coded["finds"]  # as before they were counted
+    assert worklog.decode(coded, "a row") == [(s.steps, [replace(w, finds=0) for w in s.work]) for s in stats]
 
 
 @pytest.mark.parametrize(
-    "change", [{"fed": [3, 1]}, {"shape": [0, 1, 2]}, {"shape": [7, 2]}, {"depth": [1, -2]}, {"steps": [1]}]
+    "change", [{"fed": [3, 1]}, {"shape": [0, 1, 2]}, {"shape": [7, 2]}, {"depth": [1, -2]}, {"steps": [1]}, {"finds": [2, 1]}]
 )
 def test_a_broken_log_is_told(change: dict[str, list[int]]) -> None:
     log = worklog.encode([Stats(steps=[Step(1, 2, 2)] * 2, work=[Work((1,), 3, 1, 5), Work((1,), 3, 1, 7)])])

@@ -43,6 +43,7 @@ class Costs(Part):
         commit: seconds of the drafter's commit after a step.
         context: committed tokens of each row.
         rows: how many there are.
+        find: seconds in which a fusion finds what takes no pass, for a layer.
 
     Raises:
         UserError: a width, a figure, the context or the rows are not what they can be.
@@ -53,6 +54,7 @@ class Costs(Part):
     commit: float = knob(0.0, least=0)
     context: int = knob(0, least=0)
     rows: int = knob(1, least=1)
+    find: float = knob(0.0, least=0)
 
     def __post_init__(self) -> None:
         for name, curve in (("draft", self.draft), ("target", self.target)):
@@ -88,7 +90,8 @@ class Costs(Part):
 
     def drafting(self, work: Work) -> float:
         """The drafter's part of a step's seconds."""
-        return float(self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()) + self.commit
+        drafted = self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()
+        return float(drafted) + work.finds * self.find + self.commit
 
     def at(self, context: int, rows: int) -> "Costs":
         """These, wherever they were measured; a `CostTable` chooses."""
@@ -217,7 +220,8 @@ def bracket(rows: int) -> int:
 
 def _read(entry: Entries) -> Costs:
     draft, target = ({_width(w): s for w, s in entry.get(k, dict[str, float]).items()} for k in ("draft", "target"))
-    return Costs(draft, target, entry.get("commit", float, 0.0), entry.get("context", int, 0), entry.get("rows", int, 1))
+    commit, find = entry.get("commit", float, 0.0), entry.get("find", float, 0.0)
+    return Costs(draft, target, commit, entry.get("context", int, 0), entry.get("rows", int, 1), find)
 
 
 def _width(text: str) -> int:
@@ -237,7 +241,8 @@ def _mixed(a: Costs, b: Costs, share: float) -> Costs:
 
     draft, target = between(a.draft_curve, b.draft_curve), between(a.target_curve, b.target_curve)
     context = round((1 - share) * a.context + share * b.context)
-    return Costs(draft, target, (1 - share) * a.commit + share * b.commit, context, a.rows)
+    commit, find = ((1 - share) * x + share * y for x, y in ((a.commit, b.commit), (a.find, b.find)))
+    return Costs(draft, target, commit, context, a.rows, find)
 
 
 def _sorted(curve: Mapping[int, float]) -> Curve:

@@ -29,6 +29,7 @@ class Drafting(Search):
         drawing: how it is to draw.
         frontiers: how many nodes each draft step was fed; what an earlier pass of the step has told is no further one.
         passed: nodes after which only one token can come, so that the drafter was not asked.
+        finds: how often it was asked for what takes no pass.
     """
 
     drafter: Drafter[Any]
@@ -38,12 +39,13 @@ class Drafting(Search):
     drawing: Drawing
     frontiers: list[int] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
+    finds: int = 0
 
     @in_phase("draft")
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
         if self.rows.forced(tree, frontier) is not None:
             return None
-        drawing = self._drawing(tree, frontier)
+        drawing, self.finds = self._drawing(tree, frontier), self.finds + 1
         found, self.state = self.drafter.find(self.state, tree, frontier, k, drawing)
         return None if found is None else self._allowed(found, drawing)
 

@@ -93,7 +93,7 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     target.commit(rows.cache, tree, verdict)
     checked = time.perf_counter()
     draft.commit(tree, verdict, verified)
-    work = rows.work(draft.frontiers, tree, probes)
+    work = rows.work(draft.frontiers, tree, probes, draft.finds)
     with phase("grow"):
         memory = policy.observe(state.policy, tree, verdict, work, prices)
     rows.clock(draft=time.perf_counter() - checked + drafted - start, verify=checked - drafted)

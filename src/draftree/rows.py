@@ -240,9 +240,10 @@ class Rows:
                 return i + 1, "length"
         return len(tokens), "context" if full else None
 
-    def work(self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None) -> Work:
+    def work(self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None, finds: int = 0) -> Work:
         """Writes down what a step asked of the models, before it is emitted."""
-        done = Work(tuple(frontiers), len(tree) + (0 if probes is None else len(probes.row)), tree.roots, self.context)
+        fed = len(tree) + (0 if probes is None else len(probes.row))
+        done = Work(tuple(frontiers), fed, tree.roots, self.context, finds)
         self.stats.work.append(done)
         return done
 

@@ -26,12 +26,14 @@ class Work:
         fed: how many tokens the target was fed: roots, drafted nodes and probes.
         rows: how many rows took part.
         context: how long the longest of them was.
+        finds: how often drafters were asked for what they find without a pass.
     """
 
     frontiers: tuple[int, ...]
     fed: int
     rows: int
     context: int
+    finds: int = 0
 
 
 @dataclass

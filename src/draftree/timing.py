@@ -117,11 +117,12 @@ def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = s
     tell(0, told)
     works = [w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, steps))]
     seconds = iter(interleaved(works, device, LONGEST))
+    finds = interleaved([s.find() for s in settings], device, 0.1)
     commits = interleaved([_both(*s.commit()) for s in settings], device, 0.2)  # last: it moves the caches on
     costs = []
-    for setting, commit in zip(settings, commits, strict=True):
+    for setting, commit, find in zip(settings, commits, finds, strict=True):
         target_curve, draft = (dict(zip(at, monotone([next(seconds) for _ in at]), strict=True)) for at in (passes, steps))
-        costs.append(Costs(draft, target_curve, commit, setting.context, rows))
+        costs.append(Costs(draft, target_curve, commit, setting.context, rows, find))
     return tuple(costs)
 
 
@@ -163,6 +164,7 @@ class Rounds:
         self._target: dict[tuple[int, int], list[float]] = {}
         self._draft: dict[tuple[str, int, int], list[float]] = {}
         self._commit: dict[tuple[str, int], list[float]] = {at: [] for at in self._commits}
+        self._find: dict[tuple[str, int], list[float]] = {at: [] for at in self._commits}
         self._order = np.random.default_rng(0)
 
     def once(self) -> None:
@@ -172,6 +174,7 @@ class Rounds:
         for name, setting in ((n, s) for n in names for s in self._settings[n]):
             at = setting.context
             works += [(self._draft.setdefault((name, at, f), []), setting.draft_step(f), _nothing) for f in self._steps]
+            works.append((self._find[name, at], setting.find(), _nothing))
             if name == of_passes:
                 works += [(self._target.setdefault((at, n), []), setting.target_pass(n), _nothing) for n in self._passes]
         for i in self._order.permutation(len(works)):
@@ -196,7 +199,8 @@ class Rounds:
                     dict(zip(each, monotone(list(map(_middle, seconds))), strict=True))
                     for each, seconds in ((self._steps, draft), (self._passes, target))
                 )
-                entries.append(Costs(of_draft, of_target, _middle(self._commit[name, at]), at))
+                commit, find = _middle(self._commit[name, at]), _middle(self._find[name, at])
+                entries.append(Costs(of_draft, of_target, commit, at, find=find))
             about = dict(known.about) if isinstance(known, CostTable) else {}
             found[name] = CostTable(tuple(entries), about | {"rounds": str(len(target[0]))})
         return found
@@ -271,6 +275,11 @@ class _Setting:
             return append(tree, frontier, candidates)
 
         return step
+
+    def find(self) -> Callable[[], Any]:
+        """A look for what the drafter finds behind a node of each row without a pass."""
+        tree, rows = self._star(2), self.planted.roots
+        return partial(self.drafter.find, self.state, tree, np.arange(rows, 2 * rows), CANDIDATES, Drawing())
 
     def commit(self) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """The drafter's commit of a root and a chain accepted below it in each row, after the target's; and what undoes it."""

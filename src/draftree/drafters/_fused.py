@@ -170,13 +170,10 @@ class FusedDrafter(Drafter[Fusing]):
         for i, part in enumerate(self.parts):
             if part.searches:
                 proposed[i], inner[i] = part.expand(state.parts[i], tree, frontier, k, drawing)
-        state = replace(
-            state,
-            parts=tuple(inner),
-            searched=(dict(zip(tree.number[frontier].tolist(), range(len(frontier)), strict=True)), proposed),
-        )
+        places = dict(zip(tree.number[frontier].tolist(), range(len(frontier)), strict=True))
         finds = self._finds(state, tree, frontier, proposed, None)
-        return (merged(None, finds, k) if finds else None), replace(state, finds=(*state.finds, *finds))
+        state = Fusing(tuple(inner), state.trust, (*state.finds, *finds), (places, proposed))
+        return (merged(None, finds, k) if finds else None), state
 
     def passes(self, state: Fusing, tree: Tree, frontier: Ints) -> int:
         """As many as the part that needs most; parts that search beside a model take none."""
@@ -257,7 +254,7 @@ def _find(part: int, found: Candidates, guide: Candidates | None, numbers: Ints,
         index = torch.from_numpy(found.tokens).to(guide.log_probs.device)
         log_q = guide.log_probs.gather(-1, index).double().cpu().numpy()
     recent = np.array([t.recent for t in trust])
-    weights = np.array([(t.alone if guide is None else t.beside).weights for t in trust])
+    weights = np.array([t.alone.weights if guide is None else t.beside.weights for t in trust])
     x, value, theirs, place = judged(np.ascontiguousarray(found.log_q), log_q, recent, weights, NEUTRAL, CERTAIN)
     return Find(part, guide is not None, numbers, found.tokens, place, theirs, x, value)
 
@@ -279,8 +276,12 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
         before, nothing = sum((1 << f.part) <= guide.source for f in finds), np.zeros(guide.tokens.shape)
         own = np.where(guide.log_q > -np.inf, guide.log_q, np.nan)
         listed.insert(before, (guide.tokens, own, nothing, nothing, guide.source + 1))
-    bits = np.repeat([part[-1] for part in listed], [part[0].shape[1] for part in listed])
-    token, log_q, value, seen = (np.concatenate([part[i] for part in listed], axis=1) for i in range(4))
+    if len(listed) == 1:
+        token, log_q, value, seen, bit = listed[0]
+        bits = np.full(token.shape[1], bit)
+    else:
+        bits = np.repeat([part[-1] for part in listed], [part[0].shape[1] for part in listed])
+        token, log_q, value, seen = (np.concatenate([part[i] for part in listed], axis=1) for i in range(4))
     tokens, values, sources = merge(token, log_q, value, seen, bits, k, MOST, CERTAIN)
     if guide is None:
         return Candidates(tokens, values, sources=sources)

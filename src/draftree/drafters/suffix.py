@@ -8,11 +8,15 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every
-from draftree.drafters.lookup.suffix_tree import Draft, Limits, Outputs, children, draft
+from draftree.drafters.lookup.suffix_tree import Draft, Limits, Outputs, Shorts, children, draft
 from draftree.drafters.lookup.texts import Texts, cut, extended
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
-from draftree.tree import MAX_NODES, Candidates, Ints, Tree, Verdict
+from draftree.tree import MAX_NODES, Candidates, Floats, Ints, Tree, Verdict
+
+Grown = tuple[int, Shorts, Draft]
+DEEP = 64
+"""Tokens of a path for which there is room behind a text at first."""
 
 
 @final
@@ -57,14 +61,14 @@ class SuffixState:
         texts: each row's committed text.
         begun: [R] where the output begins in it.
         memory: outputs of earlier calls.
-        drafts: by row, the root the draft behind the text was grown for, and the draft; they follow from the rest, and
-            spare the layers of a step from growing them again.
+        drafts: by row, the root that the draft behind the text was grown for, the text with it and room for a path, and the
+            draft; they follow from the rest, and spare the layers of a step from growing them again.
     """
 
     texts: Texts
     begun: Ints
     memory: Outputs
-    drafts: tuple[tuple[int, tuple[int, Draft]], ...] = ()
+    drafts: tuple[tuple[int, Grown], ...] = ()
 
 
 @final
@@ -91,22 +95,33 @@ class SuffixDrafter(Drafter[SuffixState]):
     def expand(
         self, state: SuffixState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, SuffixState]:
-        width = min(k, MAX_NODES)
-        tokens, log_q = np.zeros((len(frontier), width), np.int64), np.full((len(frontier), width), -np.inf)
-        rows, depth, drafts = tree.row[frontier], int(tree.depth.max()), dict(state.drafts)
-        for row in np.unique(rows).tolist():
-            text, mine = state.texts[row], rows == row
-            root = int(tree.tokens[: tree.roots][tree.row[: tree.roots] == row][0])
-            room = np.empty(len(text) + 1 + depth, np.int32)
-            room[: len(text)], room[len(text)] = text, root
-            end = len(text) + 1
-            if row not in drafts or drafts[row][0] != root:
-                drafts[row] = root, draft(room, end, state.memory, self._limits)
-            tokens[mine], log_q[mine] = children(
-                room, end, drafts[row][1], tree.parents, tree.tokens, frontier[mine], width, state.memory, self._limits
-            )
-        used = max(1, int((log_q > -np.inf).sum(axis=1).max(initial=0)))
+        width, drafts = min(k, MAX_NODES), dict(state.drafts)
+        if tree.roots == 1:
+            tokens, log_q, used = self._children(state, tree, 0, frontier, width, drafts)
+        else:
+            tokens, log_q = np.zeros((len(frontier), width), np.int64), np.full((len(frontier), width), -np.inf)
+            rows, used = tree.row[frontier], 1
+            for root in np.flatnonzero(np.isin(tree.row[: tree.roots], rows)).tolist():
+                mine = rows == tree.row[root]
+                tokens[mine], log_q[mine], most = self._children(state, tree, root, frontier[mine], width, drafts)
+                used = max(used, most)
         return Candidates(tokens[:, :used], log_q[:, :used]), replace(state, drafts=tuple(drafts.items()))
+
+    def _children(
+        self, state: SuffixState, tree: Tree, root: int, frontier: Ints, width: int, drafts: dict[int, Grown]
+    ) -> tuple[Ints, Floats, int]:
+        """Candidates after nodes of one root, as `children` gives them; writes down what is grown behind the text."""
+        row, last = int(tree.row[root]), int(tree.tokens[root])
+        text, depth = state.texts[row], int(tree.depth[frontier].max())
+        end = len(text) + 1
+        if row not in drafts or drafts[row][0] != last:
+            room = np.empty(end + DEEP, np.int32)
+            room[: end - 1], room[end - 1] = text, last
+            drafts[row] = last, room, draft(room, end, state.memory, self._limits)
+        _, room, grown = drafts[row]
+        if end + depth > len(room):
+            room = np.append(room, np.empty(depth, np.int32))
+        return children(room, end, grown, tree.parents, tree.tokens, frontier, width, state.memory, self._limits)
 
     def commit(self, state: SuffixState, tree: Tree, verdict: Verdict, taps: Taps) -> SuffixState:
         return replace(state, texts=extended(state.texts, tree, verdict), drafts=())

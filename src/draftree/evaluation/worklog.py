@@ -17,8 +17,9 @@ Runs = list[int]
 """A column of numbers as value, count, value, count, …"""
 WorkLog = dict[str, Any]
 """`shapes`: the frontiers' widths that occur; `steps` [P]: how many each prompt took; and of all steps in order the
-columns `shape` (which of them), `fed`, `context` (by how much it grows), `accepted` and `depth`, all of them `Runs`."""
-COLUMNS = ("shape", "fed", "context", "accepted", "depth")
+columns `shape` (which of them), `fed`, `context` (by how much it grows), `accepted`, `depth` and, since it is counted, `finds`,
+all of them `Runs`."""
+COLUMNS = ("shape", "fed", "context", "accepted", "depth", "finds")
 
 
 def runs(values: Sequence[int]) -> Runs:
@@ -47,6 +48,7 @@ def encode(prompts: Sequence[Stats]) -> WorkLog:
         np.diff([w.context for w in work], prepend=0).tolist(),
         [step.accepted for step in steps],
         [step.depth for step in steps],
+        [w.finds for w in work],
     )
     counts = {"shapes": [list(shape) for shape in shapes], "steps": [len(s.work) for s in prompts]}
     return counts | {name: runs(column) for name, column in zip(COLUMNS, columns, strict=True)}
@@ -60,10 +62,11 @@ def decode(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
     """
     entries = Entries(log, where)
     shapes = [tuple(shape) for shape in entries.get("shapes", list[list[int]])]
-    shape, fed, context, accepted, depth = (unrun(entries.get(name, list[int])) for name in COLUMNS)
+    shape, fed, context, accepted, depth = (unrun(entries.get(name, list[int])) for name in COLUMNS[:-1])
+    finds = unrun(entries.get(COLUMNS[-1], list[int], [0, len(fed)] if fed else []))
     try:
         steps = [Step(a, f - 1, d) for a, f, d in zip(accepted, fed, depth, strict=True)]
-        work = [Work(shapes[s], f, 1, c) for s, f, c in zip(shape, fed, accumulate(context), strict=True)]
+        work = [Work(shapes[s], f, 1, c, n) for s, f, c, n in zip(shape, fed, accumulate(context), finds, strict=True)]
         several = iter(zip(steps, work, strict=True))
         found = [list(islice(several, count)) for count in entries.get("steps", list[int], least=0)]
         if next(several, None) is not None:

@@ -128,7 +128,11 @@ class Yield(Policy):
                 after = _guesses(tree, chosen, expand(tree, chosen, width), memory)
                 tree = after.grown(tree, chosen, keep=None if width == self.width else self._likeliest(tree, chosen, after))
             if guesses is not None:
-                tree = guesses.grown(tree, likely, np.flatnonzero((below > least) & ~np.isin(likely, chosen)))
+                pays = below > least
+                if chosen.size:
+                    pays &= ~np.isin(likely, chosen)
+                if pays.any():
+                    tree = guesses.grown(tree, likely, np.repeat(pays, guesses.score.shape[1]).reshape(guesses.score.shape))
         return fit(budget.selected(tree, probing), room.nodes)
 
     def _likeliest(self, tree: Tree, chosen: Ints, after: "_Guesses") -> Bools:
@@ -241,16 +245,12 @@ class _Guesses:
     score: Floats
     entropy: Floats
 
-    def grown(self, tree: Tree, frontier: Ints, which: Ints | None = None, keep: Bools | None = None) -> Tree:
-        """The tree with all of them, or those after some of the frontier's nodes, or some of each.
+    def grown(self, tree: Tree, frontier: Ints, keep: Bools | None = None) -> Tree:
+        """The tree with all of them, or those to keep [F, K].
 
         Those not worth their verification are dropped at the end, when the whole tree is known.
         """
-        if which is None:
-            return append(tree, frontier, self.candidates, keep, self.score, self.entropy)
-        if not which.size:
-            return tree
-        return append(tree, frontier[which], self.candidates.shared(which), None, self.score[which], self.entropy[which])
+        return append(tree, frontier, self.candidates, keep, self.score, self.entropy)
 
 
 def _guesses(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, read: bool = True) -> _Guesses:

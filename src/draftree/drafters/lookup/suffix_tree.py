@@ -333,8 +333,8 @@ def child(nodes: Shorts, node: int, token: int) -> int:
 @compiled
 def children(
     text: Shorts, end: int, drafted: Draft, parents: Ints, tokens: Ints, frontier: Ints, k: int, memory: Outputs, limits: Limits
-) -> tuple[Ints, Floats]:
-    """Up to K candidates [F, K] and their log q after the frontier's nodes of one root.
+) -> tuple[Ints, Floats, int]:
+    """Up to K candidates [F, K] and their log q after the frontier's nodes of one root, and the most that one has, at least 1.
 
     A node that is not in the draft behind the root was proposed by someone else; a draft of its own begins there.
 
@@ -344,7 +344,7 @@ def children(
         parents: [N] of the tree.
         tokens: [N] of the tree.
     """
-    found, log_q = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)
+    found, log_q, most = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf), 1
     for f, below in enumerate(frontier):
         depth, node = 0, below
         while parents[node] >= 0:
@@ -364,4 +364,5 @@ def children(
             if nodes[i, 1] == at and rank < k:
                 found[f, rank], log_q[f, rank] = nodes[i, 0], np.log(shares[i])
                 rank += 1
-    return found, log_q
+        most = max(most, rank)
+    return found, log_q, most
