@@ -64,12 +64,12 @@ def main() -> int:
     ap.add_argument("--target", default="smollm2")
     ap.add_argument("--dtype", choices=("float32", "bfloat16"))
     ap.add_argument("--context", type=int, default=256)
-    ap.add_argument("--int8", action="store_true", help="also with weights rounded by torchao; needs a folder or hub id")
+    ap.add_argument("--quantize", action="append", default=[], choices=("int8", "int4"), help="also with rounded weights")
     ap.add_argument("--seconds", type=float, default=6.0, help="for each width, all ways together")
     ap.add_argument("--out", type=Path, required=True)
     args = ap.parse_args()
     try:
-        asked = WAYS | ({"int8": {"quantize": "int8", "exactness": "ties"}} if args.int8 else {})
+        asked = WAYS | {kind: {"quantize": kind, "exactness": "ties"} for kind in args.quantize}
         targets = {name: Target.load(args.target, args.dtype, **how) for name, how in asked.items()}
     except UserError as error:
         print(f"passes: {error}", file=sys.stderr)

@@ -2,15 +2,16 @@
 
     python benchmarks/peers.py --target smollm2 --suite spec_bench.jsonl --category math_reasoning --per-category 20 \
         --assistant VDM_STANDALONE --ours "edd pct" --ours "eagle3 eagle2" --out peers.json \
-        [--gguf model.Q4_1.gguf] [--plot peers.svg]
+        [--int4] [--gguf model.Q4_1.gguf] [--plot peers.svg]
 
 Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first prompt warms up and does not
 count. All write greedily, and the passes of the model are counted, those over the prompt too. A text that differs from plain
 decoding's is counted: in float32 two tokens as good as equally likely may change places where passes have another width.
 transformers writes with this model object as draftree has loaded it, attention and kernels, and once as it is by itself: with
 sdpa and torch's own kernels, where texts may part at near ties. `--assistant` is what `draftree export vdm --standalone`
-writes, with the target's whole head, as transformers' assisted generation takes no other. `--gguf` names a file of the same
-weights for the engines of `engines.py`, which write at its bits, so that their texts are another model's.
+writes, with the target's whole head, as transformers' assisted generation takes no other. `--int4` writes ours once more with
+weights held in four bits. `--gguf` names a file of the same weights for the engines of `engines.py`, which write at its bits,
+so that their texts are another model's.
 """
 
 import argparse
@@ -64,20 +65,33 @@ def speculative(target: Target, assistant: str | None) -> dict[str, Way]:
     return found
 
 
-def ways(target: Target, stock: Target, pairs: list[str], assistant: str | None, gguf: Path | None) -> dict[str, Way]:
-    """Every way by its name, plain decoding first."""
-    found: dict[str, Way] = {
-        PLAIN: lambda request: plain(target, [request]).tokens[0],
+def own(target: Target, pairs: list[str], name: str) -> dict[str, Way]:
+    """draftree's ways with a target."""
+    parts = {pair: pair.partition(" ")[::2] for pair in pairs}
+    return {
+        f"{name}: {pair}": partial(ours, load(target, drafter, policy or "chain")) for pair, (drafter, policy) in parts.items()
+    }
+
+
+def steps(target: Target, request: Request) -> list[int]:
+    """The tokens of plain decoding."""
+    return plain(target, [request]).tokens[0]
+
+
+def ways(
+    target: Target, stock: Target, held: Target | None, pairs: list[str], assistant: str | None, gguf: Path | None
+) -> dict[str, Way]:
+    """Every way by its name, plain decoding first; `held` is a target of four bits."""
+    return {
+        PLAIN: partial(steps, target),
         "transformers: generate": partial(theirs, target),
         "transformers: generate, stock kernels": partial(theirs, stock),
         "transformers: prompt lookup, stock kernels": partial(theirs, stock, prompt_lookup_num_tokens=10),
         **speculative(target, assistant),
         **(engines(gguf) if gguf else {}),
+        **own(target, pairs, "draftree"),
+        **({"draftree, 4 bits: plain": partial(steps, held), **own(held, pairs, "draftree, 4 bits")} if held else {}),
     }
-    for pair in pairs:
-        drafter, _, policy = pair.partition(" ")
-        found[f"draftree: {pair}"] = partial(ours, load(target, drafter, policy or "chain"))
-    return found
 
 
 def chart(rows: list[dict[str, Any]], path: Path) -> None:
@@ -104,6 +118,7 @@ def main() -> int:
     ap.add_argument("--max-new-tokens", type=int, default=128)
     ap.add_argument("--ours", action="append", default=[], metavar="'DRAFTER POLICY'")
     ap.add_argument("--assistant")
+    ap.add_argument("--int4", action="store_true")
     ap.add_argument("--gguf", type=Path)
     ap.add_argument("--out", type=Path, required=True)
     ap.add_argument("--plot", type=Path)
@@ -111,8 +126,9 @@ def main() -> int:
     try:
         target = Target.load(args.target)
         stock = Target.load(args.target, target.decoder.dtype, kernels="stock", exactness="ties")
+        held = Target.load(args.target, quantize="int4", exactness="bits") if args.int4 else None
         prompts = suites.load(args.suite).prompts
-        every = ways(target, stock, args.ours, args.assistant, args.gguf)
+        every = ways(target, stock, held, args.ours, args.assistant, args.gguf)
     except UserError as error:
         print(f"peers: {error}", file=sys.stderr)
         return 2
@@ -123,7 +139,7 @@ def main() -> int:
     requests = [Request(ids, args.max_new_tokens, target.eos) for ids in encoded]
     seconds, tokens, passes = ({name: np.zeros(len(requests)) for name in every} for _ in range(3))
     calls = list[int]()
-    for each in (target, stock):
+    for each in (t for t in (target, stock, held) if t):
         each.decoder.model.register_forward_pre_hook(lambda *_: calls.append(1))
     same = dict.fromkeys(every, 0)
     for way in every.values():

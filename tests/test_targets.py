@@ -15,8 +15,8 @@ import pytest
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file
-from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from draftree import Request, Target, UserError, load
 from draftree.boundary.files import cache_folder
@@ -27,6 +27,7 @@ from draftree.evaluation.provenance import provenance
 from draftree.formats.checkpoint import Checkpoint
 from draftree.models import gguf, sources
 from draftree.models.decoder import Decoder
+from draftree.models.four_bits import FourBits, round_to_four_bits, rounded
 from draftree.models.sources import FILE, HUB, Loading, known, location, shipped_folder
 from draftree.registry import names
 from folders import SPECIAL, TEMPLATE, byte_tokenizer, target_folder
@@ -487,6 +488,54 @@ def test_8_bits_need_a_package(folder: str, monkeypatch: pytest.MonkeyPatch, dra
     status, _, err = draftree("generate", "x", "--target", folder, "--quantize", "int8", "--drafter", "pld")
     assert status == 2
     assert "pip install torchao" in err
+
+
+def test_weights_of_4_bits(folder: str, draftree: Command) -> None:
+    target = Target.load(folder, quantize="int4")
+    assert target.loading.exactness == "bits"
+    layers = [m for m in target.decoder.model.modules() if isinstance(m, FourBits)]
+    assert len(layers) == 6 * len(target.decoder.layers)  # not those over 48 entries, and not the head
+    is_exact(target)
+    wanted, found = logits(Target.load(folder).decoder.model), logits(target.decoder.model)
+    assert 0.01 < float((found - wanted).norm() / wanted.norm()) < 0.3
+    status, _, err = draftree("generate", "x", "--target", folder, "--quantize", "int4", "--dtype", "float32")
+    assert status == 2
+    assert "quantize is 'int4' for float32 on cpu, allowed with it is bfloat16 on a CPU" in err
+    with pytest.raises(
+        UserError, match="allowed is it for models with linear layers whose rows are multiples of 32 and 16 long"
+    ):
+        round_to_four_bits(GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).bfloat16())
+
+
+def test_rounding_to_4_bits() -> None:
+    """The nearest of 16 numbers, and zeros stay zeros; a layer multiplies by what they stand for, biased or not."""
+    linear = nn.Linear(96, 32, bias=True, dtype=torch.bfloat16)
+    with torch.no_grad():
+        linear.weight[3, 32:64] = 0
+        linear.weight[4, :32] = 0.5
+    numbers, scales = rounded(linear.weight.detach())
+    assert numbers.min() == 0
+    assert numbers.max() == 15
+    step, middle = (scales[..., i].T.repeat_interleave(32, dim=1).float() for i in (0, 1))
+    meant = (numbers - 8) * step + middle
+    assert bool(((meant - linear.weight).abs() <= step * 0.6 + 1e-3).all())
+    assert not meant[3, 32:64].any()
+    assert bool((meant[4, :32] == 0.5).all())
+    rows = torch.randn(2, 3, 96, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            FourBits(linear)(rows).float(), rows.float() @ meant.T + linear.bias.float(), rtol=0.02, atol=0.02
+        )
+
+
+def test_a_file_of_4_bits_stays_what_it_is(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "small.gguf", "Q4_1")
+    whole, held = (Target.load(str(tmp_path / "small.gguf"), quantize=q).decoder.model for q in (None, "int4"))
+    wanted, found = logits(whole), logits(held)
+    off = float((found - wanted).norm() / wanted.norm())
+    assert off < 0.03  # bfloat16's own rounding
+    other = logits(small())  # what the file was made of
+    assert float((other - wanted).norm() / wanted.norm()) > 3 * off
 
 
 def test_a_folder_of_quantised_weights(folder: str, tmp_path: Path) -> None:

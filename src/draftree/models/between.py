@@ -72,7 +72,7 @@ def _ours(module: nn.Module) -> Callable[..., Tensor] | None:
 @torch.inference_mode()
 def _agrees(module: Any, ours: Callable[..., Tensor], dtype: torch.dtype) -> bool:
     """True where a module's own forward and ours differ by rounding alone, on random rows."""
-    width = (module.weight if hasattr(module, "weight") else module.gate_proj.weight).shape[-1]
+    width = module.weight.shape[-1] if hasattr(module, "weight") else module.gate_proj.in_features
     rows = torch.empty(1, 8, width).normal_(generator=torch.Generator().manual_seed(0)).to(dtype)
     wanted = module(rows)
     return bool(torch.allclose(ours(module, rows), wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-6))

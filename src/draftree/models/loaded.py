@@ -28,7 +28,7 @@ def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) ->
     told: dict[str, Any] = {}
     if (stored or loading.quantize) and loading.device_map is None and place.type != "cpu":
         told["device_map"] = {"": place}
-    if loading.quantize:
+    if loading.quantize == "int8":
         try:
             from torchao.quantization import Int8WeightOnlyConfig
             from transformers import TorchAoConfig

@@ -159,7 +159,8 @@ class Loading(Source):
         device_map: transformers' own way to say where the model goes, instead of `device`: all of it to one device.
         attn_implementation: how attention is computed: sdpa, eager, or draftree (`exact_attention.py`).
         adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
-        quantize: int8 for weights that torchao rounds to 8 bits as they are loaded.
+        quantize: int8 for weights that torchao rounds to 8 bits as they are loaded; int4 for 4 bits in groups of 32, on a CPU
+            and in bfloat16 (`four_bits.py`).
         exactness: `bits` where a token's logits shall have the same bits alone, in a tree and in a batch, in any precision:
             with the attention `draftree`, and layers brought to it (`stable.py`). `ties` leaves attention and layers as they
             are: where two tokens are as good as equally likely, a tree may be answered otherwise than a step. By default
@@ -174,7 +175,9 @@ class Loading(Source):
         None, rule=TAKES_TREES, panel=PANEL, help=f"How attention is computed: {', '.join(ATTENTION)}."
     )
     adapter: str | None = knob(None, panel=PANEL, help="The folder or hub id of a PEFT adapter, merged into the weights.")
-    quantize: Literal["int8"] | None = knob(None, panel=PANEL, help="Round the weights to 8 bits by torchao.")
+    quantize: Literal["int8", "int4"] | None = knob(
+        None, panel=PANEL, help="Round the weights: int8 by torchao, int4 on a CPU, in bfloat16."
+    )
     exactness: Literal["bits", "ties"] | None = knob(
         None, panel=PANEL, help="bits: the same logits, bit for bit, in a tree as in plain decoding. ties: but for near ties."
     )

@@ -31,6 +31,7 @@ from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, pretrained
 from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
 from draftree.models.feed import Feed
+from draftree.models.four_bits import round_to_four_bits
 from draftree.models.linears import quicken
 from draftree.models.loaded import merged, placed, rounding
 from draftree.models.sources import ALLOWED, DTYPES, SMOLLM2, Loading, Source, hint, known, known_as, location
@@ -186,23 +187,29 @@ class Target:
             chosen = dtype is None and place.type == "cpu" and _may_be_bfloat16(name, config, loading)
             stored = getattr(config, "dtype", None) or torch.float32
             usual = torch.float32 if place.type == "cpu" and stored in HALF else stored
-            dtype = dtype or (torch.bfloat16 if chosen else usual)
+            four = loading.quantize == "int4"
+            dtype = dtype or (torch.bfloat16 if chosen or four else usual)
             told = loading.weights_by | rounding(config, loading, place)
             model, info = pretrained(path, config, dtype, **told)
             if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
                 raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
             model = merged(placed(model, place, "device_map" in told), loading).requires_grad_(False)
+            if four:
+                round_to_four_bits(model)
             quicken(model, loading.kernels)
             shorten(model, loading.kernels)
             decoder = Decoder(model)
             _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
+        unasked = chosen or (four and loading.exactness is None and loading.attn_implementation is None)
         try:
-            asked: Word = "bits" if chosen else loading.exactness
+            asked: Word = "bits" if unasked else loading.exactness
             stable, exactness = decided(decoder, name, asked, free=loading.attn_implementation is None)
         except UserError:
-            if not chosen or loading.exactness:
+            if not unasked or loading.exactness:
                 raise
-            return cls.load(name, torch.float32, device, **how)
+            if chosen:
+                return cls.load(name, torch.float32, device, **how)
+            stable, exactness = None, "ties"
         if chosen:
             LOG.info("computed in bfloat16, for which this processor has instructions, bit for bit; --dtype says otherwise")
         if stable is not None:

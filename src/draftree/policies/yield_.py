@@ -128,11 +128,7 @@ class Yield(Policy):
                 after = _guesses(tree, chosen, expand(tree, chosen, width), memory)
                 tree = after.grown(tree, chosen, keep=None if width == self.width else self._likeliest(tree, chosen, after))
             if guesses is not None:
-                pays = below > least
-                if chosen.size:
-                    pays &= ~np.isin(likely, chosen)
-                if pays.any():
-                    tree = guesses.grown(tree, likely, np.repeat(pays, guesses.score.shape[1]).reshape(guesses.score.shape))
+                tree = guesses.beside(tree, likely, chosen, below > least)
         return fit(budget.selected(tree, probing), room.nodes)
 
     def _likeliest(self, tree: Tree, chosen: Ints, after: "_Guesses") -> Bools:
@@ -251,6 +247,14 @@ class _Guesses:
         Those not worth their verification are dropped at the end, when the whole tree is known.
         """
         return append(tree, frontier, self.candidates, keep, self.score, self.entropy)
+
+    def beside(self, tree: Tree, frontier: Ints, chosen: Ints, pays: Bools) -> Tree:
+        """The tree with those after nodes [F] where they pay, and that were not chosen for a draft step."""
+        if chosen.size:
+            pays &= ~np.isin(frontier, chosen)
+        if not pays.any():
+            return tree
+        return self.grown(tree, frontier, np.repeat(pays, self.score.shape[1]).reshape(self.score.shape))
 
 
 def _guesses(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, read: bool = True) -> _Guesses:

@@ -1,0 +1,79 @@
+"""Linear layers that hold four bits a weight, in groups with a step and a middle of their own: a third of bfloat16's bytes.
+
+Over a few tokens a pass takes the time in which its weights are read. Torch multiplies by them as they lie. Weights of a file
+that held four bits of the same kind, GGUF's Q4_1, come out as they went in, up to bfloat16: its groups are these.
+
+Shapes: D and E entries of a row before and after, G groups of a row.
+"""
+
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from draftree.errors import UserError
+
+GROUP = 32
+"""Weights of a group."""
+ROWS = 16
+"""E has to be a multiple of it."""
+LARGEST = 15
+"""The largest number of four bits; a group's middle is that of 8."""
+
+
+@final
+class FourBits(nn.Module):
+    """Stands for a linear layer, its weights rounded to four bits.
+
+    Args:
+        linear: [E, D] on a CPU, in bfloat16.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        numbers, scales = rounded(linear.weight.detach())
+        blocks: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
+        self.blocks = nn.Parameter(blocks, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[…, E] of rows […, D]."""
+        flat = rows.reshape(-1, self.in_features).contiguous()
+        made: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu.default(flat, self.blocks, GROUP, self.scales)
+        made = made.view(*rows.shape[:-1], self.out_features)
+        return made if self.bias is None else made + self.bias
+
+
+def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers [E, D] of four bits that stand for weights, and scales [G, E, 2]: a group's step, and what 8 stands for."""
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    low, high = groups.aminmax(dim=2, keepdim=True)
+    step = ((high - low) / LARGEST).to(weight.dtype)  # numbers are chosen for what is kept
+    middle = (low + 8 * step.float()).to(weight.dtype)
+    numbers = torch.round((groups - middle.float()) / step.float().clamp_min(torch.finfo(torch.float32).tiny)) + 8
+    scales = torch.cat((step, middle), dim=2).transpose(0, 1).contiguous()
+    return numbers.clamp(0, LARGEST).flatten(1).int(), scales
+
+
+def round_to_four_bits(model: Any) -> None:
+    """Puts layers of four bits in the place of a model's linear ones, but for its head and for those that groups do not fill.
+
+    Raises:
+        UserError: it is not on a CPU and in bfloat16, or there is none that could be rounded.
+    """
+    if model.device.type != "cpu" or model.dtype is not torch.bfloat16:
+        found = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
+        raise UserError(f"quantize is 'int4' for {found}, allowed with it is bfloat16 on a CPU")
+    head = model.get_output_embeddings()
+    fitting = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear and child is not head and not child.in_features % GROUP and not child.out_features % ROWS
+    ]
+    if not fitting:
+        told = f"linear layers whose rows are multiples of {GROUP} and {ROWS} long"
+        raise UserError(f"quantize is 'int4' for a {type(model).__name__}, allowed is it for models with {told}")
+    for parent, name, child in fitting:
+        setattr(parent, name, FourBits(child))
