@@ -37,6 +37,7 @@ from draftree.evaluation.intervals import MANY, Ratio, holm, ratio, samples
 from draftree.evaluation.provenance import provenance
 
 Way = Callable[[Request], list[int]]
+Column = np.ndarray[Any, np.dtype[np.float64]]
 PLAIN = "plain decoding"
 
 
@@ -92,6 +93,27 @@ def ways(
         **own(target, pairs, "draftree"),
         **({"draftree, 4 bits: plain": partial(steps, held), **own(held, pairs, "draftree, 4 bits")} if held else {}),
     }
+
+
+def summed_up(
+    seconds: dict[str, Column], tokens: dict[str, Column], passes: dict[str, Column], same: dict[str, int]
+) -> list[dict[str, Any]]:
+    """A row for every way, of what it took for each prompt.
+
+    Seconds a token are over plain decoding's, each beside it: Holm's p-values count all of these comparisons.
+    """
+    count = len(seconds[PLAIN])
+    drawn, others = samples(count, 0, MANY), [name for name in seconds if name != PLAIN]
+    ratios = holm([ratio([seconds[n], tokens[PLAIN]], [seconds[PLAIN], tokens[n]], drawn) for n in others])
+    found, rows = dict(zip(others, ratios, strict=True)), []
+    for name in seconds:
+        speed = found[name].inverse if name in found else Ratio(1.0, 1.0, 1.0, 1.0)
+        told = f"{same[name]} of {count}"
+        rate = float(tokens[name].sum() / seconds[name].sum())
+        per_pass = float(tokens[name].sum() / passes[name].sum()) if passes[name].sum() else None  # of another engine
+        rows.append({"way": name, "tokens/s": rate, "speed-up": speed.value, "low": speed.low, "high": speed.high,
+                     "p": speed.p, "tokens/pass": per_pass, "same text": told})  # fmt: skip
+    return rows
 
 
 def chart(rows: list[dict[str, Any]], path: Path) -> None:
@@ -154,18 +176,7 @@ def main() -> int:
         for name in names:
             same[name] += texts[name] == texts[PLAIN]
         print(f"peers: {i + 1} of {len(requests)}", file=sys.stderr, flush=True)
-    rows, drawn = [], samples(len(requests), 0, MANY)
-    # Seconds a token over plain decoding's, each beside it: Holm's p-values count all of these comparisons.
-    others = [name for name in every if name != PLAIN]
-    ratios = holm([ratio([seconds[n], tokens[PLAIN]], [seconds[PLAIN], tokens[n]], drawn) for n in others])
-    found = dict(zip(others, ratios, strict=True))
-    for name in every:
-        speed = found[name].inverse if name in found else Ratio(1.0, 1.0, 1.0, 1.0)
-        told = f"{same[name]} of {len(requests)}"
-        rate = float(tokens[name].sum() / seconds[name].sum())
-        per_pass = float(tokens[name].sum() / passes[name].sum()) if passes[name].sum() else None  # of another engine
-        rows.append({"way": name, "tokens/s": rate, "speed-up": speed.value, "low": speed.low, "high": speed.high,
-                     "p": speed.p, "tokens/pass": per_pass, "same text": told})  # fmt: skip
+    rows = summed_up(seconds, tokens, passes, same)
     about = provenance(target, 0) | {"suite": args.suite, "categories": wanted, "max_new_tokens": args.max_new_tokens}
     args.out.write_text(json.dumps({"rows": rows, "provenance": about}, indent=1) + "\n")
     if args.plot:

@@ -143,7 +143,7 @@ def price(decoder: Decoder, stable: Stable, width: int = 1, context: int = CONTE
     return ours / own - 1
 
 
-def decided(decoder: Decoder, name: str, asked: Word, free: bool = True) -> tuple[Stable | None, Word]:
+def decided(decoder: Decoder, name: str, asked: Word, free: bool = True, anyway: bool = False) -> tuple[Stable | None, Word]:
     """What is promised of a model: `bits` where that was asked for, or where it costs next to nothing in half precision.
 
     Args:
@@ -151,6 +151,7 @@ def decided(decoder: Decoder, name: str, asked: Word, free: bool = True) -> tupl
         name: for what is told.
         asked: by the user.
         free: whether its attention may be another one unasked.
+        anyway: whether bits are promised unasked whatever they cost, as of a model that is computed in half precision unasked.
 
     Returns:
         The stable ways, not in use yet, where bits are promised; and the word for it, none where nobody asked.
@@ -160,12 +161,14 @@ def decided(decoder: Decoder, name: str, asked: Word, free: bool = True) -> tupl
     """
     if asked == "ties" or (asked is None and not (free and decoder.dtype in HALF)):
         return None, asked
-    stable, found = looked_into(decoder, priced=asked is None)
+    stable, found = looked_into(decoder, priced=asked is None and not anyway)
     if asked == "bits":
         if found.lacks is not None:
             told = f"but target '{name}' gives a token other bits in company, {found.lacks}"
             raise UserError(f"exactness is 'bits', {told}: allowed is 'ties'")
         return stable, asked
+    if anyway and found.lacks is None:
+        return stable, "bits"
     if found.price is None:
         LOG.info("exactness is 'ties': a token has other bits in company, %s", found.lacks)
         return None, "ties"

@@ -200,16 +200,10 @@ class Target:
             shorten(model, loading.kernels)
             decoder = Decoder(model)
             _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
-        unasked = chosen or (four and loading.exactness is None and loading.attn_implementation is None)
-        try:
-            asked: Word = "bits" if unasked else loading.exactness
-            stable, exactness = decided(decoder, name, asked, free=loading.attn_implementation is None)
-        except UserError:
-            if not unasked or loading.exactness:
-                raise
-            if chosen:
-                return cls.load(name, torch.float32, device, **how)
-            stable, exactness = None, "ties"
+        free = loading.attn_implementation is None
+        stable, exactness = decided(decoder, name, loading.exactness, free, anyway=chosen or four)
+        if chosen and stable is None:
+            return cls.load(name, torch.float32, device, **how)
         if chosen:
             LOG.info("computed in bfloat16, for which this processor has instructions, bit for bit; --dtype says otherwise")
         if stable is not None:

@@ -251,7 +251,7 @@ class _Guesses:
     def beside(self, tree: Tree, frontier: Ints, chosen: Ints, pays: Bools) -> Tree:
         """The tree with those after nodes [F] where they pay, and that were not chosen for a draft step."""
         if chosen.size:
-            pays &= ~np.isin(frontier, chosen)
+            pays = pays & ~np.isin(frontier, chosen)
         if not pays.any():
             return tree
         return self.grown(tree, frontier, np.repeat(pays, self.score.shape[1]).reshape(self.score.shape))
