@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from draftree.models.architectures import cache_argument
+
 VOCAB = 97
 GDN = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
@@ -142,7 +144,7 @@ class OneByOne:
 
     def __init__(self, model: PreTrainedModel, prompt: Sequence[int]) -> None:
         takes = inspect.signature(type(model).forward).parameters
-        self._key = "past_key_values" if "past_key_values" in takes else "cache_params"
+        self._key = str(cache_argument(takes))
         self._model, self._places = model, "position_ids" in takes
         self.cache: Any = None
         self.length = 0

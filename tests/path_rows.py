@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.cache_utils import LinearAttentionLayer
 
+from draftree.models.architectures import cache_argument
 from draftree.models.cache import SlotCache
 from draftree.models.dispatch import _ASKED
 from draftree.models.target import Needs, Target
@@ -85,7 +86,7 @@ class PathRows:
 
     def _run(self, mixer: nn.Module, hidden: Tensor, layer: LinearAttentionLayer, prompt: bool = False) -> Tensor:
         stock: Any = type(mixer).forward
-        name = "cache_params" if "cache_params" in inspect.signature(stock).parameters else "past_key_values"
+        name = str(cache_argument(inspect.signature(stock).parameters))
         index: Any = mixer.layer_idx
         token = _ASKED.set(None)
         try:

@@ -40,6 +40,7 @@ from draftree import UserError, speculate
 from draftree.costs import Costs
 from draftree.data.prompts import encode
 from draftree.demo import demo_folder
+from draftree.drafters.neural.llama import CACHE
 from draftree.engine import ENGINES, Engine, opened
 from draftree.errors import NotANumber
 from draftree.evaluation import suites
@@ -312,7 +313,7 @@ def test_scores_and_logits_are_those_of_generate(name: str) -> None:
         assert type(ours) is type(theirs)
         assert worst(ours.scores, theirs.scores) < 1e-5
         assert worst(ours.logits, theirs.logits) < 1e-5
-        assert (ours.attentions, ours.hidden_states, ours.past_key_values) == (None, None, None)
+        assert (ours.attentions, ours.hidden_states, getattr(ours, CACHE)) == (None, None, None)
 
 
 def test_scores_of_a_row_that_has_ended_are_nothing() -> None:
@@ -631,7 +632,7 @@ REFUSALS: Mapping[str, tuple[Options, str]] = {
     "no cache": ({"use_cache": False}, "use_cache is False"),
     "static cache": ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
     "offloaded cache": ({"cache_implementation": "offloaded"}, "cache_implementation is 'offloaded'"),
-    "a cache": ({"past_key_values": DynamicCache()}, "past_key_values is given"),
+    "a cache": ({CACHE: DynamicCache()}, f"{CACHE} is given"),
     "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions is True"),
     "states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states is True"),
     "embeddings": ({"inputs_embeds": torch.zeros(1, 3, 32, dtype=torch.float64)}, "inputs_embeds may change"),

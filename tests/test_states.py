@@ -20,6 +20,7 @@ from draftree.drafters.glide import GLIDE
 from draftree.drafters.hydra import Hydra
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.mtp import MTP
+from draftree.drafters.neural.llama import CACHE
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine, plain
 from draftree.errors import UserError
@@ -349,7 +350,7 @@ def test_transformers_still_counts_bambas_positions_from_zero() -> None:
     model: Any = hybrid("bamba")
     cache = OneByOne(model, PROMPT).cache
     with torch.inference_mode():
-        out = model(input_ids=torch.tensor([[7]]), past_key_values=cache, use_cache=True).logits[0, -1]
+        out = model(input_ids=torch.tensor([[7]]), use_cache=True, **{CACHE: cache}).logits[0, -1]
     assert not torch.allclose(out, OneByOne(model, PROMPT).after([7]).logits, atol=1e-3)
 
 
@@ -361,7 +362,7 @@ def test_transformers_still_lets_padding_behind_a_state_count(family: str) -> No
     ids, mask = torch.tensor([[0, 0, *PROMPT[4:]]]), torch.tensor([[*[1] * 4, 0, 0, *[1] * 4]])
     at = torch.tensor([[0, 0, 4, 5, 6, 7]])
     with torch.inference_mode():
-        out = model(input_ids=ids, attention_mask=mask, position_ids=at, past_key_values=cache, use_cache=True).logits[0, -1]
+        out = model(input_ids=ids, attention_mask=mask, position_ids=at, use_cache=True, **{CACHE: cache}).logits[0, -1]
     assert not torch.allclose(out, one_by_one(model), atol=1e-3)
 
 

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from architectures import CONFIGS, CROSSING, SOME, VOCAB, fresh, model, target
 from draftree.drafters.edd import EDD
 from draftree.drafters.lm import LM
+from draftree.drafters.neural.llama import CACHE
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
 from draftree.models import target as target_module
@@ -90,8 +91,8 @@ def test_a_chain_equals_one_token_at_a_time(name: str) -> None:
     cache, _ = filled(t, [text])
     stock = model(name)
     past = DynamicCache(config=stock.config)
-    stock(input_ids=torch.tensor([text.tolist()]), past_key_values=past, use_cache=True)
-    steps = [stock(input_ids=torch.tensor([[t]]), past_key_values=past, use_cache=True).logits[0, -1] for t in tree.tokens]
+    stock(input_ids=torch.tensor([text.tolist()]), use_cache=True, **{CACHE: past})
+    steps = [stock(input_ids=torch.tensor([[t]]), use_cache=True, **{CACHE: past}).logits[0, -1] for t in tree.tokens]
     assert worst(t.verify(cache, tree, NOTHING).logits, torch.stack(steps)) < NOISE
 
 
@@ -290,7 +291,7 @@ def test_plain_decoding_across_a_change_of_rope_is_stock_decoding(name: str) -> 
         past = DynamicCache(config=stock.config)
         ids, wrote = torch.tensor([prompt.tolist()]), []
         for _ in range(14):
-            logits = stock(input_ids=ids, past_key_values=past, use_cache=True).logits[0, -1]
+            logits = stock(input_ids=ids, use_cache=True, **{CACHE: past}).logits[0, -1]
             wrote.append(int(logits.argmax()))
             ids = torch.tensor([wrote[-1:]])
         engine = Engine(target(name), LM().example(target(name)), Chain())

@@ -591,7 +591,7 @@ def speculate(
       that tokenizer, so transformers refuses them: give `stop_strings=` itself. With `cache_implementation="paged"`
       transformers goes another way before it asks any hook. `Engine.generate` has none of these limits.
     - `scores` and `logits` of rows that have ended are 0, where transformers goes on computing after padding;
-      `past_key_values` is None.
+      `cache`, before transformers 5.24 `past_key_values`, is None.
     - A row's processors and criteria see a batch whose rows all are that row, because rows are not written in step; rows after
       the first get copies of those that may remember something. Every processor is called once for each token, in order.
     - A text ends with the model's context, with a warning; transformers goes on beyond it.

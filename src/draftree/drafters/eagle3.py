@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, stores
+from draftree.drafters.neural.llama import CACHE, Rotary, initialise, like, of_values, published, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
 from draftree.drafters.neural.pairs import PairDrafter, PairNet
 from draftree.drafters.neural.vocabulary import check_map, check_size, drafted, frequent, offsets
@@ -155,7 +155,7 @@ class EAGLE3Layer(nn.Module):
         """[R, n, D] of embeddings and features [R, n, D]."""
         normed = self.hidden_norm(features)
         x = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
-        attended, _ = self.self_attn(x, position_embeddings=rotated, attention_mask=mask, past_key_values=cache)
+        attended, _ = self.self_attn(x, position_embeddings=rotated, attention_mask=mask, **{CACHE: cache})
         x = (normed if self._normed_residual else features) + attended
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out

@@ -176,8 +176,7 @@ class EDDDrafter(OneLayerDrafter):
             input_ids=batch.tokens,
             position_ids=positions,
             attention_mask=self.decoder.by_type(mask),
-            past_key_values=soft,
-            use_cache=True,
+            **self.decoder.cached(soft),
         ).last_hidden_state
         return states
 

@@ -314,7 +314,8 @@ class MTPLayer(nn.Module):
             kind = type(inner.model).__name__
             raise UserError(f"mtp: {kind} is not supported: beside its layers it has {', '.join(stray)}, allowed is nothing")
         stripped.to(target.decoder.device)  # its rotary frequencies too, which are no part of this module
-        self._by_type, self._run = inner.by_type, [inner.stack]  # in a list: its weights are `layer` and `norm`
+        self._by_type, self._cached = inner.by_type, inner.cached
+        self._run = [inner.stack]  # in a list: its weights are `layer` and `norm`
 
     def forward(self, embeds: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         """The layer's output [R, n, D] for embeddings and hidden states [R, n, D], before its norm; see `PairNet.forward`."""
@@ -326,8 +327,7 @@ class MTPLayer(nn.Module):
                 inputs_embeds=x,
                 position_ids=positions,
                 attention_mask=self._by_type(mask),
-                past_key_values=cache,
-                use_cache=True,
+                **self._cached(cache),
             )
         finally:
             hook.remove()

@@ -31,6 +31,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 from draftree.costs import Costs, CostTable
 from draftree.errors import UserError, shown
 from draftree.hf.batch import Call, prompts, write
+from draftree.models.architectures import CACHES
 from draftree.rows import Writer
 from draftree.stats import Stats
 from draftree.text.options import Options
@@ -62,7 +63,7 @@ NOT_HERE: Mapping[str, str] = {
     "synced_gpus": "none; an engine runs on one process",
 }
 """Arguments of `generate` that transformers does not pass on to a hook."""
-READ = frozenset(("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"))
+READ = frozenset(("attention_mask", "position_ids", *CACHES, "use_cache", "logits_to_keep"))
 """Arguments of the model's forward, prepared by transformers, that the hook reads or can leave aside."""
 IDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 """The dtypes of prompt ids."""
@@ -220,8 +221,9 @@ def refuse(
         raise UserError(f"generation mode '{mode.value}' is not offered, allowed are greedy_search and sample")
     if any(type(p) is UnbatchedClassifierFreeGuidanceLogitsProcessor for p in processors):
         raise UserError("a processor for guidance is given, allowed is none: it needs a second pass for every token")
-    if getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False):  # transformers' mark of a cache that was given
-        raise UserError("past_key_values is given, allowed is none: give the whole text, draftree has a cache of its own")
+    for name in CACHES:
+        if getattr(model_kwargs.get(name), "_is_user_defined", False):  # transformers' mark of a cache that was given
+            raise UserError(f"{name} is given, allowed is none: give the whole text, draftree has a cache of its own")
     others = [name for name, value in model_kwargs.items() if name not in READ and value is not None and value is not False]
     if others:
         raise UserError(f"{', '.join(sorted(others))} may change what the model computes, allowed are input_ids and their mask")

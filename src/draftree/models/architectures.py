@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,13 @@ OWN: Mapping[str, str] = {
 """Models whose states cannot be reached, and why."""
 BY_SLOT = ("gpt_neo",)
 """Models whose windows are cut out by cache slot, inside the layer."""
+CACHES = ("cache", "past_key_values", "cache_params")
+"""What a forward calls its cache: transformers from 5.24 on, transformers before, and before where states are all there is."""
+
+
+def cache_argument(takes: Container[str]) -> str | None:
+    """The one of a forward's arguments that is its cache; None where it takes none."""
+    return next((name for name in CACHES if name in takes), None)
 
 
 def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> None:
@@ -68,8 +75,9 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
     if kind is None:
         return "transformers has no causal language model of this type"
     parameters = inspect.signature(kind.forward).parameters
-    alone = "cache_params" in parameters and states  # states are all it has: no mask and no positions
-    needed = ("logits_to_keep",) if alone else ("position_ids", "past_key_values", "attention_mask", "logits_to_keep")
+    alone = states and not getattr(config, "num_attention_heads", None)  # states are all it has: no mask and no positions
+    laid_out = () if alone else ("position_ids", "attention_mask")
+    needed = *laid_out, cache_argument(parameters) or CACHES[0], "logits_to_keep"
     if missing := [p for p in needed if p not in parameters]:
         return f"its forward takes no {', '.join(missing)}, so a tree cannot be laid out in it"
     return None

@@ -18,7 +18,14 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrain
 
 from draftree.boundary.phases import phase
 from draftree.errors import UserError
-from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, check_bounds, refuse_unsupported
+from draftree.models.architectures import (
+    FULL,
+    LENGTH_DEPENDENT_ROPE,
+    SLIDING,
+    cache_argument,
+    check_bounds,
+    refuse_unsupported,
+)
 from draftree.models.cache import Catcher, LayerShape, SlotCache
 from draftree.models.capture import Capture, Eager, Given, Made
 from draftree.models.dispatch import Answers, answering, install
@@ -138,7 +145,7 @@ class Decoder:
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         mask = self.by_type(torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device))
         with torch.inference_mode(), answering(Recorder(self.config, type(self.model).__name__)) as recorder:
-            self.model(input_ids=one, **self._laid_out(one, mask), **self._cached(recorder))
+            self.model(input_ids=one, **self._laid_out(one, mask), **self.cached(recorder))
         return recorder.kept()
 
     @property
@@ -170,9 +177,9 @@ class Decoder:
         """Positions and mask as arguments of the model's forward; models that have states alone take neither."""
         return {"position_ids": positions, "attention_mask": mask} if "position_ids" in self._takes else {}
 
-    def _cached(self, cache: Cache) -> dict[str, Any]:
-        """A cache as an argument of the model's forward."""
-        return {"past_key_values" if "past_key_values" in self._takes else "cache_params": cache, "use_cache": True}
+    def cached(self, cache: Cache) -> dict[str, Any]:
+        """A cache as arguments of the model's forward, and of its stack's."""
+        return {str(cache_argument(self._takes)): cache, "use_cache": True}
 
     def by_type(self, full: Tensor, sliding: Tensor | None = None) -> Tensor | Mapping[str, Tensor]:
         """The mask in the form the model takes: one tensor, or one for each type of layer it mixes."""
@@ -193,7 +200,7 @@ class Decoder:
         full = torch.zeros(count, count, dtype=self.dtype, device=ids.device).masked_fill(at[None, :] > at[:, None], lowest)
         sliding = full if self.window is None else full.masked_fill(at[:, None] - at[None, :] >= self.window, lowest)
         mask = self.by_type(full[None, None], sliding[None, None])
-        return self._laid_out(at.expand(rows, count), mask) | ({} if cache is None else self._cached(cache))
+        return self._laid_out(at.expand(rows, count), mask) | ({} if cache is None else self.cached(cache))
 
     def forward(self, cache: SlotCache, feed: Feed, keep: int | Tensor = 0) -> Tensor:
         """One pass over a feed, written into scratch slots of the cache.
@@ -233,7 +240,7 @@ class Decoder:
         def body(given: Given) -> Made:
             with self.tapped(layers) as caught:
                 mask = self.by_type(given["full"], given.get("sliding"))
-                past = self._cached(writer.at(given["slots"]) if captured else writer)
+                past = self.cached(writer.at(given["slots"]) if captured else writer)
                 laid_out = self._laid_out(given["positions"], mask)
                 logits: Tensor = self.model(input_ids=given["tokens"], logits_to_keep=keep, **laid_out, **past).logits
             return logits, *(caught[layer] for layer in layers)
@@ -382,9 +389,7 @@ class Decoder:
         """
         first, mask = _Cut(), self.by_type(embeds.new_zeros(1, 1, 1, 1))
         with suppress(_Enough):
-            self.model.base_model(
-                inputs_embeds=embeds, position_ids=positions, attention_mask=mask, past_key_values=first, use_cache=True
-            )
+            self.model.base_model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, **self.cached(first))
         return first.caught[0]
 
 

@@ -10,9 +10,10 @@ from typing import Any, Self, cast, final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedConfig
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding, repeat_kv, rotate_half
 
+from draftree.drafters.neural.llama import CACHE
 from draftree.models.architectures import LENGTH_DEPENDENT_ROPE
 from draftree.models.target import Target
 
@@ -128,7 +129,6 @@ class GlimpseLayer(LlamaDecoderLayer):
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
         use_cache: bool | None = False,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
@@ -139,7 +139,7 @@ class GlimpseLayer(LlamaDecoderLayer):
             self.input_layernorm(states),
             position_embeddings=position_embeddings,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            **{CACHE: kwargs.get(CACHE)},
         )
         states = states + own
         if self.cross_attn is not None and glimpse is not None:

@@ -4,6 +4,7 @@ Shapes: R rows, n tokens a row, S slots, D hidden size.
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -12,15 +13,18 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from draftree.boundary.files import Entries, understood
 from draftree.errors import UnknownName
+from draftree.models.architectures import cache_argument
 from draftree.models.cache import LayerShape
 
 Config = TypeVar("Config", LlamaConfig, Qwen3Config)
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
          "max_position_embeddings", "rms_norm_eps", "hidden_act", "initializer_range")  # fmt: skip
+CACHE = str(cache_argument(inspect.signature(LlamaDecoderLayer.forward).parameters))
+"""What transformers' own layers, and their attention, call the cache in this version of it."""
 HEAD = 64
 """The usual width of an attention head."""
 OTHERS = ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "draftree")
@@ -108,5 +112,5 @@ class Rotary(nn.Module):
 
 def run(layer: nn.Module, x: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None) -> Tensor:
     """A layer's output [R, n, D] for its input, additive mask [R, 1, n, S] and cache."""
-    out: Tensor = layer(x, attention_mask=mask, past_key_values=cache, position_embeddings=rotated)
+    out: Tensor = layer(x, attention_mask=mask, position_embeddings=rotated, **{CACHE: cache})
     return out
