@@ -17,6 +17,7 @@ from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.models.between import shortened
 from draftree.models.cache import SlotCache
+from draftree.models.compiled import compiled_kinds
 from draftree.models.linears import packed_shapes
 from draftree.models.target import Target
 from draftree.policies.base import append
@@ -62,7 +63,7 @@ def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
     return {
         **machine(decoder.device), **shape, "dtype": dtype, "attention": attention, "target": target.name,
         "drafter": drafter.described, "packed": " ".join(packed_shapes(decoder.model)),
-        "between": " ".join(shortened(decoder.model)),
+        "between": " ".join(shortened(decoder.model)), "compiled": " ".join(compiled_kinds(decoder.model)),
     }  # fmt: skip
 
 

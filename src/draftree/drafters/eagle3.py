@@ -26,6 +26,7 @@ from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
+from draftree.models.compiled import PreparedLayer
 from draftree.models.target import Needs, Target
 from draftree.sampling.drawing import Drafted
 from draftree.tree import Ints
@@ -130,7 +131,7 @@ def _nested_ids(config: dict[str, Any]) -> list[int] | None:
     return nested.get(LAYER_IDS) if isinstance(nested, dict) else None
 
 
-class EAGLE3Layer(nn.Module):
+class EAGLE3Layer(PreparedLayer):
     """The decoder layer, whose attention reads embedding and feature side by side.
 
     Args:
@@ -155,10 +156,7 @@ class EAGLE3Layer(nn.Module):
         """[R, n, D] of embeddings and features [R, n, D]."""
         normed = self.hidden_norm(features)
         x = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
-        attended, _ = self.self_attn(x, position_embeddings=rotated, attention_mask=mask, **{CACHE: cache})
-        x = (normed if self._normed_residual else features) + attended
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        return self.finish(x, normed if self._normed_residual else features, rotated, mask, {CACHE: cache})
 
 
 class FusingNet(PairNet):

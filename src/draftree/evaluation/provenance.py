@@ -15,6 +15,7 @@ import transformers
 import draftree
 from draftree.boundary.machine import machine
 from draftree.models.between import shortened
+from draftree.models.compiled import compiled_kinds
 from draftree.models.linears import packed_shapes
 from draftree.models.target import Target
 
@@ -46,6 +47,7 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "context": decoder.context,
             **({"packed": packed} if (packed := packed_shapes(decoder.model)) else {}),
+            **({"compiled": compiled} if (compiled := compiled_kinds(decoder.model)) else {}),
             **({"between": between} if (between := shortened(decoder.model)) else {}),
             **({"loading": said} if (said := target.loading.said) else {}),
         },

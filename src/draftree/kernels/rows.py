@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from draftree.kernels.memory import as_real, number, put, settled
+from draftree.kernels.memory import as_real, number, part, put, settled
 
 LOG2E = np.float32(1.4426950408889634)
 MOST = np.float32(126)
@@ -21,6 +21,23 @@ P1, P2, P3, P4, P5, P6 = (
     np.float32(c) for c in (0.69314718, 0.24022651, 0.055504109, 0.0096181291, 0.0013333558, 0.00015403530)
 )
 """2^y on [−½, ½] as 1 + P1 y + … + P6 y⁶, to some 10⁻⁷."""
+
+
+@part
+def normed(row: Any, weight: Any, to: Any, width: Any, epsilon: Any, half: Any) -> None:
+    """Divides a row by the root of its mean square, rounds it, and multiplies by a weight; see `_norm`."""
+    whole, none = width // 4 * 4, np.float32(0)
+    s, t, u, v = none, none, none, none  # four partial sums, in names: an array takes as long to compile as all the rest
+    for e in range(0, whole, 4):
+        w, x, y, z = number(row, e, half), number(row, e + 1, half), number(row, e + 2, half), number(row, e + 3, half)
+        s, t, u, v = s + w * w, t + x * x, u + y * y, v + z * z
+    total = (s + t) + (u + v)
+    for e in range(whole, width):
+        x = number(row, e, half)
+        total += x * x
+    by = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
+    for e in range(width):
+        put(to, e, number(weight, e, half) * settled(number(row, e, half) * by, half), half)
 
 
 def _norm(source: int, weight: int, out: int, rows: int, width: int, epsilon: Any, half: bool) -> None:
@@ -35,20 +52,9 @@ def _norm(source: int, weight: int, out: int, rows: int, width: int, epsilon: An
         epsilon: added to the mean square, a float32.
         half: whether all numbers are bfloat16's, else float32's.
     """
-    size, whole, none = width * (2 if half else 4), width // 4 * 4, np.float32(0)
+    size = width * (2 if half else 4)
     for r in range(rows):
-        row, to = source + r * size, out + r * size
-        s, t, u, v = none, none, none, none  # four partial sums, in names: an array takes as long to compile as all the rest
-        for e in range(0, whole, 4):
-            w, x, y, z = number(row, e, half), number(row, e + 1, half), number(row, e + 2, half), number(row, e + 3, half)
-            s, t, u, v = s + w * w, t + x * x, u + y * y, v + z * z
-        total = (s + t) + (u + v)
-        for e in range(whole, width):
-            x = number(row, e, half)
-            total += x * x
-        by = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
-        for e in range(width):
-            put(to, e, number(weight, e, half) * settled(number(row, e, half) * by, half), half)
+        normed(source + r * size, weight, out + r * size, width, epsilon, half)
 
 
 def _turn(source: int, cosines: int, sines: int, out: int, rows: int, heads: int, width: int, half: bool) -> None:
@@ -77,6 +83,23 @@ def _turn(source: int, cosines: int, sines: int, out: int, rows: int, heads: int
                 put(to, f, other + settled(x * number(sine, f, half), half), half)
 
 
+@part
+def sigmoid_times(x: Any, source: Any, half: Any) -> Any:
+    """x · sigmoid(x), rounded, times another number."""
+    z = x * -LOG2E
+    z = MOST if z > MOST else (-MOST if z < -MOST else z)
+    whole = np.floor(z + np.float32(0.5))
+    f = z - whole
+    p = P6 * f + P5
+    p = p * f + P4
+    p = p * f + P3
+    p = p * f + P2
+    p = p * f + P1
+    p = p * f + np.float32(1)
+    power = as_real(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
+    return settled(x / (np.float32(1) + p * power), half) * source
+
+
 def _gate(gate: int, source: int, out: int, count: int, half: bool) -> None:
     """Multiplies numbers by x · sigmoid(x) of others.
 
@@ -88,19 +111,7 @@ def _gate(gate: int, source: int, out: int, count: int, half: bool) -> None:
         half: whether all numbers are bfloat16's, else float32's.
     """
     for e in range(count):
-        x = number(gate, e, half)
-        z = x * -LOG2E
-        z = MOST if z > MOST else (-MOST if z < -MOST else z)
-        whole = np.floor(z + np.float32(0.5))
-        f = z - whole
-        p = P6 * f + P5
-        p = p * f + P4
-        p = p * f + P3
-        p = p * f + P2
-        p = p * f + P1
-        p = p * f + np.float32(1)
-        power = as_real(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
-        put(out, e, settled(x / (np.float32(1) + p * power), half) * number(source, e, half), half)
+        put(out, e, sigmoid_times(number(gate, e, half), number(source, e, half), half), half)
 
 
 @cache

@@ -67,14 +67,14 @@ def exact_attention(
     if dropout:
         raise UserError(f"attention '{EXACT}' has dropout {dropout}, allowed is 0: it is for decoding")
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    mask = _mask(query, key.shape[2], attention_mask, position_bias, causal)
+    mask = additive(query, key.shape[2], attention_mask, position_bias, causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     compiled = query.device.type == "cpu" and query.dtype in (torch.float32, torch.bfloat16) and not query.requires_grad
     how = _compiled if compiled else _in_float64
     return how(query, key, value, mask, scale, softcap or 0.0, s_aux).to(query.dtype), None
 
 
-def _mask(query: Tensor, slots: int, mask: Tensor | None, bias: Tensor | None, causal: bool) -> Tensor:
+def additive(query: Tensor, slots: int, mask: Tensor | None, bias: Tensor | None = None, causal: bool = True) -> Tensor:
     """[B or 1, H or 1, n, S] what is added to the scores."""
     n = query.shape[2]
     if mask is None and n == 1:  # which sees all

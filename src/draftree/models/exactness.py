@@ -21,6 +21,7 @@ from draftree.boundary.files import read_object, write_text
 from draftree.boundary.machine import interleaved, kept, machine
 from draftree.errors import UserError
 from draftree.models.between import shortened
+from draftree.models.compiled import compiled_kinds
 from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
 from draftree.models.linears import packed_shapes
@@ -106,6 +107,7 @@ def identity(decoder: Decoder) -> dict[str, str]:
         **machine(decoder.device), "dtype": str(decoder.dtype), "attention": str(decoder.config._attn_implementation),
         "model": str(decoder.config.model_type), "shapes": hashlib.sha256(shapes.encode()).hexdigest(), "layout": LAYOUT,
         "packed": " ".join(packed_shapes(decoder.model)), "between": " ".join(shortened(decoder.model)),
+        "compiled": " ".join(compiled_kinds(decoder.model)),
     }  # fmt: skip
 
 

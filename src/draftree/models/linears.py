@@ -1,4 +1,4 @@
-"""Linear layers on a CPU by the faster of two kernels: torch's own, or oneDNN's over weights laid out for it beforehand.
+"""Linear layers on a CPU by another kernel than torch's own: oneDNN's over weights laid out for it beforehand, or ours.
 
 Torch's own reads a weight as it lies, which over a few tokens uses some half of the memory's speed, and in float32 a pass over
 eight tokens takes up to twice as long as one over a token. Laid out in blocks, the same multiplication takes about as long
@@ -11,11 +11,11 @@ import ctypes
 import json
 import mmap
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from draftree.boundary.files import read_object, write_text
 from draftree.boundary.machine import interleaved, kept, machine
 from draftree.errors import UserError
 from draftree.models.sources import Kernels
+from draftree.models.tiled import Tiled, tileable
 
 TRIED = (1, 8)
 """Tokens of a pass over which kernels are timed: plain decoding's, and a tree's."""
@@ -36,23 +37,18 @@ LONGEST = 0.15
 """Seconds in which the kernels of a shape are timed."""
 
 
+@final
 class Packed:
     """Multiplies by a weight that is laid out in blocks for oneDNN.
 
     Args:
-        weight: [E, D], which stays what it is: for gradients, for all who read it, and for when it is changed.
+        weight: [E, D], which stays what it is.
         bias: [E], if there is one.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._weight, self._bias = weight, bias
-        self._place, self._version = weight.data_ptr(), weight._version
+        self._bias = bias
         self._blocks: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
-
-    def of(self, weight: Tensor, bias: Tensor | None) -> bool:
-        """True where these are the weight that was laid out, unchanged, and its bias, which is read where it lies."""
-        same = weight is self._weight and bias is self._bias
-        return same and weight._version == self._version and weight.data_ptr() == self._place
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[…, E] of rows […, D]."""
@@ -60,24 +56,48 @@ class Packed:
         return made
 
 
-def quicken(model: nn.Module, kernels: Kernels | None = None) -> None:
+@final
+class Laid:
+    """A weight as it is laid out for a kernel, and whether it is still that weight.
+
+    Args:
+        kind: of the kernel.
+        weight: [E, D], which stays what it is: for gradients, for all who read it, and for when it is changed.
+        bias: [E], if there is one.
+    """
+
+    def __init__(self, kind: type[Packed] | type[Tiled], weight: Tensor, bias: Tensor | None) -> None:
+        self.kind, self._weight, self._bias = kind, weight, bias
+        self._place, self._version = weight.data_ptr(), weight._version
+        self.multiply = kind(weight, bias)
+
+    def of(self, weight: Tensor, bias: Tensor | None) -> bool:
+        """True where these are the weight that was laid out, unchanged, and its bias, which is read where it lies."""
+        same = weight is self._weight and bias is self._bias
+        return same and weight._version == self._version and weight.data_ptr() == self._place
+
+
+def quicken(model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()) -> None:
     """Lets a model's linear layers be computed by the faster kernel; what they are made of stays what it is.
 
     A weight that changes, or that a gradient is wanted for, is multiplied by torch's own kernel again.
 
     Args:
         model: whose weights are not expected to change.
-        kernels: `stock` leaves it as it is, `packed` takes oneDNN's wherever that can be had; by default the faster one.
+        kernels: `stock` leaves it as it is, `packed` takes oneDNN's wherever that can be had, `tiled` ours; by default the
+            faster one of the first two.
+        but: modules that are left as they are.
     """
     alike: dict[tuple[Any, ...], list[nn.Linear]] = {}
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    kind, able = (Tiled, tileable) if kernels == "tiled" else (Packed, packable)
     for module in model.modules():
-        if type(module) is nn.Linear and packable(module.weight, module.bias):
+        if type(module) is nn.Linear and module not in but and able(module.weight, module.bias):
             alike.setdefault((*module.weight.shape, module.bias is None, module.weight.dtype), []).append(module)
     for same in alike.values():
-        if kernels == "packed" or (kernels is None and same[0].weight.numel() >= SMALL and faster(same)):
+        if kernels in ("packed", "tiled") or (kernels is None and same[0].weight.numel() >= SMALL and faster(same)):
             for module in same:
-                by = partial(_forward, by=Packed(module.weight, module.bias))
+                by = partial(_forward, by=Laid(kind, module.weight, module.bias))
                 module.forward = MethodType(by, module)  # type: ignore[method-assign]
                 if id(module.weight) not in looked_up:
                     let_go(module.weight)
@@ -104,31 +124,38 @@ def packable(weight: Tensor, bias: Tensor | None) -> bool:
     return here and (weight.dtype is torch.float32 or (weight.dtype in half and bool(half[weight.dtype]())))
 
 
-def is_packed(module: nn.Module) -> bool:
-    """True where a layer is computed by oneDNN's kernel."""
+def laid(module: nn.Module) -> Laid | None:
+    """The weight of a layer as it is laid out for a kernel; None where the layer is computed as torch does it."""
     own = vars(module).get("forward")
-    return isinstance(own, MethodType) and getattr(own.__func__, "func", None) is _forward
+    ours = isinstance(own, MethodType) and getattr(own.__func__, "func", None) is _forward
+    return own.__func__.keywords["by"] if ours else None  # type: ignore[union-attr]
+
+
+def is_packed(module: nn.Module) -> bool:
+    """True where a layer is computed by another kernel than torch's own."""
+    return laid(module) is not None
 
 
 def packed_shapes(model: nn.Module) -> list[str]:
-    """The shapes [E, D] of the layers that are computed by oneDNN's kernel, for the record."""
-    return sorted({"x".join(map(str, m.weight.shape)) for m in model.modules() if isinstance(m, nn.Linear) and is_packed(m)})
+    """The shapes [E, D] of the layers that are computed by another kernel than torch's, for the record."""
+    found = ((m.weight.shape, by.kind) for m in model.modules() if isinstance(m, nn.Linear) and (by := laid(m)))
+    return sorted({"x".join(map(str, shape)) + " tiled" * (kind is Tiled) for shape, kind in found})
 
 
 def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """Multiplies by some rows of a linear layer, by the kernel that the layer itself is computed by."""
-    if not is_packed(head):
+    if (own := laid(head)) is None:
         return lambda states: linear(states, weight, bias)
-    by = Packed(weight, bias)
+    by = own.kind(weight, bias)
     return lambda states: linear(states, weight, bias) if states.requires_grad else by(states)
 
 
-def _forward(module: nn.Linear, rows: Tensor, by: Packed) -> Tensor:
+def _forward(module: nn.Linear, rows: Tensor, by: Laid) -> Tensor:
     """The layer of a module, by blocks while they are those of its weight."""
     weight, bias = module.weight, module.bias
     if (torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)) or not by.of(weight, bias):
         return linear(rows, weight, bias)
-    return by(rows)
+    return by.multiply(rows)
 
 
 def faster(layers: Sequence[nn.Linear]) -> bool:

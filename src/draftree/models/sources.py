@@ -85,8 +85,8 @@ def location(name: str) -> str:
 
 
 PANEL = "How the target is loaded"
-Kernels = Literal["stock", "packed"]
-"""Whose kernels multiply by a CPU's weights: torch's own, or oneDNN's over weights laid out for them."""
+Kernels = Literal["stock", "packed", "tiled"]
+"""Whose kernels multiply by a CPU's weights: torch's own, oneDNN's over weights laid out for them, or ours (`tiled.py`)."""
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
 """The dtypes that a target may be computed in."""
@@ -165,7 +165,10 @@ class Loading(Source):
             with the attention `draftree`, and layers brought to it (`stable.py`). `ties` leaves attention and layers as they
             are: where two tokens are as good as equally likely, a tree may be answered otherwise than a step. By default
             `bits` in half precision where a step takes at most 2 % longer by it (`exactness.py`), else `ties`.
-        kernels: by which linear layers are computed on a CPU (`linears.py`); by default whichever is faster for each shape.
+        kernels: by which linear layers are computed on a CPU (`linears.py`); by default torch's or oneDNN's, whichever is
+            faster for each shape.
+        compile: whether layers are computed as machine code, the drafter's likewise: on a CPU two calls a layer in any width
+            (`compiled.py`), on a GPU passes in few widths that are recorded (`capture.py`).
     """
 
     device: Any = knob(None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU where there is one.")
@@ -182,8 +185,11 @@ class Loading(Source):
         None, panel=PANEL, help="bits: the same logits, bit for bit, in a tree as in plain decoding. ties: but for near ties."
     )
     kernels: Kernels | None = knob(
-        None, panel=PANEL, help="Of linear layers on a CPU: torch's own (stock), oneDNN's (packed), or the faster ones."
+        None,
+        panel=PANEL,
+        help="Of linear layers on a CPU: torch's (stock), oneDNN's (packed), ours (tiled); by default what is fast.",
     )
+    compile: bool = knob(False, panel=PANEL, help="Compute layers as machine code; on a GPU, as recorded graphs.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from draftree.models.compiled import inside
 from draftree.models.decoder import Decoder
 from draftree.models.experts import are_experts, expert, routed
 from draftree.models.feed import Feed
@@ -83,8 +84,10 @@ class Stable:
         self.kinds: dict[str, Kind] = {}
         self._model, self._own = decoder.model, str(decoder.config._attn_implementation)
         self._changed: list[tuple[nn.Module, Callable[..., Any] | None, Callable[..., Any]]] = []
-        layers = _layers(decoder)
+        layers, compiled = _layers(decoder), inside(decoder.model)  # these keep bits as they are
         for module in decoder.model.modules():
+            if module in compiled:
+                continue
             if module in layers:
                 self._add(module, layers[module], decoder, known)
             elif any(p.dim() > 1 for p in module.parameters(recurse=False)) and not isinstance(module, nn.Embedding):

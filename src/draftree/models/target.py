@@ -28,11 +28,12 @@ from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line,
 from draftree.models.architectures import refuse_unsupported
 from draftree.models.between import shorten
 from draftree.models.cache import SlotCache
+from draftree.models.capture import Eager, Graphs
+from draftree.models.compiled import hasten
 from draftree.models.decoder import Decoder, pretrained
 from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
 from draftree.models.feed import Feed
 from draftree.models.four_bits import round_to_four_bits
-from draftree.models.linears import quicken
 from draftree.models.loaded import merged, placed, rounding
 from draftree.models.sources import ALLOWED, DTYPES, SMOLLM2, Loading, Source, hint, known, known_as, location
 from draftree.tree import Bools, Ints, Tree, Verdict
@@ -171,7 +172,7 @@ class Target:
                 where it has no instructions for bfloat16 or bits cannot be kept.
             device: a torch device; a GPU where there is one by default.
             how: the other attributes of `Loading`: revision, trust_remote_code, device_map, attn_implementation, adapter,
-                quantize, exactness, kernels.
+                quantize, exactness, kernels, compile.
 
         Raises:
             UserError: nothing can be loaded there, the architecture is refused, or the device cannot be used.
@@ -196,12 +197,12 @@ class Target:
             model = merged(placed(model, place, "device_map" in told), loading).requires_grad_(False)
             if four:
                 round_to_four_bits(model)
-            quicken(model, loading.kernels)
+            hasten(model, loading)
             shorten(model, loading.kernels)
-            decoder = Decoder(model)
+            decoder = Decoder(model, capture=Graphs() if loading.compile and place.type == "cuda" else Eager())
             _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
         free = loading.attn_implementation is None
-        stable, exactness = decided(decoder, name, loading.exactness, free, anyway=chosen or four)
+        stable, exactness = decided(decoder, name, loading.exactness, free, anyway=chosen or four or loading.compile)
         if chosen and stable is None:
             return cls.load(name, torch.float32, device, **how)
         if chosen:

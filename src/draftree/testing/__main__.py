@@ -10,7 +10,7 @@ import time
 import torch
 
 from draftree.errors import DraftreeError
-from draftree.models.capture import Graphs
+from draftree.models.capture import Eager, Graphs
 from draftree.registry import KINDS, part, parts
 from draftree.testing.conformance import SCRIPTED, Suite, cases
 from draftree.testing.fakes import Recorder, tiny_target
@@ -23,6 +23,7 @@ def main() -> int:
     for kind in KINDS:
         parser.add_argument(f"--{kind}", action="append", default=[], metavar="NAME", help=f"only this {kind}; repeat it")
     parser.add_argument("--captured", action="store_true", help="passes of few sizes, recorded once and repeated")
+    parser.add_argument("--compiled", action="store_true", help="layers as machine code, in float32")
     asked = vars(parser.parse_args())
     only: dict[str, list[str]] = {kind: asked[kind] for kind in KINDS}
     try:
@@ -32,7 +33,7 @@ def main() -> int:
         parser.error(str(error))
     chosen = cases(asked["full"], only)
     torch.set_num_threads(1)  # the models are tiny, and threads would only wait for each other
-    target = tiny_target(capture=Graphs(Recorder())) if asked["captured"] else tiny_target()
+    target = tiny_target(capture=Graphs(Recorder()) if asked["captured"] else Eager(), compiled=asked["compiled"])
     suite, failed, start = Suite(target), 0, time.perf_counter()
     for acceptor in only["acceptor"] or parts("acceptor"):
         suite.baseline(acceptor)

@@ -23,10 +23,11 @@ from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, Repetiti
 
 from draftree.acceptors.base import Acceptor
 from draftree.costs import Costs
-from draftree.drafters.base import Drafter
+from draftree.drafters.base import Drafter, Trainable
 from draftree.engine import Engine, Held
 from draftree.errors import UserError
 from draftree.loop import Parts, State, admit, decode, plain, release, step
+from draftree.models.compiled import hasten
 from draftree.models.target import Needs, Target
 from draftree.policies.base import Policy, append
 from draftree.registry import KINDS, check_exact, part, parts
@@ -172,7 +173,10 @@ class Suite:
         if name not in self._examples:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(3)
-                self._examples[name] = part("drafter", name)().example(self.target)
+                made = part("drafter", name)().example(self.target)
+            if self.target.loading.compile and isinstance(made, Trainable):
+                hasten(made.model, self.target.loading, must=False)
+            self._examples[name] = made
         return Coached(self._examples[name], coach(plans, self.target.decoder.vocab))
 
     def reference(self, request: Request, sampling: Sampling) -> list[int]:

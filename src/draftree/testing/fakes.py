@@ -17,7 +17,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from draftree.drafters.base import Drafter
 from draftree.drafters.lookup.texts import Texts, cut, extended
 from draftree.models.capture import Capture, Eager, Made
+from draftree.models.compiled import hasten
 from draftree.models.decoder import Decoder
+from draftree.models.sources import Loading
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.distributions import absent
 from draftree.sampling.drawing import Drawing, drawn
@@ -25,24 +27,40 @@ from draftree.sampling.noise import Chance
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 
-def tiny_target(context: int = 40, seed: int = 1, capture: Capture = Eager()) -> Target:
-    """A Llama of random float64 weights: 4 layers, 61 tokens, its logits far enough apart that ties do not occur."""
+def tiny_target(context: int = 40, seed: int = 1, capture: Capture = Eager(), compiled: bool = False) -> Target:
+    """A Llama of random weights: 4 layers, 61 tokens, its logits far enough apart that ties do not occur.
+
+    Args:
+        context: positions that it knows.
+        seed: of the weights.
+        capture: how its passes over trees are run.
+        compiled: whether its layers are machine code, and its weights float32; else they are float64.
+
+    Raises:
+        UserError: its layers cannot be compiled here.
+    """
+    width = 32 if compiled else 8
     config = LlamaConfig(
         vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
+        hidden_size=4 * width,
+        intermediate_size=64 if compiled else 48,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context,
-        initializer_range=0.4,
+        initializer_range=0.2 if compiled else 0.4,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Target(Decoder(LlamaForCausalLM(config).double(), capture=capture), "tiny")
+        model = LlamaForCausalLM(config).requires_grad_(False)
+    if not compiled:
+        return Target(Decoder(model.double(), capture=capture), "tiny")
+    loading = Loading(compile=True)
+    hasten(model, loading)
+    return Target(Decoder(model, capture=capture), "tiny", loading=loading)
 
 
 class Recorder:

@@ -1,0 +1,207 @@
+"""Products of up to eight rows with 32 columns of a matrix, every sum one after the other: the heart of compiled layers.
+
+The sums of a row are the same chain of operations for any number of rows beside it, so that its bits do not depend on the
+width of a pass. They are held in registers while the matrix streams by, so over a few rows a product takes as long as the
+matrix takes to be read. LLVM is told which vectors to use, as no loop of numba's becomes this code.
+
+Shapes: m rows, k entries of a row, 32 columns.
+"""
+
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+ROWS, COLUMNS = 8, 32
+"""Rows and columns of a tile at most."""
+BYTES = 128
+"""Of a tile's 32 words, those of a matrix or the sums of a row."""
+LANES = 16
+"""Numbers of a vector; processors with narrower ones take several."""
+_PARTS = range(COLUMNS // LANES)
+_WORD, _PLACE, _REAL = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_WORDS, _REALS, _HALVES = (ir.VectorType(kind, LANES) for kind in (_WORD, _REAL, ir.IntType(16)))
+
+
+class _Brain(ir.Type):  # type: ignore[misc]  # llvmlite is untyped
+    """LLVM's type of a bfloat16, which llvmlite does not have."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Brain)
+
+    def __hash__(self) -> int:
+        return hash(_Brain)
+
+
+def has_dots() -> bool:
+    """True where the processor multiplies pairs of bfloat16."""
+    return bool(binding.get_host_cpu_features().get("avx512bf16"))
+
+
+DOTS = has_dots()
+
+
+class _Code:
+    """Writes the code of one tile.
+
+    Args:
+        builder: of the function that it is written into.
+    """
+
+    def __init__(self, builder: Any) -> None:
+        self.b = builder
+
+    def at(self, place: Any, kind: Any, offset: int = 0) -> Any:
+        """What lies at an address."""
+        place = self.b.add(place, _PLACE(offset)) if offset else place
+        return self.b.load(self.b.inttoptr(place, kind.as_pointer()), align=2)
+
+    def all(self, value: Any, kind: Any) -> Any:
+        """A vector of one number."""
+        nothing = ir.Constant(kind, ir.Undefined)
+        one = self.b.insert_element(nothing, value, _WORD(0))
+        return self.b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES))
+
+    def lower(self, words: Any) -> Any:
+        """The bfloat16 in the lower halves of words."""
+        return self.b.bitcast(self.b.shl(words, ir.Constant(_WORDS, [16] * LANES)), _REALS)
+
+    def upper(self, words: Any) -> Any:
+        """Those in the upper halves."""
+        return self.b.bitcast(self.b.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES)), _REALS)
+
+    def widened(self, place: Any, offset: int) -> Any:
+        """Numbers of bfloat16 that lie one behind the other."""
+        return self.lower(self.b.zext(self.at(place, _HALVES, offset), _WORDS))
+
+    def function(self, name: str, kind: Any) -> Any:
+        """One of LLVM's."""
+        tools: Any = cgutils  # untyped
+        return tools.get_or_insert_function(self.b.module, kind, name)
+
+    def fused(self, one: Any, other: Any, total: Any) -> Any:
+        """one · other + total, rounded once."""
+        kind = ir.FunctionType(_REALS, [_REALS] * 3)
+        return self.b.call(self.function("llvm.fma.v16f32", kind), [one, other, total])
+
+    def dotted(self, one: Any, other: Any, total: Any) -> Any:
+        """The products of two pairs of bfloat16 for each number, added to it."""
+        pairs = ir.VectorType(_Brain(), 2 * LANES)
+        kind = ir.FunctionType(_REALS, [_REALS, pairs, pairs])
+        dot = self.function("llvm.x86.avx512bf16.dpbf16ps.512", kind)
+        return self.b.call(dot, [total, self.b.bitcast(one, pairs), self.b.bitcast(other, pairs)])
+
+    def step(self, kind: str, rows: list[Any], matrix: Any, sums: list[list[Any]]) -> list[list[Any]]:
+        """The sums with one word of each row and of each column added.
+
+        Args:
+            kind: `pairs`: words hold two bfloat16, of rows and matrix; `reals`: a float32; `mixed`: a float32 of rows, and a
+                bfloat16 of the matrix, half a word.
+            rows: the address of each row's word.
+            matrix: that of the columns'.
+            sums: of each row, by vectors.
+        """
+        if kind == "mixed":
+            columns = [self.widened(matrix, 2 * LANES * v) for v in _PARTS]
+        else:
+            columns = [self.at(matrix, _WORDS, 4 * LANES * v) for v in _PARTS]
+        found = []
+        for place, row in zip(rows, sums, strict=True):
+            word = self.all(self.at(place, _WORD), _WORDS)
+            if kind == "pairs" and DOTS:
+                row = [self.dotted(word, w, s) for w, s in zip(columns, row, strict=True)]
+            elif kind == "pairs":
+                for half in (self.lower, self.upper):
+                    row = [self.fused(half(word), half(w), s) for w, s in zip(columns, row, strict=True)]
+            else:
+                real = self.b.bitcast(word, _REALS)
+                row = [self.fused(real, self.b.bitcast(w, _REALS), s) for w, s in zip(columns, row, strict=True)]
+            found.append(row)
+        return found
+
+
+def _tile(kind: str, m: int, onward: bool) -> Any:
+    """Adds the products of m rows with 32 columns.
+
+    Args:
+        kind: of the numbers, see `_Code.step`.
+        m: rows.
+        onward: whether they are added to what is there, else to 0.
+
+    Returns:
+        A function of addresses and steps in bytes: of the rows, from one to the next; of the matrix, from one word to the next;
+        how many words; and of the sums.
+    """
+
+    def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, x_step, w, w_step, count, out, out_step = args
+        code, before = _Code(builder), builder.block
+        loop, behind = builder.append_basic_block("words"), builder.append_basic_block("done")
+        rows = [builder.add(x, builder.mul(x_step, _PLACE(r))) for r in range(m)]
+        places = [builder.add(out, builder.mul(out_step, _PLACE(r))) for r in range(m)]
+        none = ir.Constant(_REALS, [0.0] * LANES)
+        start = [[code.at(place, _REALS, 4 * LANES * v) if onward else none for v in _PARTS] for place in places]
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        i = builder.phi(_PLACE)
+        sums = [[builder.phi(_REALS) for _ in _PARTS] for _ in rows]
+        words = [builder.add(row, builder.mul(i, _PLACE(4))) for row in rows]
+        ends = code.step(kind, words, builder.add(w, builder.mul(w_step, i)), sums)
+        following = builder.add(i, _PLACE(1))
+        i.add_incoming(_PLACE(0), before)
+        i.add_incoming(following, loop)
+        for phis, firsts, lasts in zip(sums, start, ends, strict=True):
+            for phi, first, last in zip(phis, firsts, lasts, strict=True):
+                phi.add_incoming(first, before)
+                phi.add_incoming(last, loop)
+        builder.cbranch(builder.icmp_signed("<", following, count), loop, behind)
+        builder.position_at_end(behind)
+        for place, lasts in zip(places, ends, strict=True):
+            for v, last in enumerate(lasts):
+                to = builder.add(place, _PLACE(4 * LANES * v))
+                builder.store(last, builder.inttoptr(to, _REALS.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    kinds: Any = types
+    whole = kinds.int64
+
+    def typed(typing: Any, x: Any, x_step: Any, w: Any, w_step: Any, count: Any, out: Any, out_step: Any) -> Any:
+        return kinds.void(*[whole] * 7), made
+
+    return intrinsic(typed)
+
+
+def _tiles(kind: str, onward: bool) -> Any:
+    """As `_tile`, for any number of rows: behind the arguments of one."""
+    t1, t2, t3, t4, t5, t6, t7, t8 = (_tile(kind, m, onward) for m in range(1, ROWS + 1))
+
+    def few(x: Any, x_step: Any, w: Any, w_step: Any, count: Any, out: Any, out_step: Any, m: Any) -> None:
+        if m == 1:
+            t1(x, x_step, w, w_step, count, out, out_step)
+        elif m == 2:
+            t2(x, x_step, w, w_step, count, out, out_step)
+        elif m == 3:
+            t3(x, x_step, w, w_step, count, out, out_step)
+        elif m == 4:
+            t4(x, x_step, w, w_step, count, out, out_step)
+        elif m == 5:
+            t5(x, x_step, w, w_step, count, out, out_step)
+        elif m == 6:
+            t6(x, x_step, w, w_step, count, out, out_step)
+        elif m == 7:
+            t7(x, x_step, w, w_step, count, out, out_step)
+        else:
+            t8(x, x_step, w, w_step, count, out, out_step)
+
+    return njit(nogil=True)(few)
+
+
+pairs, reals = _tiles("pairs", onward=False), _tiles("reals", onward=False)
+"""Of words that hold two numbers of bfloat16, and of float32."""
+mixed_onward, reals_onward = _tiles("mixed", onward=True), _tiles("reals", onward=True)
+"""Of float32 with bfloat16, and with float32, added to what is there."""

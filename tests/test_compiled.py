@@ -1,0 +1,260 @@
+"""Layers as machine code: what the model's own give but for rounding, the same bits in any company, its own where not."""
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from architectures import MIXED, WINDOW
+from draftree import Request, Target
+from draftree.cli.app import main
+from draftree.engine import load, plain
+from draftree.errors import UserError
+from draftree.evaluation.provenance import provenance
+from draftree.kernels import team
+from draftree.models import compiled
+from draftree.models.cache import SlotCache
+from draftree.models.compiled import Layer, agrees, compile_layers, compiled_kinds, fits, hasten, is_compiled
+from draftree.models.decoder import Decoder
+from draftree.models.feed import Feed
+from draftree.models.sources import Loading
+from draftree.models.stable import parting
+from draftree.models.tiled import Tiled, tileable
+from draftree.registry import build
+from draftree.testing import Case, Suite
+from draftree.testing.conformance import cases
+from draftree.testing.fakes import tiny_target
+
+DTYPES = (torch.float32, torch.bfloat16)
+SIZES = {"vocab_size": 71, "hidden_size": 96, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6,
+         "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128, "eos_token_id": 2,
+         "initializer_range": 0.2}  # fmt: skip
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "biases of queries": ("qwen2", {}),
+    "normed heads": ("qwen3", {}),
+    "a window": ("mistral", {"sliding_window": WINDOW}),
+    "mixed": ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED[:2]}),
+    "one head for all": ("llama", {"num_key_value_heads": 1}),
+    "wide heads": ("llama", {"head_dim": 96}),
+}
+
+
+def model_of(kind: str, dtype: torch.dtype, **sizes: Any) -> PreTrainedModel:
+    name, more = KINDS[kind]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **{**SIZES, **more, **sizes})
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+    for name, p in model.named_parameters():
+        if "norm" in name or "bias" in name:  # which begin as ones, and as zeros
+            p.add_(torch.randn(p.shape).to(dtype) / 4)
+    return model
+
+
+def both(kind: str, dtype: torch.dtype, **sizes: Any) -> tuple[Decoder, Decoder]:
+    own = model_of(kind, dtype, **sizes)
+    ours = copy.deepcopy(own)
+    hasten(ours, Loading(compile=True))
+    return Decoder(own), Decoder(ours)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_product_is_torchs_and_keeps_its_bits(dtype: torch.dtype, threads: int) -> None:
+    before, eps = torch.get_num_threads(), torch.finfo(dtype).eps
+    torch.set_num_threads(threads)
+    try:
+        for wide, deep in ((33, 48), (64, 2), (7, 130)):
+            weight, bias = torch.randn(wide, deep).to(dtype), torch.randn(wide).to(dtype)
+            for added in (None, bias):
+                tiled, rows = Tiled(weight, added), torch.randn(2, 19, deep).to(dtype)
+                made, wanted = tiled(rows), linear(rows.double(), weight.double(), None if added is None else added.double())
+                assert (made - wanted).abs().max() <= 4 * eps * wanted.abs().max()
+                for n in range(1, 19):
+                    assert torch.equal(tiled(rows[1, :n]), made[1, :n])
+                    assert torch.equal(tiled(rows[:, 3 : 3 + n]), made[:, 3 : 3 + n])
+        assert Tiled(weight)(torch.zeros(0, deep, dtype=dtype)).shape == (0, wide)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_is_not_for_it() -> None:
+    assert tileable(torch.zeros(3, 4), None)
+    assert not tileable(torch.zeros(3, 5), None), "words hold two"
+    assert not tileable(torch.zeros(3, 4, dtype=torch.float16), None)
+    assert not tileable(torch.zeros(3, 4), torch.zeros(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_itself_but_for_rounding(kind: str, dtype: torch.dtype) -> None:
+    own, ours = both(kind, dtype)
+    assert len(compiled_kinds(ours.model)) == 1
+    assert not compiled_kinds(own.model)
+    ids = np.random.default_rng(0).integers(0, own.vocab, 40)
+    read = [d.read(d.new_cache(1, 41), Feed.chains([ids], np.zeros(1, np.int64), d.device), layers=(1, 2)) for d in (own, ours)]
+    (wanted, states), (found, hidden) = read
+    for mine, theirs in ((found, wanted), (hidden[1], states[1]), (hidden[2], states[2])):
+        assert (mine - theirs).norm() <= (8 * torch.finfo(dtype).eps + 1e-5) * theirs.norm()
+    assert parting(ours) is None, "a token has the same bits, however its text is cut"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_in_a_batch(dtype: torch.dtype) -> None:
+    decoder, draw = both("llama", dtype)[1], np.random.default_rng(0)
+    texts = [draw.integers(0, decoder.vocab, n) for n in (33, 70, 5)]
+
+    def read(texts: list[Any]) -> tuple[SlotCache, Tensor]:
+        cache = decoder.new_cache(len(texts), 80)
+        return cache, decoder.forward(cache, Feed.chains(texts, cache.lengths.copy(), decoder.device))
+
+    many, logits = read(texts)
+    for row, text in enumerate(texts):
+        one, alone = read([text])
+        assert torch.equal(alone[0], logits[row, : len(text)])
+        for layer in range(2):
+            for mine, theirs in zip(one.layer(layer), many.layer(layer), strict=True):
+                assert torch.equal(mine[0, :, : len(text)], theirs[row, :, : len(text)])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_change_no_bit(threads: int) -> None:
+    decoder, before = both("llama", torch.bfloat16)[1], torch.get_num_threads()
+    ids = np.arange(50) % decoder.vocab
+    wanted = decoder.forward(decoder.new_cache(1, 50), Feed.chains([ids], np.zeros(1, np.int64), decoder.device))
+    torch.set_num_threads(threads)
+    try:
+        found = decoder.forward(decoder.new_cache(1, 50), Feed.chains([ids], np.zeros(1, np.int64), decoder.device))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, wanted)
+
+
+def test_without_torchs_threads_one_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiled, rows = Tiled(torch.randn(64, 32)), torch.randn(3, 32)
+    wanted = tiled(rows)
+    monkeypatch.setattr(team, "_functions", lambda: None)
+    assert torch.equal(tiled(rows), wanted)
+
+
+def test_transformers_own_generate_goes_the_same_way() -> None:
+    own, ours = both("llama", torch.float32)
+    ids = torch.arange(3, 12)[None]
+    told: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    wanted, found = own.model.generate(ids, **told), ours.model.generate(ids, **told)  # type: ignore[operator]
+    assert torch.equal(found, wanted)
+    target = Target(ours, "tiny")
+    assert plain(target, [Request(ids[0].tolist(), 16, target.eos)]).tokens[0] == wanted[0, 9:].tolist()
+
+
+def test_a_layer_goes_its_own_way_where_ours_does_not() -> None:
+    module: Any = model_of("llama", torch.float32).base_model.layers[0]  # type: ignore[union-attr, index]
+    own = copy.deepcopy(module)
+    compile_layers(module)
+    assert is_compiled(module)
+    x, turned = torch.randn(1, 3, 96), (torch.ones(1, 3, 32), torch.zeros(1, 3, 32))
+    given: dict[str, Any] = {"position_embeddings": turned, "attention_mask": torch.zeros(1, 1, 3, 3)}
+    wanted = own(x, **given)
+    assert torch.allclose(module(x, **given), wanted, atol=1e-5)
+    learning = x.clone().requires_grad_()
+    module(learning, **given).sum().backward()
+    assert learning.grad is not None
+    by_head = given | {"attention_mask": torch.zeros(1, 6, 3, 3)}
+    assert torch.equal(module(x, **by_head), own(x, **by_head))
+    other = copy.deepcopy(module)
+    for each in (module, other):
+        with torch.no_grad():
+            each.mlp.up_proj.weight.mul_(2)
+            own.mlp.up_proj.weight.copy_(each.mlp.up_proj.weight)
+        assert torch.equal(each(x, **given), own(x, **given))
+        each.double()
+        assert each(x.double(), position_embeddings=tuple(t.double() for t in turned)).dtype is torch.float64
+
+
+def test_another_layer_of_the_same_look_stays_as_it_is() -> None:
+    config = AutoConfig.for_model("granite", **SIZES, residual_multiplier=0.5)
+    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    assert any(map(fits, model.modules()))
+    assert not compile_layers(model)
+    with pytest.raises(UserError, match="compile is true for a GraniteForCausalLM"):
+        hasten(model, Loading(compile=True))
+    hasten(model, Loading(compile=True), must=False)
+
+
+MISTAKES = {
+    "scale": lambda layer: setattr(layer, "scale", layer.scale * 2),
+    "epsilon": lambda layer: setattr(layer, "_epsilons", (compiled.single(0.5), layer._epsilons[1])),
+    "groups": lambda layer: setattr(layer, "_first", (*layer._first[:1], layer._first[1] + 128 * 32, *layer._first[2:])),
+    "gate for up": lambda layer: setattr(
+        layer, "_rest", (*layer._rest[:3], layer._rest[5], 0, layer._rest[3], *layer._rest[6:])
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_trial_sees_a_mistake(mistake: str, dtype: torch.dtype) -> None:
+    module: Any = model_of("llama", dtype).base_model.layers[0]  # type: ignore[union-attr, index]
+    ours = Layer(module)
+    assert agrees(module, ours)
+    MISTAKES[mistake](ours)
+    assert not agrees(module, ours)
+
+
+@pytest.fixture(scope="module")
+def suite() -> Suite:
+    """The conformance suite with compiled layers; `python -m draftree.testing --compiled` runs it whole."""
+    return Suite(tiny_target(compiled=True))
+
+
+def some() -> list[Case]:
+    """A case of each check for drafters that have passes of their own."""
+    wanted = ("edd", "eagle", "eagle3", "lm", "mtp")
+    return list({(c.check, c.drafter): c for c in cases() if c.drafter in wanted and c.policy in ("eagle2", "yield")}.values())
+
+
+@pytest.mark.parametrize("case", some(), ids=str)
+def test_texts_are_plain_ones(suite: Suite, case: Case) -> None:
+    assert compiled_kinds(suite.target.decoder.model) == ["LlamaDecoderLayer"]
+    suite.run(case)
+
+
+@pytest.mark.parametrize("case", [c for c in cases() if c not in some()], ids=str)
+@pytest.mark.long
+def test_texts_are_plain_ones_with_all_parts(suite: Suite, case: Case) -> None:
+    suite.run(case)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Target:
+    return Target.load("demo", compile=True)
+
+
+@pytest.mark.parametrize("drafter", ["edd", "eagle", "eagle3+suffix", "mtp"])
+def test_the_demo(demo: Target, drafter: str) -> None:
+    engine = load(demo, drafter, "yield")
+    ids = demo.tokenizer.encode("def main(")
+    requests = [Request(ids, 40, demo.eos), Request(ids[:2], 24, demo.eos)]
+    assert engine.write(requests).tokens == plain(demo, requests).tokens == [plain(demo, [r]).tokens[0] for r in requests]
+    said: Any = provenance(demo, 0)["target"]
+    assert said["compiled"] == ["LlamaDecoderLayer"]
+    assert said["packed"] == ["4096x128 tiled"]
+
+
+def test_layers_of_drafters_are_compiled(demo: Target) -> None:
+    for name, kinds in (("eagle", ["LlamaDecoderLayer"]), ("eagle3", ["EAGLE3Layer"]), ("edd", ["LlamaDecoderLayer"])):
+        assert compiled_kinds(build("drafter", name).open(demo).model) == kinds
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "def main(", "--compile", "--max-new-tokens", "8", "--raw", "--baseline", "--json"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["baseline"]["same_output"] is True
