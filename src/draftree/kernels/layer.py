@@ -6,7 +6,8 @@ take columns of the products, and queries of the attention.
 
 Shapes: R rows, n tokens of each, N tokens of all, G key-value heads, each shared by `heads` queries' heads, D entries of a
 head, S slots, H entries of a hidden state, I entries between the two products of a feed-forward layer. All dtypes are one,
-bfloat16 or float32. A weight [E, K] lies in blocks of 32 of the E, in each of them word after word of all 32 (`packed`).
+bfloat16 or float32. A weight [E, K] lies in blocks of 32 of the E, in each of them word after word of all 32, or, in four bits,
+group after group (`models/tiled.py`).
 """
 
 from functools import cache
@@ -19,7 +20,7 @@ from draftree.kernels.attending import QUERIES, ZERO, attended, multiply
 from draftree.kernels.memory import as_real, entry, number, part, put, put_real, real, settled
 from draftree.kernels.rows import normed, sigmoid_times
 from draftree.kernels.team import FIRST, meet, member, share
-from draftree.kernels.tiles import BYTES, COLUMNS, ROWS
+from draftree.kernels.tiles import BYTES, COLUMNS, GROUP, OF_GROUP, ROWS, fours
 
 
 @part
@@ -34,6 +35,41 @@ def _normed(x: Any, weight: Any, out: Any, rows: Any, width: Any, epsilon: Any, 
     size = width * (2 if half else 4)
     for r in range(rows):
         normed(x + r * size, weight, out + r * size, width, epsilon, half)
+
+
+@part
+def _bytes(deep: Any, half: Any, four: Any) -> Any:
+    """Of a block of a weight whose rows have so many entries."""
+    return deep // GROUP * OF_GROUP if four else (deep // 2 if half else deep) * BYTES
+
+
+@part
+def _summed(x: Any, step: Any, rows: Any, deep: Any, out: Any) -> None:
+    """The sum of each group of rows of bfloat16, for weights of four bits."""
+    for r in range(rows):
+        for g in range(deep // GROUP):
+            total = ZERO
+            for e in range(g * GROUP, (g + 1) * GROUP):
+                total += number(x + r * step, e, True)
+            put_real(out, r * (deep // GROUP) + g, total)
+
+
+@part
+def _product(
+    x: Any, of_groups: Any, first: Any, m: Any, deep: Any, w: Any, out: Any, out_step: Any, half: Any, four: Any
+) -> None:
+    """[m, 32] sums, as float32: rows from the first on by a block of a weight.
+
+    Args:
+        x: the address of all rows, of so many entries.
+        of_groups: that of the sums of their groups.
+    """
+    step = deep * (2 if half else 4)
+    if four:
+        sums = deep // GROUP
+        fours(x + first * step, step, of_groups + first * sums * 4, sums * 4, w, OF_GROUP, sums, out, out_step, m)
+    else:
+        multiply(x + first * step, step, w, deep // 2 if half else deep, out, out_step, m, half)
 
 
 @part
@@ -68,24 +104,27 @@ def _rotated(sums: Any, width: Any, cosine: Any, sine: Any, out: Any, half: Any)
 
 
 @part
-def _stored(p: Any, thread: Any, threads: Any, half: Any) -> None:
+def _stored(p: Any, thread: Any, threads: Any, half: Any, four: Any) -> None:
     """Norm, queries, keys and values of a layer, and their rotation."""
     x, weight, w, bias, q_norm, k_norm = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3), entry(p, 4), entry(p, 5)
     cosines, sines, turns, q, k, v = entry(p, 6), entry(p, 7), entry(p, 8), entry(p, 9), entry(p, 10), entry(p, 11)
     rows, n, groups, heads, width, deep = entry(p, 12), entry(p, 13), entry(p, 14), entry(p, 15), entry(p, 16), entry(p, 17)
     epsilon, own = _single(p, 18), entry(p, 19) + thread * entry(p, 20)
     size, all_heads, tokens = (2 if half else 4), groups * heads, rows * n
-    words, wide, sums, ready = (deep // 2 if half else deep), width * 4, own + tokens * deep * size, x
+    block, wide, of_groups, ready = _bytes(deep, half, four), width * 4, own + tokens * deep * size, x
     if weight:  # else what goes in is normed
         _normed(x, weight, own, tokens, deep, epsilon, half)
         ready = own
+    if four:
+        _summed(ready, deep * size, tokens, deep, of_groups)
+    sums = of_groups + (tokens * deep // GROUP * 4 if four else 0)
     begin, end = share(all_heads + 2 * groups, thread, threads)
     for unit in range(begin, end):
         for first in range(0, tokens, ROWS):
             m = min(ROWS, tokens - first)
             for b in range(width // COLUMNS):
-                block = w + (unit * (width // COLUMNS) + b) * words * BYTES
-                multiply(ready + first * deep * size, deep * size, block, words, sums + b * BYTES, wide, m, half)
+                at_block = w + (unit * (width // COLUMNS) + b) * block
+                _product(ready, of_groups, first, m, deep, at_block, sums + b * BYTES, wide, half, four)
             for i in range(m):
                 row, at, mine = (first + i) // n, (first + i) % n, sums + i * wide
                 _biased(mine, width, bias, unit * width, half)
@@ -108,43 +147,55 @@ def _stored(p: Any, thread: Any, threads: Any, half: Any) -> None:
 
 @part
 def _added(
-    x: Any, step: Any, w: Any, bias: Any, before: Any, out: Any, sizes: Any, own: Any, begin: Any, end: Any, half: Any
+    x: Any, w: Any, bias: Any, before: Any, out: Any, sizes: Any, own: Any, thread: Any, threads: Any, half: Any, four: Any
 ) -> None:
-    """Some blocks of what a linear layer makes of rows, added to what went into it and rounded twice, as torch does."""
-    tokens, wide, words = sizes
+    """A thread's blocks of what a linear layer makes of rows, added to what went before and rounded twice, as torch does.
+
+    Args:
+        sizes: N, and the entries of a row after and before.
+    """
+    tokens, wide, deep = sizes
+    block, tile = _bytes(deep, half, four), own + (tokens * deep // GROUP * 4 if four else 0)
+    begin, end = share(wide // COLUMNS, thread, threads)
+    if four:
+        _summed(x, deep * 2, tokens, deep, own)
     for b in range(begin, end):
         for first in range(0, tokens, ROWS):
             m = min(ROWS, tokens - first)
-            multiply(x + first * step, step, w + b * words * BYTES, words, own, BYTES, m, half)
+            _product(x, own, first, m, deep, w + b * block, tile, BYTES, half, four)
             for i in range(m):
-                _biased(own + i * BYTES, COLUMNS, bias, b * COLUMNS, half)
+                _biased(tile + i * BYTES, COLUMNS, bias, b * COLUMNS, half)
                 at = (first + i) * wide + b * COLUMNS
                 for e in range(COLUMNS):
-                    put(out, at + e, number(before, at + e, half) + real(own + i * BYTES, e), half)
+                    put(out, at + e, number(before, at + e, half) + real(tile + i * BYTES, e), half)
 
 
 @part
 def _gated(
-    x: Any, step: Any, gates: Any, ups: Any, biases: Any, out: Any, sizes: Any, own: Any, begin: Any, end: Any, half: Any
+    x: Any, gates: Any, ups: Any, biases: Any, out: Any, sizes: Any, own: Any, thread: Any, threads: Any, half: Any, four: Any
 ) -> None:
-    """Some blocks of the product of a gate and what it lets through."""
-    tokens, wide, words = sizes
-    other = own + ROWS * BYTES
+    """A thread's blocks of the product of a gate and what it lets through; sizes as above."""
+    tokens, wide, deep = sizes
+    block, tile = _bytes(deep, half, four), own + (tokens * deep // GROUP * 4 if four else 0)
+    begin, end = share(wide // COLUMNS, thread, threads)
+    other = tile + ROWS * BYTES
+    if four:
+        _summed(x, deep * 2, tokens, deep, own)
     for b in range(begin, end):
         for first in range(0, tokens, ROWS):
             m = min(ROWS, tokens - first)
-            multiply(x + first * step, step, gates + b * words * BYTES, words, own, BYTES, m, half)
-            multiply(x + first * step, step, ups + b * words * BYTES, words, other, BYTES, m, half)
+            _product(x, own, first, m, deep, gates + b * block, tile, BYTES, half, four)
+            _product(x, own, first, m, deep, ups + b * block, other, BYTES, half, four)
             for i in range(m):
-                _biased(own + i * BYTES, COLUMNS, biases[0], b * COLUMNS, half)
+                _biased(tile + i * BYTES, COLUMNS, biases[0], b * COLUMNS, half)
                 _biased(other + i * BYTES, COLUMNS, biases[1], b * COLUMNS, half)
                 for e in range(COLUMNS):
-                    made = sigmoid_times(real(own + i * BYTES, e), real(other + i * BYTES, e), half)
+                    made = sigmoid_times(real(tile + i * BYTES, e), real(other + i * BYTES, e), half)
                     put(out, (first + i) * wide + b * COLUMNS + e, made, half)
 
 
 @part
-def _finished(p: Any, table: Any, thread: Any, threads: Any, half: Any) -> None:
+def _finished(p: Any, table: Any, thread: Any, threads: Any, half: Any, four: Any) -> None:
     """Attention, what it is added to, norm and feed-forward layer."""
     x, q, k, v, mask = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3), entry(p, 4)
     rows, n, groups, heads, width = entry(p, 5), entry(p, 6), entry(p, 7), entry(p, 8), entry(p, 9)
@@ -167,66 +218,60 @@ def _finished(p: Any, table: Any, thread: Any, threads: Any, half: Any) -> None:
         )  # fmt: skip
         at += count
     meet(table, threads)
-    per = 2 if half else 1
-    begin, stop = share(deep // COLUMNS, thread, threads)
-    _added(after, step, o, o_bias, x, hidden, (tokens, deep, groups * heads * width // per), own, begin, stop, half)
+    _added(after, o, o_bias, x, hidden, (tokens, deep, groups * heads * width), own, thread, threads, half, four)
     meet(table, threads)
     _normed(hidden, weight, own, tokens, deep, epsilon, half)
-    behind = own + tokens * deep * size
-    first, last = share(inner // COLUMNS, thread, threads)
-    _gated(own, deep * size, gates, ups, (gate_bias, up_bias), act, (tokens, inner, deep // per), behind, first, last, half)
+    behind, biases = own + tokens * deep * size, (gate_bias, up_bias)
+    _gated(own, gates, ups, biases, act, (tokens, inner, deep), behind, thread, threads, half, four)
     meet(table, threads)
-    _added(act, inner * size, downs, down_bias, hidden, out, (tokens, deep, inner // per), own, begin, stop, half)
+    _added(act, downs, down_bias, hidden, out, (tokens, deep, inner), own, thread, threads, half, four)
 
 
 @part
 def _columns(p: Any, thread: Any, threads: Any, half: Any) -> None:
     """A linear layer of rows."""
-    x, w, bias, out, tokens, deep, wide = (
-        entry(p, 0),
-        entry(p, 1),
-        entry(p, 2),
-        entry(p, 3),
-        entry(p, 4),
-        entry(p, 5),
-        entry(p, 6),
-    )
-    own, size = entry(p, 7) + thread * entry(p, 8), (2 if half else 4)
-    words = deep // (2 if half else 1)
+    x, w, bias, out = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3)
+    tokens, deep, wide = entry(p, 4), entry(p, 5), entry(p, 6)
+    own, block = entry(p, 7) + thread * entry(p, 8), _bytes(deep, half, False)
     begin, end = share((wide + COLUMNS - 1) // COLUMNS, thread, threads)
     for b in range(begin, end):
         for first in range(0, tokens, ROWS):
             m, columns = min(ROWS, tokens - first), min(COLUMNS, wide - b * COLUMNS)
-            multiply(x + first * deep * size, deep * size, w + b * words * BYTES, words, own, BYTES, m, half)
+            _product(x, 0, first, m, deep, w + b * block, own, BYTES, half, False)
             for i in range(m):
                 for e in range(columns):
                     value, at = real(own + i * BYTES, e), b * COLUMNS + e
                     put(out, (first + i) * wide + at, value + number(bias, at, half) if bias else value, half)
 
 
-def _half_stored(table: int) -> None:
-    thread, threads = member(table)
-    _stored(table + 8 * FIRST, thread, threads, True)
-
-
 def _real_stored(table: int) -> None:
     thread, threads = member(table)
-    _stored(table + 8 * FIRST, thread, threads, False)
+    _stored(table + 8 * FIRST, thread, threads, False, False)
 
 
-def _half_finished(table: int) -> None:
+def _half_stored(table: int) -> None:
     thread, threads = member(table)
-    _finished(table + 8 * FIRST, table, thread, threads, True)
+    _stored(table + 8 * FIRST, thread, threads, True, False)
+
+
+def _four_stored(table: int) -> None:
+    thread, threads = member(table)
+    _stored(table + 8 * FIRST, thread, threads, True, True)
 
 
 def _real_finished(table: int) -> None:
     thread, threads = member(table)
-    _finished(table + 8 * FIRST, table, thread, threads, False)
+    _finished(table + 8 * FIRST, table, thread, threads, False, False)
 
 
-def _half_columns(table: int) -> None:
+def _half_finished(table: int) -> None:
     thread, threads = member(table)
-    _columns(table + 8 * FIRST, thread, threads, True)
+    _finished(table + 8 * FIRST, table, thread, threads, True, False)
+
+
+def _four_finished(table: int) -> None:
+    thread, threads = member(table)
+    _finished(table + 8 * FIRST, table, thread, threads, True, True)
 
 
 def _real_columns(table: int) -> None:
@@ -234,16 +279,28 @@ def _real_columns(table: int) -> None:
     _columns(table + 8 * FIRST, thread, threads, False)
 
 
+def _half_columns(table: int) -> None:
+    thread, threads = member(table)
+    _columns(table + 8 * FIRST, thread, threads, True)
+
+
 @cache
-def codes(half: bool) -> tuple[int, int, int]:
-    """The addresses of the compiled functions of tables: up to what is stored; from the attention on; one linear layer."""
+def _code(function: Any) -> Any:
+    """The machine code of a function of a table's address."""
     kind: Any = types
-    functions = (_half_stored, _half_finished, _half_columns) if half else (_real_stored, _real_finished, _real_columns)
-    made: list[Any] = [cfunc(kind.void(kind.int64), cache=True, error_model="numpy")(function) for function in functions]
-    a, b, c = (each.address for each in made)
-    _KEPT.extend(made)
-    return a, b, c
+    return cfunc(kind.void(kind.int64), cache=True, error_model="numpy")(function)
 
 
-_KEPT: list[Any] = []
-"""What must live as long as its addresses are used."""
+def stored(half: bool, four: bool = False) -> int:
+    """The address of the code up to what a layer stores; `half` for bfloat16, `four` for weights in four bits."""
+    return int(_code(_four_stored if four else _half_stored if half else _real_stored).address)
+
+
+def finished(half: bool, four: bool = False) -> int:
+    """That of the code from its attention on."""
+    return int(_code(_four_finished if four else _half_finished if half else _real_finished).address)
+
+
+def columns(half: bool) -> int:
+    """That of one linear layer."""
+    return int(_code(_half_columns if half else _real_columns).address)

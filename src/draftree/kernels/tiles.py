@@ -9,6 +9,7 @@ Shapes: m rows, k entries of a row, 32 columns.
 
 from typing import Any
 
+import numpy as np
 from llvmlite import binding, ir
 from numba import njit, types
 from numba.core import cgutils
@@ -18,11 +19,15 @@ ROWS, COLUMNS = 8, 32
 """Rows and columns of a tile at most."""
 BYTES = 128
 """Of a tile's 32 words, those of a matrix or the sums of a row."""
+GROUP, OF_GROUP = 32, 5 * BYTES
+"""Numbers of a group that have a step and a middle of their own, and the bytes of 32 columns' group: words of a step and a
+middle in bfloat16, then four times words of eight numbers."""
 LANES = 16
 """Numbers of a vector; processors with narrower ones take several."""
 _PARTS = range(COLUMNS // LANES)
 _WORD, _PLACE, _REAL = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _WORDS, _REALS, _HALVES = (ir.VectorType(kind, LANES) for kind in (_WORD, _REAL, ir.IntType(16)))
+_NUMBERS = ir.VectorType(ir.IntType(16), 2 * LANES)
 
 
 class _Brain(ir.Type):  # type: ignore[misc]  # llvmlite is untyped
@@ -96,6 +101,42 @@ class _Code:
         dot = self.function("llvm.x86.avx512bf16.dpbf16ps.512", kind)
         return self.b.call(dot, [total, self.b.bitcast(one, pairs), self.b.bitcast(other, pairs)])
 
+    def looked_up(self, words: Any, by: int) -> Any:
+        """The numbers that lie in four bits of each half of words, as bfloat16; `by` says which four."""
+        table = ir.Constant(_NUMBERS, [int(np.float32(i % 16).view(np.uint32)) >> 16 for i in range(2 * LANES)])
+        halves = self.b.lshr(self.b.bitcast(words, _NUMBERS), ir.Constant(_NUMBERS, [4 * by] * (2 * LANES)))
+        kind = ir.FunctionType(
+            _NUMBERS, [_NUMBERS] * 2
+        )  # which reads the lowest five bits of each, so the table is there twice
+        found = self.b.call(self.function("llvm.x86.avx512.permvar.hi.512", kind), [table, halves])
+        return self.b.bitcast(found, _WORDS)
+
+    def group(self, rows: list[Any], totals: list[Any], matrix: Any, sums: list[list[Any]]) -> list[list[Any]]:
+        """The sums with a group of 32 numbers of each row, and of each column in four bits, added.
+
+        Args:
+            rows: the address of each row's group, of bfloat16.
+            totals: that of the group's sum, a float32.
+            matrix: that of the columns' steps and middles, behind which their numbers lie, eight a word.
+            sums: of each row, by vectors.
+        """
+        scales = [self.at(matrix, _WORDS, 4 * LANES * v) for v in _PARTS]
+        numbers = [[self.at(matrix, _WORDS, BYTES * (1 + i) + 4 * LANES * v) for v in _PARTS] for i in range(4)]
+        less, found = ir.Constant(_REALS, [-8.0] * LANES), []
+        all_of = [self.all(self.at(place, _REAL), _REALS) for place in totals]
+        within = [[self.b.fmul(total, less) for _ in _PARTS] for total in all_of]
+        for i in range(16):
+            columns = [self.looked_up(word, i % 4) for word in numbers[i // 4]]
+            words = [self.all(self.at(place, _WORD, 4 * i), _WORDS) for place in rows]
+            within = [
+                [self.dotted(word, w, s) for w, s in zip(columns, row, strict=True)]
+                for word, row in zip(words, within, strict=True)
+            ]
+        for total, row, mine in zip(all_of, sums, within, strict=True):
+            each = zip(scales, row, mine, strict=True)
+            found.append([self.fused(self.lower(w), m, self.fused(self.upper(w), total, s)) for w, s, m in each])
+        return found
+
     def step(self, kind: str, rows: list[Any], matrix: Any, sums: list[list[Any]]) -> list[list[Any]]:
         """The sums with one word of each row and of each column added.
 
@@ -129,17 +170,17 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
     """Adds the products of m rows with 32 columns.
 
     Args:
-        kind: of the numbers, see `_Code.step`.
+        kind: of the numbers, see `_Code.step`; `fours` of `_Code.group`.
         m: rows.
         onward: whether they are added to what is there, else to 0.
 
     Returns:
-        A function of addresses and steps in bytes: of the rows, from one to the next; of the matrix, from one word to the next;
-        how many words; and of the sums.
+        A function of addresses and steps in bytes: of the rows, from one to the next; of the sums of their groups, for `fours`;
+        of the matrix, from one word or group to the next; how many there are; and of the sums.
     """
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x, x_step, w, w_step, count, out, out_step = args
+        x, x_step, g, g_step, w, w_step, count, out, out_step = args
         code, before = _Code(builder), builder.block
         loop, behind = builder.append_basic_block("words"), builder.append_basic_block("done")
         rows = [builder.add(x, builder.mul(x_step, _PLACE(r))) for r in range(m)]
@@ -150,8 +191,13 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
         builder.position_at_end(loop)
         i = builder.phi(_PLACE)
         sums = [[builder.phi(_REALS) for _ in _PARTS] for _ in rows]
-        words = [builder.add(row, builder.mul(i, _PLACE(4))) for row in rows]
-        ends = code.step(kind, words, builder.add(w, builder.mul(w_step, i)), sums)
+        column = builder.add(w, builder.mul(w_step, i))
+        words = [builder.add(row, builder.mul(i, _PLACE(2 * GROUP if kind == "fours" else 4))) for row in rows]
+        if kind == "fours":
+            totals = [builder.add(builder.add(g, builder.mul(g_step, _PLACE(r))), builder.mul(i, _PLACE(4))) for r in range(m)]
+            ends = code.group(words, totals, column, sums)
+        else:
+            ends = code.step(kind, words, column, sums)
         following = builder.add(i, _PLACE(1))
         i.add_incoming(_PLACE(0), before)
         i.add_incoming(following, loop)
@@ -170,8 +216,10 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
     kinds: Any = types
     whole = kinds.int64
 
-    def typed(typing: Any, x: Any, x_step: Any, w: Any, w_step: Any, count: Any, out: Any, out_step: Any) -> Any:
-        return kinds.void(*[whole] * 7), made
+    def typed(
+        typing: Any, x: Any, x_step: Any, g: Any, g_step: Any, w: Any, w_step: Any, count: Any, out: Any, out_step: Any
+    ) -> Any:
+        return kinds.void(*[whole] * 9), made
 
     return intrinsic(typed)
 
@@ -180,28 +228,30 @@ def _tiles(kind: str, onward: bool) -> Any:
     """As `_tile`, for any number of rows: behind the arguments of one."""
     t1, t2, t3, t4, t5, t6, t7, t8 = (_tile(kind, m, onward) for m in range(1, ROWS + 1))
 
-    def few(x: Any, x_step: Any, w: Any, w_step: Any, count: Any, out: Any, out_step: Any, m: Any) -> None:
+    def few(x: Any, x_step: Any, g: Any, g_step: Any, w: Any, w_step: Any, count: Any, out: Any, out_step: Any, m: Any) -> None:
         if m == 1:
-            t1(x, x_step, w, w_step, count, out, out_step)
+            t1(x, x_step, g, g_step, w, w_step, count, out, out_step)
         elif m == 2:
-            t2(x, x_step, w, w_step, count, out, out_step)
+            t2(x, x_step, g, g_step, w, w_step, count, out, out_step)
         elif m == 3:
-            t3(x, x_step, w, w_step, count, out, out_step)
+            t3(x, x_step, g, g_step, w, w_step, count, out, out_step)
         elif m == 4:
-            t4(x, x_step, w, w_step, count, out, out_step)
+            t4(x, x_step, g, g_step, w, w_step, count, out, out_step)
         elif m == 5:
-            t5(x, x_step, w, w_step, count, out, out_step)
+            t5(x, x_step, g, g_step, w, w_step, count, out, out_step)
         elif m == 6:
-            t6(x, x_step, w, w_step, count, out, out_step)
+            t6(x, x_step, g, g_step, w, w_step, count, out, out_step)
         elif m == 7:
-            t7(x, x_step, w, w_step, count, out, out_step)
+            t7(x, x_step, g, g_step, w, w_step, count, out, out_step)
         else:
-            t8(x, x_step, w, w_step, count, out, out_step)
+            t8(x, x_step, g, g_step, w, w_step, count, out, out_step)
 
     return njit(nogil=True)(few)
 
 
 pairs, reals = _tiles("pairs", onward=False), _tiles("reals", onward=False)
 """Of words that hold two numbers of bfloat16, and of float32."""
+fours = _tiles("fours" if DOTS else "pairs", onward=False)
+"""Of bfloat16 with four bits, where the processor has what it takes."""
 mixed_onward, reals_onward = _tiles("mixed", onward=True), _tiles("reals", onward=True)
 """Of float32 with bfloat16, and with float32, added to what is there."""

@@ -21,9 +21,10 @@ from transformers import Cache
 from draftree.errors import UserError
 from draftree.models.between import GATED
 from draftree.models.exact_attention import additive
+from draftree.models.four_bits import FourBits
 from draftree.models.linears import let_go, quicken
 from draftree.models.sources import Loading
-from draftree.models.tiled import COLUMNS, ROWS, place, scratch, tileable, tiles
+from draftree.models.tiled import COLUMNS, GROUP, ROWS, has_dots, place, scratch, tileable, tiles, tiles_of_four
 
 QUERIES = 8
 """Queries of an attention that are worked on at a time; as in `kernels/layer.py`."""
@@ -83,21 +84,22 @@ class Layer:
         attention, mlp = module.self_attn, module.mlp
         self.weights = list(module.parameters())
         self._as_laid_out = _state(self.weights)
-        self._last = mlp.down_proj.weight
+        self._last = mlp.down_proj
         self.width = int(attention.head_dim)
         self.groups = attention.k_proj.out_features // self.width
         self.heads = attention.q_proj.out_features // self.width // self.groups
         self.index, self.scale = int(attention.layer_idx), float(attention.scaling)
         self.inner, self.deep, self.reads = mlp.gate_proj.out_features, mlp.gate_proj.in_features, attention.q_proj.in_features
-        self.half = mlp.gate_proj.weight.dtype is torch.bfloat16
+        self.dtype = module.post_attention_layernorm.weight.dtype
+        self.half, self.four = self.dtype is torch.bfloat16, type(mlp.gate_proj) is FourBits
         reading = attention.q_proj, attention.k_proj, attention.v_proj
-        self._into = tiles(torch.cat([linear.weight.detach() for linear in reading]))
+        self._into = torch.cat([_tiles(linear) for linear in reading])
         biased = reading[0].bias is not None
         self._bias = torch.cat([linear.bias.detach() for linear in reading]) if biased else None
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         prepared = isinstance(module, PreparedLayer) or isinstance(module.input_layernorm, nn.Identity)
         first, second = None if prepared else module.input_layernorm, module.post_attention_layernorm
-        self._linears = [tiles(x.weight) for x in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
+        self._linears = [_tiles(x) for x in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
         self._first = (
             0 if first is None else place(first.weight), place(self._into), place(self._bias),
             *(0 if norm is None else place(norm.weight) for norm in norms),
@@ -108,8 +110,8 @@ class Layer:
             o, place(attention.o_proj.bias), place(second.weight), gate, place(mlp.gate_proj.bias),
             up, place(mlp.up_proj.bias), down, place(mlp.down_proj.bias),
         )  # fmt: skip
-        for linear in (*reading, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
-            let_go(linear.weight)
+        for weight in (p for p in self.weights if p.dim() > 1):
+            let_go(weight)
 
     def __deepcopy__(self, memo: Any) -> "Layer":
         """Itself: it is no code for a copy's weights, and the copy sees that they are others."""
@@ -117,7 +119,7 @@ class Layer:
 
     def of(self, module: Any) -> bool:
         """True where a layer's weights are those that were laid out, unchanged."""
-        return module.mlp.down_proj.weight is self._last and _state(self.weights) == self._as_laid_out
+        return module.mlp.down_proj is self._last and _state(self.weights) == self._as_laid_out
 
     def __call__(
         self, x: Tensor, mask: Tensor | None, turned: tuple[Tensor, Tensor], cache: Cache | None, ready: Tensor | None = None
@@ -131,33 +133,36 @@ class Layer:
             turned: [R or 1, n, D] cosines and sines of the positions.
             cache: gives keys and values for those that are stored there.
         """
-        from draftree.kernels.layer import codes  # numba takes half a second to import
+        from draftree.kernels.layer import finished, stored  # numba takes half a second to import
         from draftree.kernels.team import run
 
         (rows, n, _), size = x.shape, x.element_size()
-        tokens, before, behind = rows * n, *codes(self.half)[:2]
+        tokens, by_group = rows * n, 4 * rows * n if self.four else 0
         q = x.new_empty(rows, self.groups, n, self.heads * self.width)
         k, v = (x.new_empty(rows, self.groups, n, self.width) for _ in range(2))
         threads = torch.get_num_threads()
-        own, each = scratch(tokens * self.reads * size + ROWS * self.width * 4, threads)
+        own, each = scratch(tokens * self.reads * size + by_group * self.reads // GROUP + ROWS * self.width * 4, threads)
         sizes = rows, n, self.groups, self.heads, self.width
-        stored = (*map(place, turned), n if len(turned[0]) > 1 else 0, place(q), place(k), place(v))
-        run(before, (place(x if ready is None else ready), *self._first, *stored, *sizes, self.reads, self._epsilons[0],
-                     own, each))  # fmt: skip
+        given = (*map(place, turned), n if len(turned[0]) > 1 else 0, place(q), place(k), place(v))
+        read = place(x if ready is None else ready), *self._first, *given, *sizes, self.reads, self._epsilons[0], own, each
+        run(stored(self.half, self.four), read)
         keys, values = (k, v) if cache is None else cache.update(k, v, self.index)
         keys, values = (t if t.stride(3) == 1 else t.contiguous() for t in (keys, values))
         if mask is None or mask.dtype is not x.dtype or mask.stride(3) != 1:
             mask = additive(x[:, None], keys.shape[2], mask).to(x.dtype).contiguous()
         slots, blocks, heads = keys.shape[2], -(-keys.shape[2] // COLUMNS), QUERIES * self.heads
         attending = blocks * 4 + self.width * 128 + heads * (blocks * 128 + self.width * 4) + (heads + 4) * 4
-        own, each = scratch(max(attending, tokens * self.deep * size + 2 * ROWS * 128), threads)
+        widest = max(self.deep, self.inner, self.groups * self.heads * self.width)
+        feeding = tokens * self.deep * size + by_group * widest // GROUP
+        own, each = scratch(max(attending, feeding + 2 * ROWS * 128), threads)
         after, act = x.new_empty(tokens, self.groups * self.heads * self.width), x.new_empty(tokens, self.inner)
         hidden, out = torch.empty_like(x), torch.empty_like(x)
         by_mask = size * mask.stride(0) * (len(mask) > 1), size * mask.stride(2)
         strides = (size * step for t in (keys, values) for step in t.stride()[:3])
-        run(behind, (place(x), place(q), place(keys), place(values), place(mask), *sizes, self.deep, self.inner, slots,
-                     *by_mask, single(self.scale), single(torch.finfo(mask.dtype).min / 2), self._epsilons[1], own, each,
-                     place(after), place(act), place(hidden), place(out), *strides, *self._rest))  # fmt: skip
+        head = *map(place, (x, q, keys, values, mask)), *sizes, self.deep, self.inner, slots, *by_mask
+        limits = single(self.scale), single(torch.finfo(mask.dtype).min / 2), self._epsilons[1]
+        made = own, each, *map(place, (after, act, hidden, out))
+        run(finished(self.half, self.four), (*head, *limits, *made, *strides, *self._rest))
         return out
 
 
@@ -171,6 +176,18 @@ def epsilon(norm: Any) -> float:
     return float(vars(norm).get("variance_epsilon", vars(norm).get("eps", 0.0)))
 
 
+def _tileable(linear: Any) -> bool:
+    """True for a linear layer that we have code for."""
+    if type(linear) is FourBits:
+        return has_dots()
+    return type(linear) is nn.Linear and tileable(linear.weight, linear.bias)
+
+
+def _tiles(linear: Any) -> Tensor:
+    """A linear layer's weight as it is laid out for the code."""
+    return tiles_of_four(linear.numbers, linear.scales.detach()) if type(linear) is FourBits else tiles(linear.weight)
+
+
 def fits(module: Any) -> bool:
     """True for a module that looks like a layer that is compiled."""
     if not isinstance(module, PreparedLayer) and {name for name, _ in module.named_children()} != CHILDREN:
@@ -180,9 +197,11 @@ def fits(module: Any) -> bool:
     if not known <= parts <= known | {"q_norm", "k_norm"} or {n for n, _ in mlp.named_children()} != GATED:
         return False
     linears = [*(getattr(attention, name) for name in sorted(known)), mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    if not all(type(x) is nn.Linear and tileable(x.weight, x.bias) for x in linears):
+    if len({type(x) for x in linears}) > 1 or not all(map(_tileable, linears)):
         return False
-    one = len({x.weight.dtype for x in linears}) == 1 and not list(attention.parameters(recurse=False))
+    one = len({p.dtype for p in module.parameters() if p.is_floating_point()}) == 1 and not [
+        *attention.parameters(recurse=False)
+    ]
     widths = [getattr(attention, "head_dim", None), *(x.out_features for x in linears)]
     return one and all(isinstance(w, int) and w % COLUMNS == 0 for w in widths)
 
@@ -248,7 +267,7 @@ def compiled_kinds(model: nn.Module) -> list[str]:
 @torch.inference_mode()
 def agrees(module: Any, ours: Layer) -> bool:
     """True where a layer and its machine code differ by rounding alone, over random states that some see and some do not."""
-    n, draw, dtype = 5, torch.Generator().manual_seed(0), ours.weights[0].dtype
+    n, draw, dtype = 5, torch.Generator().manual_seed(0), ours.dtype
     x, ready = (torch.empty(2, n, deep).normal_(generator=draw).to(dtype) for deep in (ours.deep, ours.reads))
     angles = torch.empty(2, n, ours.width // 2).uniform_(0, 6, generator=draw).repeat(1, 1, 2)
     turned = angles.cos().to(dtype), angles.sin().to(dtype)
@@ -271,7 +290,7 @@ def agrees(module: Any, ours: Layer) -> bool:
 def _may(module: Any, ours: Layer, turned: Any, mask: Any, *given: Tensor) -> bool:
     """True where a pass is one of those that the machine code does."""
     grad = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *ours.weights))
-    whole = all(t.is_contiguous() and t.dtype is ours.weights[0].dtype for t in (*given, *turned))
+    whole = all(t.is_contiguous() and t.dtype is ours.dtype for t in (*given, *turned))
     return whole and not grad and ours.of(module) and (mask is None or mask.shape[1] == 1)
 
 

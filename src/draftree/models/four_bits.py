@@ -6,6 +6,7 @@ that held four bits of the same kind, GGUF's Q4_1, come out as they went in, up 
 Shapes: D and E entries of a row before and after, G groups of a row.
 """
 
+from functools import cached_property
 from typing import Any, final
 
 import torch
@@ -33,14 +34,24 @@ class FourBits(nn.Module):
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
         numbers, scales = rounded(linear.weight.detach())
-        blocks: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
-        self.blocks = nn.Parameter(blocks, requires_grad=False)
+        self.pairs = nn.Parameter((numbers[:, ::2] | numbers[:, 1::2] << 4).to(torch.uint8), requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
+
+    @property
+    def numbers(self) -> Tensor:
+        """[E, D] of 0 … 15."""
+        return torch.stack((self.pairs & 15, self.pairs >> 4), dim=2).flatten(1).int()
+
+    @cached_property
+    def _blocks(self) -> Tensor:
+        """The numbers as torch's kernel has them, laid out when it first multiplies."""
+        blocks: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self.numbers, 1)
+        return blocks
 
     def forward(self, rows: Tensor) -> Tensor:
         """[…, E] of rows […, D]."""
         flat = rows.reshape(-1, self.in_features).contiguous()
-        made: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu.default(flat, self.blocks, GROUP, self.scales)
+        made: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu.default(flat, self._blocks, GROUP, self.scales)
         made = made.view(*rows.shape[:-1], self.out_features)
         return made if self.bias is None else made + self.bias
 

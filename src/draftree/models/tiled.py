@@ -3,6 +3,7 @@
 Shapes: n rows of a pass, K and E entries of a row before and after.
 """
 
+from functools import cache
 from threading import local
 from typing import final
 
@@ -12,6 +13,8 @@ from torch.nn.functional import pad
 
 COLUMNS, ROWS = 32, 8
 """Columns and rows of a product that are made together; as in `kernels/tiles.py`, which takes half a second to import."""
+GROUP = 32
+"""Numbers of a group in four bits."""
 DTYPES = (torch.bfloat16, torch.float32)
 _SCRATCH = local()
 
@@ -21,6 +24,12 @@ def tileable(weight: Tensor, bias: Tensor | None) -> bool:
     given = (weight,) if bias is None else (weight, bias)
     ours = all(t.device.type == "cpu" and type(t.data) is Tensor and t.dtype is weight.dtype for t in given)
     return ours and weight.dtype in DTYPES and weight.shape[1] % 2 == 0
+
+
+@cache
+def has_dots() -> bool:
+    """True where the processor multiplies pairs of bfloat16, which the code for four bits needs."""
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def tiles(weight: Tensor) -> Tensor:
@@ -33,6 +42,28 @@ def tiles(weight: Tensor) -> Tensor:
     per = 4 // weight.element_size()
     whole = weight.detach() if width % COLUMNS == 0 else pad(weight.detach(), (0, 0, 0, -width % COLUMNS))
     return whole.reshape(-1, COLUMNS, deep // per, per).transpose(1, 2).contiguous()
+
+
+def tiles_of_four(numbers: Tensor, scales: Tensor) -> Tensor:
+    """A weight in four bits as 32-bit words: of blocks of 32 of its E, the groups of K one after the other.
+
+    A group's words are the 32 steps and middles, and four times 32 with eight numbers each: those of even places in the lower
+    half, so that a look-up of either half's four bits gives a pair.
+
+    Args:
+        numbers: [E, K] of 0 … 15.
+        scales: [K / 32, E, 2] bfloat16: steps, and what 8 stands for.
+
+    Returns:
+        [E / 32, K / 32, 5, 32] int32.
+    """
+    width, deep = numbers.shape
+    eights = numbers.view(width // COLUMNS, COLUMNS, deep // GROUP, 4, 4, 2).long()  # … groups, words, pairs, places
+    shifts = torch.tensor([[4 * pair + 16 * place for place in (0, 1)] for pair in range(4)])
+    words = (eights << shifts).sum((-1, -2)).permute(0, 2, 3, 1)
+    both = (scales.view(torch.int16).long() & 0xFFFF) << torch.tensor([0, 16])
+    steps = both.sum(-1).view(deep // GROUP, width // COLUMNS, 1, COLUMNS).transpose(0, 1)
+    return torch.cat((steps, words), dim=2).to(torch.uint32).view(torch.int32)
 
 
 def scratch(size: int, threads: int) -> tuple[int, int]:
@@ -64,7 +95,7 @@ class Tiled:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[…, E] of rows […, K]."""
-        from draftree.kernels.layer import codes
+        from draftree.kernels.layer import columns
         from draftree.kernels.team import run
 
         rows = rows.contiguous()
@@ -72,5 +103,5 @@ class Tiled:
         if count := rows.numel() // self._deep:
             own, each = scratch(ROWS * COLUMNS * 4, torch.get_num_threads())
             told = rows.data_ptr(), place(self._tiles), place(self._bias), out.data_ptr(), count, self._deep, self._wide
-            run(codes(self._half)[2], (*told, own, each))
+            run(columns(self._half), (*told, own, each))
         return out
