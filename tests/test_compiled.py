@@ -189,7 +189,7 @@ def test_another_layer_of_the_same_look_stays_as_it_is() -> None:
 
 
 MISTAKES = {
-    "scale": lambda layer: setattr(layer, "scale", layer.scale * 2),
+    "scale": lambda layer: setattr(layer, "_limits", (compiled.single(0.5), layer._limits[1])),
     "epsilon": lambda layer: setattr(layer, "_epsilons", (compiled.single(0.5), layer._epsilons[1])),
     "groups": lambda layer: setattr(layer, "_first", (*layer._first[:1], layer._first[1] + 128 * 32, *layer._first[2:])),
     "gate for up": lambda layer: setattr(

@@ -107,9 +107,11 @@ def _rotated(sums: Any, width: Any, cosine: Any, sine: Any, out: Any, half: Any)
 def _stored(p: Any, thread: Any, threads: Any, half: Any, four: Any) -> None:
     """Norm, queries, keys and values of a layer, and their rotation."""
     x, weight, w, bias, q_norm, k_norm = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3), entry(p, 4), entry(p, 5)
-    cosines, sines, turns, q, k, v = entry(p, 6), entry(p, 7), entry(p, 8), entry(p, 9), entry(p, 10), entry(p, 11)
-    rows, n, groups, heads, width, deep = entry(p, 12), entry(p, 13), entry(p, 14), entry(p, 15), entry(p, 16), entry(p, 17)
-    epsilon, own = _single(p, 18), entry(p, 19) + thread * entry(p, 20)
+    cosines, sines, turns, q, starts = entry(p, 6), entry(p, 7), entry(p, 8), entry(p, 9), entry(p, 10)
+    k, row_keys, group_keys, of_keys = entry(p, 11), entry(p, 12), entry(p, 13), entry(p, 14)
+    v, row_values, group_values, of_values = entry(p, 15), entry(p, 16), entry(p, 17), entry(p, 18)
+    rows, n, groups, heads, width, deep = entry(p, 19), entry(p, 20), entry(p, 21), entry(p, 22), entry(p, 23), entry(p, 24)
+    epsilon, own = _single(p, 25), entry(p, 26) + thread * entry(p, 27)
     size, all_heads, tokens = (2 if half else 4), groups * heads, rows * n
     block, wide, of_groups, ready = _bytes(deep, half, four), width * 4, own + tokens * deep * size, x
     if weight:  # else what goes in is normed
@@ -128,19 +130,19 @@ def _stored(p: Any, thread: Any, threads: Any, half: Any, four: Any) -> None:
             for i in range(m):
                 row, at, mine = (first + i) // n, (first + i) % n, sums + i * wide
                 _biased(mine, width, bias, unit * width, half)
-                angle = (row * turns + at) * width * size
+                angle, slot = (row * turns + at) * width * size, at + (entry(starts, row) if starts else 0)
                 if unit < all_heads:
                     to = q + (((row * groups + unit // heads) * n + at) * heads + unit % heads) * width * size
                     if q_norm:
                         _head(mine, width, q_norm, epsilon, half)
                     _rotated(mine, width, cosines + angle, sines + angle, to, half)
                 elif unit < all_heads + groups:
-                    to = k + ((row * groups + unit - all_heads) * n + at) * width * size
+                    to = k + row * row_keys + (unit - all_heads) * group_keys + slot * of_keys
                     if k_norm:
                         _head(mine, width, k_norm, epsilon, half)
                     _rotated(mine, width, cosines + angle, sines + angle, to, half)
                 else:
-                    to = v + ((row * groups + unit - all_heads - groups) * n + at) * width * size
+                    to = v + row * row_values + (unit - all_heads - groups) * group_values + slot * of_values
                     for e in range(width):
                         put(to, e, real(mine, e), half)
 
@@ -197,13 +199,13 @@ def _gated(
 @part
 def _finished(p: Any, table: Any, thread: Any, threads: Any, half: Any, four: Any) -> None:
     """Attention, what it is added to, norm and feed-forward layer."""
-    x, q, k, v, mask = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3), entry(p, 4)
-    rows, n, groups, heads, width = entry(p, 5), entry(p, 6), entry(p, 7), entry(p, 8), entry(p, 9)
-    deep, inner, slots, row_mask, of_mask = entry(p, 10), entry(p, 11), entry(p, 12), entry(p, 13), entry(p, 14)
-    scale, lowest, epsilon = _single(p, 15), _single(p, 16), _single(p, 17)
-    own, after, act, hidden, out = entry(p, 18) + thread * entry(p, 19), entry(p, 20), entry(p, 21), entry(p, 22), entry(p, 23)
-    row_keys, group_keys, of_keys = entry(p, 24), entry(p, 25), entry(p, 26)
-    row_values, group_values, of_values = entry(p, 27), entry(p, 28), entry(p, 29)
+    x, q, mask = entry(p, 0), entry(p, 1), entry(p, 2)
+    k, row_keys, group_keys, of_keys = entry(p, 3), entry(p, 4), entry(p, 5), entry(p, 6)
+    v, row_values, group_values, of_values = entry(p, 7), entry(p, 8), entry(p, 9), entry(p, 10)
+    rows, n, groups, heads, width = entry(p, 11), entry(p, 12), entry(p, 13), entry(p, 14), entry(p, 15)
+    deep, inner, slots, row_mask, of_mask = entry(p, 16), entry(p, 17), entry(p, 18), entry(p, 19), entry(p, 20)
+    scale, lowest, epsilon = _single(p, 21), _single(p, 22), _single(p, 23)
+    own, after, act, hidden, out = entry(p, 24) + thread * entry(p, 25), entry(p, 26), entry(p, 27), entry(p, 28), entry(p, 29)
     o, o_bias, weight, gates, gate_bias = entry(p, 30), entry(p, 31), entry(p, 32), entry(p, 33), entry(p, 34)
     ups, up_bias, downs, down_bias = entry(p, 35), entry(p, 36), entry(p, 37), entry(p, 38)
     size, tokens, step = (2 if half else 4), rows * n, groups * heads * width * (2 if half else 4)

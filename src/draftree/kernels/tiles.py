@@ -22,6 +22,8 @@ BYTES = 128
 GROUP, OF_GROUP = 32, 5 * BYTES
 """Numbers of a group that have a step and a middle of their own, and the bytes of 32 columns' group: words of a step and a
 middle in bfloat16, then four times words of eight numbers."""
+AHEAD = 4096
+"""Bytes before they are read that a matrix's are asked for: while a tile is computed, memory would otherwise rest."""
 LANES = 16
 """Numbers of a vector; processors with narrower ones take several."""
 _PARTS = range(COLUMNS // LANES)
@@ -71,6 +73,12 @@ class _Code:
         nothing = ir.Constant(kind, ir.Undefined)
         one = self.b.insert_element(nothing, value, _WORD(0))
         return self.b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES))
+
+    def prefetch(self, place: Any, offset: int) -> None:
+        """Asks for what lies behind an address and will be read soon."""
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[_WORD] * 3])
+        ahead = self.b.inttoptr(self.b.add(place, _PLACE(offset)), ir.IntType(8).as_pointer())
+        self.b.call(self.function("llvm.prefetch.p0", kind), [ahead, _WORD(0), _WORD(3), _WORD(1)])
 
     def lower(self, words: Any) -> Any:
         """The bfloat16 in the lower halves of words."""
@@ -193,6 +201,9 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
         sums = [[builder.phi(_REALS) for _ in _PARTS] for _ in rows]
         column = builder.add(w, builder.mul(w_step, i))
         words = [builder.add(row, builder.mul(i, _PLACE(2 * GROUP if kind == "fours" else 4))) for row in rows]
+        if kind in ("pairs", "fours"):
+            for line in range(0, OF_GROUP if kind == "fours" else BYTES, 64):
+                code.prefetch(column, AHEAD + line)
         if kind == "fours":
             totals = [builder.add(builder.add(g, builder.mul(g_step, _PLACE(r))), builder.mul(i, _PLACE(4))) for r in range(m)]
             ends = code.group(words, totals, column, sums)

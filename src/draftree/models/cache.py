@@ -238,7 +238,7 @@ class Writer(Cache):
 
     def __init__(self, cache: SlotCache, starts: Ints, n: int, end: int, at: Pass | None = None) -> None:
         super().__init__(layers=[])
-        self._cache, self._end, self._pass = cache, end, at
+        self._cache, self._end, self._pass, self._starts = cache, end, at, starts
         self._stop = int(starts[0]) + n
         self._uniform = bool((starts == starts[0]).all())
         self._start = int(starts[0])
@@ -250,6 +250,15 @@ class Writer(Cache):
         """The same that writes to slots [R, n] of another tensor."""
         self.slots = slots
         return self
+
+    def within(self, layer: int) -> tuple[Tensor | None, Tensor | None, Ints | None, int]:
+        """All keys and values [R, H, S, width] of a layer, [R] the slots where this pass writes, and how many slots it sees.
+
+        Nothing, nothing, nothing and 0 where that is not known beforehand, as of a pass that is recorded.
+        """
+        if self._cache.ladder.few:
+            return None, None, None, 0
+        return *self._cache.layer(layer), self._starts, self._end
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -7,6 +7,7 @@ equal, and give a token the same bits in any company.
 Shapes: R rows, n tokens of each, S slots, H entries of a hidden state, G key-value heads, D entries of a head.
 """
 
+import itertools
 import struct
 from abc import ABC
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from transformers import Cache
 
 from draftree.errors import UserError
 from draftree.models.between import GATED
+from draftree.models.cache import Writer
 from draftree.models.exact_attention import additive
 from draftree.models.four_bits import FourBits
 from draftree.models.linears import let_go, quicken
@@ -88,7 +90,7 @@ class Layer:
         self.width = int(attention.head_dim)
         self.groups = attention.k_proj.out_features // self.width
         self.heads = attention.q_proj.out_features // self.width // self.groups
-        self.index, self.scale = int(attention.layer_idx), float(attention.scaling)
+        self.index = int(attention.layer_idx)
         self.inner, self.deep, self.reads = mlp.gate_proj.out_features, mlp.gate_proj.in_features, attention.q_proj.in_features
         self.dtype = module.post_attention_layernorm.weight.dtype
         self.half, self.four = self.dtype is torch.bfloat16, type(mlp.gate_proj) is FourBits
@@ -104,6 +106,8 @@ class Layer:
             0 if first is None else place(first.weight), place(self._into), place(self._bias),
             *(0 if norm is None else place(norm.weight) for norm in norms),
         )  # fmt: skip
+        self.size = 2 if self.half else 4
+        self._limits = single(float(attention.scaling)), single(torch.finfo(self.dtype).min / 2)
         self._epsilons = 0 if first is None else single(epsilon(first)), single(epsilon(second))
         o, gate, up, down = map(place, self._linears)
         self._rest = (
@@ -136,34 +140,43 @@ class Layer:
         from draftree.kernels.layer import finished, stored  # numba takes half a second to import
         from draftree.kernels.team import run
 
-        (rows, n, _), size = x.shape, x.element_size()
-        tokens, by_group = rows * n, 4 * rows * n if self.four else 0
-        q = x.new_empty(rows, self.groups, n, self.heads * self.width)
-        k, v = (x.new_empty(rows, self.groups, n, self.width) for _ in range(2))
-        threads = torch.get_num_threads()
-        own, each = scratch(tokens * self.reads * size + by_group * self.reads // GROUP + ROWS * self.width * 4, threads)
-        sizes = rows, n, self.groups, self.heads, self.width
-        given = (*map(place, turned), n if len(turned[0]) > 1 else 0, place(q), place(k), place(v))
-        read = place(x if ready is None else ready), *self._first, *given, *sizes, self.reads, self._epsilons[0], own, each
-        run(stored(self.half, self.four), read)
-        keys, values = (k, v) if cache is None else cache.update(k, v, self.index)
-        keys, values = (t if t.stride(3) == 1 else t.contiguous() for t in (keys, values))
+        (rows, n, _), wide = x.shape, self.groups * self.heads * self.width
+        keys, values, starts, slots = cache.within(self.index) if isinstance(cache, Writer) else (None, None, None, n)
+        apart = keys is None or values is None  # then the cache is one that takes tensors
+        if keys is None or values is None:
+            keys, values = (x.new_empty(rows, self.groups, n, self.width) for _ in range(2))
+        tokens, sizes, read = rows * n, (rows, n, self.groups, self.heads, self.width), x if ready is None else ready
+        parts = [tokens * width * self.size for width in (wide, wide, self.inner, self.deep)]
+        shared = torch.empty(sum(parts), dtype=torch.uint8)  # of all threads
+        q, after, act, hidden, _ = itertools.accumulate(parts, initial=shared.data_ptr())
+        angles = *map(place, turned), n if len(turned[0]) > 1 else 0
+        to = 0 if starts is None else starts.ctypes.data, *self._lie(keys), *self._lie(values)
+        run(stored(self.half, self.four), (place(read), *self._first, *angles, q, *to, *sizes, self.reads,
+                                           self._epsilons[0], *self._own(tokens, wide, 0)))  # fmt: skip
+        if apart and cache is not None:
+            keys, values = (t if t.stride(3) == 1 else t.contiguous() for t in cache.update(keys, values, self.index))
+            slots = keys.shape[2]
         if mask is None or mask.dtype is not x.dtype or mask.stride(3) != 1:
-            mask = additive(x[:, None], keys.shape[2], mask).to(x.dtype).contiguous()
-        slots, blocks, heads = keys.shape[2], -(-keys.shape[2] // COLUMNS), QUERIES * self.heads
-        attending = blocks * 4 + self.width * 128 + heads * (blocks * 128 + self.width * 4) + (heads + 4) * 4
-        widest = max(self.deep, self.inner, self.groups * self.heads * self.width)
-        feeding = tokens * self.deep * size + by_group * widest // GROUP
-        own, each = scratch(max(attending, feeding + 2 * ROWS * 128), threads)
-        after, act = x.new_empty(tokens, self.groups * self.heads * self.width), x.new_empty(tokens, self.inner)
-        hidden, out = torch.empty_like(x), torch.empty_like(x)
-        by_mask = size * mask.stride(0) * (len(mask) > 1), size * mask.stride(2)
-        strides = (size * step for t in (keys, values) for step in t.stride()[:3])
-        head = *map(place, (x, q, keys, values, mask)), *sizes, self.deep, self.inner, slots, *by_mask
-        limits = single(self.scale), single(torch.finfo(mask.dtype).min / 2), self._epsilons[1]
-        made = own, each, *map(place, (after, act, hidden, out))
-        run(finished(self.half, self.four), (*head, *limits, *made, *strides, *self._rest))
+            mask = additive(x[:, None], slots, mask).to(x.dtype).contiguous()
+        by_mask = self.size * mask.stride(0) * (len(mask) > 1), self.size * mask.stride(2)
+        out = torch.empty_like(x)
+        run(finished(self.half, self.four), (
+            place(x), q, place(mask), *self._lie(keys), *self._lie(values), *sizes, self.deep, self.inner, slots, *by_mask,
+            *self._limits, self._epsilons[1], *self._own(tokens, wide, slots), after, act, hidden, place(out), *self._rest,
+        ))  # fmt: skip
         return out
+
+    def _lie(self, tensor: Tensor) -> tuple[int, int, int, int]:
+        """Where keys or values [R, G, S, D] lie, and how many bytes rows, groups and slots lie apart."""
+        by_row, by_group, by_slot, _ = tensor.stride()
+        return tensor.data_ptr(), self.size * by_row, self.size * by_group, self.size * by_slot
+
+    def _own(self, tokens: int, wide: int, slots: int) -> tuple[int, int]:
+        """The address of the first thread's own memory, and the bytes to the next one's."""
+        widest, blocks, heads = max(self.deep, self.inner, self.reads, wide), -(-slots // COLUMNS), QUERIES * self.heads
+        attending = blocks * 4 + self.width * 128 + heads * (blocks * 128 + self.width * 4) + (heads + 4) * 4
+        feeding = tokens * max(self.deep, self.reads) * self.size + (tokens * widest // GROUP * 4 if self.four else 0)
+        return scratch(max(attending, feeding + max(2 * ROWS * 128, ROWS * self.width * 4)), torch.get_num_threads())
 
 
 def _state(weights: Sequence[Tensor]) -> int:
