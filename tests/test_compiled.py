@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,8 @@ from draftree.engine import load, plain
 from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
 from draftree.kernels import team
-from draftree.models import compiled
 from draftree.models.cache import SlotCache
-from draftree.models.compiled import Layer, agrees, compile_layers, compiled_kinds, fits, hasten, is_compiled
+from draftree.models.compiled import Layer, agrees, compile_layers, compiled_kinds, fits, hasten, is_compiled, single
 from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
 from draftree.models.sources import Loading
@@ -188,20 +189,24 @@ def test_another_layer_of_the_same_look_stays_as_it_is() -> None:
     hasten(model, Loading(compile=True), must=False)
 
 
-MISTAKES = {
-    "scale": lambda layer: setattr(layer, "_limits", (compiled.single(0.5), layer._limits[1])),
-    "epsilon": lambda layer: setattr(layer, "_epsilons", (compiled.single(0.5), layer._epsilons[1])),
-    "groups": lambda layer: setattr(layer, "_first", (*layer._first[:1], layer._first[1] + 128 * 32, *layer._first[2:])),
-    "gate for up": lambda layer: setattr(
-        layer, "_rest", (*layer._rest[:3], layer._rest[5], 0, layer._rest[3], *layer._rest[6:])
-    ),
+def exchanged(layer: Layer, one: int, other: int) -> None:
+    layer.record[one], layer.record[other] = layer.record[other], layer.record[one]
+
+
+MISTAKES: dict[str, Callable[[Layer], object]] = {
+    "scale": lambda layer: setattr(layer, "sizes", replace(layer.sizes, scale=single(0.5))),
+    "epsilon": lambda layer: layer.record.__setitem__(0, single(0.5)),
+    "norms": lambda layer: exchanged(layer, 1, 9),
+    "queries": lambda layer: layer.record.__setitem__(2, layer.record[2] + 128 * 32),
+    "gate for up": lambda layer: exchanged(layer, 10, 12),
+    "no bias": lambda layer: layer.record.__setitem__(15, 0),
 }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_trial_sees_a_mistake(mistake: str, dtype: torch.dtype) -> None:
-    module: Any = model_of("llama", dtype).base_model.layers[0]  # type: ignore[union-attr, index]
+    module: Any = model_of("with biases", dtype).base_model.layers[0]  # type: ignore[union-attr, index]
     ours = Layer(module)
     assert agrees(module, ours)
     MISTAKES[mistake](ours)

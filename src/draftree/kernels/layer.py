@@ -1,4 +1,4 @@
-"""A decoder layer of the Llama kind as two calls: up to what it stores of a token, and from its attention on.
+"""Decoder layers of the Llama kind, several in one call, or one in two: up to what it stores, and from its attention on.
 
 Every number is rounded where transformers rounds it, sums alone go another way: each is one chain of operations, whatever
 else is in the pass, so that a token has the same bits in a prompt, in a step of its own, in a tree and in a batch. Threads
@@ -21,6 +21,9 @@ from draftree.kernels.memory import as_real, entry, number, part, put, put_real,
 from draftree.kernels.rows import normed, sigmoid_times
 from draftree.kernels.team import FIRST, meet, member, share
 from draftree.kernels.tiles import BYTES, COLUMNS, GROUP, OF_GROUP, ROWS, fours
+
+PASS = 10
+"""The entry from `FIRST` on where what a pass is about begins."""
 
 
 @part
@@ -104,14 +107,22 @@ def _rotated(sums: Any, width: Any, cosine: Any, sine: Any, out: Any, half: Any)
 
 
 @part
-def _stored(p: Any, thread: Any, threads: Any, half: Any, four: Any) -> None:
-    """Norm, queries, keys and values of a layer, and their rotation."""
-    x, weight, w, bias, q_norm, k_norm = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3), entry(p, 4), entry(p, 5)
-    cosines, sines, turns, q, starts = entry(p, 6), entry(p, 7), entry(p, 8), entry(p, 9), entry(p, 10)
-    k, row_keys, group_keys, of_keys = entry(p, 11), entry(p, 12), entry(p, 13), entry(p, 14)
-    v, row_values, group_values, of_values = entry(p, 15), entry(p, 16), entry(p, 17), entry(p, 18)
-    rows, n, groups, heads, width, deep = entry(p, 19), entry(p, 20), entry(p, 21), entry(p, 22), entry(p, 23), entry(p, 24)
-    epsilon, own = _single(p, 25), entry(p, 26) + thread * entry(p, 27)
+def _stored(d: Any, of: Any, x: Any, k: Any, v: Any, thread: Any, threads: Any, half: Any, four: Any) -> None:
+    """Norm, queries, keys and values of a layer, and their rotation.
+
+    Args:
+        d: the address of what a pass is about (`_layers`).
+        of: that of a layer's weights.
+        x: [R, n, H] before the layer.
+        k: the layer's keys.
+        v: its values.
+    """
+    cosines, sines, turns, q, starts = entry(d, 0), entry(d, 1), entry(d, 2), entry(d, 3), entry(d, 4)
+    row_keys, group_keys, of_keys = entry(d, 5), entry(d, 6), entry(d, 7)
+    row_values, group_values, of_values = entry(d, 8), entry(d, 9), entry(d, 10)
+    rows, n, groups, heads, width, deep = entry(d, 11), entry(d, 12), entry(d, 13), entry(d, 14), entry(d, 15), entry(d, 16)
+    own, epsilon = entry(d, 17) + thread * entry(d, 18), _single(of, 0)
+    weight, w, bias, q_norm, k_norm = entry(of, 1), entry(of, 2), entry(of, 3), entry(of, 4), entry(of, 5)
     size, all_heads, tokens = (2 if half else 4), groups * heads, rows * n
     block, wide, of_groups, ready = _bytes(deep, half, four), width * 4, own + tokens * deep * size, x
     if weight:  # else what goes in is normed
@@ -197,17 +208,32 @@ def _gated(
 
 
 @part
-def _finished(p: Any, table: Any, thread: Any, threads: Any, half: Any, four: Any) -> None:
-    """Attention, what it is added to, norm and feed-forward layer."""
-    x, q, mask = entry(p, 0), entry(p, 1), entry(p, 2)
-    k, row_keys, group_keys, of_keys = entry(p, 3), entry(p, 4), entry(p, 5), entry(p, 6)
-    v, row_values, group_values, of_values = entry(p, 7), entry(p, 8), entry(p, 9), entry(p, 10)
-    rows, n, groups, heads, width = entry(p, 11), entry(p, 12), entry(p, 13), entry(p, 14), entry(p, 15)
-    deep, inner, slots, row_mask, of_mask = entry(p, 16), entry(p, 17), entry(p, 18), entry(p, 19), entry(p, 20)
-    scale, lowest, epsilon = _single(p, 21), _single(p, 22), _single(p, 23)
-    own, after, act, hidden, out = entry(p, 24) + thread * entry(p, 25), entry(p, 26), entry(p, 27), entry(p, 28), entry(p, 29)
-    o, o_bias, weight, gates, gate_bias = entry(p, 30), entry(p, 31), entry(p, 32), entry(p, 33), entry(p, 34)
-    ups, up_bias, downs, down_bias = entry(p, 35), entry(p, 36), entry(p, 37), entry(p, 38)
+def _finished(
+    d: Any, of: Any, x: Any, k: Any, v: Any, out: Any, table: Any, thread: Any, threads: Any, half: Any, four: Any
+) -> None:
+    """Attention, what it is added to, norm and feed-forward layer; `out` is [R, n, H] behind the layer."""
+    q, of_keys, of_values = entry(d, 3), entry(d, 7), entry(d, 10)
+    row_keys, group_keys, row_values, group_values = entry(d, 5), entry(d, 6), entry(d, 8), entry(d, 9)
+    rows, n, groups, heads, width = entry(d, 11), entry(d, 12), entry(d, 13), entry(d, 14), entry(d, 15)
+    own = entry(d, 17) + thread * entry(d, 18)
+    mask, row_mask, of_mask, slots, scale, lowest = (
+        entry(d, 19),
+        entry(d, 20),
+        entry(d, 21),
+        entry(d, 22),
+        _single(d, 23),
+        _single(d, 24),
+    )
+    deep, inner, after, act, hidden = entry(d, 25), entry(d, 26), entry(d, 27), entry(d, 28), entry(d, 29)
+    epsilon, o, o_bias, weight, gates, gate_bias = (
+        _single(of, 6),
+        entry(of, 7),
+        entry(of, 8),
+        entry(of, 9),
+        entry(of, 10),
+        entry(of, 11),
+    )
+    ups, up_bias, downs, down_bias = entry(of, 12), entry(of, 13), entry(of, 14), entry(of, 15)
     size, tokens, step = (2 if half else 4), rows * n, groups * heads * width * (2 if half else 4)
     at, end = share(rows * groups * n, thread, threads)
     while at < end:
@@ -246,34 +272,41 @@ def _columns(p: Any, thread: Any, threads: Any, half: Any) -> None:
                     put(out, (first + i) * wide + at, value + number(bias, at, half) if bias else value, half)
 
 
-def _real_stored(table: int) -> None:
+@part
+def _layers(table: Any, half: Any, four: Any) -> None:
+    """Layers one after the other, or a part of one.
+
+    A table has, from `FIRST` on: which parts, 1 and 2 added up; how many layers; the first input; where inputs and outputs in
+    between go, the last one apart; the first layer's keys and values, and how many bytes lie to the next one's; the address of
+    the addresses of the layers' weights; and what the pass is about.
+    """
     thread, threads = member(table)
-    _stored(table + 8 * FIRST, thread, threads, False, False)
+    p, d = table + 8 * FIRST, table + 8 * (FIRST + PASS)
+    parts, count, x, between, out = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3), entry(p, 4)
+    k, of_k, v, of_v, weights = entry(p, 5), entry(p, 6), entry(p, 7), entry(p, 8), entry(p, 9)
+    for i in range(count):
+        of, to = entry(weights, i), (between if (count - i) % 2 == 0 else out)
+        if parts & 1:
+            _stored(d, of, x, k + i * of_k, v + i * of_v, thread, threads, half, four)
+        if parts == 3:
+            meet(table, threads)
+        if parts & 2:
+            _finished(d, of, x, k + i * of_k, v + i * of_v, to, table, thread, threads, half, four)
+        if i + 1 < count:
+            meet(table, threads)
+        x = to
 
 
-def _half_stored(table: int) -> None:
-    thread, threads = member(table)
-    _stored(table + 8 * FIRST, thread, threads, True, False)
+def _real_layers(table: int) -> None:
+    _layers(table, False, False)
 
 
-def _four_stored(table: int) -> None:
-    thread, threads = member(table)
-    _stored(table + 8 * FIRST, thread, threads, True, True)
+def _half_layers(table: int) -> None:
+    _layers(table, True, False)
 
 
-def _real_finished(table: int) -> None:
-    thread, threads = member(table)
-    _finished(table + 8 * FIRST, table, thread, threads, False, False)
-
-
-def _half_finished(table: int) -> None:
-    thread, threads = member(table)
-    _finished(table + 8 * FIRST, table, thread, threads, True, False)
-
-
-def _four_finished(table: int) -> None:
-    thread, threads = member(table)
-    _finished(table + 8 * FIRST, table, thread, threads, True, True)
+def _four_layers(table: int) -> None:
+    _layers(table, True, True)
 
 
 def _real_columns(table: int) -> None:
@@ -293,14 +326,9 @@ def _code(function: Any) -> Any:
     return cfunc(kind.void(kind.int64), cache=True, error_model="numpy")(function)
 
 
-def stored(half: bool, four: bool = False) -> int:
-    """The address of the code up to what a layer stores; `half` for bfloat16, `four` for weights in four bits."""
-    return int(_code(_four_stored if four else _half_stored if half else _real_stored).address)
-
-
-def finished(half: bool, four: bool = False) -> int:
-    """That of the code from its attention on."""
-    return int(_code(_four_finished if four else _half_finished if half else _real_finished).address)
+def layers(half: bool, four: bool = False) -> int:
+    """The address of the code of layers; `half` for bfloat16, `four` for weights in four bits."""
+    return int(_code(_four_layers if four else _half_layers if half else _real_layers).address)
 
 
 def columns(half: bool) -> int:

@@ -108,6 +108,12 @@ class SlotCache:
         keys, values = self._groups[group]
         return keys[place], values[place]
 
+    def more(self, index: int) -> int:
+        """How many layers' keys and values lie behind one's in turn."""
+        group, place = self._place[index]
+        behind = itertools.takewhile(lambda pair: pair[1] == (group, place + 1 + pair[0]), enumerate(self._place[index + 1 :]))
+        return sum(1 for _ in behind)
+
     def lifted(self, by: int) -> "SlotCache":
         """The same slots with every layer's keys and values those of the layer so much deeper, if one of its shape is there."""
         view, top = copy.copy(self), len(self.shapes) - 1
@@ -229,6 +235,29 @@ class SlotCache:
         return np.minimum(self.lengths, self.states.read) if self.states is not None and clamped else self.lengths
 
 
+@dataclass(frozen=True)
+class Within:
+    """Where a pass writes and reads the keys and values of a layer.
+
+    Attributes:
+        keys: [R, H, S, width].
+        values: likewise.
+        starts: [R] the slots of each row's first token; 0 by default.
+        slots: how many are seen.
+        more: how many layers' lie behind this one's, all as far apart.
+        of_keys: how many numbers lie from this one's to the next one's.
+        of_values: likewise.
+    """
+
+    keys: Tensor
+    values: Tensor
+    starts: Ints | None
+    slots: int
+    more: int = 0
+    of_keys: int = 0
+    of_values: int = 0
+
+
 class Writer(Cache):
     """A `SlotCache` as one forward pass of a transformers model sees it: writes its tokens, reads what lies before.
 
@@ -251,14 +280,14 @@ class Writer(Cache):
         self.slots = slots
         return self
 
-    def within(self, layer: int) -> tuple[Tensor | None, Tensor | None, Ints | None, int]:
-        """All keys and values [R, H, S, width] of a layer, [R] the slots where this pass writes, and how many slots it sees.
-
-        Nothing, nothing, nothing and 0 where that is not known beforehand, as of a pass that is recorded.
-        """
+    def within(self, layer: int) -> "Within | None":
+        """Where this pass writes and reads keys and values of a layer; None where that is not known, as of a recorded pass."""
         if self._cache.ladder.few:
-            return None, None, None, 0
-        return *self._cache.layer(layer), self._starts, self._end
+            return None
+        (keys, values), more = self._cache.layer(layer), self._cache.more(layer)
+        others = self._cache.layer(layer + 1) if more else (keys, values)
+        apart = [(b.data_ptr() - a.data_ptr()) // a.element_size() for a, b in zip((keys, values), others, strict=True)]
+        return Within(keys, values, self._starts, self._end, more, apart[0], apart[1])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

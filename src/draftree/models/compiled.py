@@ -10,7 +10,9 @@ Shapes: R rows, n tokens of each, S slots, H entries of a hidden state, G key-va
 import itertools
 import struct
 from abc import ABC
+from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import Any, final
@@ -21,13 +23,17 @@ from transformers import Cache
 
 from draftree.errors import UserError
 from draftree.models.between import GATED
-from draftree.models.cache import Writer
+from draftree.models.cache import Within, Writer
 from draftree.models.exact_attention import additive
 from draftree.models.four_bits import FourBits
 from draftree.models.linears import let_go, quicken
 from draftree.models.sources import Loading
-from draftree.models.tiled import COLUMNS, GROUP, ROWS, has_dots, place, scratch, tileable, tiles, tiles_of_four
+from draftree.models.tiled import COLUMNS, DTYPES, GROUP, ROWS, has_dots, place, scratch, tileable, tiles, tiles_of_four
 
+FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
+"""Of a layer: up to what it stores, and from its attention on."""
+THROUGH = "draftree_layers"
+"""An attribute of a tensor that several layers made in one call: those behind the first one, which have nothing to do."""
 QUERIES = 8
 """Queries of an attention that are worked on at a time; as in `kernels/layer.py`."""
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -74,114 +80,203 @@ class PreparedLayer(nn.Module, ABC):
         return out
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What layers have to have in common to be computed in one call.
+
+    Attributes:
+        width: D.
+        groups: G.
+        heads: queries' heads that share a key-value head.
+        deep: H.
+        reads: entries of the rows that attention reads.
+        inner: entries between the two products of the feed-forward layer.
+        dtype: of all weights.
+        four: whether weights are held in four bits.
+        scale: of scores, as the bits of a float32.
+    """
+
+    width: int
+    groups: int
+    heads: int
+    deep: int
+    reads: int
+    inner: int
+    dtype: torch.dtype
+    four: bool
+    scale: int
+
+    @property
+    def wide(self) -> int:
+        """Entries of the queries of a token."""
+        return self.groups * self.heads * self.width
+
+    def own(self, tokens: int, slots: int) -> tuple[int, int]:
+        """The address of the first thread's own memory for a pass, and the bytes to the next one's."""
+        size, heads, blocks = self.dtype.itemsize, QUERIES * self.heads, -(-slots // COLUMNS)
+        attending = blocks * 4 + self.width * 128 + heads * (blocks * 128 + self.width * 4) + (heads + 4) * 4
+        widest = max(self.deep, self.inner, self.reads, self.wide)
+        feeding = tokens * max(self.deep, self.reads) * size + (tokens * widest // GROUP * 4 if self.four else 0)
+        return scratch(max(attending, feeding + max(2 * ROWS * 128, ROWS * self.width * 4)), torch.get_num_threads())
+
+
 @final
 class Layer:
     """The machine code of one layer.
 
     Args:
         module: a layer that `fits`.
+
+    Attributes:
+        sizes: of it.
+        record: what the code reads of it.
     """
 
     def __init__(self, module: Any) -> None:
-        attention, mlp = module.self_attn, module.mlp
-        self.weights = list(module.parameters())
-        self._as_laid_out = _state(self.weights)
-        self._last = mlp.down_proj
-        self.width = int(attention.head_dim)
-        self.groups = attention.k_proj.out_features // self.width
-        self.heads = attention.q_proj.out_features // self.width // self.groups
-        self.index = int(attention.layer_idx)
-        self.inner, self.deep, self.reads = mlp.gate_proj.out_features, mlp.gate_proj.in_features, attention.q_proj.in_features
-        self.dtype = module.post_attention_layernorm.weight.dtype
-        self.half, self.four = self.dtype is torch.bfloat16, type(mlp.gate_proj) is FourBits
+        attention, mlp, dtype = module.self_attn, module.mlp, module.post_attention_layernorm.weight.dtype
+        width, groups = int(attention.head_dim), attention.k_proj.out_features // int(attention.head_dim)
+        self.sizes = Sizes(
+            width, groups, attention.q_proj.out_features // width // groups, mlp.gate_proj.in_features,
+            attention.q_proj.in_features, mlp.gate_proj.out_features, dtype, type(mlp.gate_proj) is FourBits,
+            single(float(attention.scaling)),
+        )  # fmt: skip
+        self._module, self._index, self._behind = module, int(attention.layer_idx), list[Layer]()
+        self._last, self._weights = mlp.down_proj, list(module.parameters())
+        self._as_laid_out = self._state
         reading = attention.q_proj, attention.k_proj, attention.v_proj
-        self._into = torch.cat([_tiles(linear) for linear in reading])
         biased = reading[0].bias is not None
-        self._bias = torch.cat([linear.bias.detach() for linear in reading]) if biased else None
-        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        into, bias = torch.cat(list(map(_tiles, reading))), torch.cat([x.bias.detach() for x in reading]) if biased else None
+        others = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self._held = into, bias, *map(_tiles, others)
         prepared = isinstance(module, PreparedLayer) or isinstance(module.input_layernorm, nn.Identity)
         first, second = None if prepared else module.input_layernorm, module.post_attention_layernorm
-        self._linears = [_tiles(x) for x in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
-        self._first = (
-            0 if first is None else place(first.weight), place(self._into), place(self._bias),
-            *(0 if norm is None else place(norm.weight) for norm in norms),
-        )  # fmt: skip
-        self.size = 2 if self.half else 4
-        self._limits = single(float(attention.scaling)), single(torch.finfo(self.dtype).min / 2)
-        self._epsilons = 0 if first is None else single(epsilon(first)), single(epsilon(second))
-        o, gate, up, down = map(place, self._linears)
-        self._rest = (
-            o, place(attention.o_proj.bias), place(second.weight), gate, place(mlp.gate_proj.bias),
-            up, place(mlp.up_proj.bias), down, place(mlp.down_proj.bias),
-        )  # fmt: skip
-        for weight in (p for p in self.weights if p.dim() > 1):
+        heads = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        (o, gate, up, down), biases = map(place, self._held[2:]), [place(x.bias) for x in others]
+        self.record = array("q", (
+            0 if first is None else single(epsilon(first)), 0 if first is None else place(first.weight),
+            place(into), place(bias), *(0 if norm is None else place(norm.weight) for norm in heads),
+            single(epsilon(second)), o, biases[0], place(second.weight), gate, biases[1], up, biases[2], down, biases[3],
+        ))  # fmt: skip
+        for weight in (p for p in self._weights if p.dim() > 1):
             let_go(weight)
 
     def __deepcopy__(self, memo: Any) -> "Layer":
         """Itself: it is no code for a copy's weights, and the copy sees that they are others."""
         return self
 
+    def use(self, behind: "list[Layer]") -> None:
+        """Puts the code in the place of the module's own, and in one call with those behind it."""
+        self._behind = behind
+        if isinstance(self._module, PreparedLayer):
+            self._module.finish = MethodType(partial(_finish, ours=self), self._module)  # type: ignore[method-assign]
+        else:
+            self._bound = self._module.forward = MethodType(partial(_forward, ours=self), self._module)
+
+    @property
+    def _state(self) -> int:
+        """Changes with the values of weights, and with where they lie."""
+        return sum(w._version + w.data_ptr() for w in self._weights)
+
     def of(self, module: Any) -> bool:
         """True where a layer's weights are those that were laid out, unchanged."""
-        return module.mlp.down_proj is self._last and _state(self.weights) == self._as_laid_out
+        return module.mlp.down_proj is self._last and self._state == self._as_laid_out
 
     def __call__(
         self, x: Tensor, mask: Tensor | None, turned: tuple[Tensor, Tensor], cache: Cache | None, ready: Tensor | None = None
     ) -> Tensor:
-        """[R, n, H] behind the layer.
+        """[R, n, H] behind the layer, or behind several ones, which are noted at the tensor.
 
         Args:
             x: [R, n, H] before it.
-            ready: [R, n, …] what its attention reads of a layer without a first norm; by default the same.
             mask: [R or 1, 1, n, S] what is added to scores; by default causal.
             turned: [R or 1, n, D] cosines and sines of the positions.
             cache: gives keys and values for those that are stored there.
+            ready: [R, n, …] what its attention reads of a layer without a first norm; by default the same.
         """
-        from draftree.kernels.layer import finished, stored  # numba takes half a second to import
+        rows, n, _ = x.shape
+        held = cache.within(self._index) if isinstance(cache, Writer) else None
+        if held is not None and ready is None:
+            following = self._following(held.more)
+            out = Pass(self.sizes, x, turned).run(BOTH, [self, *following], x, held, mask)
+            vars(out)[THROUGH] = frozenset(following)
+            return out
+        if held is None:
+            k, v = (x.new_empty(rows, self.sizes.groups, n, self.sizes.width) for _ in range(2))
+            written = Within(k, v, None, n)
+        else:
+            written = held
+        one = Pass(self.sizes, x, turned)
+        one.run(FIRST_PART, [self], x if ready is None else ready, written, None)
+        if held is None and cache is not None:
+            k, v = (t if t.stride(3) == 1 else t.contiguous() for t in cache.update(k, v, self._index))
+            written = Within(k, v, None, k.shape[2])
+        return one.run(SECOND_PART, [self], x, written, mask)
+
+    def _following(self, most: int) -> "list[Layer]":
+        """The layers that can be computed in one call with this one: nobody looks at what lies between them."""
+        found = list[Layer]()
+        for before, layer in itertools.pairwise([self, *self._behind[:most]]):
+            module, watched = layer._module, before._module._forward_hooks or layer._module._forward_pre_hooks
+            if watched or vars(module).get("forward") is not layer._bound or not layer.of(module):
+                break
+            found.append(layer)
+        return found
+
+
+@final
+class Pass:
+    """A pass over some tokens, through one layer or several of the same sizes.
+
+    Args:
+        sizes: of the layers.
+        x: [R, n, H] what goes in.
+        turned: [R or 1, n, D] cosines and sines of the positions.
+    """
+
+    def __init__(self, sizes: Sizes, x: Tensor, turned: tuple[Tensor, Tensor]) -> None:
+        (rows, n, _), self._x, self._sizes, self._turned = x.shape, x, sizes, turned
+        parts = [
+            rows * n * width * sizes.dtype.itemsize for width in (sizes.wide, sizes.wide, sizes.inner, sizes.deep, sizes.deep)
+        ]
+        self._shared = torch.empty(sum(parts), dtype=torch.uint8)  # of all threads
+        self._places = list(itertools.accumulate(parts[:-1], initial=self._shared.data_ptr()))
+
+    def run(self, parts: int, layers: Sequence[Layer], read: Tensor, within: Within, mask: Tensor | None) -> Tensor:
+        """[R, n, H] behind the last layer, if its second part is run.
+
+        Args:
+            parts: of the layers.
+            layers: at least one.
+            read: [R, n, …] what the first one's part reads.
+            within: the first one's keys and values; those of the others lie behind them.
+            mask: [R or 1, 1, n, S] what is added to scores; by default causal.
+        """
+        from draftree.kernels.layer import layers as code  # numba takes half a second to import
         from draftree.kernels.team import run
 
-        (rows, n, _), wide = x.shape, self.groups * self.heads * self.width
-        keys, values, starts, slots = cache.within(self.index) if isinstance(cache, Writer) else (None, None, None, n)
-        apart = keys is None or values is None  # then the cache is one that takes tensors
-        if keys is None or values is None:
-            keys, values = (x.new_empty(rows, self.groups, n, self.width) for _ in range(2))
-        tokens, sizes, read = rows * n, (rows, n, self.groups, self.heads, self.width), x if ready is None else ready
-        parts = [tokens * width * self.size for width in (wide, wide, self.inner, self.deep)]
-        shared = torch.empty(sum(parts), dtype=torch.uint8)  # of all threads
-        q, after, act, hidden, _ = itertools.accumulate(parts, initial=shared.data_ptr())
-        angles = *map(place, turned), n if len(turned[0]) > 1 else 0
-        to = 0 if starts is None else starts.ctypes.data, *self._lie(keys), *self._lie(values)
-        run(stored(self.half, self.four), (place(read), *self._first, *angles, q, *to, *sizes, self.reads,
-                                           self._epsilons[0], *self._own(tokens, wide, 0)))  # fmt: skip
-        if apart and cache is not None:
-            keys, values = (t if t.stride(3) == 1 else t.contiguous() for t in cache.update(keys, values, self.index))
-            slots = keys.shape[2]
-        if mask is None or mask.dtype is not x.dtype or mask.stride(3) != 1:
-            mask = additive(x[:, None], slots, mask).to(x.dtype).contiguous()
-        by_mask = self.size * mask.stride(0) * (len(mask) > 1), self.size * mask.stride(2)
-        out = torch.empty_like(x)
-        run(finished(self.half, self.four), (
-            place(x), q, place(mask), *self._lie(keys), *self._lie(values), *sizes, self.deep, self.inner, slots, *by_mask,
-            *self._limits, self._epsilons[1], *self._own(tokens, wide, slots), after, act, hidden, place(out), *self._rest,
+        x, sizes, out, size = self._x, self._sizes, torch.empty_like(self._x), self._x.element_size()
+        (rows, n, _), (q, after, act, hidden, between) = x.shape, self._places
+        if parts & SECOND_PART and (mask is None or mask.dtype is not x.dtype or mask.stride(3) != 1):
+            mask = additive(x[:, None], within.slots, mask).to(x.dtype).contiguous()
+        by_mask = (0, 0) if mask is None else (size * mask.stride(0) * (len(mask) > 1), size * mask.stride(2))
+        cosines, sines = self._turned
+        keys, values = within.keys, within.values
+        records = array("q", [layer.record.buffer_info()[0] for layer in layers])
+        run(code(sizes.dtype is torch.bfloat16, sizes.four), (
+            parts, len(layers), place(read), between, place(out), place(keys), size * within.of_keys,
+            place(values), size * within.of_values, records.buffer_info()[0],
+            place(cosines), place(sines), n if len(cosines) > 1 else 0, q,
+            0 if within.starts is None else within.starts.ctypes.data,
+            *(size * step for t in (keys, values) for step in t.stride()[:3]),
+            rows, n, sizes.groups, sizes.heads, sizes.width, sizes.reads, *sizes.own(rows * n, within.slots),
+            place(mask), *by_mask, within.slots, sizes.scale,
+            LOWEST[x.dtype], sizes.deep, sizes.inner, after, act, hidden,
         ))  # fmt: skip
         return out
 
-    def _lie(self, tensor: Tensor) -> tuple[int, int, int, int]:
-        """Where keys or values [R, G, S, D] lie, and how many bytes rows, groups and slots lie apart."""
-        by_row, by_group, by_slot, _ = tensor.stride()
-        return tensor.data_ptr(), self.size * by_row, self.size * by_group, self.size * by_slot
 
-    def _own(self, tokens: int, wide: int, slots: int) -> tuple[int, int]:
-        """The address of the first thread's own memory, and the bytes to the next one's."""
-        widest, blocks, heads = max(self.deep, self.inner, self.reads, wide), -(-slots // COLUMNS), QUERIES * self.heads
-        attending = blocks * 4 + self.width * 128 + heads * (blocks * 128 + self.width * 4) + (heads + 4) * 4
-        feeding = tokens * max(self.deep, self.reads) * self.size + (tokens * widest // GROUP * 4 if self.four else 0)
-        return scratch(max(attending, feeding + max(2 * ROWS * 128, ROWS * self.width * 4)), torch.get_num_threads())
-
-
-def _state(weights: Sequence[Tensor]) -> int:
-    """Changes with the values of weights, and with where they lie."""
-    return sum(w._version + w.data_ptr() for w in weights)
+LOWEST = {dtype: single(torch.finfo(dtype).min / 2) for dtype in DTYPES}
+"""A mask that hides a key is below, as the bits of a float32."""
 
 
 def epsilon(norm: Any) -> float:
@@ -228,19 +323,19 @@ def compile_layers(model: nn.Module) -> bool:
     Returns:
         Whether there are any.
     """
-    agreed: dict[Any, bool] = {}
-    found = [m for m in model.modules() if fits(m)]
-    for module in found:
-        ours = Layer(module)
-        kind = repr(module)
+    agreed, used = dict[str, bool](), list[Layer]()
+    for module in filter(fits, model.modules()):
+        ours, kind = Layer(module), repr(module)
         if kind not in agreed:
             agreed[kind] = agrees(module, ours)
         if agreed[kind]:
-            if isinstance(module, PreparedLayer):
-                module.finish = MethodType(partial(_finish, ours=ours), module)  # type: ignore[method-assign]
-            else:
-                module.forward = MethodType(partial(_forward, ours=ours), module)
-    return any(agreed.values())
+            used.append(ours)
+    config = getattr(model, "config", None)
+    one_mask = len(set(getattr(config, "layer_types", None) or ())) < 2
+    for i, layer in enumerate(used):
+        others = next((k for k, other in enumerate(used) if k > i and other.sizes != layer.sizes), len(used))
+        layer.use(used[i + 1 : others] if one_mask else [])
+    return bool(used)
 
 
 def hasten(model: Any, loading: Loading, must: bool = True) -> None:
@@ -280,9 +375,10 @@ def compiled_kinds(model: nn.Module) -> list[str]:
 @torch.inference_mode()
 def agrees(module: Any, ours: Layer) -> bool:
     """True where a layer and its machine code differ by rounding alone, over random states that some see and some do not."""
-    n, draw, dtype = 5, torch.Generator().manual_seed(0), ours.dtype
-    x, ready = (torch.empty(2, n, deep).normal_(generator=draw).to(dtype) for deep in (ours.deep, ours.reads))
-    angles = torch.empty(2, n, ours.width // 2).uniform_(0, 6, generator=draw).repeat(1, 1, 2)
+    n, draw, sizes = 5, torch.Generator().manual_seed(0), ours.sizes
+    dtype = sizes.dtype
+    x, ready = (torch.empty(2, n, deep).normal_(generator=draw).to(dtype) for deep in (sizes.deep, sizes.reads))
+    angles = torch.empty(2, n, sizes.width // 2).uniform_(0, 6, generator=draw).repeat(1, 1, 2)
     turned = angles.cos().to(dtype), angles.sin().to(dtype)
     mask = torch.full((2, 1, n, n), torch.finfo(dtype).min, dtype=dtype).triu(1)
     mask[0, 0, 3, 1:3] = torch.finfo(dtype).min
@@ -302,13 +398,15 @@ def agrees(module: Any, ours: Layer) -> bool:
 
 def _may(module: Any, ours: Layer, turned: Any, mask: Any, *given: Tensor) -> bool:
     """True where a pass is one of those that the machine code does."""
-    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *ours.weights))
-    whole = all(t.is_contiguous() and t.dtype is ours.dtype for t in (*given, *turned))
+    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *module.parameters()))
+    whole = all(t.is_contiguous() and t.dtype is ours.sizes.dtype for t in (*given, *turned))
     return whole and not grad and ours.of(module) and (mask is None or mask.shape[1] == 1)
 
 
 def _forward(module: Any, hidden_states: Tensor, ours: Layer, **given: Any) -> Any:
     """The forward of a layer."""
+    if ours in vars(hidden_states).get(THROUGH, ()):
+        return hidden_states
     turned, mask = given.get("position_embeddings"), given.get("attention_mask")
     if turned is None or not _may(module, ours, turned, mask, hidden_states):
         own: Callable[..., Any] = type(module).forward
