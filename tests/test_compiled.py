@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from draftree.engine import load, plain
 from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
 from draftree.kernels import team
+from draftree.models import compiling
 from draftree.models.cache import SlotCache
-from draftree.models.compiled import Layer, agrees, compile_layers, compiled_kinds, fits, hasten, is_compiled, single
+from draftree.models.compiled import Layer, single
+from draftree.models.compiling import agrees, compile_layers, compiled_kinds, fits, hasten, is_compiled
 from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
 from draftree.models.sources import Loading
@@ -62,7 +65,7 @@ def model_of(kind: str, dtype: torch.dtype, **sizes: Any) -> PreTrainedModel:
 def both(kind: str, dtype: torch.dtype, **sizes: Any) -> tuple[Decoder, Decoder]:
     own = model_of(kind, dtype, **sizes)
     ours = copy.deepcopy(own)
-    hasten(ours, Loading(compile=True))
+    hasten(ours, Loading(), True)
     return Decoder(own), Decoder(ours)
 
 
@@ -179,14 +182,15 @@ def test_a_layer_goes_its_own_way_where_ours_does_not() -> None:
         assert each(x.double(), position_embeddings=tuple(t.double() for t in turned)).dtype is torch.float64
 
 
-def test_another_layer_of_the_same_look_stays_as_it_is() -> None:
+def test_another_layer_of_the_same_look_stays_as_it_is(tmp_path: Path) -> None:
     config = AutoConfig.for_model("granite", **SIZES, residual_multiplier=0.5)
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     assert any(map(fits, model.modules()))
     assert not compile_layers(model)
+    assert not hasten(model, Loading(), True)
+    model.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="compile is true for a GraniteForCausalLM"):
-        hasten(model, Loading(compile=True))
-    hasten(model, Loading(compile=True), must=False)
+        Target.load(str(tmp_path), compile=True)
 
 
 def exchanged(layer: Layer, one: int, other: int) -> None:
@@ -211,6 +215,18 @@ def test_a_trial_sees_a_mistake(mistake: str, dtype: torch.dtype) -> None:
     assert agrees(module, ours)
     MISTAKES[mistake](ours)
     assert not agrees(module, ours)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_large_model_is_compiled_where_that_is_faster(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, model = model_of("llama", torch.float32), model_of("llama", torch.float32)
+    assert not hasten(small, Loading(), None), "it would have to be waited for"
+    monkeypatch.setattr(compiling, "LARGE", 1000)
+    monkeypatch.setattr(compiling, "quicker", lambda topic, about, works: [work() for work in works()] and faster)
+    for told in (Loading(kernels="stock"), Loading(attn_implementation="eager")):
+        assert not hasten(model, told, None)
+    assert hasten(model, Loading(), None) is faster
+    assert compiled_kinds(model) == ["LlamaDecoderLayer"] * faster
 
 
 @pytest.fixture(scope="module")

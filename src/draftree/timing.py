@@ -17,7 +17,7 @@ from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.models.between import shortened
 from draftree.models.cache import SlotCache
-from draftree.models.compiled import compiled_kinds
+from draftree.models.compiling import compiled_kinds
 from draftree.models.linears import packed_shapes
 from draftree.models.target import Target
 from draftree.policies.base import append

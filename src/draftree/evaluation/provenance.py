@@ -15,7 +15,7 @@ import transformers
 import draftree
 from draftree.boundary.machine import machine
 from draftree.models.between import shortened
-from draftree.models.compiled import compiled_kinds
+from draftree.models.compiling import compiled_kinds
 from draftree.models.linears import packed_shapes
 from draftree.models.target import Target
 

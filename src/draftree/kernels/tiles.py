@@ -189,6 +189,7 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x, x_step, g, g_step, w, w_step, count, out, out_step = args
+        builder.function.attributes.add("noinline")  # else every product compiles all tiles once more
         code, before = _Code(builder), builder.block
         loop, behind = builder.append_basic_block("words"), builder.append_basic_block("done")
         rows = [builder.add(x, builder.mul(x_step, _PLACE(r))) for r in range(m)]
@@ -257,7 +258,7 @@ def _tiles(kind: str, onward: bool) -> Any:
         else:
             t8(x, x_step, g, g_step, w, w_step, count, out, out_step)
 
-    return njit(nogil=True)(few)
+    return njit(nogil=True, forceinline=False)(few)
 
 
 pairs, reals = _tiles("pairs", onward=False), _tiles("reals", onward=False)

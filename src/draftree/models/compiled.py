@@ -21,14 +21,11 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from draftree.errors import UserError
-from draftree.models.between import GATED
 from draftree.models.cache import Within, Writer
 from draftree.models.exact_attention import additive
 from draftree.models.four_bits import FourBits
-from draftree.models.linears import let_go, quicken
-from draftree.models.sources import Loading
-from draftree.models.tiled import COLUMNS, DTYPES, GROUP, ROWS, has_dots, place, scratch, tileable, tiles, tiles_of_four
+from draftree.models.linears import let_go
+from draftree.models.tiled import COLUMNS, DTYPES, GROUP, ROWS, place, scratch, tiles, tiles_of_four
 
 FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
 """Of a layer: up to what it stores, and from its attention on."""
@@ -36,11 +33,6 @@ THROUGH = "draftree_layers"
 """An attribute of a tensor that several layers made in one call: those behind the first one, which have nothing to do."""
 QUERIES = 8
 """Queries of an attention that are worked on at a time; as in `kernels/layer.py`."""
-CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-"""The parts of a layer that we know."""
-CLOSE, SUMS = 4.0, 64.0
-"""How far what a trial gives may lie from the model's own, beside the size of all of it: in units of its precision, and, as
-sums of thousands go another way, of float32's."""
 
 
 def single(value: float) -> int:
@@ -284,116 +276,14 @@ def epsilon(norm: Any) -> float:
     return float(vars(norm).get("variance_epsilon", vars(norm).get("eps", 0.0)))
 
 
-def _tileable(linear: Any) -> bool:
-    """True for a linear layer that we have code for."""
-    if type(linear) is FourBits:
-        return has_dots()
-    return type(linear) is nn.Linear and tileable(linear.weight, linear.bias)
-
-
 def _tiles(linear: Any) -> Tensor:
     """A linear layer's weight as it is laid out for the code."""
     return tiles_of_four(linear.numbers, linear.scales.detach()) if type(linear) is FourBits else tiles(linear.weight)
 
 
-def fits(module: Any) -> bool:
-    """True for a module that looks like a layer that is compiled."""
-    if not isinstance(module, PreparedLayer) and {name for name, _ in module.named_children()} != CHILDREN:
-        return False
-    attention, mlp = module.self_attn, module.mlp
-    parts, known = {name for name, _ in attention.named_children()}, {"q_proj", "k_proj", "v_proj", "o_proj"}
-    if not known <= parts <= known | {"q_norm", "k_norm"} or {n for n, _ in mlp.named_children()} != GATED:
-        return False
-    linears = [*(getattr(attention, name) for name in sorted(known)), mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    if len({type(x) for x in linears}) > 1 or not all(map(_tileable, linears)):
-        return False
-    one = len({p.dtype for p in module.parameters() if p.is_floating_point()}) == 1 and not [
-        *attention.parameters(recurse=False)
-    ]
-    widths = [getattr(attention, "head_dim", None), *(x.out_features for x in linears)]
-    return one and all(isinstance(w, int) and w % COLUMNS == 0 for w in widths)
-
-
-def compile_layers(model: nn.Module) -> bool:
-    """Lets the layers of a model that can be compiled be computed as machine code; the others stay what they are.
-
-    Args:
-        model: whose weights are not expected to change.
-
-    Returns:
-        Whether there are any.
-    """
-    agreed, used = dict[str, bool](), list[Layer]()
-    for module in filter(fits, model.modules()):
-        ours, kind = Layer(module), repr(module)
-        if kind not in agreed:
-            agreed[kind] = agrees(module, ours)
-        if agreed[kind]:
-            used.append(ours)
-    config = getattr(model, "config", None)
-    one_mask = len(set(getattr(config, "layer_types", None) or ())) < 2
-    for i, layer in enumerate(used):
-        others = next((k for k, other in enumerate(used) if k > i and other.sizes != layer.sizes), len(used))
-        layer.use(used[i + 1 : others] if one_mask else [])
-    return bool(used)
-
-
-def hasten(model: Any, loading: Loading, must: bool = True) -> None:
-    """Lets a model be computed by the kernels that are asked for.
-
-    Args:
-        model: as it was loaded, where it is to be.
-        loading: the options.
-        must: whether it is a mistake to ask that it be compiled where it cannot be.
-
-    Raises:
-        UserError: it cannot be compiled.
-    """
-    compiled = loading.compile and compile_layers(model)
-    quicken(model, loading.kernels or ("tiled" if loading.compile else None), inside(model))
-    if must and loading.compile and not compiled and next(model.parameters()).device.type == "cpu":
-        told = "layers of the Llama kind, in bfloat16 or float32 on a CPU"
-        raise UserError(f"compile is true for a {type(model).__name__}, allowed is it for models with {told}")
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """True where a layer is computed as machine code."""
-    ours = (vars(module).get(name) for name in ("forward", "finish"))
-    return any(isinstance(own, MethodType) and getattr(own.__func__, "func", None) in (_forward, _finish) for own in ours)
-
-
-def inside(model: nn.Module) -> set[nn.Module]:
-    """The parts of the layers of a model that are computed as machine code."""
-    return {part for layer in filter(is_compiled, model.modules()) for part in layer.modules()}
-
-
-def compiled_kinds(model: nn.Module) -> list[str]:
-    """The kinds of layers that are computed as machine code, for the record."""
-    return sorted({type(m).__name__ for m in model.modules() if is_compiled(m)})
-
-
-@torch.inference_mode()
-def agrees(module: Any, ours: Layer) -> bool:
-    """True where a layer and its machine code differ by rounding alone, over random states that some see and some do not."""
-    n, draw, sizes = 5, torch.Generator().manual_seed(0), ours.sizes
-    dtype = sizes.dtype
-    x, ready = (torch.empty(2, n, deep).normal_(generator=draw).to(dtype) for deep in (sizes.deep, sizes.reads))
-    angles = torch.empty(2, n, sizes.width // 2).uniform_(0, 6, generator=draw).repeat(1, 1, 2)
-    turned = angles.cos().to(dtype), angles.sin().to(dtype)
-    mask = torch.full((2, 1, n, n), torch.finfo(dtype).min, dtype=dtype).triu(1)
-    mask[0, 0, 3, 1:3] = torch.finfo(dtype).min
-    if isinstance(module, PreparedLayer):
-        wanted, found = type(module).finish(module, ready, x, turned, mask, {}), ours(x, mask, turned, None, ready)
-    else:
-        try:
-            wanted = type(module).forward(module, x, attention_mask=mask, position_embeddings=turned)
-        except Exception:  # a layer of that look that takes something else is another one
-            return False
-        found = ours(x, mask, turned, None)
-    if not isinstance(wanted, Tensor):
-        return False
-    apart = (found.float() - wanted.float()).norm() / (wanted - x).float().norm()
-    return bool(apart < CLOSE * torch.finfo(dtype).eps + SUMS * torch.finfo(torch.float32).eps)
+def is_machine_code(function: Any) -> bool:
+    """True for what `Layer.use` puts in the place of a module's own."""
+    return isinstance(function, MethodType) and getattr(function.__func__, "func", None) in (_forward, _finish)
 
 
 def _may(module: Any, ours: Layer, turned: Any, mask: Any, *given: Tensor) -> bool:

@@ -21,7 +21,7 @@ from draftree.boundary.files import read_object, write_text
 from draftree.boundary.machine import interleaved, kept, machine
 from draftree.errors import UserError
 from draftree.models.between import shortened
-from draftree.models.compiled import compiled_kinds
+from draftree.models.compiling import compiled_kinds
 from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
 from draftree.models.linears import packed_shapes

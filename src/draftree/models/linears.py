@@ -11,7 +11,7 @@ import ctypes
 import json
 import mmap
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MethodType
@@ -161,29 +161,34 @@ def _forward(module: nn.Linear, rows: Tensor, by: Laid) -> Tensor:
 def faster(layers: Sequence[nn.Linear]) -> bool:
     """True where layers of one shape take less time by oneDNN's kernel on this machine; timed once, and kept."""
     weight = layers[0].weight
-    about = {**machine(weight.device), "dtype": str(weight.dtype), "shape": str(tuple(weight.shape)), "tried": str(TRIED)}
-    path = kept("kernels", about)
-    with suppress(UserError, KeyError, TypeError):
-        if path.is_file():
-            return bool(read_object(path, "kernels")["packed"] < 1)
-    own, ours = timed(layers[:SOME])
-    with suppress(OSError):  # a home that cannot be written to: timed again the next time
-        write_text(path, json.dumps({"packed": ours / own, "about": about}, indent=1))
-    return ours < own
+    some = [torch.ones(n, weight.shape[1], dtype=weight.dtype) for n in TRIED]
+
+    def work(by: Callable[[], Sequence[Callable[[Tensor], Any]]]) -> Callable[[], Any]:
+        laid_out = by()
+        return lambda: [layer(rows) for rows in some for layer in laid_out]
+
+    stock = lambda: [partial(linear, weight=layer.weight, bias=layer.bias) for layer in layers[:SOME]]
+    packed = lambda: [Packed(layer.weight, layer.bias) for layer in layers[:SOME]]
+    about = {"dtype": str(weight.dtype), "shape": str(tuple(weight.shape)), "tried": str(TRIED)}
+    return quicker("kernels", about, lambda: (work(stock), work(packed)))
 
 
 @torch.inference_mode()
-def timed(layers: Sequence[nn.Linear]) -> tuple[float, float]:
-    """Seconds of all layers at the widths tried, by torch's own kernel and by oneDNN's."""
-    weight = layers[0].weight
-    some = [torch.ones(n, weight.shape[1], dtype=weight.dtype) for n in TRIED]
-    packed = [Packed(layer.weight, layer.bias) for layer in layers]
+def quicker(topic: str, about: Mapping[str, str], works: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]]) -> bool:
+    """True where the second of two works takes less time on this machine; timed once, and kept.
 
-    def run(by: Sequence[Callable[[Tensor], Any]]) -> None:
-        for rows in some:
-            for layer in by:
-                layer(rows)
-
-    stock = [partial(linear, weight=layer.weight, bias=layer.bias) for layer in layers]
-    own, ours = interleaved([partial(run, stock), partial(run, packed)], weight.device, LONGEST)
-    return own, ours
+    Args:
+        topic: the folder where it is kept.
+        about: what it depends on beside the machine.
+        works: makes both.
+    """
+    cpu = torch.device("cpu")
+    told = {**machine(cpu), **about}
+    path = kept(topic, told)
+    with suppress(UserError, KeyError, TypeError):
+        if path.is_file():
+            return bool(read_object(path, topic)["packed"] < 1)
+    own, ours = interleaved(works(), cpu, LONGEST)
+    with suppress(OSError):  # a home that cannot be written to: timed again the next time
+        write_text(path, json.dumps({"packed": ours / own, "about": told}, indent=1))
+    return ours < own

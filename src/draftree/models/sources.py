@@ -167,8 +167,9 @@ class Loading(Source):
             `bits` in half precision where a step takes at most 2 % longer by it (`exactness.py`), else `ties`.
         kernels: by which linear layers are computed on a CPU (`linears.py`); by default torch's or oneDNN's, whichever is
             faster for each shape.
-        compile: whether layers are computed as machine code, the drafter's likewise: on a CPU two calls a layer in any width
-            (`compiled.py`), on a GPU passes in few widths that are recorded (`capture.py`).
+        compile: whether layers are computed as machine code, the drafter's likewise: on a CPU in any width (`compiled.py`), by
+            default where the target is large, they can be and it is faster; on a GPU passes in few widths, recorded
+            (`capture.py`), by default not.
     """
 
     device: Any = knob(None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU where there is one.")
@@ -189,7 +190,12 @@ class Loading(Source):
         panel=PANEL,
         help="Of linear layers on a CPU: torch's (stock), oneDNN's (packed), ours (tiled); by default what is fast.",
     )
-    compile: bool = knob(False, panel=PANEL, help="Compute layers as machine code; on a GPU, as recorded graphs.")
+    compile: bool | None = knob(
+        None,
+        flag="--compile/--no-compile",
+        panel=PANEL,
+        help="Compute layers as machine code, on a GPU as recorded graphs; by default where it is faster.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

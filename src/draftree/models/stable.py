@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from draftree.models.compiled import inside
+from draftree.models.compiling import inside
 from draftree.models.decoder import Decoder
 from draftree.models.experts import are_experts, expert, routed
 from draftree.models.feed import Feed

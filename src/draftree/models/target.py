@@ -29,7 +29,7 @@ from draftree.models.architectures import refuse_unsupported
 from draftree.models.between import shorten
 from draftree.models.cache import SlotCache
 from draftree.models.capture import Eager, Graphs
-from draftree.models.compiled import hasten
+from draftree.models.compiling import hasten
 from draftree.models.decoder import Decoder, pretrained
 from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
 from draftree.models.feed import Feed
@@ -197,12 +197,15 @@ class Target:
             model = merged(placed(model, place, "device_map" in told), loading).requires_grad_(False)
             if four:
                 round_to_four_bits(model)
-            hasten(model, loading)
+            compiled = hasten(model, loading, loading.compile)
+            if loading.compile and not compiled and place.type == "cpu":
+                kinds = "layers of the Llama kind, in bfloat16 or float32"
+                raise UserError(f"compile is true for a {type(model).__name__}, allowed on a CPU is it for {kinds}")
             shorten(model, loading.kernels)
             decoder = Decoder(model, capture=Graphs() if loading.compile and place.type == "cuda" else Eager())
             _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
         free = loading.attn_implementation is None
-        stable, exactness = decided(decoder, name, loading.exactness, free, anyway=chosen or four or loading.compile)
+        stable, exactness = decided(decoder, name, loading.exactness, free, anyway=chosen or four or compiled)
         if chosen and stable is None:
             return cls.load(name, torch.float32, device, **how)
         if chosen:

@@ -27,7 +27,7 @@ from draftree.drafters.base import Drafter, Trainable
 from draftree.engine import Engine, Held
 from draftree.errors import UserError
 from draftree.loop import Parts, State, admit, decode, plain, release, step
-from draftree.models.compiled import hasten
+from draftree.models.compiling import compiled_kinds, hasten
 from draftree.models.target import Needs, Target
 from draftree.policies.base import Policy, append
 from draftree.registry import KINDS, check_exact, part, parts
@@ -174,8 +174,8 @@ class Suite:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(3)
                 made = part("drafter", name)().example(self.target)
-            if self.target.loading.compile and isinstance(made, Trainable):
-                hasten(made.model, self.target.loading, must=False)
+            if isinstance(made, Trainable) and compiled_kinds(self.target.decoder.model):
+                hasten(made.model, self.target.loading, True)
             self._examples[name] = made
         return Coached(self._examples[name], coach(plans, self.target.decoder.vocab))
 

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from draftree.drafters.base import Drafter
 from draftree.drafters.lookup.texts import Texts, cut, extended
 from draftree.models.capture import Capture, Eager, Made
-from draftree.models.compiled import hasten
+from draftree.models.compiling import hasten
 from draftree.models.decoder import Decoder
 from draftree.models.sources import Loading
 from draftree.models.target import Needs, Probes, Taps, Target
@@ -35,9 +35,6 @@ def tiny_target(context: int = 40, seed: int = 1, capture: Capture = Eager(), co
         seed: of the weights.
         capture: how its passes over trees are run.
         compiled: whether its layers are machine code, and its weights float32; else they are float64.
-
-    Raises:
-        UserError: its layers cannot be compiled here.
     """
     width = 32 if compiled else 8
     config = LlamaConfig(
@@ -58,9 +55,8 @@ def tiny_target(context: int = 40, seed: int = 1, capture: Capture = Eager(), co
         model = LlamaForCausalLM(config).requires_grad_(False)
     if not compiled:
         return Target(Decoder(model.double(), capture=capture), "tiny")
-    loading = Loading(compile=True)
-    hasten(model, loading)
-    return Target(Decoder(model, capture=capture), "tiny", loading=loading)
+    hasten(model, Loading(), True)
+    return Target(Decoder(model, capture=capture), "tiny")
 
 
 class Recorder:
