@@ -8,10 +8,11 @@ Shapes: R rows, n tokens of each, S slots, H entries of a hidden state, G key-va
 """
 
 import itertools
+import operator
 import struct
 from abc import ABC
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -33,6 +34,9 @@ THROUGH = "draftree_layers"
 """An attribute of a tensor that several layers made in one call: those behind the first one, which have nothing to do."""
 QUERIES = 8
 """Queries of an attention that are worked on at a time; as in `kernels/layer.py`."""
+
+
+_VERSION = operator.attrgetter("_version")
 
 
 def single(value: float) -> int:
@@ -113,6 +117,28 @@ class Sizes:
 
 
 @final
+class Unchanged:
+    """Sees whether weights have changed, or lie elsewhere.
+
+    Args:
+        weights: as they are now.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self.weights = tuple(weights)
+        self._state = self._found()
+
+    def _found(self) -> int:
+        versions: int = sum(map(_VERSION, self.weights))  # asked in every pass, of all weights: no loop of Python's
+        return versions + sum(map(Tensor.data_ptr, self.weights))
+
+    @property
+    def still(self) -> bool:
+        """True where they are what they were."""
+        return self._found() == self._state
+
+
+@final
 class Layer:
     """The machine code of one layer.
 
@@ -133,8 +159,8 @@ class Layer:
             single(float(attention.scaling)),
         )  # fmt: skip
         self._module, self._index, self._behind = module, int(attention.layer_idx), list[Layer]()
-        self._last, self._weights = mlp.down_proj, list(module.parameters())
-        self._as_laid_out = self._state
+        self._last, self._laid_out = mlp.down_proj, Unchanged(module.parameters())
+        self._all_laid_out = self._laid_out
         reading = attention.q_proj, attention.k_proj, attention.v_proj
         biased = reading[0].bias is not None
         into, bias = torch.cat(list(map(_tiles, reading))), torch.cat([x.bias.detach() for x in reading]) if biased else None
@@ -149,7 +175,7 @@ class Layer:
             place(into), place(bias), *(0 if norm is None else place(norm.weight) for norm in heads),
             single(epsilon(second)), o, biases[0], place(second.weight), gate, biases[1], up, biases[2], down, biases[3],
         ))  # fmt: skip
-        for weight in (p for p in self._weights if p.dim() > 1):
+        for weight in (p for p in module.parameters() if p.dim() > 1):
             let_go(weight)
 
     def __deepcopy__(self, memo: Any) -> "Layer":
@@ -158,20 +184,15 @@ class Layer:
 
     def use(self, behind: "list[Layer]") -> None:
         """Puts the code in the place of the module's own, and in one call with those behind it."""
-        self._behind = behind
+        self._behind, self._all_laid_out = behind, Unchanged(w for layer in behind for w in layer._laid_out.weights)
         if isinstance(self._module, PreparedLayer):
             self._module.finish = MethodType(partial(_finish, ours=self), self._module)  # type: ignore[method-assign]
         else:
             self._bound = self._module.forward = MethodType(partial(_forward, ours=self), self._module)
 
-    @property
-    def _state(self) -> int:
-        """Changes with the values of weights, and with where they lie."""
-        return sum(w._version + w.data_ptr() for w in self._weights)
-
     def of(self, module: Any) -> bool:
         """True where a layer's weights are those that were laid out, unchanged."""
-        return module.mlp.down_proj is self._last and self._state == self._as_laid_out
+        return module.mlp.down_proj is self._last and self._laid_out.still
 
     def __call__(
         self, x: Tensor, mask: Tensor | None, turned: tuple[Tensor, Tensor], cache: Cache | None, ready: Tensor | None = None
@@ -206,13 +227,13 @@ class Layer:
 
     def _following(self, most: int) -> "list[Layer]":
         """The layers that can be computed in one call with this one: nobody looks at what lies between them."""
-        found = list[Layer]()
-        for before, layer in itertools.pairwise([self, *self._behind[:most]]):
-            module, watched = layer._module, before._module._forward_hooks or layer._module._forward_pre_hooks
-            if watched or vars(module).get("forward") is not layer._bound or not layer.of(module):
+        found, module = list[Layer](), self._module
+        for layer in self._behind[:most]:
+            watched, module = module._forward_hooks or layer._module._forward_pre_hooks, layer._module
+            if watched or vars(module).get("forward") is not layer._bound or module.mlp.down_proj is not layer._last:
                 break
             found.append(layer)
-        return found
+        return found if self._all_laid_out.still else []
 
 
 @final
