@@ -2,7 +2,7 @@
 
     python benchmarks/passes.py --target smollm2 --dtype float32 --out passes.json
 
-Stock is torch's kernels, ours the faster linear layers, bits the same bit for bit, compiled layers as machine code. One process,
+Stock is torch's kernels, ours the faster linear layers, bits the same bit for bit, compiled as machine code. One process,
 all ways of one width in turns; the floor is the larger of bytes over the speed at which this machine reads
 memory and operations over that at which it multiplies, measured in the same run.
 """
