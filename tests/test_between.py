@@ -48,6 +48,18 @@ def test_a_layer_gives_what_its_own_gives_in_any_company(kind: str, dtype: torch
             assert torch.equal(ours(rows[:, 3 : 3 + n]), ours(rows)[:, 3 : 3 + n])
 
 
+def test_a_norm_is_as_close_to_float64_as_the_models_own() -> None:
+    """Of wide rows the squares are many, and what is lost as they are added up shows."""
+    for width in (64, 576, 4096):
+        own = LlamaRMSNorm(width, 1e-6)
+        ours, rows = copy.deepcopy(own).requires_grad_(False), drawn(200, width, dtype=torch.float32)
+        shorten(ours)
+        exact = rows.double() * (rows.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        off, theirs = ((norm(rows) - exact).square().mean() for norm in (ours, own))
+        assert shortened(ours)
+        assert off < theirs
+
+
 def test_a_gate_keeps_bits_wherever_a_number_lies() -> None:
     from draftree.kernels.rows import kernels
 

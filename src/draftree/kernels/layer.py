@@ -86,10 +86,10 @@ def _biased(sums: Any, count: Any, bias: Any, at: Any, half: Any) -> None:
 @part
 def _head(sums: Any, width: Any, weight: Any, epsilon: Any, half: Any) -> None:
     """A head's entries, normed where its model does that."""
-    total = ZERO
+    total = np.float64(0)
     for e in range(width):
-        total += real(sums, e) * real(sums, e)
-    by = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
+        total += np.float64(real(sums, e) * real(sums, e))
+    by = np.float32(1 / np.sqrt(total / width + epsilon))
     for e in range(width):
         put_real(sums, e, settled(number(weight, e, half) * settled(real(sums, e) * by, half), half))
 
