@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py --target smollm2 --suite spec_bench.jsonl --category math_reasoning --per-category 20 \
         --assistant VDM_STANDALONE --ours "edd pct" --ours "eagle3 eagle2" --out peers.json \
-        [--int4] [--gguf model.Q4_1.gguf] [--plot peers.svg]
+        [--int4] [--uncompiled] [--static] [--gguf model.Q4_1.gguf] [--plot peers.svg]
 
 Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first prompt warms up and does not
 count. All write greedily, and the passes of the model are counted, those over the prompt too. A text that differs from plain
@@ -10,8 +10,9 @@ decoding's is counted: in float32 two tokens as good as equally likely may chang
 transformers writes with this model object as draftree has loaded it, attention and kernels, and once as it is by itself: with
 sdpa and torch's own kernels, where texts may part at near ties. `--assistant` is what `draftree export vdm --standalone`
 writes, with the target's whole head, as transformers' assisted generation takes no other. `--int4` writes ours once more with
-weights held in four bits. `--gguf` names a file of the same weights for the engines of `engines.py`, which write at its bits,
-so that their texts are another model's.
+weights held in four bits, `--uncompiled` with layers that are not machine code. `--static` lets transformers write with a
+static cache and a forward compiled by torch, which two prompts of other lengths warm up. `--gguf` names a file of the same
+weights for the engines of `engines.py`, which write at its bits, so that their texts are another model's.
 """
 
 import argparse
@@ -79,10 +80,17 @@ def steps(target: Target, request: Request) -> list[int]:
     return plain(target, [request]).tokens[0]
 
 
+def compiled(name: str, dtype: torch.dtype) -> dict[str, Way]:
+    """transformers' `generate` with a static cache, its model's forward compiled by torch."""
+    target = Target.load(name, dtype, kernels="stock", exactness="ties")
+    target.decoder.model.forward = torch.compile(target.decoder.model.forward)  # type: ignore[method-assign]
+    return {"transformers: static cache, compiled": partial(theirs, target, cache_implementation="static")}
+
+
 def ways(
-    target: Target, stock: Target, held: Target | None, pairs: list[str], assistant: str | None, gguf: Path | None
+    target: Target, stock: Target, others: dict[str, Target], pairs: list[str], assistant: str | None, gguf: Path | None
 ) -> dict[str, Way]:
-    """Every way by its name, plain decoding first; `held` is a target of four bits."""
+    """Every way by its name, plain decoding first; others are further targets, each by what it is."""
     return {
         PLAIN: partial(steps, target),
         "transformers: generate": partial(theirs, target),
@@ -91,7 +99,8 @@ def ways(
         **speculative(target, assistant),
         **(engines(gguf) if gguf else {}),
         **own(target, pairs, "draftree"),
-        **({"draftree, 4 bits: plain": partial(steps, held), **own(held, pairs, "draftree, 4 bits")} if held else {}),
+        **{f"draftree, {kind}: plain": partial(steps, other) for kind, other in others.items()},
+        **{k: way for kind, other in others.items() for k, way in own(other, pairs, f"draftree, {kind}").items()},
     }
 
 
@@ -141,16 +150,22 @@ def main() -> int:
     ap.add_argument("--ours", action="append", default=[], metavar="'DRAFTER POLICY'")
     ap.add_argument("--assistant")
     ap.add_argument("--int4", action="store_true")
+    ap.add_argument("--uncompiled", action="store_true")
+    ap.add_argument("--static", action="store_true")
+    ap.add_argument("--dtype", choices=("float32", "bfloat16"))
     ap.add_argument("--gguf", type=Path)
     ap.add_argument("--out", type=Path, required=True)
     ap.add_argument("--plot", type=Path)
     args = ap.parse_args()
     try:
-        target = Target.load(args.target)
+        target = Target.load(args.target, args.dtype)
         stock = Target.load(args.target, target.decoder.dtype, kernels="stock", exactness="ties")
-        held = Target.load(args.target, quantize="int4", exactness="bits") if args.int4 else None
+        others = {"4 bits": Target.load(args.target, quantize="int4", exactness="bits")} if args.int4 else {}
+        if args.uncompiled:
+            others["not compiled"] = Target.load(args.target, args.dtype, compile=False)
         prompts = suites.load(args.suite).prompts
-        every = ways(target, stock, held, args.ours, args.assistant, args.gguf)
+        every = ways(target, stock, others, args.ours, args.assistant, args.gguf)
+        every |= compiled(args.target, target.decoder.dtype) if args.static else {}
     except UserError as error:
         print(f"peers: {error}", file=sys.stderr)
         return 2
@@ -161,11 +176,12 @@ def main() -> int:
     requests = [Request(ids, args.max_new_tokens, target.eos) for ids in encoded]
     seconds, tokens, passes = ({name: np.zeros(len(requests)) for name in every} for _ in range(3))
     calls = list[int]()
-    for each in (t for t in (target, stock, held) if t):
+    for each in (target, stock, *others.values()):
         each.decoder.model.register_forward_pre_hook(lambda *_: calls.append(1))
     same = dict.fromkeys(every, 0)
     for way in every.values():
-        way(requests[0])
+        for request in (requests[0], requests[-1]):
+            way(request)
     for i, request in enumerate(requests):
         names, texts = list(every), {}
         for name in names[i % len(names) :] + names[: i % len(names)]:
