@@ -40,6 +40,7 @@ check: .venv/ready
 conformance: .venv/ready
 	$(BIN)/python -m draftree.testing --full
 	$(BIN)/python -m draftree.testing --full --captured
+	$(BIN)/python -m draftree.testing --full --compiled
 	$(BIN)/pytest -m long tests/test_hybrid_decoding.py tests/test_states.py
 
 tables: .venv/ready
