@@ -290,7 +290,7 @@ def test_costs_are_measured_once_and_can_be_frozen(draftree, quick, folder: str,
     assert (status, err) == (0, "")
     assert set(found) == {"entries", "about", "ratio", "kept"}
     entry = found["entries"][0]
-    assert set(entry) == {"draft", "target", "commit", "find", "context", "rows"}
+    assert set(entry) == {"draft", "target", "commit", "find", "catch_up", "context", "rows"}
     assert found["ratio"] == entry["draft"]["1"] / entry["target"]["1"]
     assert json.loads(frozen.read_text()) == {k: found[k] for k in ("entries", "about")}
     assert Path(found["kept"]).read_text() == frozen.read_text()

@@ -24,7 +24,10 @@ from draftree.models.attention import Attending
 from draftree.models.decoder import Decoder
 from draftree.models.target import Target
 from draftree.registry import build
+from draftree.sampling.drawing import Drawing
+from draftree.testing.fakes import tiny_target
 from draftree.training.teacher import Teacher
+from draftree.tree import Tree, Verdict
 from forests import NOISE, texts, worst
 
 NAMES = ("llama", "qwen3", "gemma2", "gpt_neox", "mistral-sliding")
@@ -214,3 +217,30 @@ def test_auto_is_settled_by_the_texts_and_saved(tmp_path: Path) -> None:
     opened = build("drafter", str(tmp_path / "a")).open(t)
     assert opened.knobs.hidden_layer == entry
     assert EDD().fresh(t).settle(texts([12], np.random.default_rng(0))) == {}
+
+
+def test_what_is_committed_is_read_when_something_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target()
+    drafter = EDD().example(target)
+    assert isinstance(drafter, EDDDrafter)
+    prompt, root = np.arange(5), np.array([3])
+    cache = target.new_cache(1, 32)
+    state = drafter.start([prompt], root, target.prefill(cache, [prompt], drafter.needs).taps)
+    read, keys_and_values = [], drafter.decoder.keys_and_values
+    monkeypatch.setattr(drafter.decoder, "keys_and_values", lambda h, at: read.append(h.shape[1]) or keys_and_values(h, at))
+    eager = drafter.start([prompt], root, target.prefill(target.new_cache(1, 32), [prompt], drafter.needs).taps)
+    read.clear()
+    for token in (3, 1, 4):
+        tree = Tree.planted(np.arange(1), np.array([token]))
+        verdict = Verdict((np.zeros(0, np.int64),), np.array([9]))
+        taps = target.verify(cache, tree, drafter.needs).taps
+        target.commit(cache, tree, verdict)
+        state = drafter.commit(state, tree, verdict, taps)
+        assert not read, "a step that drafts nothing costs no pass"
+        eager = drafter.caught_up(drafter.commit(eager, tree, verdict, taps))
+        read.clear()
+    tree = Tree.planted(np.arange(1), np.array([9]))
+    (late, _), (early, _) = (drafter.expand(s, tree, np.arange(1), 4, Drawing()) for s in (state, eager))
+    assert read == [3], "all in one pass"
+    assert (late.tokens == early.tokens).all()
+    assert np.allclose(late.log_q, early.log_q, atol=1e-4)

@@ -38,8 +38,11 @@ CPU = Costs({1: 0.05, 8: 0.08, 32: 0.16}, {1: 1.0, 2: 1.15, 4: 1.4, 8: 1.8, 16: 
 
 
 def sure(r: float, **known: Any) -> Any:
-    """A memory that takes q for the acceptance, expects some child to be accepted with probability r, and may spend."""
-    reach = Logistic.around(np.log(r / (1 - r)), 0, 0, 0, prior=1e9)
+    """A memory that takes q for the acceptance, expects some child to be accepted with probability r, and may spend.
+
+    Where something was found it expects a child of the model's own the less, the larger the share that was found.
+    """
+    reach = Logistic.around(np.log(r / (1 - r)), 0, 0, 0, -5, prior=1e9)
     return replace(Yield().start(), reach=reach, regret_budget=99.0, **known)
 
 
@@ -136,9 +139,9 @@ class Found(Search):
         ({}, [[0], [1]], 2),  # .8 and .64 pay for a step of .6, .512 does not
         ({0: 0.9}, [], 1),  # what was found is worth .9: the model would add nothing, and is not asked below either
         ({0: 0.9, 1: 0.9, 2: 0.9}, [], 3),
-        ({0: 0.1}, [[0], [1]], 2),  # .8 − .1 pays for .6
-        ({0: 0.3}, [], 1),  # .8 − .3 does not
-        ({1: 0.7}, [[0]], 2),  # behind the model's node, worth .8, a find of .56 leaves it .08
+        ({0: 0.1}, [[0], [1]], 2),  # beside a find of .1 a child of its own is worth .71, which pays for .6
+        ({0: 0.3}, [], 1),  # beside one of .3 it is worth .47, which does not
+        ({1: 0.7}, [[0]], 2),  # behind the model's node, worth .8, beside a find of .56, .09
     ],
 )
 def test_the_model_is_asked_where_it_adds_more_than_its_price_to_what_was_found(
@@ -480,3 +483,48 @@ def test_no_fixed_budget_gains_more_of_a_block(seed: int, price: float, rate: fl
     net = lambda t: np.exp(t.score[1:]).sum() - rate * (costs.target_seconds(1 + t.drafted) - 1)
     fixed = [grown(Told(rule, 4), costs, None, DDTree(n, 4)) for n in (1, 2, 3, 5, 8, 16, 32)]
     assert net(tree) >= max(0.0, *map(net, fixed)) - 1e-3, "estimates stop at 1 − 1e-4"
+
+
+# What the model adds to what was found.
+
+
+OWN = int(always(0.8)(Tree.planted(np.arange(1), np.arange(1)), np.arange(1), 1).tokens[0, 0])
+
+
+def asked_beside(found: dict[int, float], memory: Any, token: int) -> Any:
+    """The memory after a step that asked the model beside a find of token 7, where the target goes on with a token."""
+    tree = grown(Found(found), Costs({1: 0.1}, {1: 1.0}), memory)
+    assert tree.notes is not None
+    path = np.flatnonzero((tree.parents == 0) & (tree.tokens == token))
+    return Yield().observe(
+        memory, tree, Verdict((path,), np.array([9])), Work((1,), len(tree), 1, 9, 1), Costs({1: 0.1}, {1: 1.0})
+    )
+
+
+def test_a_find_that_is_right_is_nothing_that_the_model_added() -> None:
+    memory = Yield().start()
+    right, own = (asked_beside({0: 0.3}, memory, token) for token in (7, OWN))
+    assert right.recent < memory.recent < own.recent
+    beside = np.array([1, 1, 0, 0, 0.3])
+    assert right.reach(beside) < memory.reach(beside) < own.reach(beside)
+
+
+def test_the_model_is_asked_now_and_then_where_only_finds_pay() -> None:
+    costs, memory, asked = Costs({1: 0.2}, {1: 1.0}), sure(0.1), 0
+    for _ in range(200):
+        expand = Found({0: 0.9})
+        tree = grown(expand, costs, memory)
+        found = np.flatnonzero(tree.tokens[1:] == 7)[:1] + 1
+        asked += len(expand.asked)
+        memory = Yield().observe(
+            memory, tree, Verdict((found,), np.array([7])), Work((1,) * len(expand.asked), len(tree), 1, 9, 1), costs
+        )
+    assert 5 <= asked <= 10, "one step in twenty costs a hundredth of the time"
+
+
+def test_looking_for_finds_does_not_empty_the_account() -> None:
+    costs, memory = Costs({1: 0.2}, {1: 1.0}, find=0.1), Yield().start()
+    for _ in range(50):
+        tree = Tree.planted(np.zeros(1, np.int64), np.zeros(1, np.int64))
+        memory = Yield().observe(memory, tree, Verdict((np.zeros(0, np.int64),), np.array([7])), Work((), 1, 1, 9, 1), costs)
+    assert memory.regret_budget > 0

@@ -44,6 +44,7 @@ class Costs(Part):
         context: committed tokens of each row.
         rows: how many there are.
         find: seconds in which a fusion finds what takes no pass, for a layer.
+        catch_up: seconds of what commits put off until something is drafted, in a step that drafts.
 
     Raises:
         UserError: a width, a figure, the context or the rows are not what they can be.
@@ -55,6 +56,7 @@ class Costs(Part):
     context: int = knob(0, least=0)
     rows: int = knob(1, least=1)
     find: float = knob(0.0, least=0)
+    catch_up: float = knob(0.0, least=0)
 
     def __post_init__(self) -> None:
         for name, curve in (("draft", self.draft), ("target", self.target)):
@@ -91,7 +93,7 @@ class Costs(Part):
     def drafting(self, work: Work) -> float:
         """The drafter's part of a step's seconds."""
         drafted = self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()
-        return float(drafted) + work.finds * self.find + self.commit
+        return float(drafted) + work.finds * self.find + self.commit + (self.catch_up if work.frontiers else 0.0)
 
     def at(self, context: int, rows: int) -> "Costs":
         """These, wherever they were measured; a `CostTable` chooses."""
@@ -220,8 +222,8 @@ def bracket(rows: int) -> int:
 
 def _read(entry: Entries) -> Costs:
     draft, target = ({_width(w): s for w, s in entry.get(k, dict[str, float]).items()} for k in ("draft", "target"))
-    commit, find = entry.get("commit", float, 0.0), entry.get("find", float, 0.0)
-    return Costs(draft, target, commit, entry.get("context", int, 0), entry.get("rows", int, 1), find)
+    commit, find, catch_up = (entry.get(name, float, 0.0) for name in ("commit", "find", "catch_up"))
+    return Costs(draft, target, commit, entry.get("context", int, 0), entry.get("rows", int, 1), find, catch_up)
 
 
 def _width(text: str) -> int:
@@ -241,8 +243,9 @@ def _mixed(a: Costs, b: Costs, share: float) -> Costs:
 
     draft, target = between(a.draft_curve, b.draft_curve), between(a.target_curve, b.target_curve)
     context = round((1 - share) * a.context + share * b.context)
-    commit, find = ((1 - share) * x + share * y for x, y in ((a.commit, b.commit), (a.find, b.find)))
-    return Costs(draft, target, commit, context, a.rows, find)
+    each = (a.commit, b.commit), (a.find, b.find), (a.catch_up, b.catch_up)
+    commit, find, catch_up = ((1 - share) * x + share * y for x, y in each)
+    return Costs(draft, target, commit, context, a.rows, find, catch_up)
 
 
 def _sorted(curve: Mapping[int, float]) -> Curve:

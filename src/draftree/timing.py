@@ -119,11 +119,12 @@ def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = s
     works = [w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, steps))]
     seconds = iter(interleaved(works, device, LONGEST))
     finds = interleaved([s.find() for s in settings], device, 0.1)
-    commits = interleaved([_both(*s.commit()) for s in settings], device, 0.2)  # last: it moves the caches on
+    both = [_both(work, undo) for s in settings for work, undo in s.commit()]
+    commits = interleaved(both, device, 0.4)  # last: it moves the caches on
     costs = []
-    for setting, commit, find in zip(settings, commits, finds, strict=True):
+    for setting, commit, catch_up, find in zip(settings, commits[::2], commits[1::2], finds, strict=True):
         target_curve, draft = (dict(zip(at, monotone([next(seconds) for _ in at]), strict=True)) for at in (passes, steps))
-        costs.append(Costs(draft, target_curve, commit, setting.context, rows, find))
+        costs.append(Costs(draft, target_curve, commit, setting.context, rows, find, catch_up))
     return tuple(costs)
 
 
@@ -160,12 +161,15 @@ class Rounds:
         read, every = partial(_settings, target, rows=1, tell=tell), drafters.items()
         self._settings = {name: read(drafter) for name, drafter in every}
         self._commits = {
-            (name, s.context): s.commit() for name, drafter in every for s in read(drafter)
-        }  # which moves caches on
+            (name, s.context, put_off): both
+            for name, drafter in every
+            for s in read(drafter)
+            for put_off, both in enumerate(s.commit())  # which moves caches on
+        }
         self._target: dict[tuple[int, int], list[float]] = {}
         self._draft: dict[tuple[str, int, int], list[float]] = {}
-        self._commit: dict[tuple[str, int], list[float]] = {at: [] for at in self._commits}
-        self._find: dict[tuple[str, int], list[float]] = {at: [] for at in self._commits}
+        self._commit: dict[tuple[str, int, int], list[float]] = {at: [] for at in self._commits}
+        self._find: dict[tuple[str, int], list[float]] = {(name, context): [] for name, context, _ in self._commits}
         self._order = np.random.default_rng(0)
 
     def once(self) -> None:
@@ -200,8 +204,9 @@ class Rounds:
                     dict(zip(each, monotone(list(map(_middle, seconds))), strict=True))
                     for each, seconds in ((self._steps, draft), (self._passes, target))
                 )
-                commit, find = _middle(self._commit[name, at]), _middle(self._find[name, at])
-                entries.append(Costs(of_draft, of_target, commit, at, find=find))
+                commit, catch_up = (_middle(self._commit[name, at, put_off]) for put_off in range(2))
+                find = _middle(self._find[name, at])
+                entries.append(Costs(of_draft, of_target, commit, at, find=find, catch_up=catch_up))
             about = dict(known.about) if isinstance(known, CostTable) else {}
             found[name] = CostTable(tuple(entries), about | {"rounds": str(len(target[0]))})
         return found
@@ -282,8 +287,11 @@ class _Setting:
         tree, rows = self._star(2), self.planted.roots
         return partial(self.drafter.find, self.state, tree, np.arange(rows, 2 * rows), CANDIDATES, Drawing())
 
-    def commit(self) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        """The drafter's commit of a root and a chain accepted below it in each row, after the target's; and what undoes it."""
+    def commit(self) -> tuple[tuple[Callable[[], Any], Callable[[], Any]], ...]:
+        """The drafter's commit of a root and a chain accepted below it in each row, after the target's, and what it puts off.
+
+        Each with what undoes it.
+        """
         rows, tree, state = self.planted.roots, self.planted, self.state
         for _ in range(COMMITTED - 1):
             tree = self._below(tree, len(tree) - rows + np.arange(rows))
@@ -293,7 +301,10 @@ class _Setting:
         taps = self.target.verify(self.cache, tree, self.drafter.needs).taps
         taps = taps.take(np.concatenate([verdict.kept(row) for row in range(rows)]))
         self.target.commit(self.cache, tree, verdict)
-        return partial(self.drafter.commit, state, tree, verdict, taps), partial(self.drafter.truncate, state, before)
+        undo = partial(self.drafter.truncate, state, before)
+        commit = partial(self.drafter.commit, state, tree, verdict, taps)
+        committed, _ = commit(), undo()
+        return (commit, undo), (partial(self.drafter.caught_up, committed), undo)
 
     def _star(self, nodes: int) -> Tree:
         """Every root with nodes − 1 children, child by child."""

@@ -135,6 +135,7 @@ class Tree:
         draw: how the nodes were drawn.
         q: [E, V] draft distributions of sampled draws, else None.
         whole: the tree that this one was first selected from, for those who learn from what was drafted and not verified.
+        notes: what the policy that drafted it wants to be told again beside the verdict.
     """
 
     tokens: Ints
@@ -150,6 +151,7 @@ class Tree:
     draw: Draw = Draw.POINT
     q: Tensor | None = None
     whole: "Tree | None" = None
+    notes: Any = None
 
     @classmethod
     def planted(cls, rows: Ints, tokens: Ints) -> "Tree":
@@ -222,7 +224,7 @@ class Tree:
         parents = np.where(parents < 0, -1, new[parents])
         return Tree(
             self.tokens[at], parents, self.depth[at], self.row[at], self.log_q[at], self.score[at], self.source[at],
-            self.entropy[at], self.number[at], self.q_row[at], self.draw, self.q, self.whole or self,
+            self.entropy[at], self.number[at], self.q_row[at], self.draw, self.q, self.whole or self, self.notes,
         )  # fmt: skip
 
     @cached_property

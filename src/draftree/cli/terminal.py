@@ -246,9 +246,9 @@ def show_costs(console: Console, title: str, measured: CostTable, kept: Path | N
         for i in range(0, len(entries), BESIDE):
             console.print(_curves(f"{title}, {rows} row{'s' * (rows > 1)}", entries[i : i + BESIDE]))
         for costs in entries:
-            console.print(
-                f"at {costs.context:,}: sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms"
-            )
+            told = f"at {costs.context:,}: sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms"
+            later = f", and {1e3 * costs.catch_up:.2f} ms before it drafts again" if costs.catch_up else ""
+            console.print(told + later)
     names = {"device": "", "threads": "threads ", "dtype": "", "attention": "attention ", "torch": "torch ", "date": ""}
     where = ", ".join(f"{label}{measured.about[k]}" for k, label in names.items() if k in measured.about)
     if where:

@@ -40,6 +40,7 @@ from draftree.evaluation.recording import Text
 from draftree.formats.checkpoint import Checkpoint, fingerprint
 from draftree.models.attention import DEAD, Attending, attending
 from draftree.models.target import Needs, Target
+from draftree.stats import Work
 
 BLOCKS = ((1, 0), (5, 0), (4, 3))
 """Lengths and phases of the blocks for which training forward and decoding are compared."""
@@ -292,13 +293,13 @@ def _figures(places: Places, depths: Sequence[Depth]) -> Iterator[Finding]:
 
 
 def _predicted(places: Places, costs: Costs | None) -> Iterator[Finding]:
-    """τ and speed-up of greedy chains: τ · sₜ(1) / (sₜ(1 + γ) + γ · sₐ(1) + commit)."""
+    """τ and speed-up of greedy chains: τ · sₜ(1) / (sₜ(1 + γ) + γ · sₐ(1) + commit and what it puts off)."""
     lengths = 1 + np.cumsum(np.cumprod(places.rates))
     yield Finding("acceptance length", float(lengths[-1]), "ok", f"predicted τ of chain:length={DEPTHS} at temperature 0")
     if costs is None:
         return
     gains = [
-        tau * costs.target_seconds(1) / (costs.target_seconds(1 + n) + n * costs.draft_seconds(1) + costs.commit)
+        tau * costs.target_seconds(1) / costs.step(Work((1,) * n, 1 + n, 1, costs.context))
         for n, tau in enumerate(lengths.tolist(), 1)
     ]
     most = int(np.argmax(gains))

@@ -222,6 +222,9 @@ class FusedDrafter(Drafter[Fusing]):
             )
         return Fusing(tuple(inner), tuple(trust))
 
+    def caught_up(self, state: Fusing) -> Fusing:
+        return replace(state, parts=tuple(part.caught_up(s) for part, s in zip(self.parts, state.parts, strict=True)))
+
     def truncate(self, state: Fusing, lengths: Ints, rows: Ints | None = None) -> Fusing:
         inner = [part.truncate(s, lengths, rows) for part, s in zip(self.parts, state.parts, strict=True)]
         return Fusing(tuple(inner), put(state.trust, rows, (state.together,) * len(lengths)))

@@ -107,6 +107,14 @@ class Drafter(ABC, Generic[State]):
             taps: of root and accepted nodes, row by row, after the target's cache was compacted.
         """
 
+    def caught_up(self, state: State) -> State:
+        """The state with all done that commits have put off, which `expand` does first; by default nothing is put off.
+
+        What a network has to make of committed tokens waits until something is drafted, as one pass over those of several
+        steps takes no longer than one over those of one. So a step that drafts nothing costs none.
+        """
+        return state
+
     @abstractmethod
     def truncate(self, state: State, lengths: Ints, rows: Ints | None = None) -> State:
         """The state as it was when rows had `lengths[r]` committed tokens, to be gone on from with `start`.

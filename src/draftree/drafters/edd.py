@@ -145,10 +145,14 @@ class EDDDrafter(OneLayerDrafter):
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
     ) -> Decoding:
         state = state or Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
-        return self._encode(state, taps)
+        return self._encode(self.caught_up(state), taps)
 
     def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
-        return self._encode(Decoding.empty(state.cache), taps)  # true encodings take the place of what was drafted
+        """True encodings take the place of what was drafted."""
+        return replace(Decoding.empty(state.cache), unread=(*state.unread, taps))
+
+    def caught_up(self, state: Decoding) -> Decoding:
+        return replace(self._encode(state, Taps.joined(state.unread)), unread=()) if state.unread else state
 
     @torch.inference_mode()
     def _encode(self, state: Decoding, taps: Taps) -> Decoding:

@@ -216,7 +216,7 @@ class PEAGLEDrafter(PairReader):
     def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
         """A node's candidates come from the slot of its depth; beyond the last one nothing comes."""
         if self.passes(state, tree, frontier):
-            state = self._slots(state, tree)
+            state = self._slots(self.caught_up(state), tree)
         nodes, which = by_depth(tree, frontier) if drawing.shaped is None else (frontier, None)
         depths, rows = tree.depth[nodes], tree.row[nodes]
         outputs = state.outputs if len(state.nodes) else self._like.new_zeros(tree.roots * self.ahead, self.model.width)

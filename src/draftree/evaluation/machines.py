@@ -48,6 +48,8 @@ class Drafting(Part):
         heads: those of LM heads, in heads of the target.
         commit_layers: weights that a commit reads.
         commit_heads: likewise.
+        later_layers: those that it reads as soon as something is drafted.
+        later_heads: likewise.
         processor: {f: seconds} that its look-ups took on the processor here, over f frontier nodes; empty without any.
     """
 
@@ -55,6 +57,8 @@ class Drafting(Part):
     heads: float = knob(0.0, least=0)
     commit_layers: float = knob(0.0, least=0)
     commit_heads: float = knob(0.0, least=0)
+    later_layers: float = knob(0.0, least=0)
+    later_heads: float = knob(0.0, least=0)
     processor: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
@@ -118,7 +122,7 @@ class Roofline(Part):
         found = []
         for context in CONTEXTS:
             target = {n: self.target(n, context) for n in (*FED, *FED_WIDE)}
-            found.append(Costs(self.steps(work), target, self.commit(work), context))
+            found.append(Costs(self.steps(work), target, self.commit(work), context, catch_up=self.catch_up(work)))
         return tuple(found)
 
     def steps(self, work: Drafting) -> dict[int, float]:
@@ -128,6 +132,10 @@ class Roofline(Part):
     def commit(self, work: Drafting) -> float:
         """Seconds of a drafter's commit of one token."""
         return self.drafted(work.commit_layers, work.commit_heads, 1)
+
+    def catch_up(self, work: Drafting) -> float:
+        """Seconds of what it puts off."""
+        return self.drafted(work.later_layers, work.later_heads, 1)
 
 
 ONE_LAYER = Drafting(layers=1, heads=1)
@@ -174,7 +182,8 @@ class Machine:
 
     def _entry(self, entry: Costs, work: Drafting) -> Costs:
         if self.roofline is not None:
-            return replace(entry, draft=self.roofline.steps(work), commit=self.roofline.commit(work))
+            commit, catch_up = self.roofline.commit(work), self.roofline.catch_up(work)
+            return replace(entry, draft=self.roofline.steps(work), commit=commit, catch_up=catch_up)
         passes = 1.0 if work.layers or work.heads else 0.0  # the assumed draft step stands for any network
         steps = {f: max(passes * entry.draft_seconds(f) + work.seconds(f), LEAST) for f in DRAFTED}
         return replace(entry, draft=steps)
@@ -205,7 +214,7 @@ def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostT
 def drafting(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Drafting:
     """What a drafter's second draft step of a tree, and its commit, read; look-ups are timed here, or were before."""
     layer, head = _sizes(target)
-    step, commit = _read(target, drafter)
+    step, commit, later = _read(target, drafter)
     parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
     seconds = dict.fromkeys(DRAFTED, 0.0)
     for part in (part for part in parts if part.searches):
@@ -213,7 +222,7 @@ def drafting(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Draf
         seconds = {f: s + timed.draft_seconds(f) for f, s in seconds.items()}
     return Drafting(
         step.layers / layer, step.heads / head, commit.layers / layer, commit.heads / head,
-        seconds if any(seconds.values()) else {},
+        later.layers / layer, later.heads / head, seconds if any(seconds.values()) else {},
     )  # fmt: skip
 
 
@@ -245,13 +254,14 @@ class _Reading(TorchFunctionMode):
         return made
 
 
-def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading]:
-    """The weights read by a draft step, and by the commit of a root.
+def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _Reading]:
+    """The weights read by a draft step, by the commit of a root, and by what that puts off.
 
     The step is one below the root's children, or that of the root for a drafter that tells several layers in it.
     """
     widest = max(max(p.shape) for p in target.decoder.layers[0].parameters())
-    first, step, commit, zero = _Reading(widest), _Reading(widest), _Reading(widest), np.zeros(1, np.int64)
+    first, step, commit, later = (_Reading(widest) for _ in range(4))
+    zero = np.zeros(1, np.int64)
     prompt = np.arange(READ) % target.decoder.vocab
     cache = target.new_cache(1, 2 * READ)
     state = drafter.start([prompt], zero, target.prefill(cache, [prompt], drafter.needs).taps)
@@ -266,8 +276,10 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading]:
     nothing = Verdict((np.zeros(0, np.int64),), np.ones(1, np.int64))
     target.commit(cache, root, nothing)
     with commit:
-        drafter.commit(state, root, nothing, taps)
-    return (step if step.layers or step.heads else first), commit
+        state = drafter.commit(state, root, nothing, taps)
+    with later:
+        drafter.caught_up(state)
+    return (step if step.layers or step.heads else first), commit, later
 
 
 def derived(name: str) -> dict[str, Any]:

@@ -280,31 +280,59 @@ def lessons(
 
 @compiled
 def outcomes(
-    parents: Array, depth: Array, score: Array, entropy: Array, accepted: Array, unread: float, recent: float
-) -> tuple[Array, Array]:
-    """Of the accepted nodes that a model has expanded: features [E, 4], and whether a child was accepted [E].
+    parents: Array,
+    tokens: Array,
+    number: Array,
+    depth: Array,
+    score: Array,
+    entropy: Array,
+    accepted: Array,
+    asked: Array,
+    share: Array,
+    found: Array,
+    unread: float,
+    recent: float,
+) -> tuple[Array, Array, Array]:
+    """Of the accepted nodes that a model has expanded what judges them [E, 5], and whether a child of its own was accepted [E].
 
-    Features are 1, whether it is a root, its log value, and recent success.
+    And how many accepted nodes that no model was asked for stand right behind such a child [E]. Features are 1, whether it is a
+    root, its log value, recent success, and the share of its value that was found after it.
 
     Args:
         parents: [N] −1 for roots.
+        tokens: [N].
+        number: [N] what the nodes were while they were drafted.
         depth: [N].
         score: [N] log values.
         entropy: [N] of the q that a node comes from.
         accepted: [N] the roots among them.
+        asked: [A] numbers of nodes after which something was found before the model was asked.
+        share: [A] of the value of each, what was found after it.
+        found: [A, K] which tokens: they are none of the model's own.
         unread: stands for the entropy where no model was asked.
         recent: success.
     """
     expanded, reached = np.zeros(len(parents), np.bool_), np.zeros(len(parents), np.bool_)
+    below = np.full(len(parents), -1)
     for i, parent in enumerate(parents):
         if parent >= 0 and accepted[parent]:
             expanded[parent] |= entropy[i] != unread
-            reached[parent] |= accepted[i]
+            if accepted[i]:
+                below[parent] = i
     nodes = np.flatnonzero(expanded)
-    x = np.empty((len(nodes), 4))
+    x, behind = np.zeros((len(nodes), 5)), np.zeros(len(nodes), np.int64)
     for m, node in enumerate(nodes):
         x[m, 0], x[m, 1], x[m, 2], x[m, 3] = 1.0, depth[node] == 0, score[node], recent
-    return x, reached[nodes]
+        reached[node] = below[node] >= 0
+        for a in range(len(asked)):
+            if asked[a] == number[node]:
+                x[m, 4] = share[a]
+                for token in found[a]:
+                    reached[node] &= token != tokens[below[node]]
+        after = below[below[node]] if reached[node] else -1
+        while after >= 0 and entropy[after] == unread:
+            behind[m], after = behind[m] + 1, below[after]
+    return x, reached[nodes], behind
 
 
 @compiled
@@ -399,9 +427,11 @@ def worth_expanding(
     below: Array,
     weights: Array,
     recent: float,
+    beyond: float,
     least: float,
     fed: int,
     ahead: int,
+    waiting: float,
     draft: Curve,
     target: Curve,
     rows: int,
@@ -410,19 +440,21 @@ def worth_expanding(
 ) -> tuple[Array, float]:
     """Those of a frontier that are worth a draft step together, best first; none if no number of them is. And its seconds.
 
-    Behind a node of value v an accepted child is found with probability v · σ(w · x), x being 1, whether it is a root, log v
-    and recent success; it has to pay for its verification too. What is found there without a draft step is had anyway.
+    Behind a node of value v a child that was not found before is accepted with probability v · σ(w · x), x being 1, whether it
+    is a root, log v, recent success, and the share of v that was found; it has to pay for its verification too.
 
     Args:
         nodes: [F] the frontier.
         score: [N] log values of the tree's nodes.
         depth: [N].
         below: [F] the worth of what is found after each without a draft step; [0] for nothing.
-        weights: [4] w.
+        weights: [5] w.
         recent: success.
+        beyond: nodes that are accepted behind such a child for nothing.
         least: what a further node's verification costs.
         fed: how many nodes the draft step is fed at most.
         ahead: layers that it tells: behind an accepted child, another is found as probably again.
+        waiting: seconds of what has to be done before it.
         draft: [W] nodes of a row, and seconds of a draft step over them.
         target: [W] tokens of a row, and seconds of a pass over them.
         rows: R.
@@ -432,15 +464,16 @@ def worth_expanding(
     net = np.empty(len(nodes))
     for f, node in enumerate(nodes):
         x = weights[0] + weights[1] * (depth[node] == 0) + weights[2] * score[node] + weights[3] * recent
-        worth, net[f] = math.exp(score[node]), -max(below[f] - least, 0.0) if below.size else 0.0
+        value, net[f] = math.exp(score[node]), 0.0
+        worth = value / (1 + math.exp(-x - (weights[4] * below[f] / value if below.size else 0.0)))
         for _ in range(ahead):
+            net[f] += max((1 + beyond) * worth - least, 0.0)
             worth /= 1 + math.exp(-x)
-            net[f] += max(worth - least, 0.0)
     order, best, most, gain, spent = falling(net), 0, 0.0, 0.0, 0.0
     left -= height(*target, 1 + 1 / rows) - height(*target, 1.0)  # one node at least has to be verified
     for i in range(len(order)):
         gain += max(net[order[i]], 0.0)
-        seconds = height(*draft, min(i + 1, fed) / rows)
+        seconds = waiting + height(*draft, min(i + 1, fed) / rows)
         if seconds <= left and gain - rate * seconds > most:
             best, most, spent = i + 1, gain - rate * seconds, seconds
     return nodes[order[:best]], spent

@@ -85,6 +85,18 @@ class Taps:
         hidden = {layer: h.index_select(0, at) for layer, h in self.hidden.items()}
         return type(self)(hidden, self.rows[index], self.positions[index], self.tokens[index], self.cache, self.probe_logits)
 
+    @classmethod
+    def joined(cls, several: Sequence[Self]) -> Self:
+        """The taps of several steps, at least one, in their order."""
+        last = several[-1]
+        if len(several) == 1:
+            return last
+        hidden = {layer: torch.cat([taps.hidden[layer] for taps in several]) for layer in last.hidden}
+        rows, positions, tokens = (
+            np.concatenate([getattr(t, name) for t in several]) for name in ("rows", "positions", "tokens")
+        )
+        return cls(hidden, rows, positions, tokens, last.cache)
+
 
 @dataclass(frozen=True)
 class Probes:

@@ -8,7 +8,7 @@ expected to add are worth λ · sₐ and more. Values are products of conditiona
 Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes learnt from, X features.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
 
@@ -26,7 +26,7 @@ MEMORY = 1 / 128
 """The share of a step in the running sums of the rate."""
 BEGINNING = 8.0
 """The passes that the rate of plain decoding counts for, before anything was measured."""
-RECENT = 0.3
+RECENT = 0.1
 """The share of the last step in the running mean of recent success."""
 LIKELY = 0.6
 """The expected success of the first steps: the share of accepted nodes behind which some draft is accepted."""
@@ -42,10 +42,19 @@ UNREAD = -1.0
 """Stands for the entropy of a q that nobody computed."""
 CERTAIN = 1e-4
 """No draft probability is taken to be closer to 1, or to 0."""
+FOLLOWS, BESIDE = 2.0, -2.5
+"""How the log-odds that a model's own draft is accepted go with its recent success and with the share that was found, before
+anything was judged: half as much as if the estimate were the recent success itself, and about as what is not found does."""
 NONE = np.zeros((0, 0), np.int64)
 """The sources of candidates that all have one."""
+NOTHING = np.zeros(0, np.int64), np.zeros(0), NONE
+"""The notes on a tree for which no model was asked where something was found."""
 BELIEVED = Logistic.around(0, 1, 1, 0, 0, prior=10.0)
 """The acceptance of drafts of which nothing is known: q itself."""
+
+
+ADDED = Logistic.around(np.log(LIKELY / (1 - LIKELY)), 0, 0, FOLLOWS, BESIDE, prior=3.0)
+"""What a model adds to what was found, of which nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +65,9 @@ class Learned:
         gained: passes that plain decoding would have needed for the tokens written, recent ones counting more.
         spent: what they took, in the time of such passes.
         acceptance: by source of the drafts, P(accepted | its parent was) of a node, see `lessons`.
-        reach: P(some child accepted | accepted and expanded), see `outcomes`.
-        recent: the share of recent steps in which some draft was accepted.
+        reach: P(some child that was not found before accepted | accepted and expanded), see `outcomes`.
+        recent: the share of the recent steps that asked the model in which some draft of its own was accepted.
+        beyond: how many accepted nodes that no model was asked for stood right behind such a draft.
         regret_budget: target passes that drafting may still lose against plain decoding, so that whatever the drafter does,
             the whole run takes at most `CREDIT` passes and the share for probes more than plain decoding.
         idle: passes since something was drafted; they stay while probes succeed.
@@ -66,8 +76,9 @@ class Learned:
     gained: float = 0.0
     spent: float = 0.0
     acceptance: Mapping[int, Logistic] = field(default_factory=dict)
-    reach: Logistic = field(default_factory=lambda: Logistic.around(np.log(LIKELY / (1 - LIKELY)), 0, 0, 0, prior=3.0))
+    reach: Logistic = field(default_factory=lambda: ADDED)
     recent: float = LIKELY
+    beyond: float = 0.0
     regret_budget: float = CREDIT
     idle: float = 0.0
 
@@ -107,7 +118,8 @@ class Yield(Policy):
         budget, search = _Budget.of(costs, tree.roots, memory), expand if isinstance(expand, Search) else None
         due = memory.idle > 0 and self.probe * memory.idle * costs.target_seconds(1) >= budget.probe
         ahead, start, probing = 1 if search is None else search.ahead, 0, False
-        width = self.width if ahead == 1 else self.width * FREE
+        waiting = costs.catch_up  # seconds before the first draft step
+        width, notes = self.width if ahead == 1 else self.width * FREE, list[_Note]()
         while True:
             likely, able, least, worst = budget.promising(tree, start, room, self.depth)
             if not likely.size:
@@ -117,19 +129,21 @@ class Yield(Policy):
             fed, spent = len(able) if search is None else search.passes(tree, able), 0.0
             if fed:
                 had = below[tree.entropy[likely] != UNREAD] if below.size else below
-                chosen, spent = budget.worth_expanding(tree, able, had, memory, least, fed, ahead)
+                chosen, spent = budget.worth_expanding(tree, able, had, memory, least, fed, ahead, waiting)
             else:  # told by a pass of this step: nothing is worth more than its parent, so the rest need not be looked at
                 chosen = able[np.exp(tree.score[able]) > min(least, worst)]  # a child may take the worst one's place
             if due and not tree.drafted and not chosen.size and budget.probe <= budget.left:
-                chosen, spent, probing = likely, costs.draft_seconds(fed / tree.roots), True
+                chosen, spent, probing = likely, costs.draft_seconds(fed / tree.roots) + waiting, True
             start = len(tree)
             if chosen.size:
-                budget = replace(budget, left=budget.left - spent)
+                budget, waiting = replace(budget, left=budget.left - spent), 0.0 if spent else waiting
+                if found is not None:
+                    notes.append(_Note.of(tree, chosen, likely, found, below))
                 after = _guesses(tree, chosen, expand(tree, chosen, width), memory)
                 tree = after.grown(tree, chosen, keep=None if width == self.width else self._likeliest(tree, chosen, after))
             if guesses is not None:
                 tree = guesses.beside(tree, likely, chosen, below > least)
-        return fit(budget.selected(tree, probing), room.nodes)
+        return fit(replace(budget.selected(tree, probing), notes=_Note.all(notes)), room.nodes)
 
     def _likeliest(self, tree: Tree, chosen: Ints, after: "_Guesses") -> Bools:
         """[F, K] which of the candidates of a layer that costs nothing are looked at: as many as of any other layer."""
@@ -139,28 +153,31 @@ class Yield(Policy):
         accepted = np.zeros(len(tree), np.bool_)
         accepted[: tree.roots] = True
         accepted[np.concatenate(verdict.paths)] = True
-        own = replace(work, fed=len(tree))  # probes ride along and commits are made whatever is drafted
+        own = replace(work, fed=len(tree), finds=0)  # probes ride along, commits and searches are made whatever is drafted
         gained, spent = accepted.sum() / work.rows, (costs.step(own) - costs.commit) / costs.target_seconds(1)
-        recent, idle, reach = memory.recent, memory.idle, memory.reach
+        recent, beyond, idle, reach = memory.recent, memory.beyond, memory.idle, memory.reach
         if tree.drafted:
-            success = bool(accepted[tree.roots :].any())
-            columns = tree.parents, tree.depth, tree.score, tree.entropy
-            x, reached = outcomes(*columns, accepted, UNREAD, recent - LIKELY)
-            recent, idle = (
-                (1 - RECENT) * recent + RECENT * success,
-                idle if success else 0.0,
-            )  # a probe that succeeds has another
+            columns = tree.parents, tree.tokens, tree.number, tree.depth, tree.score, tree.entropy
+            x, reached, behind = outcomes(*columns, accepted, *_Note.columns(tree), UNREAD, recent - LIKELY)
         elif work.frontiers:  # nothing was found, or nothing worth verifying: drafting did not pay
-            x, reached = _of_roots(tree, recent), np.zeros(tree.roots, np.bool_)
-            recent, idle = (1 - RECENT) * recent, 0.0
+            x, reached, behind = _of_roots(tree, recent), np.zeros(tree.roots, np.bool_), np.zeros(0, np.int64)
         else:
-            x, reached, idle = np.zeros((0, 4)), np.zeros(0, np.bool_), idle + 1
+            x, reached, behind = np.zeros((0, 5)), np.zeros(0, np.bool_), np.zeros(0, np.int64)
+        if (roots := x[:, 1] > 0).any():
+            success = bool(reached[roots].any())
+            recent += RECENT * (success - recent)
+            idle = idle if success else 0.0  # a probe that succeeds has another
+        else:
+            idle += 1
+        if reached.any():
+            beyond += RECENT * (behind[reached].mean() - beyond)
         return Learned(
             gained=(1 - MEMORY) * memory.gained + gained,
             spent=(1 - MEMORY) * memory.spent + spent,
             acceptance=_calibrated(memory, tree, verdict, accepted),
             reach=reach.learn(x, reached) if len(x) else reach,
             recent=recent,
+            beyond=beyond,
             regret_budget=min(memory.regret_budget + gained - (1 - self.probe) * spent, SAVINGS),
             idle=idle,
         )
@@ -190,7 +207,8 @@ class _Budget:
     @property
     def probe(self) -> float:
         """Seconds that one node a row takes, drafted and verified."""
-        return self.costs.target_seconds(2) - self.costs.target_seconds(1) + self.costs.draft_seconds(1)
+        more = self.costs.target_seconds(2) - self.costs.target_seconds(1)
+        return more + self.costs.draft_seconds(1) + self.costs.catch_up
 
     @property
     def prices(self) -> tuple[Curve, int, float, float]:
@@ -203,7 +221,7 @@ class _Budget:
         return promising(*columns, start, room.depth, depth, WIDEST, UNREAD, *self.prices, AHEAD)
 
     def worth_expanding(
-        self, tree: Tree, frontier: Ints, below: Floats, memory: Learned, least: float, fed: int, ahead: int
+        self, tree: Tree, frontier: Ints, below: Floats, memory: Learned, least: float, fed: int, ahead: int, waiting: float
     ) -> tuple[Ints, float]:
         """The nodes of the frontier that are worth a draft step together, best first, and its seconds; none if no number is.
 
@@ -215,8 +233,9 @@ class _Budget:
             least: what a further node's verification costs.
             fed: how many nodes the draft step is fed at most.
             ahead: layers that it tells: behind an accepted child, another is found as probably again.
+            waiting: seconds of what has to be done before it.
         """
-        known = memory.reach.weights, memory.recent - LIKELY, least, fed, ahead
+        known = memory.reach.weights, memory.recent - LIKELY, memory.beyond, least, fed, ahead, waiting
         return worth_expanding(frontier, tree.score, tree.depth, below, *known, self.costs.draft_curve, *self.prices)
 
     def selected(self, tree: Tree, probing: bool) -> Tree:
@@ -255,6 +274,43 @@ class _Guesses:
         if not pays.any():
             return tree
         return self.grown(tree, frontier, np.repeat(pays, self.score.shape[1]).reshape(self.score.shape))
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What was found after nodes before the model was asked for them, to be told again beside the verdict.
+
+    Attributes:
+        asked: [A] the nodes' numbers.
+        share: [A] of the value of each, what was found after it.
+        found: [A, K] which tokens; −1 where there are fewer.
+    """
+
+    asked: Ints
+    share: Floats
+    found: Ints
+
+    @classmethod
+    def of(cls, tree: Tree, asked: Ints, searched: Ints, found: Candidates, worth: Floats) -> "_Note":
+        """Of nodes that are among those searched after [F], with what was found there [F, K] and the worth of it [F]."""
+        at = (asked[:, None] == searched).argmax(axis=1)
+        tokens = np.where(found.log_q > -np.inf, found.tokens, -1)[at]
+        return cls(tree.number[asked], worth[at] / np.exp(tree.score[asked]), tokens)
+
+    @classmethod
+    def all(cls, notes: "Sequence[_Note]") -> "_Note | None":
+        """Those of all layers."""
+        if not notes:
+            return None
+        width = max(n.found.shape[1] for n in notes)
+        found = [np.pad(n.found, ((0, 0), (0, width - n.found.shape[1])), constant_values=-1) for n in notes]
+        asked, share = np.concatenate([n.asked for n in notes]), np.concatenate([n.share for n in notes])
+        return cls(asked, share, np.concatenate(found))
+
+    @classmethod
+    def columns(cls, tree: Tree) -> tuple[Ints, Floats, Ints]:
+        """Those that a tree brings."""
+        return (tree.notes.asked, tree.notes.share, tree.notes.found) if isinstance(tree.notes, cls) else NOTHING
 
 
 def _guesses(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, read: bool = True) -> _Guesses:
@@ -296,6 +352,7 @@ def _calibrated(memory: Learned, tree: Tree, verdict: Verdict, accepted: Bools) 
 
 
 def _of_roots(tree: Tree, recent: float) -> Floats:
-    """[R, 4] what `outcomes` says of roots that were accepted: 1, is a root, log value, recent success."""
-    one = np.ones(tree.roots)
-    return np.stack((one, one, tree.score[: tree.roots], (recent - LIKELY) * one), axis=-1)
+    """[R, 5] what `outcomes` says of roots that were accepted: 1, is a root, log value, recent success, what was found."""
+    one, share, (asked, found, _) = np.ones(tree.roots), np.zeros(tree.roots), _Note.columns(tree)
+    share[asked[asked < tree.roots]] = found[asked < tree.roots]
+    return np.stack((one, one, tree.score[: tree.roots], (recent - LIKELY) * one, share), axis=-1)

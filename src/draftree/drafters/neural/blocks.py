@@ -131,10 +131,12 @@ class Blocks:
     Attributes:
         cache: keys and values of the committed tokens, token t in slot t.
         outputs: [R, n, D] the last norm's output in the slots of this step's blocks; none before they are asked for.
+        unread: what the target made of committed tokens, whose keys and values are not cached yet.
     """
 
     cache: SlotCache
     outputs: Tensor | None = None
+    unread: tuple[Taps, ...] = ()
 
 
 class ParallelDrafter(Trainable[Blocks]):
@@ -174,12 +176,16 @@ class ParallelDrafter(Trainable[Blocks]):
             cache = SlotCache((self.model.shape,) * len(self.model.layers), len(prompts), self._like.dtype, self._like.device)
             cache.reserve(max(map(len, prompts)) + SPARE)
             state = Blocks(cache)
-        return self._read(state, taps)
+        return self._read(self.caught_up(state), taps)
+
+    @final
+    def commit(self, state: Blocks, tree: Tree, verdict: Verdict, taps: Taps) -> Blocks:
+        return Blocks(state.cache, unread=(*state.unread, taps))
 
     @final
     @torch.inference_mode()
-    def commit(self, state: Blocks, tree: Tree, verdict: Verdict, taps: Taps) -> Blocks:
-        return self._read(state, taps)
+    def caught_up(self, state: Blocks) -> Blocks:
+        return self._read(state, Taps.joined(state.unread)) if state.unread else state
 
     def _read(self, state: Blocks, taps: Taps) -> Blocks:
         """Keeps newly committed tokens; of the last block nothing stays."""
@@ -191,6 +197,7 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @final
     def truncate(self, state: Blocks, lengths: Ints, rows: Ints | None = None) -> Blocks:
+        state = self.caught_up(state)
         state.cache.truncate(lengths)
         return Blocks(state.cache)
 
@@ -205,6 +212,7 @@ class ParallelDrafter(Trainable[Blocks]):
     @torch.inference_mode()
     def expand(self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Blocks]:
         """A node's candidates come from the slot of its depth; beyond the block q is unknown (uniform) and nothing comes."""
+        state = self.caught_up(state)
         if self.conditioned:
             return self._along_paths(state, tree, frontier, k, drawing), state
         if self.passes(state, tree, frontier):

@@ -184,11 +184,13 @@ class Decoding:
         cache: its keys and values; the tensors are shared between the states of one text.
         pending: for each row, committed tokens behind the cached ones, not fed yet.
         fed: for each row, the nodes fed in this step, in the order of their scratch slots (behind the pending ones).
+        unread: what the target made of committed tokens, of a drafter that caches something of that, not read yet.
     """
 
     cache: SlotCache
     pending: tuple[Ints, ...]
     fed: tuple[Ints, ...]
+    unread: tuple[Taps, ...] = ()
 
     @classmethod
     def empty(cls, cache: SlotCache) -> "Decoding":
@@ -303,6 +305,7 @@ class CachingDrafter(Drafter[Decoding]):
 
     @torch.inference_mode()
     def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
+        state = self.caught_up(state)
         waiting = np.array([len(p) for p in state.pending])
         lengths = (state.cache.lengths + waiting)[tree.row[frontier]]
         if int(lengths.max() + tree.depth[frontier].max()) >= self.decoder.context:
@@ -318,7 +321,7 @@ class CachingDrafter(Drafter[Decoding]):
         return candidates, replace(state, fed=layout.fed)
 
     def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
-        return rewind(state, lengths, rows)
+        return rewind(self.caught_up(state), lengths, rows)
 
 
 class LanguageModelDrafter(CachingDrafter):

@@ -81,12 +81,14 @@ class Pairs:
         features: what each level reads of the target or of the level before, slot t for pair t, as keys of one head.
         nodes: [M] this step's nodes of all rows, as they were fed.
         outputs: [M, K D] the levels' outputs after each.
+        unread: what the target made of committed tokens, whose features are not there yet.
     """
 
     decoding: Decoding
     features: SlotCache
     nodes: Ints
     outputs: Tensor
+    unread: tuple[Taps, ...] = ()
 
     def places(self, count: int) -> Ints:
         """[N] which of the outputs is that of each of a tree's `count` nodes; −1 where it was not fed."""
@@ -113,7 +115,7 @@ class PairReader(Trainable[Pairs]):
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Pairs | None = None, rows: Ints | None = None
     ) -> Pairs:
-        state = state or self._empty(len(prompts), max(map(len, prompts)) + SPARE)
+        state = self.caught_up(state or self._empty(len(prompts), max(map(len, prompts)) + SPARE))
         self._remember(state, taps)
         cache = state.decoding.cache
         unread = [p[n + 1 :] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
@@ -177,8 +179,10 @@ class PairReader(Trainable[Pairs]):
 
     @torch.inference_mode()
     def commit(self, state: Pairs, tree: Tree, verdict: Verdict, taps: Taps) -> Pairs:
-        """Remembers what was accepted; it is fed when the row is drafted for again, and not before."""
-        self._remember(state, taps)  # true features take the place of what was drafted
+        """Remembers what was accepted; it is fed when the row is drafted for again, and not before.
+
+        True features take the place of what was drafted.
+        """
         cache, pending = state.decoding.cache, list(state.decoding.pending)
         for root in range(tree.roots):
             row, accepted = int(tree.row[root]), tree.tokens[verdict.paths[root]]
@@ -187,9 +191,18 @@ class PairReader(Trainable[Pairs]):
                 pending[row] = accepted
             else:
                 pending[row] = np.concatenate((pending[row], tree.tokens[[root]], accepted))
-        return _bare(replace(Decoding.empty(cache), pending=tuple(pending)), state.features)
+        left = _bare(replace(Decoding.empty(cache), pending=tuple(pending)), state.features)
+        return replace(left, unread=(*state.unread, taps))
+
+    @torch.inference_mode()
+    def caught_up(self, state: Pairs) -> Pairs:
+        if not state.unread:
+            return state
+        self._remember(state, Taps.joined(state.unread))
+        return replace(state, unread=())
 
     def truncate(self, state: Pairs, lengths: Ints, rows: Ints | None = None) -> Pairs:
+        state = self.caught_up(state)
         state.features.truncate(lengths)
         # The pair of the last token kept has a token that may change.
         return _bare(rewind(state.decoding, np.maximum(lengths - 1, 0), rows), state.features)
@@ -212,6 +225,7 @@ class PairDrafter(PairReader):
 
     @torch.inference_mode()
     def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
+        state = self.caught_up(state)
         places = state.places(len(tree))
         new = np.flatnonzero(tree.ancestors[frontier].any(axis=0) & (places < 0))
         while new.size:  # one pass, unless the frontier's paths were not expanded before
