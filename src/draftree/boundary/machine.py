@@ -21,7 +21,12 @@ QUICK, AGAIN = 0.1, 7
 """Seconds below which works are timed in more rounds, and how many these are at least: a machine may be slow in three."""
 
 
-def interleaved(works: Sequence[Callable[[], Any]], device: torch.device, longest: float) -> list[float]:
+def interleaved(
+    works: Sequence[Callable[[], Any]],
+    device: torch.device,
+    longest: float,
+    before: Sequence[Callable[[], Any] | None] = (),
+) -> list[float]:
     """Wall seconds of each work, run round-robin in random order, so that drift of the machine's speed affects all equally.
 
     The lower quartile of the rounds: other programs on the machine only ever make a work slower.
@@ -30,9 +35,16 @@ def interleaved(works: Sequence[Callable[[], Any]], device: torch.device, longes
         works: what to time.
         device: waited for before and after each.
         longest: seconds of all rounds together, shared evenly; slow works get fewer of them, spread over the rounds.
+        before: what is done before each work, every time, and not timed; nothing by default.
     """
-    first = [timed(work, device) for work in works]
-    seconds = [[once if once >= SLOW else timed(work, device)] for once, work in zip(first, works, strict=True)]
+
+    def timed_behind(i: int) -> float:
+        if before and (first := before[i]) is not None:
+            first()
+        return timed(works[i], device)
+
+    first = list(map(timed_behind, range(len(works))))
+    seconds = [[once if once >= SLOW else timed_behind(i)] for i, once in enumerate(first)]
     least = [AGAIN if once[0] < QUICK else ROUNDS[0] for once in seconds]
     wanted = [
         int(np.clip(longest / len(works) / max(s[0], 1e-9), a, ROUNDS[1])) - 1 for s, a in zip(seconds, least, strict=True)
@@ -41,7 +53,7 @@ def interleaved(works: Sequence[Callable[[], Any]], device: torch.device, longes
     for r in range(rounds):
         for i in order.permutation(len(works)):
             if (r + 1) * wanted[i] // rounds > r * wanted[i] // rounds:
-                seconds[i].append(timed(works[i], device))
+                seconds[i].append(timed_behind(int(i)))
     return [float(np.quantile(each, 0.25)) for each in seconds]
 
 
