@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from architectures import MIXED, WINDOW
 from draftree import Request, Target
@@ -156,6 +158,22 @@ def test_transformers_own_generate_goes_the_same_way() -> None:
     assert torch.equal(found, wanted)
     target = Target(ours, "tiny")
     assert plain(target, [Request(ids[0].tolist(), 16, target.eos)]).tokens[0] == wanted[0, 9:].tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_transformers_padded_batches_keep_bits(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_of("llama", dtype).save_pretrained(tmp_path)
+    target = Target.load(str(tmp_path), str(dtype).removeprefix("torch."), compile=True, exactness="bits")
+    stock: list[Any] = []
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", lambda *_, **__: stock.append(1))
+    model: Any = target.decoder.model
+    texts = [torch.arange(3, 3 + n) for n in (5, 12)]
+    with torch.inference_mode():
+        alone = [model(text[None]).logits[0, -1] for text in texts]
+        ids, seen = (pad_sequence(t, batch_first=True, padding_side="left") for t in (texts, list(map(torch.ones_like, texts))))
+        out = model(ids, attention_mask=seen, position_ids=(seen.cumsum(1) - 1).clamp(min=0))
+    assert not stock, "a pass that falls back has other bits"
+    assert torch.equal(out.logits[:, -1], torch.stack(alone))
 
 
 def test_a_layer_goes_its_own_way_where_ours_does_not() -> None:

@@ -206,7 +206,7 @@ class Layer:
             cache: gives keys and values for those that are stored there.
             ready: [R, n, …] what its attention reads of a layer without a first norm; by default the same.
         """
-        rows, n, _ = x.shape
+        (rows, n, _), x = x.shape, x.contiguous()
         held = cache.within(self._index) if isinstance(cache, Writer) else None
         if held is not None and ready is None:
             following = self._following(held.more)
@@ -219,7 +219,7 @@ class Layer:
         else:
             written = held
         one = Pass(self.sizes, x, turned)
-        one.run(FIRST_PART, [self], x if ready is None else ready, written, None)
+        one.run(FIRST_PART, [self], x if ready is None else ready.contiguous(), written, None)
         if held is None and cache is not None:
             k, v = (t if t.stride(3) == 1 else t.contiguous() for t in cache.update(k, v, self._index))
             written = Within(k, v, None, k.shape[2])
@@ -247,7 +247,8 @@ class Pass:
     """
 
     def __init__(self, sizes: Sizes, x: Tensor, turned: tuple[Tensor, Tensor]) -> None:
-        (rows, n, _), self._x, self._sizes, self._turned = x.shape, x, sizes, turned
+        (rows, n, _), self._x, self._sizes = x.shape, x, sizes
+        self._turned = [t.contiguous() for t in turned]
         parts = [
             rows * n * width * sizes.dtype.itemsize for width in (sizes.wide, sizes.wide, sizes.inner, sizes.deep, sizes.deep)
         ]
@@ -310,8 +311,8 @@ def is_machine_code(function: Any) -> bool:
 def _may(module: Any, ours: Layer, turned: Any, mask: Any, *given: Tensor) -> bool:
     """True where a pass is one of those that the machine code does."""
     grad = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *module.parameters()))
-    whole = all(t.is_contiguous() and t.dtype is ours.sizes.dtype for t in (*given, *turned))
-    return whole and not grad and ours.of(module) and (mask is None or mask.shape[1] == 1)
+    alike = all(t.dtype is ours.sizes.dtype for t in (*given, *turned))
+    return alike and not grad and ours.of(module) and (mask is None or mask.shape[1] == 1)
 
 
 def _forward(module: Any, hidden_states: Tensor, ours: Layer, **given: Any) -> Any:
