@@ -1,8 +1,9 @@
-"""Decoder layers of the Llama kind as machine code: two calls a layer, whose weights are laid out for them.
+"""Decoder layers of the Llama kind as machine code, over weights that are laid out for it (`kernels/layer.py`).
 
-A layer of a stock model takes some hundred operations of torch. Here it is compiled as two (`kernels/layer.py`), between which
-the keys and values go to whatever cache the model was given. They stand in for a model's own layers where a trial finds them
-equal, and give a token the same bits in any company.
+A layer of a stock model takes some hundred operations of torch. Over a cache of ours all layers are one call, unless somebody
+looks at what lies between them (a hook does); over another cache a layer is two, between which keys and values are handed to
+it. They stand in for a model's own layers where a trial finds them equal (`compiling.py`), and give a token the same bits in
+any company.
 
 Shapes: R rows, n tokens of each, S slots, H entries of a hidden state, G key-value heads, D entries of a head.
 """
@@ -33,9 +34,7 @@ FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
 THROUGH = "draftree_layers"
 """An attribute of a tensor that several layers made in one call: those behind the first one, which have nothing to do."""
 QUERIES = 8
-"""Queries of an attention that are worked on at a time; as in `kernels/layer.py`."""
-
-
+"""Queries of an attention that are worked on at a time; as in `kernels/attending.py`."""
 _VERSION = operator.attrgetter("_version")
 
 
@@ -126,10 +125,11 @@ class Unchanged:
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         self.weights = tuple(weights)
+        self._counted = tuple(w for w in self.weights if not w.is_inference())  # of others no changes are counted
         self._state = self._found()
 
     def _found(self) -> int:
-        versions: int = sum(map(_VERSION, self.weights))  # asked in every pass, of all weights: no loop of Python's
+        versions: int = sum(map(_VERSION, self._counted))  # asked in every pass, of all weights: no loop of Python's
         return versions + sum(map(Tensor.data_ptr, self.weights))
 
     @property

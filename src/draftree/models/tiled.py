@@ -23,6 +23,7 @@ def tileable(weight: Tensor, bias: Tensor | None) -> bool:
     """True for weights that we have code for."""
     given = (weight,) if bias is None else (weight, bias)
     ours = all(t.device.type == "cpu" and type(t.data) is Tensor and t.dtype is weight.dtype for t in given)
+    ours &= not any(t.is_inference() for t in given)
     return ours and weight.dtype in DTYPES and weight.shape[1] % 2 == 0
 
 
