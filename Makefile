@@ -41,7 +41,7 @@ conformance: .venv/ready
 	$(BIN)/python -m draftree.testing --full
 	$(BIN)/python -m draftree.testing --full --captured
 	$(BIN)/python -m draftree.testing --full --compiled
-	$(BIN)/pytest -m long tests/test_hybrid_decoding.py tests/test_states.py
+	$(BIN)/pytest -m long tests/test_exactness.py tests/test_hybrid_decoding.py tests/test_states.py tests/test_training_scale.py
 
 tables: .venv/ready
 	$(BIN)/python benchmarks/tables.py

@@ -126,9 +126,13 @@ def random(config: PreTrainedConfig, seed: int = 0, **how: Any) -> PreTrainedMod
     return model.double().eval()
 
 
-def fresh(name: str, seed: int = 0) -> PreTrainedModel:
-    """A new model of a named variant."""
-    return build(*({**CONFIGS, **CROSSING, **ROUTED}[name]), seed)
+def fresh(name: str, seed: int = 0, layers: int | None = None) -> PreTrainedModel:
+    """A new model of a named variant, or of its first layers."""
+    model_type, changes = {**CONFIGS, **CROSSING, **ROUTED}[name]
+    if layers is not None:
+        kinds = {"layer_types": changes["layer_types"][:layers]} if "layer_types" in changes else {}
+        changes = {**changes, "num_hidden_layers": layers, **kinds}
+    return build(model_type, changes, seed)
 
 
 @cache

@@ -34,13 +34,21 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "CLOCK", Silent())
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Costs are measured in a moment, and kept inside the tests of a module."""
+@pytest.fixture(scope="session", autouse=True)
+def in_a_moment() -> Iterator[None]:
+    """What a program times before it goes on, costs of passes and of kernels, is timed in a few rounds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftree.timing.LONGEST", 0.01)
         patch.setattr("draftree.timing.CONTEXTS", (32,))
+        patch.setattr("draftree.models.linears.LONGEST", 0.01)
         patch.setattr("draftree.boundary.machine.ROUNDS", (1, 2))
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Costs are measured once, and kept inside the tests of a module."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAFTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -542,7 +542,7 @@ class Remembering(Drafter[Memory]):
 def test_a_drafter_that_remembers_does_not_know_the_noise_that_judges_it(rule: Acceptor, reuse: bool) -> None:
     """Three calls of one seed. With the same noise in each, the second's text would be what that noise makes of the first's,
     and the third's first token .82 instead of .7 by rejection: where 0.3 < u < 0.7 always, else in .7 of the cases."""
-    target, seeds, length = table_target(torch.tensor([0.7, 0.3]).repeat(3, 2, 1), 32), 120, 8
+    target, seeds, length = table_target(torch.tensor([0.7, 0.3]).repeat(3, 2, 1), 32), 60, 8
     request, frequent = Request([0, 1, 0, 1], length), 0
     for seed in range(seeds):
         engine = Engine(target, Remembering(), Chain(3), rule)

@@ -138,21 +138,22 @@ def test_a_model_that_was_loaded_before_computes_as_before_outside() -> None:
         draftree.load(model, "suffix", exactness="bit")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", ["llama", "mixtral-sliding"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("llama", torch.bfloat16), ("llama", torch.float32), ("mixtral-sliding", torch.bfloat16)]
+)
 def test_sampled_texts_are_plain_samplings_in_any_company_and_behind_any_cache(name: str, dtype: torch.dtype) -> None:
-    target = Target.of(fresh(name).to(dtype), exactness="bits")
+    target = Target.of(fresh(name, layers=2).to(dtype), exactness="bits")
     prompts = [np.random.default_rng(i).integers(3, 70, 7 + 3 * i).tolist() for i in range(5)]
     processors = (RepetitionPenaltyLogitsProcessor(1.3),)
     requests = [
-        Request(ids, 20, frozenset(), i, processors=processors * (i % 2), sampling=Sampling(temperature=0.5 + i / 4, seed=i))
+        Request(ids, 12, frozenset(), i, processors=processors * (i % 2), sampling=Sampling(temperature=0.5 + i / 4, seed=i))
         for i, ids in enumerate(prompts)
     ]
     engine = Engine(
         target, build("drafter", "suffix").open(target), build("policy", "pct"), costs=draftree.Costs({1: 0.1}, {1: 1.0})
     )
     alone = [engine.plain([request]).tokens[0] for request in requests]
-    for _ in range(3):
+    for _ in range(2):
         assert engine.write(requests).tokens == alone
     turns = [replace(r, prompt=[*r.prompt, *text[:7]]) for r, text in zip(requests, alone, strict=True)]
     fresh_ones = [engine.plain([turn]).tokens[0] for turn in turns]

@@ -30,7 +30,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture(scope="module")
 def suite(recorder: Recorder) -> Suite:
-    """The conformance suite with recorded passes; `python -m draftree.testing --captured` runs it whole."""
+    """The conformance suite with recorded passes; `python -m draftree.testing --captured` runs it whole, by hand."""
     return Suite(tiny_target(capture=Graphs(recorder)))
 
 
@@ -45,12 +45,6 @@ def test_texts_are_plain_ones(suite: Suite, recorder: Recorder, case: Case) -> N
     before = recorder.launched
     suite.run(case)
     assert recorder.launched > before or not suite.coverage.cases[case.check]
-
-
-@pytest.mark.parametrize("case", [c for c in cases() if c not in some()], ids=str)
-@pytest.mark.long
-def test_texts_are_plain_ones_with_all_parts(suite: Suite, case: Case) -> None:
-    suite.run(case)
 
 
 def test_sizes_are_few() -> None:

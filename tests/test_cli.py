@@ -276,13 +276,7 @@ def test_list_names_every_part_with_its_knobs(draftree) -> None:
     assert "leaf_threshold=0.01" in out
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs are measured in a moment."""
-    monkeypatch.setattr("draftree.timing.LONGEST", 0.01)
-
-
-def test_costs_are_measured_once_and_can_be_frozen(draftree, quick, folder: str, tmp_path: Path) -> None:
+def test_costs_are_measured_once_and_can_be_frozen(draftree, folder: str, tmp_path: Path) -> None:
     frozen = tmp_path / "new" / "costs.json"
     ask = ("costs", "--target", folder, "--drafter", "pld")
     status, out, err = draftree(*ask, "--json", "--out", str(frozen))
@@ -306,7 +300,7 @@ def test_costs_are_measured_once_and_can_be_frozen(draftree, quick, folder: str,
     assert status == 0
 
 
-def test_costs_fit_a_terminal_and_a_picture(draftree, quick, folder: str, tmp_path: Path) -> None:
+def test_costs_fit_a_terminal_and_a_picture(draftree, folder: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "costs.svg"
     ask = ("costs", "--target", folder, "--drafter", "pld", "--rows", "2", "--plot", str(picture))

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree import timing
+from draftree.boundary import machine
 from draftree.boundary.machine import interleaved
 from draftree.cli import inputs, plots
 from draftree.costs import Costs, CostTable, bracket, counted, counted_plain
@@ -41,9 +42,9 @@ def target() -> Target:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Measured costs stay inside the test, and are measured in a moment."""
+    """Measured costs stay inside the test."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(timing, "LONGEST", 0.01)
+    monkeypatch.setattr(timing, "CONTEXTS", (128, 1024))
     return tmp_path / "cache" / "costs"
 
 
@@ -280,6 +281,7 @@ def test_curves_rise_and_large_batches_are_timed_at_fewer_widths(target: Target)
 def test_slow_works_are_timed_seldom_and_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, done = [0.0], list[str]()
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(machine, "ROUNDS", (3, 25))
     times = {"fast": [0.2, *[0.001] * 99], "middle": [0.1] * 99, "slow": [2.0, 4.0, 3.0] + [9.0] * 99}
     left = {name: iter(each) for name, each in times.items()}
 

@@ -5,11 +5,12 @@ one before prints.
 
 **Commands**, `draftree …` and `python -m draftree…`, run in the order of their page, in a folder with small files of the
 names that they use. For FOLDER stands a small target, or a drafter of the target that is named; on a page that makes a
-package, it is installed. Costs are timed in fewer rounds. Of some lines only the options are parsed, by the command's own
-parser: those after `accelerate launch`, those of a block behind `<!-- only parsed -->`, and those that hold one of the words
-in `<!-- only parsed: WORD, … -->`; behind these marks are commands for data and machines that are not here, and some that
-take minutes. Commands that need an optional package run where it is installed. Of scripts (`python benchmarks/…`, `python
-recipes/…`) and of commands inside a sentence it is tested that they and their options exist.
+package, it is installed. Costs are timed in fewer rounds, and of the conformance suite every eighth case runs. Of some lines
+only the options are parsed, by the command's own parser: those after `accelerate launch`, those of a block behind `<!-- only
+parsed -->`, and those that hold one of the words in `<!-- only parsed: WORD, … -->`; behind these marks are commands for data
+and machines that are not here, and some that take minutes. Commands that need an optional package run where it is installed.
+Of scripts (`python benchmarks/…`, `python recipes/…`) and of commands inside a sentence it is tested that they and their
+options exist.
 """
 
 import json
@@ -30,11 +31,10 @@ import yaml
 from typer.core import TyperGroup
 
 import draftree as public
-from draftree import timing
-from draftree.boundary import machine
 from draftree.cli.app import app, main
 from draftree.demo import demo_folder
 from draftree.testing import __main__ as testing
+from draftree.testing import cases
 from folders import target_folder
 from packages import forget, install
 
@@ -124,9 +124,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sandbox(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with small files of the names that the pages use."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(home / "cache"))
-    monkeypatch.setattr(machine, "ROUNDS", (1, 2))
-    monkeypatch.setattr(timing, "LONGEST", 0.1)
-    monkeypatch.setattr(timing, "CONTEXTS", (32,))
     monkeypatch.chdir(tmp_path)
     for name in ("chats.jsonl", "pile.jsonl", "text.jsonl"):
         Path(name).write_text(CHATS)
@@ -180,6 +177,7 @@ def test_the_commands_of_a_page_run(
             continue
         if line.startswith("python -m draftree.testing"):
             monkeypatch.setattr(sys, "argv", shlex.split(line)[2:])
+            monkeypatch.setattr(testing, "cases", lambda *given: cases(*given)[::8])  # test_plugins.py runs them all
             assert testing.main() == 0, line
         else:
             words = filled(line, home)

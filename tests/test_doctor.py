@@ -49,7 +49,7 @@ def demo() -> Target:
 
 @pytest.fixture(scope="module")
 def texts(demo: Target) -> list[Text]:
-    return driven.answers(demo, count=12, tokens=40)
+    return driven.answers(demo, count=6, tokens=32)
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_a_wrong_rope_is_named(demo: Target, texts: list[Text], tmp_path: Path, 
     (folder / "config.json").write_text(json.dumps(config))
     drafter = build("drafter", str(folder)).open(demo)
     before = {n: faults.frequencies(m).clone() for n, m in faults.rotaries(drafter.model).items()}
-    report = examine(demo, drafter, texts[:6])
+    report = examine(demo, drafter, texts)
     assert causes(report) == [faults.ROPE]
     assert f"the target's rotary base 10000 instead of {base:.0f}" in report.suspects[0].evidence
     assert finding(report, "rope").verdict == "warn"
@@ -112,7 +112,7 @@ def leaked(tokens: int, block: int, phase: int, window: int | None = None) -> Te
 
 def test_a_training_mask_off_by_one_is_named(demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edd, "dual_block", leaked)
-    assert causes(examine(demo, EDD().open(demo), texts[:6])) == [FORWARDS]
+    assert causes(examine(demo, EDD().open(demo), texts)) == [FORWARDS]
 
 
 def test_a_decoding_position_off_by_one_is_named(demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_decoding_position_off_by_one_is_named(demo: Target, texts: list[Text]
     drafter = EDD().open(demo)
     stock = drafter.decoder.keys_and_values
     monkeypatch.setattr(drafter.decoder, "keys_and_values", lambda x, at: stock(x, at + int(torch.is_inference_mode_enabled())))
-    assert causes(examine(demo, drafter, texts[:6]))[0] == FORWARDS
+    assert causes(examine(demo, drafter, texts))[0] == FORWARDS
 
 
 def test_states_of_the_wrong_token_are_named(demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_states_of_the_wrong_token_are_named(demo: Target, texts: list[Text], mo
         return encode(state, replace(taps, hidden=moved.hidden))
 
     monkeypatch.setattr(drafter, "_encode", late)
-    assert causes(examine(demo, drafter, texts[:6]))[0] == FORWARDS
+    assert causes(examine(demo, drafter, texts))[0] == FORWARDS
 
 
 def test_weights_that_are_no_numbers_are_named(demo: Target, texts: list[Text]) -> None:
@@ -153,7 +153,7 @@ def test_an_untrained_drafter_is_named(demo: Target, texts: list[Text]) -> None:
     assert finding(report, "agreement").verdict == "bad"
 
 
-def trace(name: str, count: int = 12, tokens: int = 36) -> tuple[Target, list[Text]]:
+def trace(name: str, count: int = 6, tokens: int = 36) -> tuple[Target, list[Text]]:
     """A target of a trace, and what it answers to parts of the trace's texts."""
     target = Target.load(str(GOLDENS / name / "target"))
     runs = json.loads((GOLDENS / name / "golden.json").read_text())["settings"][0]["runs"]
@@ -164,7 +164,7 @@ def trace(name: str, count: int = 12, tokens: int = 36) -> tuple[Target, list[Te
 @traced
 @pytest.mark.parametrize("name", ["eagle2", "eagle3", "glide", "medusa1"])
 def test_an_official_drafter_is_healthy(name: str) -> None:
-    target, found = trace(name, 12, 26)
+    target, found = trace(name, 6, 26)
     report = examine(target, build("drafter", str(GOLDENS / name / "draft")).open(target), found)
     assert report.suspects == ()
 
@@ -195,7 +195,7 @@ def test_a_wrong_vocabulary_map_is_named(case: str, marked: bool) -> None:
     assert torch.equal(net.d2t, planted)
 
 
-def traced_block(count: int = 12) -> tuple[Target, DFlashDrafter, list[Text]]:
+def traced_block(count: int = 6) -> tuple[Target, DFlashDrafter, list[Text]]:
     """The official DFlash of a trace, and what its target answers to parts of the trace's texts."""
     home = GOLDENS / "blocks" / "dflash"
     target = Target.load(str(home / "target"))
@@ -264,7 +264,7 @@ def test_a_wrong_rope_of_eagle_is_named(tmp_path: Path) -> None:
 
 @traced
 def test_keys_and_values_of_the_wrong_layer_are_named() -> None:
-    target, found = trace("glide")
+    target, found = trace("glide", 12)
     drafter: GLIDEDrafter = build("drafter", str(GOLDENS / "glide" / "draft")).open(target)
     drafter._layers = tuple(layer - 1 for layer in drafter._layers)
     assert faults.KV in causes(examine(target, drafter, found))

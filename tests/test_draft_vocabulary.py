@@ -87,16 +87,17 @@ def test_a_checkpoint_keeps_the_vocabulary_and_nothing_of_the_targets(name: str,
 @pytest.mark.parametrize("acceptor", ["match", "multiround", "block"])
 def test_texts_are_the_targets(name: str, acceptor: str) -> None:
     """Greedily and from a seed the same texts; by rejection every token is one that the target could have chosen."""
+    samplings = (Sampling(), Sampling(0.8, top_p=0.9, seed=5))
     t = target("llama")
     drafter, _ = fresh(name, t)
     precise(drafter, torch.float64)
     prompts = texts([9, 5], np.random.default_rng(4))
     policy = EAGLE2(8, 3, 3) if acceptor == "match" else build("policy", "chain")
-    for sampling in (Sampling(), Sampling(0.8, top_p=0.9, seed=5)):
+    for sampling in samplings if acceptor == "match" else samplings[1:]:
         chosen = build("acceptor", acceptor) if sampling.temperature else None
-        requests = [Request(list(p), 24, number=i, sampling=sampling) for i, p in enumerate(prompts)]
+        requests = [Request(list(p), 16, number=i, sampling=sampling) for i, p in enumerate(prompts)]
         written = Engine(t, drafter, policy, chosen, COSTS).write(requests)
-        if acceptor == "match" or not sampling.temperature:
+        if acceptor == "match":
             assert written.tokens == plain(t, requests).tokens
         assert sum(s.nodes for s in written.stats.steps) > len(written.stats.steps)
 

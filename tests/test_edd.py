@@ -53,8 +53,7 @@ def both(name: str, rows: int, count: int, block: int, phase: int, seed: int) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(("block", "phase"), [(1, 0), (5, 0), (4, 3), (7, 2)])
+@pytest.mark.parametrize(("rows", "block", "phase"), [(1, 1, 0), (3, 5, 0), (1, 4, 3), (3, 7, 2)])
 def test_the_training_forward_is_the_decoding_forward(name: str, rows: int, block: int, phase: int) -> None:
     trained, steps = both(name, rows, 17, block, phase, seed=block)
     assert worst(steps, trained) < NOISE

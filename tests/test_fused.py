@@ -481,6 +481,10 @@ def suite() -> Suite:
     return ready
 
 
-@pytest.mark.parametrize("case", [Case(*c) for c in pairwise([list(CHECKS), FUSIONS, POLICIES, ("greedy", "match")])], ids=str)
+CASES = pairwise([[check for check in CHECKS if check != "joining-8"], FUSIONS, POLICIES, ("greedy", "match")])
+"""Of the two checks that differ by their number of rows alone, the one with few."""
+
+
+@pytest.mark.parametrize("case", [Case(*c) for c in CASES], ids=str)
 def test_conformance(suite: Suite, case: Case) -> None:
     suite.run(case)

@@ -42,7 +42,7 @@ from draftree.tree import Ints, Tree
 from forests import NOISE, grown, random_forest, some_verdict, texts, worst
 
 NAMES = ("llama", "qwen3", "gemma2", "gpt_neox", "mistral-sliding")
-BLOCKS = [(1, 0), (5, 0), (4, 3), (7, 2)]
+BLOCKS = [(1, 1, 0), (3, 5, 0), (1, 4, 3), (3, 7, 2)]
 
 
 def drafter_of(t: Target, **knobs: Any) -> GLIDEDrafter:
@@ -64,9 +64,8 @@ def tokens_of(rows: int, count: int, seed: int = 0) -> Ints:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize(("block", "phase"), BLOCKS)
+@pytest.mark.parametrize(("rows", "block", "phase"), BLOCKS)
 def test_the_training_forward_is_the_decoding_forward(name: str, rows: int, layers: int, block: int, phase: int) -> None:
     """The prompt is the first block, which with two layers has to be read in the blocks of the forward."""
     t = target(name)

@@ -2,13 +2,15 @@
 
 import importlib
 import pkgutil
+from functools import cache
 
 import pytest
 import torch
 
 from draftree import drafters
 from draftree.drafters.base import TrainableMethod
-from draftree.engine import Engine
+from draftree.engine import Engine, plain
+from draftree.models.target import Target
 from draftree.policies.vct import VCT
 from draftree.registry import names, part
 from draftree.request import Request
@@ -27,10 +29,19 @@ def one_spare_slot(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SPARE", 1)
 
 
+REQUESTS = [Request([5, 6, 7], 40), Request([9, 8, 7, 6, 5], 25, number=1)]
+
+
+@cache
+def plainly() -> tuple[Target, list[list[int]]]:
+    """A target, and what it writes by itself."""
+    target = tiny_target(context=80)
+    return target, plain(target, REQUESTS).tokens
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_cache_grows_with_the_text(name: str) -> None:
-    target = tiny_target(context=120)
+    target, texts = plainly()
     torch.manual_seed(0)
     engine = Engine(target, part("drafter", name)().example(target), VCT(width=2, depth=3))
-    requests = [Request([5, 6, 7], 60), Request([9, 8, 7, 6, 5], 40, number=1)]
-    assert engine.write(requests).tokens == engine.plain(requests).tokens
+    assert engine.write(REQUESTS).tokens == texts

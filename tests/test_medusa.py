@@ -48,8 +48,7 @@ def drafter_of(t: Target, heads: int = 4, layers: int = 1, **knobs: float) -> Me
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(("block", "phase"), [(1, 0), (2, 1), (3, 0), (4, 1), (4, 3), (6, 2)])
+@pytest.mark.parametrize(("rows", "block", "phase"), [(1, 1, 0), (3, 2, 1), (1, 3, 0), (1, 4, 1), (3, 4, 3), (3, 6, 2)])
 def test_the_training_forward_is_the_decoding_forward(name: str, rows: int, block: int, phase: int) -> None:
     t, tokens = target(name), np.stack(texts([17] * rows, np.random.default_rng(block)))
     trained, steps = forwards.both(t, drafter_of(t, layers=2), tokens, block, phase)

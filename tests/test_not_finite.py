@@ -27,6 +27,7 @@ from draftree.drafters.lm import LMDrafter
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine
 from draftree.errors import DraftreeWarning, UserError
+from draftree.models.target import Target
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.registry import check_exact, names, part
@@ -44,11 +45,17 @@ REQUESTS = (Request([3, 1, 4, 3, 1, 4, 3], 9), Request([9, 2, 6, 9, 2], 6, numbe
 SAYS = r"the drafter's output is not finite"
 
 
+@cache
+def target() -> Target:
+    """One for all tests, which only read it."""
+    return tiny_target()
+
+
 def broken(name: str, wrong: Sequence[float]) -> Drafter[Any] | None:
     """A method's example with such weights; None for one that has none."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        drafter: Drafter[Any] = part("drafter", name)().example(tiny_target())
+        drafter: Drafter[Any] = part("drafter", name)().example(target())
     model = drafter.small.decoder.model if isinstance(drafter, LMDrafter) else getattr(drafter, "model", None)
     weights = [*model.parameters()] if isinstance(model, nn.Module) else []
     with torch.no_grad():
@@ -67,12 +74,12 @@ SOME = [EVERY[i] for i in range(5, len(EVERY), len(names("policy")) + 1)]
 @cache
 def plain(sampling: Sampling) -> list[list[int]]:
     """What the target writes alone."""
-    return Engine(tiny_target(), Suffix().open(tiny_target()), Chain(1), costs=COSTS).plain(REQUESTS, sampling).tokens
+    return Engine(target(), Suffix().open(target()), Chain(1), costs=COSTS).plain(REQUESTS, sampling).tokens
 
 
 def same(drafter: Drafter[Any], policy: Policy, sampling: Sampling, rule: Acceptor | None = None) -> Engine:
     """Asserts that the text is the target's, where the rule promises the text."""
-    engine = Engine(tiny_target(), drafter, policy, rule, costs=COSTS)
+    engine = Engine(target(), drafter, policy, rule, costs=COSTS)
     done = engine.write(REQUESTS, sampling)
     if rule is None or rule.keeps_text:
         assert done.tokens == plain(sampling)
@@ -132,7 +139,7 @@ def torn(vocab: int, wrong: str, seed: int = 2) -> Tensor:
 def test_what_is_not_finite_counts_as_nothing_found(policy: str, wrong: str) -> None:
     """Under every rule, beside nodes after which everything is as it should be; and fused with a search."""
     table = TableDrafter(torn(61, wrong))
-    for drafter in (table, FusedDrafter([table, Suffix().open(tiny_target())])):
+    for drafter in (table, FusedDrafter([table, Suffix().open(target())])):
         same_under_all(drafter, part("policy", policy)())
 
 
@@ -189,7 +196,7 @@ def test_a_drafter_is_not_blamed_for_what_guides_forbid(policy: str) -> None:
     table = torch.full((61, 61), 1e-3)
     table[:, 4] = 1  # so that it is drafted everywhere
     requests = [replace(r, guides=(Nothing(),)) for r in REQUESTS]
-    engine = Engine(tiny_target(), TableDrafter(table), part("policy", policy)(), costs=COSTS)
+    engine = Engine(target(), TableDrafter(table), part("policy", policy)(), costs=COSTS)
     for sampling in (Sampling(), Sampling(1.0, seed=5, warpers=(EtaLogitsWarper(1e-3),))):
         assert engine.write(requests, sampling).tokens == engine.plain(REQUESTS, sampling).tokens
 

@@ -41,8 +41,7 @@ def tokens_of(rows: int, count: int, seed: int) -> Ints:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(("block", "phase"), [(1, 0), (5, 0), (4, 3), (7, 2)])
+@pytest.mark.parametrize(("rows", "block", "phase"), [(1, 1, 0), (3, 5, 0), (1, 4, 3), (3, 7, 2)])
 def test_the_training_forward_is_the_decoding_forward(method: str, name: str, rows: int, block: int, phase: int) -> None:
     t = target(name)
     trained, steps = forwards.both(t, drafter_of(method, t), tokens_of(rows, 17, block), block, phase)

@@ -44,7 +44,7 @@ def test_a_replay_takes_the_steps_of_the_live_run(target: Target, pair: tuple[st
     live, prompts = engine(target, *pair), suites.load("demo").prompts
     for i, prompt in enumerate(prompts[:1]):
         sampling = Sampling(temperature=temperature, seed=3)
-        request = Request(encode(target.tokenizer, prompt.content), 16, target.eos, i, sampling=sampling)
+        request = Request(encode(target.tokenizer, prompt.content), 10, target.eos, i, sampling=sampling)
         wanted = replace(live, learned={}).write([request], reuse=False)
         text = Text(np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt))
         source = Replayed.along(target, text, live.drafter.needs.hidden)

@@ -116,7 +116,7 @@ def compared(
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_seed_has_one_text(drafter: str, target: Target, stores: Path) -> None:
     prompts = [p for p in suites.load("demo").prompts if p.number % 9 == 0][:2]
-    requests = [Request(tuple(encode(target.tokenizer, p.content)), 20, target.eos, p.number) for p in prompts]
+    requests = [Request(tuple(encode(target.tokenizer, p.content)), 12, target.eos, p.number) for p in prompts]
     for temperature in (0.7, 1.3):
         ties, _ = compared(target, spec(drafter, stores), requests, [Chain(4), EAGLE2(12, 3, 4)], temperature)
         assert ties <= 1

@@ -30,6 +30,8 @@ from folders import target_folder
 DENSE = ("llama", "gemma3", "qwen3", "phi3-sliding", "olmo2", "gpt_neox", "qwen2-mixed")
 EXPERTS = ("mixtral-sliding", "qwen3_moe", "gpt_oss", "deepseek_v3")
 DTYPES = (torch.float32, torch.bfloat16)
+KNOWN: dict[tuple[torch.dtype, int], dict[str, Widths | None]] = {}
+"""What was found of kinds of layers, by dtype and kernel."""
 
 
 def planted(change: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
@@ -52,7 +54,10 @@ def planted(change: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
         (lambda n: n, Widths(1, 8, 8)),
     ],
 )
-def test_what_changes_with_the_width_is_found(change: Callable[[int], int], wanted: Widths | None) -> None:
+def test_what_changes_with_the_width_is_found(
+    change: Callable[[int], int], wanted: Widths | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftree.models.widths.ENOUGH", 3)  # every entry changes
     linear = planted(change)
     found = widths(linear, 3, torch.float32)
     assert found == wanted
@@ -112,15 +117,17 @@ def read(decoder: Decoder, cache: SlotCache, parts: list[list[Ints]]) -> None:
 @pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
 def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dtype) -> None:
     """Nodes of random trees, up to 64 wide, behind prompts cut anywhere, beside other rows, against their path read in one."""
-    target = Target.of(fresh(name).to(dtype))
+    target = Target.of(fresh(name, layers=2).to(dtype))  # one of each kind
     decoder, draw = target.decoder, np.random.default_rng(0)
     by_turns = ([*DENSE, *EXPERTS].index(name) + DTYPES.index(dtype)) % 2  # either kernel, in either dtype
     quicken(decoder.model, "packed" if by_turns else "stock")
-    stable = Stable(decoder)
-    assert None not in stable.widths.values()
+    known = KNOWN.setdefault((dtype, by_turns), {})  # layers of a kind are in many models
+    stable = Stable(decoder, known)
+    known |= stable.widths
+    assert None not in known.values()
     stable.use()
     assert parting(decoder) is None
-    for widths_of_rows in ((1, 2, 7), (64, 9, 33), (16, 3, 1)):
+    for widths_of_rows in ((1, 2, 7), (64, 16, 33)):
         texts = [draw.integers(3, 70, draw.integers(2, 30)) for _ in widths_of_rows]
         cache = decoder.new_cache(len(texts), 30 + max(widths_of_rows))
         with torch.inference_mode():
@@ -139,7 +146,8 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
                         decoder.new_cache(1, 96), Feed.chains([whole], np.zeros(1, np.int64), decoder.device)
                     )
                     assert torch.equal(found[r, node], alone[0, -1])
-    texts_are_plain_decodings(target)
+    if dtype is torch.bfloat16:  # where bits are what is promised
+        texts_are_plain_decodings(target)
 
 
 def path(parents: Ints, node: int) -> list[int]:
@@ -151,8 +159,8 @@ def texts_are_plain_decodings(target: Target) -> None:
     """Of a batch of rows, drafted by what its own texts bring."""
     costs = Costs({1: 0.1}, {1: 1.0, 64: 1.5})
     oracle = Engine(target, build("drafter", "suffix").open(target), build("policy", "yield"), costs=costs)
-    prompts = [np.random.default_rng(i).integers(3, 70, 9 + i).tolist() for i in range(4)]
-    requests = [Request(p, 24, frozenset(), i) for i, p in enumerate(prompts)]
+    prompts = [np.random.default_rng(i).integers(3, 70, 9 + i).tolist() for i in range(3)]
+    requests = [Request(p, 16, frozenset(), i) for i, p in enumerate(prompts)]
     plain = [oracle.plain([r]).tokens[0] for r in requests]
     assert oracle.write(requests).tokens == plain
     assert oracle.write(requests, reuse=False).tokens == plain  # what it has learnt drafts long trees now
@@ -175,7 +183,7 @@ def test_where_bits_part_is_named() -> None:
 
 def test_a_copy_of_a_model_computes_with_its_own_weights() -> None:
     for name in ("llama", "qwen3_moe"):
-        model, ids = fresh(name).float(), torch.arange(3, 40)[None]
+        model, ids = fresh(name, layers=2).float(), torch.arange(3, 40)[None]
         Stable(Decoder(model)).use()
         other = copy.deepcopy(model)
         with torch.no_grad():
@@ -188,7 +196,7 @@ def test_a_copy_of_a_model_computes_with_its_own_weights() -> None:
 
 def test_experts_say_what_they_said() -> None:
     for name in ("mixtral-sliding", "gpt_oss"):
-        model, ids = fresh(name), torch.arange(3, 40)[None]
+        model, ids = fresh(name, layers=2), torch.arange(3, 40)[None]
         with torch.no_grad():
             said = model(ids).logits
             Stable(Decoder(model)).use()

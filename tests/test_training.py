@@ -74,7 +74,7 @@ def plan(**knobs) -> Plan:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_loss_falls_and_the_folder_is_a_drafter(name, target, samples, tmp_path) -> None:
     seen: list[Progress] = []
-    train(target, fresh(name, target), samples, plan(epochs=20), tmp_path, seen.append)
+    train(target, fresh(name, target), samples, plan(epochs=12), tmp_path, seen.append)
     measured = [p.held_out_loss for p in seen if p.held_out_loss is not None]
     assert np.mean([p.loss for p in seen[-5:]]) < 0.8 * np.mean([p.loss for p in seen[:5]])
     assert len(measured) == len(seen) // 4 + (len(seen) % 4 > 0)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.errors import UserError
@@ -27,6 +27,7 @@ def test_the_most_frequent_continuations_are_kept() -> None:
     assert paths(grown(Trie(), following(rule, []))) == [(0,), (1,), (0, 0), (0, 1), (0, 0, 0)], "all of them fit"
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 200), st.integers(1, 4), st.integers(1, 6))
 def test_no_other_nodes_are_worth_more(seed: int, width: int, nodes: int) -> None:
     rule = likely(seed, width)

@@ -438,7 +438,8 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
     """Requests join and leave at random steps, each in whatever row is free; every text is the one it is alone."""
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
-    lengths = zip(rng.integers(1, 12, 2 * count), rng.integers(1, LONG, 2 * count), strict=True)
+    draw = np.random.default_rng(count)  # the same requests in every case, so that plain decoding writes them once
+    lengths = zip(draw.integers(1, 12, 2 * count), draw.integers(1, LONG, 2 * count), strict=True)
     waiting = [
         Request([*suite.prompt(int(n)), i], int(limit), number=i, sampling=mixed[i % len(mixed)])
         for i, (n, limit) in enumerate(lengths)
