@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py --target smollm2 --suite spec_bench.jsonl --category math_reasoning --per-category 20 \
         --assistant VDM_STANDALONE --ours "edd pct" --ours "eagle3 eagle2" --out peers.json \
-        [--int4] [--uncompiled] [--static] [--gguf model.Q4_1.gguf] [--plot peers.svg]
+        [--int4] [--compile] [--uncompiled] [--static] [--gguf model.Q4_1.gguf] [--plot peers.svg]
 
 Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first prompt warms up and does not
 count. All write greedily, and the passes of the model are counted, those over the prompt too. A text that differs from plain
@@ -150,6 +150,7 @@ def main() -> int:
     ap.add_argument("--ours", action="append", default=[], metavar="'DRAFTER POLICY'")
     ap.add_argument("--assistant")
     ap.add_argument("--int4", action="store_true")
+    ap.add_argument("--compile", action="store_true", help="also where that is not the default")
     ap.add_argument("--uncompiled", action="store_true")
     ap.add_argument("--static", action="store_true")
     ap.add_argument("--dtype", choices=("float32", "bfloat16"))
@@ -158,7 +159,7 @@ def main() -> int:
     ap.add_argument("--plot", type=Path)
     args = ap.parse_args()
     try:
-        target = Target.load(args.target, args.dtype)
+        target = Target.load(args.target, args.dtype, compile=args.compile or None)
         stock = Target.load(args.target, target.decoder.dtype, kernels="stock", exactness="ties")
         others = {"4 bits": Target.load(args.target, quantize="int4", exactness="bits")} if args.int4 else {}
         if args.uncompiled:
