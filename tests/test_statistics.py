@@ -59,7 +59,7 @@ def test_level_and_power_are_those_of_many_tests() -> None:
     p = np.array([0.3, 0.25, 0.15, 0.1, 0.1, 0.05, 0.03, 0.02])
     wrong = p + np.array([0.05, -0.05, 0.02, -0.02, 0, 0, 0, 0])
     noncentrality = n * float(((wrong - p) ** 2 / p).sum())
-    found = np.mean([goodness(c, p).p_value < 0.01 for c in generator.multinomial(n, wrong, 2000)])
+    found = np.mean([goodness(c, p).p_value < 0.01 for c in generator.multinomial(n, wrong, 4000)])
     assert found == pytest.approx(power(noncentrality, 7, 0.01), abs=0.03)
     assert 0.2 < found < 0.8
     false = np.mean([goodness(c, p).p_value < 0.05 for c in generator.multinomial(n, p, 4000)])
