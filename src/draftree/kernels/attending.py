@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from draftree.kernels.memory import as_real, number, part, put, put_real, put_word, real, word
-from draftree.kernels.rows import LOG2E, P1, P2, P3, P4, P5, P6
-from draftree.kernels.tiles import BYTES, COLUMNS, ROWS, mixed_onward, pairs, reals, reals_onward
+from draftree.kernels.lanes import COLUMNS, HIDDEN, half_scored, half_sees, real_scored, real_sees, weighed
+from draftree.kernels.memory import part, put, put_real, put_word, real, word
+from draftree.kernels.tiles import BYTES, ROWS, mixed_onward, pairs, reals, reals_onward
 
 QUERIES = 8
 """Queries that are worked on at a time."""
-HIDDEN, LEAST = np.float32(-3e38), np.float32(-126.0)
-"""A score that no key has, and exponents of 2 below which a weight is 0."""
+HIDDEN_SCORE = np.float32(HIDDEN)
 ZERO = np.float32(0)
 
 
@@ -33,42 +32,22 @@ def multiply(x: Any, step: Any, w: Any, words: Any, out: Any, out_step: Any, n: 
 
 
 @part
-def _sees(mask: Any, step: Any, start: Any, end: Any, count: Any, lowest: Any, half: Any) -> Any:
-    """Whether one of some queries sees one of some slots."""
+def _sees(mask: Any, step: Any, start: Any, keys: Any, count: Any, lowest: Any, half: Any) -> Any:
+    """Whether one of some queries sees one of so many slots."""
     for i in range(count):
-        for j in range(start, end):
-            if number(mask + i * step, j, half) > lowest:
-                return True
+        if (
+            half_sees(mask + i * step + 2 * start, keys, lowest)
+            if half
+            else real_sees(mask + i * step + 4 * start, keys, lowest)
+        ):
+            return True
     return False
 
 
 @part
-def _scored(scores: Any, mask: Any, keys: Any, scale: Any, lowest: Any, half: Any) -> None:
-    """A query's products with a block's keys, of which there are so many, as scores."""
-    for j in range(keys):
-        hidden = number(mask, j, half)
-        put_real(scores, j, real(scores, j) * scale + hidden if hidden > lowest else HIDDEN)
-    for j in range(keys, COLUMNS):
-        put_real(scores, j, HIDDEN)
-
-
-@part
-def _weighed(scores: Any, count: Any, top: Any) -> None:
-    """Scores as their exponentials."""
-    for j in range(count):
-        x = (real(scores, j) - top) * LOG2E
-        none = x < LEAST
-        x = LEAST if none else x
-        whole = np.floor(x + np.float32(0.5))
-        y = x - whole
-        p = P6 * y + P5
-        p = p * y + P4
-        p = p * y + P3
-        p = p * y + P2
-        p = p * y + P1
-        p = p * y + np.float32(1)
-        power = as_real(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
-        put_real(scores, j, ZERO if none else p * power)
+def _scored(scores: Any, mask: Any, keys: Any, scale: Any, lowest: Any, half: Any) -> Any:
+    """Makes scores of a query's products with a block's keys, of which there are so many, and says the largest."""
+    return half_scored(scores, mask, keys, scale, lowest) if half else real_scored(scores, mask, keys, scale, lowest)
 
 
 @part
@@ -84,18 +63,17 @@ def _turned(keys: Any, step: Any, count: Any, words: Any, out: Any) -> None:
 
 
 @part
-def _total(weights: Any, step: Any, rows: Any, slots: Any, totals: Any) -> None:
+def _total(weights: Any, step: Any, rows: Any, seen: Any, blocks: Any, totals: Any) -> None:
     """Each row's sum, from the first slot to the last; four rows at a time, as a sum waits for the one before."""
     for r in range(0, rows, 4):
-        a = weights + r * step
-        b, c, d = (
-            weights + min(r + 1, rows - 1) * step,
-            weights + min(r + 2, rows - 1) * step,
-            weights + min(r + 3, rows - 1) * step,
-        )
+        last = rows - 1
+        a, b = weights + r * step, weights + min(r + 1, last) * step
+        c, d = weights + min(r + 2, last) * step, weights + min(r + 3, last) * step
         s, t, u, v = ZERO, ZERO, ZERO, ZERO
-        for j in range(slots):
-            s, t, u, v = s + real(a, j), t + real(b, j), u + real(c, j), v + real(d, j)
+        for block in range(blocks):
+            if word(seen, block) > 0:
+                for j in range(block * COLUMNS, (block + 1) * COLUMNS):
+                    s, t, u, v = s + real(a, j), t + real(b, j), u + real(c, j), v + real(d, j)
         put_real(totals, r, s)
         put_real(totals, r + 1, t)
         put_real(totals, r + 2, u)
@@ -133,7 +111,7 @@ def _gathered(
 @part
 def attended(
     q: Any, k: Any, v: Any, of_keys: Any, of_values: Any, mask: Any, of_mask: Any, count: Any, heads: Any, width: Any,
-    slots: Any, scale: Any, lowest: Any, own: Any, out: Any, out_step: Any, half: Any,
+    slots: Any, scale: Any, lowest: Any, own: Any, keep: Any, out: Any, out_step: Any, half: Any,
 ) -> None:  # fmt: skip
     """Attention of some queries of a row with the heads of one group.
 
@@ -142,42 +120,40 @@ def attended(
         k: the first slot's key; `of_keys` bytes lie between two.
         v: its value, likewise.
         mask: [count, S] what is added to the scores, `of_mask` bytes apart.
-        own: memory of this thread's.
+        own: memory of this thread's, which begins with a word for each block of keys: 0 where it has to be turned.
+        keep: whether turned keys are kept there for the next queries.
         out: the first query's place; `out_step` bytes lie between two.
     """
     size, rows, blocks = (2 if half else 4), count * heads, (slots + COLUMNS - 1) // COLUMNS
     words, step = (width // 2 if half else width), blocks * BYTES
-    seen, turned = own, own + blocks * 4
-    scores = turned + width * BYTES
+    there, seen, turned = own, own + blocks * 4, own + blocks * 8
+    scores = turned + (blocks if keep else 1) * words * BYTES
     sums, totals = scores + rows * step, scores + rows * (step + width * 4)
+    for r in range(rows):
+        put_real(totals, r, HIDDEN_SCORE)
     for b in range(blocks):
-        start, end = b * COLUMNS, min(slots, (b + 1) * COLUMNS)
-        sees = _sees(mask, of_mask, start, end, count, lowest, half)
+        start, keys = b * COLUMNS, min(slots - b * COLUMNS, COLUMNS)
+        sees = _sees(mask, of_mask, start, keys, count, lowest, half)
         put_word(seen, b, np.uint32(1 if sees else 0))
         if sees:
-            _turned(k + start * of_keys, of_keys, end - start, words, turned)
-            multiply(q, width * size, turned, words, scores + b * BYTES, step, rows, half)
-        for r in range(rows):
-            if sees:
-                _scored(
-                    scores + r * step + b * BYTES,
-                    mask + (r // heads) * of_mask + start * size,
-                    end - start,
-                    scale,
-                    lowest,
-                    half,
-                )
-            else:
-                for j in range(COLUMNS):
-                    put_real(scores + r * step, start + j, HIDDEN)
+            lying = turned + (b * words * BYTES if keep else 0)
+            if not keep or word(there, b) == 0:
+                _turned(k + start * of_keys, of_keys, keys, words, lying)
+                put_word(there, b, np.uint32(1))
+            multiply(q, width * size, lying, words, scores + b * BYTES, step, rows, half)
+            for r in range(rows):
+                hiding = mask + (r // heads) * of_mask + start * size
+                top = _scored(scores + r * step + b * BYTES, hiding, keys, scale, lowest, half)
+                put_real(totals, r, max(real(totals, r), top))
     for r in range(rows):
-        top = HIDDEN
-        for j in range(blocks * COLUMNS):
-            top = max(top, real(scores + r * step, j))
-        _weighed(scores + r * step, blocks * COLUMNS, top if top > HIDDEN else ZERO)  # what sees nothing weighs nothing
+        top = real(totals, r)
+        top = top if top > HIDDEN_SCORE else ZERO  # what sees nothing weighs nothing
+        for b in range(blocks):
+            if word(seen, b) > 0:
+                weighed(scores + r * step + b * BYTES, top)
         for e in range(width):
             put_real(sums, r * width + e, ZERO)
-    _total(scores, step, rows, blocks * COLUMNS, totals)
+    _total(scores, step, rows, seen, blocks, totals)
     _gathered(scores, step, rows, seen, blocks, slots, v, of_values, sums, width, half)
     for r in range(rows):
         total = real(totals, r)

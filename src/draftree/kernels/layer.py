@@ -17,13 +17,16 @@ import numpy as np
 from numba import cfunc, types
 
 from draftree.kernels.attending import QUERIES, ZERO, attended, multiply
-from draftree.kernels.memory import as_real, entry, number, part, put, put_real, real, settled
-from draftree.kernels.rows import normed, sigmoid_times
+from draftree.kernels.lanes import COLUMNS, half_added, half_gated, real_added, real_gated
+from draftree.kernels.memory import as_real, entry, number, part, put, put_real, put_word, real, settled
+from draftree.kernels.rows import normed
 from draftree.kernels.team import FIRST, meet, member, share
-from draftree.kernels.tiles import BYTES, COLUMNS, GROUP, OF_GROUP, ROWS, fours
+from draftree.kernels.tiles import BYTES, GROUP, OF_GROUP, ROWS, fours
 
 PASS = 10
 """The entry from `FIRST` on where what a pass is about begins."""
+MANY = 4
+"""Chunks of queries for each thread from which on they are dealt out one by one."""
 
 
 @part
@@ -76,11 +79,12 @@ def _product(
 
 
 @part
-def _biased(sums: Any, count: Any, bias: Any, at: Any, half: Any) -> None:
-    """Sums with what is added to a layer's columns, rounded."""
-    for e in range(count):
-        value = real(sums, e)
-        put_real(sums, e, settled(value + number(bias, at + e, half) if bias else value, half))
+def _biased(sums: Any, rows: Any, step: Any, count: Any, bias: Any, at: Any, half: Any) -> None:
+    """Adds to rows of sums what is added to a layer's columns, if anything is."""
+    if bias:
+        for r in range(rows):
+            for e in range(count):
+                put_real(sums + r * step, e, real(sums + r * step, e) + number(bias, at + e, half))
 
 
 @part
@@ -88,6 +92,7 @@ def _head(sums: Any, width: Any, weight: Any, epsilon: Any, half: Any) -> None:
     """A head's entries, normed where its model does that."""
     total = np.float64(0)
     for e in range(width):
+        put_real(sums, e, settled(real(sums, e), half))
         total += np.float64(real(sums, e) * real(sums, e))
     by = np.float32(1 / np.sqrt(total / width + epsilon))
     for e in range(width):
@@ -100,7 +105,7 @@ def _rotated(sums: Any, width: Any, cosine: Any, sine: Any, out: Any, half: Any)
     middle = width // 2
     for e in range(middle):
         f = e + middle
-        x, y = real(sums, e), real(sums, f)
+        x, y = settled(real(sums, e), half), settled(real(sums, f), half)
         one, other = settled(x * number(cosine, e, half), half), settled(y * number(cosine, f, half), half)
         put(out, e, one + settled(-y * number(sine, e, half), half), half)
         put(out, f, other + settled(x * number(sine, f, half), half), half)
@@ -138,9 +143,9 @@ def _stored(d: Any, of: Any, x: Any, k: Any, v: Any, thread: Any, threads: Any, 
             for b in range(width // COLUMNS):
                 at_block = w + (unit * (width // COLUMNS) + b) * block
                 _product(ready, of_groups, first, m, deep, at_block, sums + b * BYTES, wide, half, four)
+            _biased(sums, m, wide, width, bias, unit * width, half)
             for i in range(m):
                 row, at, mine = (first + i) // n, (first + i) % n, sums + i * wide
-                _biased(mine, width, bias, unit * width, half)
                 angle, slot = (row * turns + at) * width * size, at + (entry(starts, row) if starts else 0)
                 if unit < all_heads:
                     to = q + (((row * groups + unit // heads) * n + at) * heads + unit % heads) * width * size
@@ -167,7 +172,7 @@ def _added(
     Args:
         sizes: N, and the entries of a row after and before.
     """
-    tokens, wide, deep = sizes
+    (tokens, wide, deep), size = sizes, (2 if half else 4)
     block, tile = _bytes(deep, half, four), own + (tokens * deep // GROUP * 4 if four else 0)
     begin, end = share(wide // COLUMNS, thread, threads)
     if four:
@@ -176,11 +181,13 @@ def _added(
         for first in range(0, tokens, ROWS):
             m = min(ROWS, tokens - first)
             _product(x, own, first, m, deep, w + b * block, tile, BYTES, half, four)
+            _biased(tile, m, BYTES, COLUMNS, bias, b * COLUMNS, half)
             for i in range(m):
-                _biased(tile + i * BYTES, COLUMNS, bias, b * COLUMNS, half)
-                at = (first + i) * wide + b * COLUMNS
-                for e in range(COLUMNS):
-                    put(out, at + e, number(before, at + e, half) + real(tile + i * BYTES, e), half)
+                at = ((first + i) * wide + b * COLUMNS) * size
+                if half:
+                    half_added(tile + i * BYTES, before + at, out + at)
+                else:
+                    real_added(tile + i * BYTES, before + at, out + at)
 
 
 @part
@@ -188,7 +195,7 @@ def _gated(
     x: Any, gates: Any, ups: Any, biases: Any, out: Any, sizes: Any, own: Any, thread: Any, threads: Any, half: Any, four: Any
 ) -> None:
     """A thread's blocks of the product of a gate and what it lets through; sizes as above."""
-    tokens, wide, deep = sizes
+    (tokens, wide, deep), size = sizes, (2 if half else 4)
     block, tile = _bytes(deep, half, four), own + (tokens * deep // GROUP * 4 if four else 0)
     begin, end = share(wide // COLUMNS, thread, threads)
     other = tile + ROWS * BYTES
@@ -199,12 +206,14 @@ def _gated(
             m = min(ROWS, tokens - first)
             _product(x, own, first, m, deep, gates + b * block, tile, BYTES, half, four)
             _product(x, own, first, m, deep, ups + b * block, other, BYTES, half, four)
+            _biased(tile, m, BYTES, COLUMNS, biases[0], b * COLUMNS, half)
+            _biased(other, m, BYTES, COLUMNS, biases[1], b * COLUMNS, half)
             for i in range(m):
-                _biased(tile + i * BYTES, COLUMNS, biases[0], b * COLUMNS, half)
-                _biased(other + i * BYTES, COLUMNS, biases[1], b * COLUMNS, half)
-                for e in range(COLUMNS):
-                    made = sigmoid_times(real(tile + i * BYTES, e), real(other + i * BYTES, e), half)
-                    put(out, (first + i) * wide + b * COLUMNS + e, made, half)
+                to = out + ((first + i) * wide + b * COLUMNS) * size
+                if half:
+                    half_gated(tile + i * BYTES, other + i * BYTES, to)
+                else:
+                    real_gated(tile + i * BYTES, other + i * BYTES, to)
 
 
 @part
@@ -235,16 +244,29 @@ def _finished(
     )
     ups, up_bias, downs, down_bias = entry(of, 12), entry(of, 13), entry(of, 14), entry(of, 15)
     size, tokens, step = (2 if half else 4), rows * n, groups * heads * width * (2 if half else 4)
-    at, end = share(rows * groups * n, thread, threads)
+    chunks = (n + QUERIES - 1) // QUERIES
+    spread = rows * groups * chunks >= MANY * threads
+    at, end = (thread, rows * groups * chunks) if spread else share(rows * groups * n, thread, threads)
+    last = -1  # whose keys lie turned in the thread's memory
     while at < end:
-        row, group, i = at // (groups * n), at // n % groups, at % n
-        count = min(end - at, n - i, QUERIES)
+        if spread:  # prompts: the later queries see more, so threads take turns
+            unit, i = at // chunks, at % chunks * QUERIES
+            count, at = min(n - i, QUERIES), at + threads
+        else:
+            unit, i = at // n, at % n
+            count = min(end - at, n - i, QUERIES)
+            at += count
+        row, group = unit // groups, unit % groups
+        if spread and unit != last:
+            for b in range((slots + COLUMNS - 1) // COLUMNS):
+                put_word(own, b, np.uint32(0))
+            last = unit
         attended(
-            q + at * heads * width * size, k + row * row_keys + group * group_keys, v + row * row_values + group * group_values,
-            of_keys, of_values, mask + row * row_mask + i * of_mask, of_mask, count, heads, width, slots, scale, lowest, own,
+            q + (unit * n + i) * heads * width * size, k + row * row_keys + group * group_keys,
+            v + row * row_values + group * group_values, of_keys, of_values, mask + row * row_mask + i * of_mask, of_mask,
+            count, heads, width, slots, scale, lowest, own, spread,
             after + (row * n + i) * step + group * heads * width * size, step, half,
         )  # fmt: skip
-        at += count
     meet(table, threads)
     _added(after, o, o_bias, x, hidden, (tokens, deep, groups * heads * width), own, thread, threads, half, four)
     meet(table, threads)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+from draftree.kernels.lanes import LANES, half_squared, real_squared
 from draftree.kernels.memory import as_real, number, part, put, settled
 
 LOG2E = np.float32(1.4426950408889634)
@@ -27,15 +28,11 @@ P1, P2, P3, P4, P5, P6 = (
 def normed(row: Any, weight: Any, to: Any, width: Any, epsilon: Any, half: Any) -> None:
     """Divides a row by the root of its mean square, rounds it, and multiplies by a weight; see `_norm`.
 
-    Squares are added up in float64: in float32 four sums of 1,024 numbers each lose twice as much as torch's own norm does.
+    Squares are added up in float64: in float32 long sums lose twice as much as torch's own norm does.
     """
-    whole, none = width // 4 * 4, np.float64(0)
-    s, t, u, v = none, none, none, none  # four partial sums, in names: an array takes as long to compile as all the rest
-    for e in range(0, whole, 4):
-        w, x, y, z = number(row, e, half), number(row, e + 1, half), number(row, e + 2, half), number(row, e + 3, half)
-        s, t, u, v = s + np.float64(w * w), t + np.float64(x * x), u + np.float64(y * y), v + np.float64(z * z)
-    total = (s + t) + (u + v)
-    for e in range(whole, width):
+    vectors = width // LANES
+    total = half_squared(row, vectors) if half else real_squared(row, vectors)
+    for e in range(vectors * LANES, width):
         x = number(row, e, half)
         total += np.float64(x * x)
     by = np.float32(1 / np.sqrt(total / width + epsilon))

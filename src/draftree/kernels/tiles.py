@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from llvmlite import binding, ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-ROWS, COLUMNS = 8, 32
-"""Rows and columns of a tile at most."""
+from draftree.kernels.lanes import LANES, PARTS, PLACE, REAL, REALS, WORD, WORDS, Code
+
+ROWS = 8
+"""Rows of a tile at most; it has `COLUMNS`."""
 BYTES = 128
 """Of a tile's 32 words, those of a matrix or the sums of a row."""
 GROUP, OF_GROUP = 32, 5 * BYTES
@@ -24,11 +25,6 @@ GROUP, OF_GROUP = 32, 5 * BYTES
 middle in bfloat16, then four times words of eight numbers."""
 AHEAD = 4096
 """Bytes before they are read that a matrix's are asked for: while a tile is computed, memory would otherwise rest."""
-LANES = 16
-"""Numbers of a vector; processors with narrower ones take several."""
-_PARTS = range(COLUMNS // LANES)
-_WORD, _PLACE, _REAL = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_WORDS, _REALS, _HALVES = (ir.VectorType(kind, LANES) for kind in (_WORD, _REAL, ir.IntType(16)))
 _NUMBERS = ir.VectorType(ir.IntType(16), 2 * LANES)
 
 
@@ -53,59 +49,19 @@ def has_dots() -> bool:
 DOTS = has_dots()
 
 
-class _Code:
-    """Writes the code of one tile.
-
-    Args:
-        builder: of the function that it is written into.
-    """
-
-    def __init__(self, builder: Any) -> None:
-        self.b = builder
-
-    def at(self, place: Any, kind: Any, offset: int = 0) -> Any:
-        """What lies at an address."""
-        place = self.b.add(place, _PLACE(offset)) if offset else place
-        return self.b.load(self.b.inttoptr(place, kind.as_pointer()), align=2)
-
-    def all(self, value: Any, kind: Any) -> Any:
-        """A vector of one number."""
-        nothing = ir.Constant(kind, ir.Undefined)
-        one = self.b.insert_element(nothing, value, _WORD(0))
-        return self.b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES))
+class _Code(Code):
+    """Writes the code of one tile."""
 
     def prefetch(self, place: Any, offset: int) -> None:
         """Asks for what lies behind an address and will be read soon."""
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[_WORD] * 3])
-        ahead = self.b.inttoptr(self.b.add(place, _PLACE(offset)), ir.IntType(8).as_pointer())
-        self.b.call(self.function("llvm.prefetch.p0", kind), [ahead, _WORD(0), _WORD(3), _WORD(1)])
-
-    def lower(self, words: Any) -> Any:
-        """The bfloat16 in the lower halves of words."""
-        return self.b.bitcast(self.b.shl(words, ir.Constant(_WORDS, [16] * LANES)), _REALS)
-
-    def upper(self, words: Any) -> Any:
-        """Those in the upper halves."""
-        return self.b.bitcast(self.b.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES)), _REALS)
-
-    def widened(self, place: Any, offset: int) -> Any:
-        """Numbers of bfloat16 that lie one behind the other."""
-        return self.lower(self.b.zext(self.at(place, _HALVES, offset), _WORDS))
-
-    def function(self, name: str, kind: Any) -> Any:
-        """One of LLVM's."""
-        tools: Any = cgutils  # untyped
-        return tools.get_or_insert_function(self.b.module, kind, name)
-
-    def fused(self, one: Any, other: Any, total: Any) -> Any:
-        """one · other + total, rounded once."""
-        kind = ir.FunctionType(_REALS, [_REALS] * 3)
-        return self.b.call(self.function("llvm.fma.v16f32", kind), [one, other, total])
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[WORD] * 3])
+        ahead = self.b.inttoptr(self.b.add(place, PLACE(offset)), ir.IntType(8).as_pointer())
+        self.b.call(self.function("llvm.prefetch.p0", kind), [ahead, WORD(0), WORD(3), WORD(1)])
 
     def dotted(self, one: Any, other: Any, total: Any) -> Any:
         """The products of two pairs of bfloat16 for each number, added to it."""
         pairs = ir.VectorType(_Brain(), 2 * LANES)
-        kind = ir.FunctionType(_REALS, [_REALS, pairs, pairs])
+        kind = ir.FunctionType(REALS, [REALS, pairs, pairs])
         dot = self.function("llvm.x86.avx512bf16.dpbf16ps.512", kind)
         return self.b.call(dot, [total, self.b.bitcast(one, pairs), self.b.bitcast(other, pairs)])
 
@@ -117,7 +73,7 @@ class _Code:
             _NUMBERS, [_NUMBERS] * 2
         )  # which reads the lowest five bits of each, so the table is there twice
         found = self.b.call(self.function("llvm.x86.avx512.permvar.hi.512", kind), [table, halves])
-        return self.b.bitcast(found, _WORDS)
+        return self.b.bitcast(found, WORDS)
 
     def group(self, rows: list[Any], totals: list[Any], matrix: Any, sums: list[list[Any]]) -> list[list[Any]]:
         """The sums with a group of 32 numbers of each row, and of each column in four bits, added.
@@ -128,14 +84,14 @@ class _Code:
             matrix: that of the columns' steps and middles, behind which their numbers lie, eight a word.
             sums: of each row, by vectors.
         """
-        scales = [self.at(matrix, _WORDS, 4 * LANES * v) for v in _PARTS]
-        numbers = [[self.at(matrix, _WORDS, BYTES * (1 + i) + 4 * LANES * v) for v in _PARTS] for i in range(4)]
-        less, found = ir.Constant(_REALS, [-8.0] * LANES), []
-        all_of = [self.all(self.at(place, _REAL), _REALS) for place in totals]
-        within = [[self.b.fmul(total, less) for _ in _PARTS] for total in all_of]
+        scales = [self.at(matrix, WORDS, 4 * LANES * v) for v in PARTS]
+        numbers = [[self.at(matrix, WORDS, BYTES * (1 + i) + 4 * LANES * v) for v in PARTS] for i in range(4)]
+        less, found = ir.Constant(REALS, [-8.0] * LANES), []
+        all_of = [self.all(self.at(place, REAL), REALS) for place in totals]
+        within = [[self.b.fmul(total, less) for _ in PARTS] for total in all_of]
         for i in range(16):
             columns = [self.looked_up(word, i % 4) for word in numbers[i // 4]]
-            words = [self.all(self.at(place, _WORD, 4 * i), _WORDS) for place in rows]
+            words = [self.all(self.at(place, WORD, 4 * i), WORDS) for place in rows]
             within = [
                 [self.dotted(word, w, s) for w, s in zip(columns, row, strict=True)]
                 for word, row in zip(words, within, strict=True)
@@ -156,20 +112,20 @@ class _Code:
             sums: of each row, by vectors.
         """
         if kind == "mixed":
-            columns = [self.widened(matrix, 2 * LANES * v) for v in _PARTS]
+            columns = [self.numbers(matrix, v, True) for v in PARTS]
         else:
-            columns = [self.at(matrix, _WORDS, 4 * LANES * v) for v in _PARTS]
+            columns = [self.at(matrix, WORDS, 4 * LANES * v) for v in PARTS]
         found = []
         for place, row in zip(rows, sums, strict=True):
-            word = self.all(self.at(place, _WORD), _WORDS)
+            word = self.all(self.at(place, WORD), WORDS)
             if kind == "pairs" and DOTS:
                 row = [self.dotted(word, w, s) for w, s in zip(columns, row, strict=True)]
             elif kind == "pairs":
                 for half in (self.lower, self.upper):
                     row = [self.fused(half(word), half(w), s) for w, s in zip(columns, row, strict=True)]
             else:
-                real = self.b.bitcast(word, _REALS)
-                row = [self.fused(real, self.b.bitcast(w, _REALS), s) for w, s in zip(columns, row, strict=True)]
+                real = self.b.bitcast(word, REALS)
+                row = [self.fused(real, self.b.bitcast(w, REALS), s) for w, s in zip(columns, row, strict=True)]
             found.append(row)
         return found
 
@@ -192,26 +148,26 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
         builder.function.attributes.add("noinline")  # else every product compiles all tiles once more
         code, before = _Code(builder), builder.block
         loop, behind = builder.append_basic_block("words"), builder.append_basic_block("done")
-        rows = [builder.add(x, builder.mul(x_step, _PLACE(r))) for r in range(m)]
-        places = [builder.add(out, builder.mul(out_step, _PLACE(r))) for r in range(m)]
-        none = ir.Constant(_REALS, [0.0] * LANES)
-        start = [[code.at(place, _REALS, 4 * LANES * v) if onward else none for v in _PARTS] for place in places]
+        rows = [builder.add(x, builder.mul(x_step, PLACE(r))) for r in range(m)]
+        places = [builder.add(out, builder.mul(out_step, PLACE(r))) for r in range(m)]
+        none = ir.Constant(REALS, [0.0] * LANES)
+        start = [[code.at(place, REALS, 4 * LANES * v) if onward else none for v in PARTS] for place in places]
         builder.branch(loop)
         builder.position_at_end(loop)
-        i = builder.phi(_PLACE)
-        sums = [[builder.phi(_REALS) for _ in _PARTS] for _ in rows]
+        i = builder.phi(PLACE)
+        sums = [[builder.phi(REALS) for _ in PARTS] for _ in rows]
         column = builder.add(w, builder.mul(w_step, i))
-        words = [builder.add(row, builder.mul(i, _PLACE(2 * GROUP if kind == "fours" else 4))) for row in rows]
+        words = [builder.add(row, builder.mul(i, PLACE(2 * GROUP if kind == "fours" else 4))) for row in rows]
         if kind in ("pairs", "fours"):
             for line in range(0, OF_GROUP if kind == "fours" else BYTES, 64):
                 code.prefetch(column, AHEAD + line)
         if kind == "fours":
-            totals = [builder.add(builder.add(g, builder.mul(g_step, _PLACE(r))), builder.mul(i, _PLACE(4))) for r in range(m)]
+            totals = [builder.add(builder.add(g, builder.mul(g_step, PLACE(r))), builder.mul(i, PLACE(4))) for r in range(m)]
             ends = code.group(words, totals, column, sums)
         else:
             ends = code.step(kind, words, column, sums)
-        following = builder.add(i, _PLACE(1))
-        i.add_incoming(_PLACE(0), before)
+        following = builder.add(i, PLACE(1))
+        i.add_incoming(PLACE(0), before)
         i.add_incoming(following, loop)
         for phis, firsts, lasts in zip(sums, start, ends, strict=True):
             for phi, first, last in zip(phis, firsts, lasts, strict=True):
@@ -221,8 +177,8 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
         builder.position_at_end(behind)
         for place, lasts in zip(places, ends, strict=True):
             for v, last in enumerate(lasts):
-                to = builder.add(place, _PLACE(4 * LANES * v))
-                builder.store(last, builder.inttoptr(to, _REALS.as_pointer()), align=4)
+                to = builder.add(place, PLACE(4 * LANES * v))
+                builder.store(last, builder.inttoptr(to, REALS.as_pointer()), align=4)
         return context.get_dummy_value()
 
     kinds: Any = types

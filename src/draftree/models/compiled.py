@@ -109,7 +109,7 @@ class Sizes:
     def own(self, tokens: int, slots: int) -> tuple[int, int]:
         """The address of the first thread's own memory for a pass, and the bytes to the next one's."""
         size, heads, blocks = self.dtype.itemsize, QUERIES * self.heads, -(-slots // COLUMNS)
-        attending = blocks * 4 + self.width * 128 + heads * (blocks * 128 + self.width * 4) + (heads + 4) * 4
+        attending = blocks * (8 + self.width * size * 32) + heads * (blocks * 128 + self.width * 4) + (heads + 4) * 4
         widest = max(self.deep, self.inner, self.reads, self.wide)
         feeding = tokens * max(self.deep, self.reads) * size + (tokens * widest // GROUP * 4 if self.four else 0)
         return scratch(max(attending, feeding + max(2 * ROWS * 128, ROWS * self.width * 4)), torch.get_num_threads())
