@@ -160,6 +160,7 @@ class Layer:
         )  # fmt: skip
         self._module, self._index, self._behind = module, int(attention.layer_idx), list[Layer]()
         self._last, self._laid_out = mlp.down_proj, Unchanged(module.parameters())
+        self._own, self._parts = vars(module), mlp._modules
         self._all_laid_out = self._laid_out
         reading = attention.q_proj, attention.k_proj, attention.v_proj
         biased = reading[0].bias is not None
@@ -184,11 +185,32 @@ class Layer:
 
     def use(self, behind: "list[Layer]") -> None:
         """Puts the code in the place of the module's own, and in one call with those behind it."""
-        self._behind, self._all_laid_out = behind, Unchanged(w for layer in behind for w in layer._laid_out.weights)
+        self._behind, self._all_laid_out = behind, Unchanged(w for layer in [self, *behind] for w in layer._laid_out.weights)
         if isinstance(self._module, PreparedLayer):
             self._module.finish = MethodType(partial(_finish, ours=self), self._module)  # type: ignore[method-assign]
         else:
             self._bound = self._module.forward = MethodType(partial(_forward, ours=self), self._module)
+
+    @property
+    def behind(self) -> "list[Layer]":
+        """The layers that may be computed in one call with this one."""
+        return self._behind
+
+    def stands_in(self, module: nn.Module) -> bool:
+        """True for the layer whose code this is, and not for a copy of it."""
+        return self._module is module
+
+    @property
+    def untouched(self) -> bool:
+        """True where the code stands in the place of the module's own, and nobody looks at what goes in or comes out."""
+        own = self._own
+        watched = own["_forward_hooks"] or own["_forward_pre_hooks"]
+        return not watched and own.get("forward") is self._bound and self._parts["down_proj"] is self._last
+
+    @property
+    def all_still(self) -> bool:
+        """True where the weights of this layer and of those behind it are those that were laid out, unchanged."""
+        return self._all_laid_out.still
 
     def of(self, module: Any) -> bool:
         """True where a layer's weights are those that were laid out, unchanged."""
@@ -306,6 +328,13 @@ def _tiles(linear: Any) -> Tensor:
 def is_machine_code(function: Any) -> bool:
     """True for what `Layer.use` puts in the place of a module's own."""
     return isinstance(function, MethodType) and getattr(function.__func__, "func", None) in (_forward, _finish)
+
+
+def machine_code(module: nn.Module) -> Layer | None:
+    """The code that stands in the place of a stock layer's own, if there is any."""
+    function: Any = vars(module).get("forward")
+    found: Layer | None = function.__func__.keywords["ours"] if is_machine_code(function) else None
+    return found if found is not None and found.stands_in(module) else None
 
 
 def _may(module: Any, ours: Layer, turned: Any, mask: Any, *given: Tensor) -> bool:

@@ -8,7 +8,7 @@ Shapes: R rows, n tokens a row in one pass (padded), S slots, D hidden size, V v
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from draftree.models.linears import rows_of
 from draftree.models.recorder import Kept, Recorder
 from draftree.models.sources import ATTENTION
 from draftree.models.states import States
+from draftree.models.straight import Straight
 
 register()
 
@@ -67,6 +68,8 @@ class Decoder:
         model.train(False)
         self.config: PreTrainedConfig = model.config.get_text_config(decoder=True)
         self.layer_types: tuple[str, ...] = tuple(getattr(self.config, "layer_types", None) or ())
+        self._found: Straight | None = None
+        self._tried = False
         self._takes = inspect.signature(type(model).forward).parameters
         install(model)
         sliding = not self.layer_types or SLIDING in self.layer_types
@@ -238,8 +241,21 @@ class Decoder:
             given["slots"] = writer.slots
 
         def body(given: Given) -> Made:
+            mask = self.by_type(given["full"], given.get("sliding"))
+            straight = None if captured or at is not None else self._straight
+            if straight is None or not isinstance(mask, Tensor) or not straight.takes(writer):
+                return stock(given, mask)
+            entries = [self.hidden_index(layer) for layer in layers]
+            about = partial(straight, feed.tokens, feed.positions, mask, writer, keep, entries)
+            if straight.agreed:
+                return about()
+            made = stock(given, mask)
+            if feed.positions.max() > 0:  # at position 0 nothing is rotated
+                straight.compare(about(), made)  # both write the same into the cache
+            return made
+
+        def stock(given: Given, mask: Tensor | Mapping[str, Tensor]) -> Made:
             with self.tapped(layers) as caught:
-                mask = self.by_type(given["full"], given.get("sliding"))
                 past = self.cached(writer.at(given["slots"]) if captured else writer)
                 laid_out = self._laid_out(given["positions"], mask)
                 logits: Tensor = self.model(input_ids=given["tokens"], logits_to_keep=keep, **laid_out, **past).logits
@@ -250,6 +266,14 @@ class Decoder:
             kind = cache.place, feed.tokens.shape, keep, tuple(layers)
             logits, *hidden = self.capture.run(kind, given, body) if captured else body(given)
         return logits[:, :n], {layer: h[:, :n] for layer, h in zip(layers, hidden, strict=True)}
+
+    @property
+    def _straight(self) -> Straight | None:
+        """The way through layers that are machine code, once they are."""
+        if not self._tried and Straight.may(self.stack):
+            self._tried, behind = True, self._behind_head
+            self._found = Straight.of(self.model, self.stack, None if behind is None else lambda x: behind(self._head(x)))
+        return self._found
 
     @contextmanager
     def _rows_apart(self, feed: Feed) -> Iterator[None]:

@@ -111,10 +111,11 @@ class TargetHead(nn.Module):
         self._target, self._raw = target, raw
         self.register_buffer("d2t", torch.zeros(size, dtype=torch.long) if size else None)
         self._rows: Callable[[Tensor], Tensor] | None = None
+        self._drafted: Drafted | None = None
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._rows = None  # of another map
+        self._rows = self._drafted = None  # of another map
 
     @property
     def weight(self) -> Tensor:
@@ -126,13 +127,15 @@ class TargetHead(nn.Module):
     @property
     def drafted(self) -> Drafted | None:
         """The draft vocabulary; none where it is the whole one."""
-        return drafted(self.d2t, self._target)
+        if self._drafted is None:
+            self._drafted = drafted(self.d2t, self._target)
+        return self._drafted
 
     def study(self, counts: Ints) -> None:
         """Takes the tokens of the highest counts [V] for the draft vocabulary."""
         if self.d2t is not None:
             self.d2t.copy_(offsets(torch.from_numpy(frequent(counts, len(self.d2t)))))
-            self._rows = None
+            self._rows = self._drafted = None
 
     def forward(self, states: Tensor) -> Tensor:
         """Logits […, V′] of what the target's last norm would give, […, D], in the target's dtype."""

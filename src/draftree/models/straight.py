@@ -1,0 +1,111 @@
+"""A pass straight through layers that are machine code: embedding, layers, norm and head, without the modules around them.
+
+What transformers does around layers that are one call, a module for each of them among it, takes as long as several of them
+compute. The first pass goes both ways, and this one is kept where it gives the same bits.
+
+Shapes: R rows, n tokens of each, S slots, D hidden size, V vocabulary, L layers.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from draftree.models.cache import Writer
+from draftree.models.compiled import BOTH, Layer, Pass, machine_code
+from draftree.tree import Ints
+
+PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
+"""The parts of a stack that we know."""
+POSITIONS = 1024
+"""Angles are looked up for so many positions to begin with."""
+
+
+@final
+class Straight:
+    """Passes of one model.
+
+    Args:
+        model: a causal language model.
+        stack: its transformer.
+        layers: all of its layers, as machine code.
+        head: logits of what the last norm gave.
+    """
+
+    def __init__(self, model: nn.Module, stack: Any, layers: Sequence[Layer], head: Callable[[Tensor], Tensor]) -> None:
+        self._model, self._stack, self._layers, self._head = model, stack, list(layers), head
+        self._hooks = [hooks for m in (model, stack) for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self._angles: tuple[Tensor, Tensor] = torch.empty(0), torch.empty(0)
+        self._agreed: bool | None = None  # nothing was compared
+
+    @staticmethod
+    def may(stack: nn.Module) -> bool:
+        """True once the first layer of a model's transformer is machine code."""
+        layers = stack._modules.get("layers")
+        return isinstance(layers, nn.ModuleList) and len(layers) > 0 and machine_code(layers[0]) is not None
+
+    @classmethod
+    def of(cls, model: nn.Module, stack: Any, head: Callable[[Tensor], Tensor] | None) -> Self | None:
+        """The passes of a model, if all of its layers are one call of machine code, and nothing is unknown around them."""
+        if head is None or {name for name, _ in stack.named_children()} != PARTS:
+            return None
+        layers = [layer for module in stack.layers if (layer := machine_code(module)) is not None]
+        whole = layers and len(layers) == len(stack.layers) and layers[0].behind == layers[1:]
+        return cls(model, stack, layers, head) if whole else None
+
+    def takes(self, writer: Writer) -> bool:
+        """True where a pass over a cache may go this way: nobody looks at what the modules around the layers do."""
+        if self._agreed is False or any(self._hooks) or torch.is_grad_enabled():
+            return False
+        held, first = writer.within(0), self._layers[0]
+        whole = held is not None and held.more + 1 >= len(self._layers)
+        patched = "forward" in vars(self._model) or "forward" in vars(self._stack) or not first.stands_in(self._stack.layers[0])
+        return whole and not patched and all(layer.untouched for layer in self._layers) and first.all_still
+
+    def __call__(
+        self, tokens: Tensor, positions: Ints, mask: Tensor, writer: Writer, keep: int | Tensor, wanted: Sequence[int]
+    ) -> tuple[Tensor, ...]:
+        """Logits [R, n or len(keep), V], and the wanted hidden states [R, n, D].
+
+        Args:
+            tokens: [R, n].
+            positions: [R, n].
+            mask: [R, 1, n, S] what is added to scores.
+            writer: the cache of the pass.
+            keep: as transformers' `logits_to_keep`.
+            wanted: numbers of hidden states: before layer 0 … L − 1; L is behind the norm, L + 1 before it.
+        """
+        x, count = self._stack.embed_tokens(tokens), len(self._layers)
+        one, caught, at = Pass(self._layers[0].sizes, x, self._turned(x, positions)), dict[int, Tensor](), 0
+        for stop in (*sorted({i for i in wanted if i < count}), count):
+            if stop > at:
+                held = writer.within(at)
+                assert held is not None
+                x, at = one.run(BOTH, self._layers[at:stop], x, held, mask), stop
+            caught[stop] = x
+        caught[count + 1], caught[count] = x, self._stack.norm(x)
+        states = caught[count]
+        if isinstance(keep, Tensor) or keep:
+            states = states[:, slice(-keep, None) if isinstance(keep, int) else keep]
+        return self._head(states), *(caught[i] for i in wanted)
+
+    @property
+    def agreed(self) -> bool:
+        """True once a pass has gone both ways and given the same bits."""
+        return bool(self._agreed)
+
+    def compare(self, ours: tuple[Tensor, ...], stock: tuple[Tensor, ...]) -> None:
+        """Takes note of whether a pass gave the same here as on the model's own way."""
+        self._agreed = all(map(torch.equal, ours, stock))
+
+    def _turned(self, x: Tensor, positions: Ints) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, n, width] of positions."""
+        last = int(positions.max())
+        if last >= len(self._angles[0]):
+            known = torch.arange(max(POSITIONS, 2 * last))[None]
+            cosines, sines = self._stack.rotary_emb(x, known)
+            self._angles = cosines[0].contiguous(), sines[0].contiguous()
+        at = torch.from_numpy(positions.ravel())
+        cosines, sines = (t.index_select(0, at).view(*positions.shape, -1) for t in self._angles)
+        return cosines, sines
