@@ -27,7 +27,7 @@ from draftree.models import compiling
 from draftree.models.cache import SlotCache
 from draftree.models.compiled import Layer, single
 from draftree.models.compiling import agrees, compile_layers, compiled_kinds, fits, hasten, is_compiled
-from draftree.models.decoder import Decoder
+from draftree.models.decoder import UNNORMED, Decoder
 from draftree.models.feed import Feed
 from draftree.models.sources import Loading
 from draftree.models.stable import parting
@@ -112,6 +112,74 @@ def test_a_model_is_itself_but_for_rounding(kind: str, dtype: torch.dtype) -> No
     for mine, theirs in ((found, wanted), (hidden[1], states[1]), (hidden[2], states[2])):
         assert (mine - theirs).norm() <= (8 * torch.finfo(dtype).eps + 1e-5) * theirs.norm()
     assert parting(ours) is None, "a token has the same bits, however its text is cut"
+
+
+def passes(decoder: Decoder, count: int = 3) -> list[tuple[Tensor, dict[int, Tensor]]]:
+    """Logits and hidden states of passes over a prompt of two rows, then over a tree, with some columns of the head alone."""
+    cache, found = decoder.new_cache(2, 16), []
+    entries, draw = (0, 1, 2, UNNORMED), np.random.default_rng(0)
+    with torch.inference_mode():
+        for i in range(count):
+            n, starts = (5, 3)[i % 2], cache.lengths.copy()
+            seen = [np.tri(n, dtype=np.bool_)] * 2
+            if i % 2:
+                seen = [np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)] * 2
+            places = [s + seen[0].sum(axis=1) - 1 for s in starts]
+            feed = Feed.packed([draw.integers(0, 71, n) for _ in range(2)], places, starts, seen, places, decoder.device)
+            found.append(decoder.read(cache, feed, torch.tensor([0, 2]) if i == 2 else 0, entries))
+            if i % 2 == 0:
+                for row in range(2):
+                    cache.keep(row, starts[row] + np.arange(n))
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_go_straight_with_the_same_bits(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass goes the model's own way, too; then none does, unless somebody looks at what goes in."""
+    ours, stack, calls = both(kind, dtype)[1], type(both(kind, dtype)[1].stack), list[int]()
+    own: Any = stack.forward
+    monkeypatch.setattr(stack, "forward", lambda self, *args, **kwargs: (calls.append(1), own(self, *args, **kwargs))[1])
+    _ = ours.shapes, ours.head(torch.zeros(1, 96, dtype=dtype))
+    calls.clear()
+    straight = passes(ours)
+    assert len(calls) == (3 if kind == "mixed" else 1)
+    hook = ours.model.register_forward_pre_hook(lambda *_: None)
+    calls.clear()
+    watched = passes(ours)
+    assert len(calls) == 3
+    hook.remove()
+    for (logits, states), (other, others) in zip(straight, watched, strict=True):
+        assert torch.equal(logits, other)
+        assert states.keys() == others.keys()
+        assert all(torch.equal(states[i], others[i]) for i in states)
+
+
+def test_a_copy_goes_through_its_own_weights() -> None:
+    ours = both("llama", torch.float32)[1]
+    passes(ours)
+    other = copy.deepcopy(ours.model)
+    other.model.layers[1].mlp.up_proj.weight.mul_(2)  # type: ignore[union-attr, operator]
+    fresh = model_of("llama", torch.float32)
+    fresh.load_state_dict(other.state_dict())
+    for (logits, _), (wanted, _) in zip(passes(Decoder(other)), passes(Decoder(fresh)), strict=True):
+        assert torch.allclose(logits, wanted, atol=1e-4)
+
+
+def test_a_model_that_does_more_keeps_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does around its layers is seen by the first pass, which goes both ways."""
+    plain, ours = both("llama", torch.float32)
+    stack: Any = type(ours.stack)
+    own = stack.forward
+
+    def more(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = own(self, *args, **kwargs)
+        out.last_hidden_state = out.last_hidden_state * 2
+        return out
+
+    monkeypatch.setattr(stack, "forward", more)
+    for (logits, _), (wanted, _) in zip(passes(ours), passes(plain), strict=True):
+        assert torch.allclose(logits, wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -20,6 +20,7 @@ from draftree.boundary.files import understood
 from draftree.boundary.knobs import Knobs, Part, knob, real, several
 from draftree.errors import UserError, shown
 from draftree.formats.checkpoint import ABOUT, FILES, Checkpoint, embedding_hash, fingerprint, shipped
+from draftree.models.between import shorten
 from draftree.models.compiling import compiled_kinds, hasten
 from draftree.models.sources import DTypeName
 from draftree.models.target import Needs, Probes, Taps, Target, named
@@ -416,6 +417,7 @@ class TrainableMethod(Method):
                 told = f"{type(self).__name__.lower()}: {key} is {shown(asked)}, allowed is {shown(fixed)}"
                 raise UserError(f"{told}: '{drafter.knobs.checkpoint}' fixes it")
         hasten(drafter.model, target.loading, bool(compiled_kinds(target.decoder.model)))
+        shorten(drafter.model, target.loading.kernels)
         return drafter
 
     @final

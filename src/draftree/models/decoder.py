@@ -243,7 +243,7 @@ class Decoder:
         def body(given: Given) -> Made:
             mask = self.by_type(given["full"], given.get("sliding"))
             straight = None if captured or at is not None else self._straight
-            if straight is None or not isinstance(mask, Tensor) or not straight.takes(writer):
+            if straight is None or not isinstance(mask, Tensor) or not (straight.free and straight.takes(writer)):
                 return stock(given, mask)
             entries = [self.hidden_index(layer) for layer in layers]
             about = partial(straight, feed.tokens, feed.positions, mask, writer, keep, entries)
@@ -411,6 +411,9 @@ class Decoder:
 
         The pass is cut where the layer hands them to its cache, so that nothing behind them is computed.
         """
+        straight = self._straight
+        if straight is not None and straight.agreed and straight.free and embeds.dtype is self.dtype:
+            return straight.stored(embeds, positions)
         first, mask = _Cut(), self.by_type(embeds.new_zeros(1, 1, 1, 1))
         with suppress(_Enough):
             self.model.base_model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, **self.cached(first))

@@ -12,14 +12,13 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from draftree.models.cache import Writer
-from draftree.models.compiled import BOTH, Layer, Pass, machine_code
+from draftree.models.angles import Angles
+from draftree.models.cache import Within, Writer
+from draftree.models.compiled import BOTH, FIRST_PART, Layer, Pass, machine_code
 from draftree.tree import Ints
 
 PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 """The parts of a stack that we know."""
-POSITIONS = 1024
-"""Angles are looked up for so many positions to begin with."""
 
 
 @final
@@ -36,7 +35,7 @@ class Straight:
     def __init__(self, model: nn.Module, stack: Any, layers: Sequence[Layer], head: Callable[[Tensor], Tensor]) -> None:
         self._model, self._stack, self._layers, self._head = model, stack, list(layers), head
         self._hooks = [hooks for m in (model, stack) for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self._angles: tuple[Tensor, Tensor] = torch.empty(0), torch.empty(0)
+        self._angles = Angles(stack.rotary_emb)
         self._agreed: bool | None = None  # nothing was compared
 
     @staticmethod
@@ -54,14 +53,19 @@ class Straight:
         whole = layers and len(layers) == len(stack.layers) and layers[0].behind == layers[1:]
         return cls(model, stack, layers, head) if whole else None
 
-    def takes(self, writer: Writer) -> bool:
-        """True where a pass over a cache may go this way: nobody looks at what the modules around the layers do."""
+    @property
+    def free(self) -> bool:
+        """True where a pass may go this way: nobody looks at what the modules around the layers do, or has changed them."""
         if self._agreed is False or any(self._hooks) or torch.is_grad_enabled():
             return False
-        held, first = writer.within(0), self._layers[0]
-        whole = held is not None and held.more + 1 >= len(self._layers)
+        first = self._layers[0]
         patched = "forward" in vars(self._model) or "forward" in vars(self._stack) or not first.stands_in(self._stack.layers[0])
-        return whole and not patched and all(layer.untouched for layer in self._layers) and first.all_still
+        return not patched and all(layer.untouched for layer in self._layers) and first.all_still
+
+    def takes(self, writer: Writer) -> bool:
+        """True where keys and values of all layers lie in a cache as they have to for one call."""
+        held = writer.within(0)
+        return held is not None and held.more + 1 >= len(self._layers)
 
     def __call__(
         self, tokens: Tensor, positions: Ints, mask: Tensor, writer: Writer, keep: int | Tensor, wanted: Sequence[int]
@@ -77,7 +81,7 @@ class Straight:
             wanted: numbers of hidden states: before layer 0 … L − 1; L is behind the norm, L + 1 before it.
         """
         x, count = self._stack.embed_tokens(tokens), len(self._layers)
-        one, caught, at = Pass(self._layers[0].sizes, x, self._turned(x, positions)), dict[int, Tensor](), 0
+        one, caught, at = Pass(self._layers[0].sizes, x, self._angles(x, torch.from_numpy(positions))), dict[int, Tensor](), 0
         for stop in (*sorted({i for i in wanted if i < count}), count):
             if stop > at:
                 held = writer.within(at)
@@ -90,6 +94,15 @@ class Straight:
             states = states[:, slice(-keep, None) if isinstance(keep, int) else keep]
         return self._head(states), *(caught[i] for i in wanted)
 
+    def stored(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [R, G, n, width] that the first layer makes of inputs [R, n, D] at positions [R, n]."""
+        sizes, (rows, n, _) = self._layers[0].sizes, x.shape
+        k, v = (x.new_empty(rows, sizes.groups, n, sizes.width) for _ in range(2))
+        Pass(sizes, x, self._angles(x, positions)).run(
+            FIRST_PART, self._layers[:1], x.contiguous(), Within(k, v, None, n), None
+        )
+        return k, v
+
     @property
     def agreed(self) -> bool:
         """True once a pass has gone both ways and given the same bits."""
@@ -98,14 +111,3 @@ class Straight:
     def compare(self, ours: tuple[Tensor, ...], stock: tuple[Tensor, ...]) -> None:
         """Takes note of whether a pass gave the same here as on the model's own way."""
         self._agreed = all(map(torch.equal, ours, stock))
-
-    def _turned(self, x: Tensor, positions: Ints) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, n, width] of positions."""
-        last = int(positions.max())
-        if last >= len(self._angles[0]):
-            known = torch.arange(max(POSITIONS, 2 * last))[None]
-            cosines, sines = self._stack.rotary_emb(x, known)
-            self._angles = cosines[0].contiguous(), sines[0].contiguous()
-        at = torch.from_numpy(positions.ravel())
-        cosines, sines = (t.index_select(0, at).view(*positions.shape, -1) for t in self._angles)
-        return cosines, sines

@@ -17,7 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from draftree.boundary.files import Entries, understood
 from draftree.errors import UnknownName
-from draftree.models.architectures import cache_argument
+from draftree.models.angles import Angles
+from draftree.models.architectures import LENGTH_DEPENDENT_ROPE, cache_argument
 from draftree.models.cache import LayerShape
 
 Config = TypeVar("Config", LlamaConfig, Qwen3Config)
@@ -98,6 +99,9 @@ class Rotary(nn.Module):
     def __init__(self, config: LlamaConfig | Qwen3Config) -> None:
         super().__init__()
         self._embedding: nn.Module = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]  # Qwen3's is the same
+        self._angles = Angles(self._embedding)
+        rope: Any = config.rope_parameters
+        self._fixed = rope["rope_type"] not in LENGTH_DEPENDENT_ROPE
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
         self._embedding.to(fn(torch.zeros(1)).device)  # no other dtype
@@ -105,6 +109,8 @@ class Rotary(nn.Module):
 
     def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, n, width] at positions [R, n], in the dtype and on the device of `like`."""
+        if self._fixed and like.is_cpu and not torch.is_grad_enabled():
+            return self._angles(like, positions)
         self._embedding.to(like.device)  # else transformers copies the frequencies there in every pass
         cos, sin = self._embedding(like, positions)
         return cos, sin

@@ -21,6 +21,9 @@ from draftree.models.target import Target
 from draftree.sampling.drawing import Drafted
 from draftree.tree import Ints
 
+KNOWN = "draftree_drafted"
+"""An attribute of a map: its version, and the draft vocabulary that it stands for."""
+
 
 def frequent(counts: Ints, size: int) -> Ints:
     """The `size` tokens of the highest counts [V], in ascending order of their ids; of equal ones the lower ids."""
@@ -41,7 +44,12 @@ def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
     """The draft vocabulary of a map [V′] of what is added to 0 … V′ − 1 for the target's ids; none without a map."""
     if d2t is None:
         return None
-    return Drafted(ids_of(d2t), target.decoder.vocab)
+    state, known = None if d2t.is_inference() else d2t._version, vars(d2t).get(KNOWN)  # asked in every pass
+    if known is None or state is None or known[0] != state:
+        known = state, Drafted(ids_of(d2t), target.decoder.vocab)
+        setattr(d2t, KNOWN, known)
+    found: Drafted = known[1]
+    return found
 
 
 def whole(logits: Tensor, drafted: Drafted | None) -> Tensor:
@@ -111,11 +119,10 @@ class TargetHead(nn.Module):
         self._target, self._raw = target, raw
         self.register_buffer("d2t", torch.zeros(size, dtype=torch.long) if size else None)
         self._rows: Callable[[Tensor], Tensor] | None = None
-        self._drafted: Drafted | None = None
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._rows = self._drafted = None  # of another map
+        self._rows = None  # of another map
 
     @property
     def weight(self) -> Tensor:
@@ -127,15 +134,13 @@ class TargetHead(nn.Module):
     @property
     def drafted(self) -> Drafted | None:
         """The draft vocabulary; none where it is the whole one."""
-        if self._drafted is None:
-            self._drafted = drafted(self.d2t, self._target)
-        return self._drafted
+        return drafted(self.d2t, self._target)
 
     def study(self, counts: Ints) -> None:
         """Takes the tokens of the highest counts [V] for the draft vocabulary."""
         if self.d2t is not None:
             self.d2t.copy_(offsets(torch.from_numpy(frequent(counts, len(self.d2t)))))
-            self._rows = self._drafted = None
+            self._rows = None
 
     def forward(self, states: Tensor) -> Tensor:
         """Logits […, V′] of what the target's last norm would give, […, D], in the target's dtype."""
