@@ -1,10 +1,11 @@
 """Draft steps and target passes timed on this machine, and kept on disk."""
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,6 +54,13 @@ def monotone(seconds: Sequence[float]) -> list[float]:
     return [mean for mean, count in pools for _ in range(count)]
 
 
+@cache
+def _code() -> str:
+    """Stands for the code that passes are computed by: what was timed before it changed says nothing any more."""
+    files = (file for folder in ("kernels", "models") for file in sorted(Path(__file__).with_name(folder).glob("*.py")))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
 def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
     """The machine and models that the costs of a pairing depend on; the key of its file."""
     decoder = target.decoder
@@ -63,7 +71,7 @@ def identity(target: Target, drafter: Drafter[Any]) -> dict[str, str]:
     return {
         **machine(decoder.device), **shape, "dtype": dtype, "attention": attention, "target": target.name,
         "drafter": drafter.described, "packed": " ".join(packed_shapes(decoder.model)),
-        "between": " ".join(shortened(decoder.model)), "compiled": " ".join(compiled_kinds(decoder.model)),
+        "between": " ".join(shortened(decoder.model)), "compiled": " ".join(compiled_kinds(decoder.model)), "code": _code(),
     }  # fmt: skip
 
 
