@@ -26,9 +26,9 @@ def multiply(x: Any, step: Any, w: Any, words: Any, out: Any, out_step: Any, n: 
     for first in range(0, n, ROWS):
         m = min(ROWS, n - first)
         if half:
-            pairs(x + first * step, step, 0, 0, w, BYTES, words, out + first * out_step, out_step, m)
+            pairs(x + first * step, step, 0, 0, w, BYTES, words, out + first * out_step, out_step, w, BYTES, m)
         else:
-            reals(x + first * step, step, 0, 0, w, BYTES, words, out + first * out_step, out_step, m)
+            reals(x + first * step, step, 0, 0, w, BYTES, words, out + first * out_step, out_step, w, BYTES, m)
 
 
 @part
@@ -103,9 +103,9 @@ def _gathered(
                     m, of_rows = min(ROWS, rows - first), weights + first * step + b * BYTES
                     column, to = values + e * (2 if half else 4), sums + (first * width + e) * 4
                     if half:
-                        mixed_onward(of_rows, step, 0, 0, column, of_values, keys, to, width * 4, m)
+                        mixed_onward(of_rows, step, 0, 0, column, of_values, keys, to, width * 4, 0, 0, m)
                     else:
-                        reals_onward(of_rows, step, 0, 0, column, of_values, keys, to, width * 4, m)
+                        reals_onward(of_rows, step, 0, 0, column, of_values, keys, to, width * 4, 0, 0, m)
 
 
 @part

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numba import cfunc, types
 
-from draftree.kernels.attending import QUERIES, ZERO, attended, multiply
+from draftree.kernels.attending import QUERIES, ZERO, attended
 from draftree.kernels.lanes import COLUMNS, half_added, half_gated, real_added, real_gated
 from draftree.kernels.memory import as_real, entry, number, part, put, put_real, put_word, real, settled
 from draftree.kernels.rows import normed
 from draftree.kernels.team import FIRST, meet, member, share
-from draftree.kernels.tiles import BYTES, GROUP, OF_GROUP, ROWS, fours
+from draftree.kernels.tiles import AHEAD, BYTES, GROUP, OF_GROUP, ROWS, fours, pairs, reals
 
 PASS = 10
 """The entry from `FIRST` on where what a pass is about begins."""
@@ -61,21 +61,55 @@ def _summed(x: Any, step: Any, rows: Any, deep: Any, out: Any) -> None:
 
 
 @part
+def _even(tokens: Any) -> Any:
+    """How many rows are multiplied at a time: as nearly the same number as can be, eight at most."""
+    lots = (tokens + ROWS - 1) // ROWS
+    return (tokens + lots - 1) // lots
+
+
+@part
 def _product(
-    x: Any, of_groups: Any, first: Any, m: Any, deep: Any, w: Any, out: Any, out_step: Any, half: Any, four: Any
-) -> None:
-    """[m, 32] sums, as float32: rows from the first on by a block of a weight.
+    x: Any,
+    of_groups: Any,
+    first: Any,
+    tokens: Any,
+    deep: Any,
+    w: Any,
+    following: Any,
+    out: Any,
+    step: Any,
+    half: Any,
+    four: Any,
+) -> Any:
+    """[m, 32] sums, as float32, of up to eight rows from the first on by a block of a weight; says how many rows.
+
+    Over eight rows and fewer memory takes longer than the products, and what comes right behind is asked for. Of more the first
+    two lots ask for the block that comes next, each for a half of it, so that memory never rests.
 
     Args:
         x: the address of all rows, of so many entries.
         of_groups: that of the sums of their groups.
+        first: of the rows, of so many tokens.
+        following: the address of the block that comes next.
+        step: bytes from one row of sums to the next.
     """
-    step = deep * (2 if half else 4)
+    several = _even(tokens)
+    m, wide = min(several, tokens - first), deep * (2 if half else 4)
+    each, block = (OF_GROUP if four else BYTES), _bytes(deep, half, four)
+    soon, soon_step = w, 0
+    if tokens <= ROWS:
+        soon, soon_step = w + AHEAD, each
+    elif first < 2 * several:
+        soon, soon_step = following + first // several * (block // 2), each // 2
+    rows = x + first * wide
     if four:
         sums = deep // GROUP
-        fours(x + first * step, step, of_groups + first * sums * 4, sums * 4, w, OF_GROUP, sums, out, out_step, m)
+        fours(rows, wide, of_groups + first * sums * 4, sums * 4, w, OF_GROUP, sums, out, step, soon, soon_step, m)
+    elif half:
+        pairs(rows, wide, 0, 0, w, BYTES, deep // 2, out, step, soon, soon_step, m)
     else:
-        multiply(x + first * step, step, w, deep // 2 if half else deep, out, out_step, m, half)
+        reals(rows, wide, 0, 0, w, BYTES, deep, out, step, soon, soon_step, m)
+    return m
 
 
 @part
@@ -136,13 +170,15 @@ def _stored(d: Any, of: Any, x: Any, k: Any, v: Any, thread: Any, threads: Any, 
     if four:
         _summed(ready, deep * size, tokens, deep, of_groups)
     sums = of_groups + (tokens * deep // GROUP * 4 if four else 0)
+    blocks = width // COLUMNS
     begin, end = share(all_heads + 2 * groups, thread, threads)
     for unit in range(begin, end):
-        for first in range(0, tokens, ROWS):
-            m = min(ROWS, tokens - first)
-            for b in range(width // COLUMNS):
-                at_block = w + (unit * (width // COLUMNS) + b) * block
-                _product(ready, of_groups, first, m, deep, at_block, sums + b * BYTES, wide, half, four)
+        for first in range(0, tokens, _even(tokens)):
+            m = min(_even(tokens), tokens - first)
+            for b in range(blocks):
+                at_block = w + (unit * blocks + b) * block
+                after = at_block + blocks * block
+                _product(ready, of_groups, first, tokens, deep, at_block, after, sums + b * BYTES, wide, half, four)
             _biased(sums, m, wide, width, bias, unit * width, half)
             for i in range(m):
                 row, at, mine = (first + i) // n, (first + i) % n, sums + i * wide
@@ -178,9 +214,8 @@ def _added(
     if four:
         _summed(x, deep * 2, tokens, deep, own)
     for b in range(begin, end):
-        for first in range(0, tokens, ROWS):
-            m = min(ROWS, tokens - first)
-            _product(x, own, first, m, deep, w + b * block, tile, BYTES, half, four)
+        for first in range(0, tokens, _even(tokens)):
+            m = _product(x, own, first, tokens, deep, w + b * block, w + (b + 1) * block, tile, BYTES, half, four)
             _biased(tile, m, BYTES, COLUMNS, bias, b * COLUMNS, half)
             for i in range(m):
                 at = ((first + i) * wide + b * COLUMNS) * size
@@ -202,10 +237,10 @@ def _gated(
     if four:
         _summed(x, deep * 2, tokens, deep, own)
     for b in range(begin, end):
-        for first in range(0, tokens, ROWS):
-            m = min(ROWS, tokens - first)
-            _product(x, own, first, m, deep, gates + b * block, tile, BYTES, half, four)
-            _product(x, own, first, m, deep, ups + b * block, other, BYTES, half, four)
+        for first in range(0, tokens, _even(tokens)):
+            at, next_one = b * block, (b + 1) * block
+            _product(x, own, first, tokens, deep, gates + at, gates + next_one, tile, BYTES, half, four)
+            m = _product(x, own, first, tokens, deep, ups + at, ups + next_one, other, BYTES, half, four)
             _biased(tile, m, BYTES, COLUMNS, biases[0], b * COLUMNS, half)
             _biased(other, m, BYTES, COLUMNS, biases[1], b * COLUMNS, half)
             for i in range(m):
@@ -285,9 +320,9 @@ def _columns(p: Any, thread: Any, threads: Any, half: Any) -> None:
     own, block = entry(p, 7) + thread * entry(p, 8), _bytes(deep, half, False)
     begin, end = share((wide + COLUMNS - 1) // COLUMNS, thread, threads)
     for b in range(begin, end):
-        for first in range(0, tokens, ROWS):
-            m, columns = min(ROWS, tokens - first), min(COLUMNS, wide - b * COLUMNS)
-            _product(x, 0, first, m, deep, w + b * block, own, BYTES, half, False)
+        for first in range(0, tokens, _even(tokens)):
+            columns = min(COLUMNS, wide - b * COLUMNS)
+            m = _product(x, 0, first, tokens, deep, w + b * block, w + (b + 1) * block, own, BYTES, half, False)
             for i in range(m):
                 for e in range(columns):
                     value, at = real(own + i * BYTES, e), b * COLUMNS + e

@@ -140,11 +140,12 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
 
     Returns:
         A function of addresses and steps in bytes: of the rows, from one to the next; of the sums of their groups, for `fours`;
-        of the matrix, from one word or group to the next; how many there are; and of the sums.
+        of the matrix, from one word or group to the next; how many there are; of the sums; and of what will be read soon,
+        which memory is asked for meanwhile.
     """
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x, x_step, g, g_step, w, w_step, count, out, out_step = args
+        x, x_step, g, g_step, w, w_step, count, out, out_step, soon, soon_step = args
         builder.function.attributes.add("noinline")  # else every product compiles all tiles once more
         code, before = _Code(builder), builder.block
         loop, behind = builder.append_basic_block("words"), builder.append_basic_block("done")
@@ -158,9 +159,10 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
         sums = [[builder.phi(REALS) for _ in PARTS] for _ in rows]
         column = builder.add(w, builder.mul(w_step, i))
         words = [builder.add(row, builder.mul(i, PLACE(2 * GROUP if kind == "fours" else 4))) for row in rows]
-        if kind in ("pairs", "fours"):
+        if not onward:
+            asked = builder.add(soon, builder.mul(soon_step, i))
             for line in range(0, OF_GROUP if kind == "fours" else BYTES, 64):
-                code.prefetch(column, AHEAD + line)
+                code.prefetch(asked, line)
         if kind == "fours":
             totals = [builder.add(builder.add(g, builder.mul(g_step, PLACE(r))), builder.mul(i, PLACE(4))) for r in range(m)]
             ends = code.group(words, totals, column, sums)
@@ -185,9 +187,10 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
     whole = kinds.int64
 
     def typed(
-        typing: Any, x: Any, x_step: Any, g: Any, g_step: Any, w: Any, w_step: Any, count: Any, out: Any, out_step: Any
-    ) -> Any:
-        return kinds.void(*[whole] * 9), made
+        typing: Any, x: Any, x_step: Any, g: Any, g_step: Any, w: Any, w_step: Any, count: Any, out: Any, out_step: Any,
+        soon: Any, soon_step: Any,
+    ) -> Any:  # fmt: skip
+        return kinds.void(*[whole] * 11), made
 
     return intrinsic(typed)
 
@@ -196,23 +199,26 @@ def _tiles(kind: str, onward: bool) -> Any:
     """As `_tile`, for any number of rows: behind the arguments of one."""
     t1, t2, t3, t4, t5, t6, t7, t8 = (_tile(kind, m, onward) for m in range(1, ROWS + 1))
 
-    def few(x: Any, x_step: Any, g: Any, g_step: Any, w: Any, w_step: Any, count: Any, out: Any, out_step: Any, m: Any) -> None:
+    def few(
+        x: Any, x_step: Any, g: Any, g_step: Any, w: Any, w_step: Any, count: Any, out: Any, out_step: Any,
+        soon: Any, soon_step: Any, m: Any,
+    ) -> None:  # fmt: skip
         if m == 1:
-            t1(x, x_step, g, g_step, w, w_step, count, out, out_step)
+            t1(x, x_step, g, g_step, w, w_step, count, out, out_step, soon, soon_step)
         elif m == 2:
-            t2(x, x_step, g, g_step, w, w_step, count, out, out_step)
+            t2(x, x_step, g, g_step, w, w_step, count, out, out_step, soon, soon_step)
         elif m == 3:
-            t3(x, x_step, g, g_step, w, w_step, count, out, out_step)
+            t3(x, x_step, g, g_step, w, w_step, count, out, out_step, soon, soon_step)
         elif m == 4:
-            t4(x, x_step, g, g_step, w, w_step, count, out, out_step)
+            t4(x, x_step, g, g_step, w, w_step, count, out, out_step, soon, soon_step)
         elif m == 5:
-            t5(x, x_step, g, g_step, w, w_step, count, out, out_step)
+            t5(x, x_step, g, g_step, w, w_step, count, out, out_step, soon, soon_step)
         elif m == 6:
-            t6(x, x_step, g, g_step, w, w_step, count, out, out_step)
+            t6(x, x_step, g, g_step, w, w_step, count, out, out_step, soon, soon_step)
         elif m == 7:
-            t7(x, x_step, g, g_step, w, w_step, count, out, out_step)
+            t7(x, x_step, g, g_step, w, w_step, count, out, out_step, soon, soon_step)
         else:
-            t8(x, x_step, g, g_step, w, w_step, count, out, out_step)
+            t8(x, x_step, g, g_step, w, w_step, count, out, out_step, soon, soon_step)
 
     return njit(nogil=True, forceinline=False)(few)
 
