@@ -52,11 +52,12 @@ DOTS = has_dots()
 class _Code(Code):
     """Writes the code of one tile."""
 
-    def prefetch(self, place: Any, offset: int) -> None:
-        """Asks for what lies behind an address and will be read soon."""
+    def prefetch(self, place: Any, size: int) -> None:
+        """Asks for so many bytes that will be read soon."""
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[WORD] * 3])
-        ahead = self.b.inttoptr(self.b.add(place, PLACE(offset)), ir.IntType(8).as_pointer())
-        self.b.call(self.function("llvm.prefetch.p0", kind), [ahead, WORD(0), WORD(3), WORD(1)])
+        for line in range(0, size, 64):
+            ahead = self.b.inttoptr(self.b.add(place, PLACE(line)), ir.IntType(8).as_pointer())
+            self.b.call(self.function("llvm.prefetch.p0", kind), [ahead, WORD(0), WORD(3), WORD(1)])
 
     def dotted(self, one: Any, other: Any, total: Any) -> Any:
         """The products of two pairs of bfloat16 for each number, added to it."""
@@ -160,9 +161,7 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
         column = builder.add(w, builder.mul(w_step, i))
         words = [builder.add(row, builder.mul(i, PLACE(2 * GROUP if kind == "fours" else 4))) for row in rows]
         if not onward:
-            asked = builder.add(soon, builder.mul(soon_step, i))
-            for line in range(0, OF_GROUP if kind == "fours" else BYTES, 64):
-                code.prefetch(asked, line)
+            code.prefetch(builder.add(soon, builder.mul(soon_step, i)), OF_GROUP if kind == "fours" else BYTES)
         if kind == "fours":
             totals = [builder.add(builder.add(g, builder.mul(g_step, PLACE(r))), builder.mul(i, PLACE(4))) for r in range(m)]
             ends = code.group(words, totals, column, sums)

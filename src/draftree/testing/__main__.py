@@ -15,6 +15,9 @@ from draftree.registry import KINDS, part, parts
 from draftree.testing.conformance import SCRIPTED, Suite, cases
 from draftree.testing.fakes import Recorder, tiny_target
 
+OFTEN = 20.0
+"""Seconds between two lines that say how far it is."""
+
 
 def main() -> int:
     """Runs the cases; the exit status is 1 where one fails."""
@@ -37,7 +40,11 @@ def main() -> int:
     suite, failed, start = Suite(target), 0, time.perf_counter()
     for acceptor in only["acceptor"] or parts("acceptor"):
         suite.baseline(acceptor)
-    for case in chosen:
+    told = start
+    for i, case in enumerate(chosen):
+        if (now := time.perf_counter()) - told > OFTEN:
+            told, left = now, (now - start) / i * (len(chosen) - i)
+            print(f"{i:,} of {len(chosen):,} cases held or failed, {left / 60:.0f} min left", file=sys.stderr, flush=True)
         try:
             suite.run(case)
         except Exception as error:  # whatever a part raises is a failure of its case, and the next one goes on
