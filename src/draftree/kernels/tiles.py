@@ -178,8 +178,7 @@ def _tile(kind: str, m: int, onward: bool) -> Any:
         builder.position_at_end(behind)
         for place, lasts in zip(places, ends, strict=True):
             for v, last in enumerate(lasts):
-                to = builder.add(place, PLACE(4 * LANES * v))
-                builder.store(last, builder.inttoptr(to, REALS.as_pointer()), align=4)
+                code.put(last, place, v, False)
         return context.get_dummy_value()
 
     kinds: Any = types
