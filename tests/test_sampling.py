@@ -255,3 +255,25 @@ def test_a_temperature_too_small_for_the_dtype_is_told() -> None:
     p = Distributions(torch.tensor([[3.0, 1.0, -2.0]]), lambda _: steps, lambda _: [0])
     with pytest.raises(NotANumber, match="processor TemperatureLogitsWarper makes the best score inf after 1 tokens"):
         p(0), p.vouch(np.array([0]))
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 515])
+def test_the_likeliest_of_half_precision_is_numpys(size: int) -> None:
+    """The first of equals, +0 and −0 among them; none where a number is NaN, of either sign, or the largest is infinite."""
+    draw = np.random.default_rng(size)
+    for _ in range(200):
+        logits = torch.from_numpy(draw.normal(size=(3, size)) * draw.choice([0, 1e-40, 1, 100])).bfloat16()
+        for odd in (float("nan"), float("inf"), -float("inf"), -0.0):
+            if draw.random() < 0.2:
+                logits[draw.integers(3), draw.integers(size)] = odd
+        if draw.random() < 0.2:
+            logits.view(torch.int16)[0, draw.integers(size)] = -64  # NaN with a sign
+        wide = logits.float().numpy()
+        best = wide.argmax(axis=-1)
+        wanted = np.where(np.isfinite(np.take_along_axis(wide, best[:, None], -1)[:, 0]), best, -1).tolist()
+        if min(wanted) < 0:
+            with pytest.raises(NotANumber):
+                Distributions(logits)
+        else:
+            p = Distributions(logits)
+            assert [p.argmax(node) for node in range(3)] == wanted

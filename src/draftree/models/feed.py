@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -76,6 +77,15 @@ def write_mask(mask: Tensor, feed: Feed, committed: Ints) -> Tensor:
         feed: of n tokens a row.
         committed: [R] tokens before it that all see.
     """
+    if mask.is_cpu:  # numpy's small operations take a third of the time of torch's
+        kind, lowest = _bits(mask.dtype)
+        bits = mask.view(kind).numpy()
+        for r, seen in enumerate(feed.visible):
+            length, (wide, deep) = int(committed[r]), seen.shape
+            bits[r, 0, :, :length], bits[r, 0, :, length:] = 0, lowest
+            bits[r, 0, :wide, length : length + deep][seen] = 0
+            bits[r, 0, wide:] = 0
+        return mask
     mask.fill_(torch.finfo(mask.dtype).min)
     for r, seen in enumerate(feed.visible):
         length, (wide, deep) = int(committed[r]), seen.shape
@@ -83,6 +93,13 @@ def write_mask(mask: Tensor, feed: Feed, committed: Ints) -> Tensor:
         mask[r, 0, :wide, length : length + deep].masked_fill_(torch.from_numpy(seen).to(mask.device), 0)
         mask[r, 0, wide:] = 0  # padding sees something, lest it becomes NaN and, as a masked value, makes NaN of others
     return mask
+
+
+@cache
+def _bits(dtype: torch.dtype) -> tuple[torch.dtype, int]:
+    """A whole number's dtype of the same size, and the bits of the least number as one."""
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return kind, int(torch.tensor([torch.finfo(dtype).min], dtype=dtype).view(kind).numpy()[0])
 
 
 def hide_far(mask: Tensor, feed: Feed, committed: Ints, window: int) -> Tensor:
