@@ -116,7 +116,7 @@ def largest(address: Any, bits: Any) -> Array:
         if most > INFINITE or abs(best) >= INFINITE:
             continue
         for i in range(begin, width):
-            size: Any = np.int64(bits[r, i] & SIZE)
+            size = np.int64(bits[r, i] & SIZE)
             if (size if bits[r, i] >= 0 else -size) == best:
                 found[r] = i
                 break
