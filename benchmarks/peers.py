@@ -36,26 +36,40 @@ from draftree.errors import UserError
 from draftree.evaluation import suites
 from draftree.evaluation.intervals import MANY, Ratio, holm, ratio, samples
 from draftree.evaluation.provenance import provenance
+from draftree.rows import Generation
 
-Way = Callable[[Request], list[int]]
+Way = Callable[[Request], tuple[list[int], int]]
+"""Writes a request: its tokens, and how many passes of the model that took, 0 where nobody knows."""
 Column = np.ndarray[Any, np.dtype[np.float64]]
 PLAIN = "plain decoding"
 
 
-def theirs(target: Target, request: Request, **how: Any) -> list[int]:
-    """The tokens that transformers' `generate` writes."""
+def theirs(target: Target, request: Request, **how: Any) -> tuple[list[int], int]:
+    """What transformers' `generate` writes, and its passes, prompts among them."""
+    calls = list[int]()
+    counted = target.decoder.model.register_forward_pre_hook(lambda *_: calls.append(1))
     ids, model = torch.tensor([request.prompt], device=target.decoder.device), target.decoder.model
     written: Any = model.generate(  # type: ignore[operator]
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.max_new_tokens, do_sample=False,
         eos_token_id=sorted(request.eos), pad_token_id=min(request.eos, default=0), **how,
     )  # fmt: skip
-    tokens: list[int] = written[0, len(request.prompt) :].tolist()
-    return tokens
+    counted.remove()
+    return written[0, len(request.prompt) :].tolist(), len(calls)
 
 
-def ours(engine: Engine, request: Request) -> list[int]:
-    """The tokens that draftree writes."""
-    return engine.write([request]).tokens[0]
+def ours(engine: Engine, request: Request) -> tuple[list[int], int]:
+    """What draftree writes."""
+    return told(engine.write([request]))
+
+
+def told(written: Generation) -> tuple[list[int], int]:
+    """The tokens of a text, and the passes over trees and prompt."""
+    return written.tokens[0], len(written.stats.work) + 1
+
+
+def elsewhere(way: Callable[[Request], list[int]], request: Request) -> tuple[list[int], int]:
+    """What another engine writes."""
+    return way(request), 0
 
 
 def speculative(target: Target, assistant: str | None) -> dict[str, Way]:
@@ -75,9 +89,9 @@ def own(target: Target, pairs: list[str], name: str) -> dict[str, Way]:
     }
 
 
-def steps(target: Target, request: Request) -> list[int]:
-    """The tokens of plain decoding."""
-    return plain(target, [request]).tokens[0]
+def steps(target: Target, request: Request) -> tuple[list[int], int]:
+    """What plain decoding writes."""
+    return told(plain(target, [request]))
 
 
 def compiled(name: str, dtype: torch.dtype) -> dict[str, Way]:
@@ -97,7 +111,7 @@ def ways(
         "transformers: generate, stock kernels": partial(theirs, stock),
         "transformers: prompt lookup, stock kernels": partial(theirs, stock, prompt_lookup_num_tokens=10),
         **speculative(target, assistant),
-        **(engines(gguf) if gguf else {}),
+        **({name: partial(elsewhere, way) for name, way in engines(gguf).items()} if gguf else {}),
         **own(target, pairs, "draftree"),
         **{f"draftree, {kind}: plain": partial(steps, other) for kind, other in others.items()},
         **{k: way for kind, other in others.items() for k, way in own(other, pairs, f"draftree, {kind}").items()},
@@ -176,9 +190,6 @@ def main() -> int:
     encoded = [ids for p in chosen if len(ids := encode(target.tokenizer, p.content)) <= room]
     requests = [Request(ids, args.max_new_tokens, target.eos) for ids in encoded]
     seconds, tokens, passes = ({name: np.zeros(len(requests)) for name in every} for _ in range(3))
-    calls = list[int]()
-    for each in (target, stock, *others.values()):
-        each.decoder.model.register_forward_pre_hook(lambda *_: calls.append(1))
     same = dict.fromkeys(every, 0)
     for way in every.values():
         for request in (requests[0], requests[-1]):
@@ -186,10 +197,9 @@ def main() -> int:
     for i, request in enumerate(requests):
         names, texts = list(every), {}
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            before, start = len(calls), time.perf_counter()
-            texts[name] = every[name](request)
+            start = time.perf_counter()
+            texts[name], passes[name][i] = every[name](request)
             seconds[name][i], tokens[name][i] = time.perf_counter() - start, len(texts[name])
-            passes[name][i] = len(calls) - before
         for name in names:
             same[name] += texts[name] == texts[PLAIN]
         print(f"peers: {i + 1} of {len(requests)}", file=sys.stderr, flush=True)
