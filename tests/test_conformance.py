@@ -18,13 +18,13 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.medusa import MedusaDrafter
 from draftree.drafters.neural import language_model
-from draftree.drafters.neural.language_model import rewind
+from draftree.drafters.neural.decoding import rewind
 from draftree.engine import Engine
 from draftree.errors import NotANumber
 from draftree.loop import Parts, decode
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
-from draftree.models.target import Needs, Probes, Taps, Target
+from draftree.models.target import Needs, Probes, Taps, Target, Verified
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
@@ -393,8 +393,8 @@ def cache_kept(patch: pytest.MonkeyPatch) -> None:
 def one_sampling_for_all(patch: pytest.MonkeyPatch) -> None:
     right = Rows.distributions
 
-    def wrong(self: Rows, tree: Tree, logits: torch.Tensor) -> Distributions:
-        p, greedy = right(self, tree, logits), self.requests[int(tree.row[0])].sampling.greedy
+    def wrong(self: Rows, tree: Tree, verified: Verified) -> Distributions:
+        p, greedy = right(self, tree, verified), self.requests[int(tree.row[0])].sampling.greedy
         p.greedy = lambda node: greedy
         return p
 

@@ -83,11 +83,11 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     draft = Drafting(drafter, state.drafter, rows, target.decoder.vocab, rows.drawing(acceptor.draw))
     roots = Tree.planted(rows.live, rows.last[rows.live])
     with phase("grow"):
-        tree = policy.draft(draft, roots, prices, rows.room(target), state.policy)
+        grown = draft.grow(policy, roots, prices, rows.room(target), state.policy)
     drafted = time.perf_counter()
     probes = draft.probes()
-    verified = target.verify(rows.cache, tree, drafter.needs, probes)
-    p = rows.distributions(tree, verified.logits)
+    tree, verified = draft.verify(target, grown, probes)
+    p = rows.distributions(tree, verified)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)
@@ -119,7 +119,7 @@ def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
     start = time.perf_counter()
     tree = Tree.planted(rows.live, rows.last[rows.live])
     verified = target.verify(rows.cache, tree, Needs())
-    p = rows.distributions(tree, verified.logits)
+    p = rows.distributions(tree, verified)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)
@@ -135,5 +135,5 @@ def prefill(
     begun = rows.admit(requests, own_noise=not acceptor.keeps_text)
     roots = Tree.planted(begun, rows.last[begun].copy())
     verified = target.prefill(rows.cache, [np.array(r.prompt, np.int64) for r in requests], needs, begun)
-    p = rows.distributions(roots, verified.logits)
+    p = rows.distributions(roots, verified)
     return begun, rows.emit(target, roots, p, acceptor.accept(roots, p, rows.chance), step=False), verified.taps

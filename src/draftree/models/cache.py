@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from draftree.models.feed import Feed, hide_far, write_mask
+from draftree.models.feed import Fed
 from draftree.models.ladder import Ladder
 from draftree.models.rules import Stash
 from draftree.models.states import Final, Pass, States
@@ -126,7 +126,7 @@ class SlotCache:
         """The cache of a forward pass of n tokens a row; row r is written from slot `starts[r]` on, states as the pass says."""
         return Writer(self, starts, n, self._end(int(starts.max()) + n), at)
 
-    def mask(self, feed: Feed, window: int | None = None) -> Tensor:
+    def mask(self, feed: Fed, window: int | None = None) -> Tensor:
         """Additive mask [R, 1, n, S] of a pass over a feed, for layers that see the whole text or so many positions of it.
 
         Of a step, not a prompt, it is written where the last one lay, and holds until the next one of its kind.
@@ -139,8 +139,11 @@ class SlotCache:
                 lies = torch.empty(size, dtype=self.dtype, device=self.device)
         if not feed.whole:
             self._masks[window is None] = lies
-        full = write_mask(lies[:size].view(shape), feed, self.lengths)
-        return full if window is None else hide_far(full, feed, self.lengths, window)
+        mask = lies[:size].view(shape)
+        feed.write_mask(mask, self.lengths)
+        if window is not None:
+            feed.hide_far(mask, self.lengths, window)
+        return mask
 
     def _end(self, used: int) -> int:
         """The slots that a pass sees which uses so many: those, or all there are."""

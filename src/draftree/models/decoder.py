@@ -30,7 +30,7 @@ from draftree.models.cache import Catcher, LayerShape, SlotCache
 from draftree.models.capture import Capture, Eager, Given, Made
 from draftree.models.dispatch import Answers, answering, install
 from draftree.models.exact_attention import register
-from draftree.models.feed import Feed
+from draftree.models.feed import Fed, Feed
 from draftree.models.ladder import Ladder
 from draftree.models.linears import rows_of
 from draftree.models.recorder import Kept, Recorder
@@ -188,7 +188,7 @@ class Decoder:
             return _Masks({FULL: full, "attention": full, SLIDING: windowed})
         return windowed if self.window is not None else full
 
-    def mask(self, cache: SlotCache, feed: Feed) -> Tensor | Mapping[str, Tensor]:
+    def mask(self, cache: SlotCache, feed: Fed) -> Tensor | Mapping[str, Tensor]:
         """Additive attention mask [R, 1, n, S] of a feed behind what a cache holds, in the form the model takes."""
         return self.by_type(cache.mask(feed), None if self.window is None else cache.mask(feed, self.window))
 
@@ -202,7 +202,7 @@ class Decoder:
         mask = self.by_type(full[None, None], sliding[None, None])
         return self._laid_out(at.expand(rows, count), mask) | ({} if cache is None else self.cached(cache))
 
-    def forward(self, cache: SlotCache, feed: Feed, keep: int | Tensor = 0) -> Tensor:
+    def forward(self, cache: SlotCache, feed: Fed, keep: int | Tensor = 0) -> Tensor:
         """One pass over a feed, written into scratch slots of the cache.
 
         Args:
@@ -216,7 +216,7 @@ class Decoder:
         return self.read(cache, feed, keep)[0]
 
     def read(
-        self, cache: SlotCache, feed: Feed, keep: int | Tensor = 0, layers: Sequence[int] = ()
+        self, cache: SlotCache, feed: Fed, keep: int | Tensor = 0, layers: Sequence[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """As `forward`, and hidden states [R, n, D] of the pass.
 
@@ -229,9 +229,9 @@ class Decoder:
         n = feed.tokens.shape[1]
         captured = cache.ladder.few and not feed.whole and isinstance(keep, int)
         feed = feed.widened(cache.ladder.width(n)) if captured else feed
-        at = None if cache.states is None else cache.states.begin(feed, cache.lengths)
+        at = cache.states.begin(feed, cache.lengths) if cache.states is not None and isinstance(feed, Feed) else None
         writer, full = cache.writer(feed.starts, feed.tokens.shape[1], at), cache.mask(feed)
-        given = {"tokens": feed.tokens, "positions": torch.from_numpy(feed.positions).to(self.device), "full": full}
+        given = {"tokens": feed.tokens, "positions": feed.places(self.device), "full": full}
         if self.window is not None:
             given["sliding"] = cache.mask(feed, self.window)
         if captured:
@@ -252,13 +252,13 @@ class Decoder:
         return logits[:, :n], {layer: h[:, :n] for layer, h in zip(layers, hidden, strict=True)}
 
     @contextmanager
-    def _rows_apart(self, feed: Feed) -> Iterator[None]:
+    def _rows_apart(self, feed: Fed) -> Iterator[None]:
         """Inside, every row is rotated as if it were alone and the model had read nothing else before.
 
         Where rotary frequencies change with the length of the text, transformers takes the longest row's for all, and
         `dynamic` keeps those of the longest text until a short one comes.
         """
-        if self.rope_boundary is None:
+        if self.rope_boundary is None or not isinstance(feed, Feed):
             yield
             return
         reach = feed.positions.max(axis=1) + 1 if feed.reach is None else feed.reach

@@ -1,8 +1,9 @@
 """The input of a forward pass: tokens, positions, and which tokens see which."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, final
 
 import numpy as np
 import torch
@@ -12,9 +13,45 @@ from torch.nn.functional import pad
 from draftree.tree import Bools, Ints
 
 
+class Fed(ABC):
+    """The tokens of one forward pass, wherever it is known what they are.
+
+    Attributes:
+        tokens: [R, n] ids; rows with fewer tokens are padded with anything.
+        starts: [R] the slot of each row's first token.
+        whole: whether this is plain text, see `Feed`.
+    """
+
+    tokens: Tensor
+    starts: Ints
+    whole: bool = False
+
+    @abstractmethod
+    def widened(self, width: int) -> "Fed":
+        """The feed in a pass of `width` tokens a row; what pads it is read by nobody."""
+
+    @abstractmethod
+    def places(self, device: torch.device) -> Tensor:
+        """[R, n] the positions of its tokens, on the device of the pass."""
+
+    @abstractmethod
+    def write_mask(self, mask: Tensor, committed: Ints) -> None:
+        """Writes the additive mask of a feed for layers that see the whole text.
+
+        Args:
+            mask: [R, 1, n, S] to be written, where it lies; S at least as far as the feed's last token.
+            committed: [R] tokens before it that all see.
+        """
+
+    @abstractmethod
+    def hide_far(self, mask: Tensor, committed: Ints, window: int) -> None:
+        """Hides in a mask that `write_mask` wrote what lies a window or more of positions before each token."""
+
+
+@final
 @dataclass(frozen=True)
-class Feed:
-    """The tokens of one forward pass.
+class Feed(Fed):
+    """The tokens of one forward pass, as the host knows them.
 
     Attributes:
         tokens: [R, n] ids; rows with fewer tokens are padded with anything.
@@ -62,40 +99,78 @@ class Feed:
         return replace(cls.packed(rows, positions, starts, visible, positions, device), whole=True)
 
     def widened(self, width: int) -> Self:
-        """The feed in a pass of `width` tokens a row; what pads it is read by nobody."""
         more = width - self.tokens.shape[1]
         places = np.pad(self.positions, ((0, 0), (0, more)))
         return replace(self, tokens=pad(self.tokens, (0, more)), positions=places) if more else self
 
+    def places(self, device: torch.device) -> Tensor:
+        return torch.from_numpy(self.positions).to(device)
 
-def write_mask(mask: Tensor, feed: Feed, committed: Ints) -> Tensor:
-    """Writes the additive mask of a feed for layers that see the whole text; returns it.
+    def write_mask(self, mask: Tensor, committed: Ints) -> None:
+        mask.fill_(torch.finfo(mask.dtype).min)
+        for r, seen in enumerate(self.visible):
+            length, (wide, deep) = int(committed[r]), seen.shape
+            mask[r, 0, :, :length] = 0
+            mask[r, 0, :wide, length : length + deep].masked_fill_(torch.from_numpy(seen).to(mask.device), 0)
+            mask[r, 0, wide:] = 0  # padding sees something, lest it becomes NaN and, as a masked value, makes NaN of others
 
-    Args:
-        mask: [R, 1, n, S] to be written, where it lies; S at least as far as the feed's last token.
-        feed: of n tokens a row.
-        committed: [R] tokens before it that all see.
+    def hide_far(self, mask: Tensor, committed: Ints, window: int) -> None:
+        lowest = torch.finfo(mask.dtype).min
+        for r, (seen, scratch) in enumerate(zip(self.visible, self.scratch_positions, strict=True)):
+            length, wide = int(committed[r]), len(seen)
+            if not wide:
+                continue
+            nearest = self.positions[r, :wide, None] - window + 1  # of the positions that each token sees
+            low, high = (int(cut.clip(0, length)) for cut in (nearest.min(), nearest.max()))
+            mask[r, 0, :wide, :low] = lowest
+            for at, keys in ((low, np.arange(low, high)), (length, scratch)):  # where tokens differ: no more than they span
+                far = torch.from_numpy(keys < nearest).to(mask.device)
+                mask[r, 0, :wide, at : at + len(keys)].masked_fill_(far, lowest)
+
+
+@final
+@dataclass(frozen=True)
+class DeviceFeed(Fed):
+    """The tokens of one forward pass that are known on the device alone; the host knows how many there are.
+
+    Attributes:
+        tokens: [R, n] ids.
+        positions: [R, n] position ids.
+        starts: [R] the slot of each row's first token.
+        visible: [R, n, m] whether token i sees scratch slot j.
+        scratch_positions: [R, m] the positions of these slots.
+        waiting: [R] tokens between the committed ones and the first of these slots, which all see.
     """
-    mask.fill_(torch.finfo(mask.dtype).min)
-    for r, seen in enumerate(feed.visible):
-        length, (wide, deep) = int(committed[r]), seen.shape
-        mask[r, 0, :, :length] = 0
-        mask[r, 0, :wide, length : length + deep].masked_fill_(torch.from_numpy(seen).to(mask.device), 0)
-        mask[r, 0, wide:] = 0  # padding sees something, lest it becomes NaN and, as a masked value, makes NaN of others
-    return mask
 
+    tokens: Tensor
+    positions: Tensor
+    starts: Ints
+    visible: Tensor
+    scratch_positions: Tensor
+    waiting: Ints
 
-def hide_far(mask: Tensor, feed: Feed, committed: Ints, window: int) -> Tensor:
-    """Hides in a mask that `write_mask` wrote what lies a window or more of positions before each token; returns it."""
-    lowest = torch.finfo(mask.dtype).min
-    for r, (seen, scratch) in enumerate(zip(feed.visible, feed.scratch_positions, strict=True)):
-        length, wide = int(committed[r]), len(seen)
-        if not wide:
-            continue
-        nearest = feed.positions[r, :wide, None] - window + 1  # of the positions that each token sees
-        low, high = (int(cut.clip(0, length)) for cut in (nearest.min(), nearest.max()))
-        mask[r, 0, :wide, :low] = lowest
-        for at, keys in ((low, np.arange(low, high)), (length, scratch)):  # where tokens differ: no more than they span
-            far = torch.from_numpy(keys < nearest).to(mask.device)
-            mask[r, 0, :wide, at : at + len(keys)].masked_fill_(far, lowest)
-    return mask
+    def widened(self, width: int) -> "DeviceFeed":
+        more = (0, width - self.tokens.shape[1])
+        return replace(self, tokens=pad(self.tokens, more), positions=pad(self.positions, more))
+
+    def places(self, device: torch.device) -> Tensor:
+        return self.positions
+
+    def write_mask(self, mask: Tensor, committed: Ints) -> None:
+        wide, place = self.visible.shape[1], self._place(mask, committed)
+        own = place.clamp(0, self.visible.shape[2] - 1)[:, None].expand(-1, wide, -1)
+        seen = self.visible.gather(2, own) & (place < self.visible.shape[2])[:, None] | (place < 0)[:, None]
+        mask.zero_()  # padding sees all
+        mask[:, 0, :wide].masked_fill_(~seen, torch.finfo(mask.dtype).min)
+
+    def hide_far(self, mask: Tensor, committed: Ints, window: int) -> None:
+        wide, place = self.visible.shape[1], self._place(mask, committed)
+        scratch = self.scratch_positions.gather(1, place.clamp(0, self.visible.shape[2] - 1))
+        keys = torch.where(place < 0, torch.arange(mask.shape[-1], device=mask.device), scratch)
+        far = keys[:, None] < self.positions[:, :wide, None] - window + 1
+        mask[:, 0, :wide].masked_fill_(far, torch.finfo(mask.dtype).min)
+
+    def _place(self, mask: Tensor, committed: Ints) -> Tensor:
+        """[R, S] which scratch slot each slot is; negative of those before them."""
+        first = torch.from_numpy(committed + self.waiting).to(mask.device)
+        return torch.arange(mask.shape[-1], device=mask.device) - first[:, None]
