@@ -63,7 +63,7 @@ class Drafting(Search):
             return tree
 
         log_q = lambda logits: self.drawing.log_q(logits, roots.row)
-        return grow(plan, layers, log_q, self.rows.last, depth, told, self.rows.cache.device)
+        return grow(plan, layers, log_q, self.rows.last, depth, told)
 
     def _plan(self, policy: Policy, roots: Tree, room: Room) -> Plan | None:
         """The shape of a step's trees, where it is known and passes are recorded, and only likeliest tokens are asked for."""

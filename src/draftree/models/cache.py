@@ -276,7 +276,9 @@ class Writer(Cache):
         self._start = int(starts[0])
         if cache.ladder.few or not self._uniform:
             self._uniform, self._rows = False, torch.arange(cache.rows, device=cache.device)[:, None]
-            self.slots = torch.from_numpy(starts[:, None] + np.arange(n)).to(cache.device)
+            # A copy that blocks would wait for the passes before it.
+            slots = torch.from_numpy(starts[:, None] + np.arange(n))
+            self.slots = slots.to(cache.device, non_blocking=cache.ladder.few)
 
     def at(self, slots: Tensor) -> Self:
         """The same that writes to slots [R, n] of another tensor."""

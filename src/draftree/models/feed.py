@@ -139,7 +139,7 @@ class DeviceFeed(Fed):
         starts: [R] the slot of each row's first token.
         visible: [R, n, m] whether token i sees scratch slot j.
         scratch_positions: [R, m] the positions of these slots.
-        waiting: [R] tokens between the committed ones and the first of these slots, which all see.
+        first: [R] the first of these slots; those before it are seen by all.
     """
 
     tokens: Tensor
@@ -147,7 +147,7 @@ class DeviceFeed(Fed):
     starts: Ints
     visible: Tensor
     scratch_positions: Tensor
-    waiting: Ints
+    first: Tensor
 
     def widened(self, width: int) -> "DeviceFeed":
         more = (0, width - self.tokens.shape[1])
@@ -157,20 +157,19 @@ class DeviceFeed(Fed):
         return self.positions
 
     def write_mask(self, mask: Tensor, committed: Ints) -> None:
-        wide, place = self.visible.shape[1], self._place(mask, committed)
+        wide, place = self.visible.shape[1], self._place(mask)
         own = place.clamp(0, self.visible.shape[2] - 1)[:, None].expand(-1, wide, -1)
         seen = self.visible.gather(2, own) & (place < self.visible.shape[2])[:, None] | (place < 0)[:, None]
         mask.zero_()  # padding sees all
         mask[:, 0, :wide].masked_fill_(~seen, torch.finfo(mask.dtype).min)
 
     def hide_far(self, mask: Tensor, committed: Ints, window: int) -> None:
-        wide, place = self.visible.shape[1], self._place(mask, committed)
+        wide, place = self.visible.shape[1], self._place(mask)
         scratch = self.scratch_positions.gather(1, place.clamp(0, self.visible.shape[2] - 1))
         keys = torch.where(place < 0, torch.arange(mask.shape[-1], device=mask.device), scratch)
         far = keys[:, None] < self.positions[:, :wide, None] - window + 1
         mask[:, 0, :wide].masked_fill_(far, torch.finfo(mask.dtype).min)
 
-    def _place(self, mask: Tensor, committed: Ints) -> Tensor:
+    def _place(self, mask: Tensor) -> Tensor:
         """[R, S] which scratch slot each slot is; negative of those before them."""
-        first = torch.from_numpy(committed + self.waiting).to(mask.device)
-        return torch.arange(mask.shape[-1], device=mask.device) - first[:, None]
+        return torch.arange(mask.shape[-1], device=mask.device) - self.first[:, None]

@@ -23,9 +23,11 @@ class Layers(ABC):
     """A drafter's passes of one step, layer by layer, over nodes that only the device knows.
 
     Attributes:
+        device: of the passes.
         ids: [V] of the tokens that logits are of; all by default.
     """
 
+    device: torch.device
     ids: Tensor | None = None
 
     @abstractmethod
@@ -74,10 +76,9 @@ def verified(target: Target, cache: SlotCache, grown: Unseen, needs: Needs) -> t
 
     The host waits for the device here, once, and nowhere else in the step.
     """
-    width, begin = grown.tokens.shape[1], torch.from_numpy(cache.lengths)[:, None].to(cache.device)
-    places = (begin + grown.depth).clamp(max=target.decoder.context - 1)  # padding may lie anywhere
-    nothing = np.zeros_like(cache.lengths)
-    feed = DeviceFeed(grown.tokens, places, cache.lengths.copy(), grown.seen, places, nothing)
+    width, begin = grown.tokens.shape[1], torch.from_numpy(cache.lengths).to(cache.device, non_blocking=True)
+    places = (begin[:, None] + grown.depth).clamp(max=target.decoder.context - 1)  # padding may lie anywhere
+    feed = DeviceFeed(grown.tokens, places, cache.lengths.copy(), grown.seen, places, begin)
     out, caught = target.decoder.read(cache, feed, layers=needs.hidden)
     report = torch.cat((grown.report, grown.tokens.double(), grown.asked(out).double()), dim=1).cpu().numpy()
     tree = grown.told(report[:, : -2 * width])

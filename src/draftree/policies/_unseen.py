@@ -8,11 +8,11 @@ vocabulary. A node that does not exist, as its row has no room or nothing was fo
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Self, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -51,17 +51,43 @@ class Told:
         return Candidates(np.where(nothing, 0, found), np.where(nothing, -np.inf, values), finite=not nothing.any())
 
 
+@final
+@dataclass(frozen=True)
+class _Nodes:
+    """The nodes of a forest that grows on the device.
+
+    Attributes:
+        tokens: [R, N] ids.
+        score: [R, N] log values; −∞ of padding.
+        depth: [R, N] distance from the root.
+        seen: [R, N, N] whether a node sees another: its ancestors and itself.
+    """
+
+    tokens: Tensor
+    score: Tensor
+    depth: Tensor
+    seen: Tensor
+
+    def with_layer(self, tokens: Tensor, score: Tensor, parents: Tensor) -> Self:
+        """The forest with children [R, M] of some nodes [R, M] of the last layer but one."""
+        added = tokens.shape[1]
+        itself = torch.eye(added, dtype=torch.bool, device=tokens.device).expand(len(tokens), -1, -1)
+        lines = torch.cat((_rows(self.seen, parents), itself), dim=2)
+        return type(self)(
+            torch.cat((self.tokens, tokens), dim=1),
+            torch.cat((self.score, score), dim=1),
+            torch.cat((self.depth, self.depth.gather(1, parents) + 1), dim=1),
+            torch.cat((pad(self.seen, (0, added)), lines), dim=1),
+        )
+
+
 @torch.inference_mode()
 def grow(
-    plan: Plan,
-    layers: Layers,
-    log_q: Callable[[Tensor], Tensor],
-    roots: Ints,
-    depth: Ints,
-    told: Callable[[Told], Tree],
-    device: torch.device,
+    plan: Plan, layers: Layers, log_q: Callable[[Tensor], Tensor], roots: Ints, depth: Ints, told: Callable[[Told], Tree]
 ) -> Unseen:
     """The forest that a plan makes of a drafter's logits.
+
+    Nothing is brought to the device once the first pass has begun: such a copy may wait for all that was asked before.
 
     Args:
         plan: the tree's shape.
@@ -70,47 +96,35 @@ def grow(
         roots: [R] tokens.
         depth: [R] how deep each row's tree may be; −1 for rows without a root.
         told: makes the host's tree of what is reported.
-        device: of the tensors.
     """
-    on: Callable[[NDArray[Any]], Tensor] = lambda values: torch.from_numpy(values).to(device)
-    tokens, score = on(roots[:, None]), on(np.where(depth < 0, -np.inf, 0.0)[:, None])
-    frontier = fed = torch.zeros_like(tokens)
-    seen, sizes, report, shapes = (
-        torch.ones_like(tokens, dtype=torch.bool)[:, None],
-        [1],
-        list[Tensor](),
-        list[tuple[int, int]](),
-    )
-    deepest, logits = min(plan.depth, int(depth.max())), layers.first()
-    every = torch.arange(plan.drafted(deepest), device=device)
+    deepest = min(plan.depth, int(depth.max()))
+    tokens, room = (torch.from_numpy(each)[:, None].to(layers.device) for each in (roots, depth))
+    nothing, itself = torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool)
+    nodes = _Nodes(tokens, torch.where(room < 0, -torch.inf, nothing.double()), nothing, itself[:, None])
+    frontier = fed = nothing
+    logits, report, shapes = layers.first(), list[Tensor](), list[tuple[int, int]]()
     for layer in range(1, deepest + 1):
-        found, values = leading_tokens(log_q(logits), plan.candidates)
-        shapes.append((found.shape[1], found.shape[2]))
-        ids = found if layers.ids is None else layers.ids[found]
-        above = score.gather(1, frontier)
-        there = (above > -torch.inf) & on(depth >= layer)[:, None]
-        report += [there.double(), ids.flatten(1).double(), values.flatten(1)]
-        there = there & ~values.isnan().any(-1)
-        values = torch.where(there[..., None], values, -torch.inf)
-        # From here on by candidate [R, F · K], and by node [R, M].
-        worth, own = (above[..., None] + values).flatten(1), values.flatten(1)
-        at = leading(worth, plan.layer or worth.shape[1]).sort(dim=1).values
-        worth, own, parent = worth.gather(1, at), own.gather(1, at), frontier.gather(1, at // found.shape[2])
-        before, added = tokens.shape[1], at.shape[1]
-        tokens, score = torch.cat((tokens, ids.flatten(1).gather(1, at)), 1), torch.cat((score, worth), 1)
-        lines = torch.eye(added, dtype=torch.bool, device=device).expand(len(seen), -1, -1)
-        seen = torch.cat((pad(seen, (0, added)), torch.cat((_rows(seen, parent), lines), 2)), 1)
-        sizes.append(added)
-        rank = own if plan.confidence else worth
-        frontier = before + leading(rank, plan.frontier) if plan.frontier else before + every[:added].expand_as(at)
+        found, own = leading_tokens(log_q(logits), plan.candidates)
+        found, k = found if layers.ids is None else layers.ids[found], found.shape[2]
+        above = nodes.score.gather(1, frontier)
+        there = (above > -torch.inf) & (room >= layer)
+        report += [there.double(), found.flatten(1).double(), own.flatten(1)]
+        shapes.append((found.shape[1], k))
+        own = torch.where((there & ~own.isnan().any(dim=2))[..., None], own, -torch.inf)
+        worth = (above[..., None] + own).flatten(1)
+        at = leading(worth, plan.layer or worth.shape[1]).sort(dim=1).values  # [R, M] of the candidates [R, F · K]
+        before, parents = nodes.tokens.shape[1], frontier.gather(1, at // k)
+        nodes = nodes.with_layer(found.flatten(1).gather(1, at), worth.gather(1, at), parents)
+        rank = own.flatten(1).gather(1, at) if plan.confidence else worth.gather(1, at)
+        order = at.argsort(dim=1) if plan.frontier is None else leading(rank, plan.frontier)  # ascending: 0 … M − 1
+        frontier = before + order
         if layer < deepest:
-            fed = torch.cat((fed, frontier), 1)
-            logits = layers.below(tokens.gather(1, frontier), _columns(_rows(seen, frontier), fed))
-    chosen = _chosen(score, plan.nodes)
-    depths = on(np.repeat(np.arange(len(sizes)), sizes))[chosen]
+            fed = torch.cat((fed, frontier), dim=1)
+            logits = layers.below(nodes.tokens.gather(1, frontier), _columns(_rows(nodes.seen, frontier), fed))
+    chosen = _chosen(nodes.score, plan.nodes)
     return Unseen(
-        tokens.gather(1, chosen), depths, _columns(_rows(seen, chosen), chosen), torch.cat(report, 1),
-        lambda columns: told(Told(columns, shapes)), likeliest,
+        nodes.tokens.gather(1, chosen), nodes.depth.gather(1, chosen), _columns(_rows(nodes.seen, chosen), chosen),
+        torch.cat(report, dim=1), lambda columns: told(Told(columns, shapes)), likeliest,
     )  # fmt: skip
 
 

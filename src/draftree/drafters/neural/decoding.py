@@ -152,30 +152,32 @@ class CachedLayers(Layers):
         read: Callable[[Feed | DeviceFeed], Tensor],
         ids: Tensor | None,
     ) -> None:
-        self._state, self._roots, self._context, self._device, self._read = state, roots, context, device, read
-        self.ids, self._live, self._depth, self._fed = ids, depth > 0, 0, np.zeros(1, np.int64)
-        self._waiting = np.array([len(p) for p in state.pending], np.int64) * self._live
-        self._begin = state.cache.lengths + self._waiting
-        self._deepest = int((self._begin + depth)[self._live].max())
+        self._state, self._roots, self._read, self.device, self.ids = state, roots, read, device, ids
+        self._live, self._last, self._depth = depth > 0, context - 1, 0
+        waiting = np.array([len(p) for p in state.pending], np.int64) * self._live
+        self._begin = state.cache.lengths + waiting
+        self._positions = int((self._begin + depth)[self._live].max())
+        self._first = torch.from_numpy(self._begin).to(device)
+        self._places = self._first[:, None]  # of all nodes that have been fed
 
     @property
-    def deepest(self) -> int:
-        """The number of positions that drafting takes."""
-        return self._deepest
+    def positions(self) -> int:
+        """How many positions are needed."""
+        return self._positions
 
     def first(self) -> Tensor:
         mine = np.flatnonzero(self._live[self._roots.row])
-        layout = lay_out(self._state, self._roots, mine, self._device)
+        layout = lay_out(self._state, self._roots, mine, self.device)
+        rows = torch.from_numpy(layout.rows).to(self.device)
         logits = layout.pick(self._read(layout.feed))
-        rows = torch.from_numpy(layout.rows).to(self._device)
         return logits.new_zeros(len(self._live), logits.shape[-1]).index_copy(0, rows, logits)[:, None]
 
     def below(self, tokens: Tensor, seen: Tensor) -> Tensor:
-        before, self._depth = len(self._fed), self._depth + 1
-        self._fed = np.append(self._fed, np.full(tokens.shape[1], self._depth))  # the depth of each node that has been fed
-        places = np.minimum(self._begin[:, None] + self._fed, self._context - 1)  # padding may lie anywhere
-        lie = torch.from_numpy(places).to(self._device)
-        return self._read(DeviceFeed(tokens, lie[:, before:], self._begin + before, seen, lie, self._waiting))
+        before, self._depth = self._places.shape[1], self._depth + 1
+        here = (self._first[:, None] + self._depth).clamp(max=self._last)  # padding may lie anywhere
+        self._places = torch.cat((self._places, here.expand(-1, tokens.shape[1])), dim=1)
+        places = self._places[:, before:]
+        return self._read(DeviceFeed(tokens, places, self._begin + before, seen, self._places, self._first))
 
     def state(self, fed: Sequence[Ints]) -> Decoding:
         numbers = np.concatenate(fed, axis=1)

@@ -216,7 +216,7 @@ class CachingDrafter(Drafter[Decoding]):
             return None
         ids, read = None if self.drafted is None else self.drafted.ids, partial(self._read, state.cache)
         layers = CachedLayers(state, roots, depth, known, self.decoder.device, read, ids)
-        return layers if layers.deepest <= known else None
+        return layers if layers.positions <= known else None
 
     def _read(self, cache: SlotCache, feed: Feed | DeviceFeed) -> Tensor:
         """Logits [R, n, V] of a pass, of those tokens that can be drafted."""
