@@ -228,20 +228,21 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def written(
     capture: Capture, drafter: Callable[[Target], Drafter[Any]], policy: Policy, requests: Sequence[Request], context: int = 40
-) -> tuple[Rows, list[Emitted]]:
-    """Some requests' texts, and each step's part of them."""
+) -> tuple[Rows, list[Emitted], Any]:
+    """Some requests' texts, each step's part of them, and the drafter's state in the end."""
     target = tiny_target(context, capture=capture)
     rows = Rows(target.new_cache(len(requests), 8))
     parts = Parts(target, drafter(target), policy, part("acceptor", "greedy")(), COSTS)
-    return rows, [event for events, _ in decode(parts, rows, requests) for event in events]
+    steps = list(decode(parts, rows, requests))
+    return rows, [event for events, _ in steps for event in events], steps[-1][1].drafter
 
 
 def prompt(length: int) -> list[int]:
     return [(7 + 11 * (i % 5)) % 61 for i in range(length)]
 
 
-def same(ours: tuple[Rows, list[Emitted]], theirs: tuple[Rows, list[Emitted]]) -> None:
-    """Texts, trees and figures are the same, but for the last bits of log q."""
+def same(ours: tuple[Rows, list[Emitted], Any], theirs: tuple[Rows, list[Emitted], Any]) -> None:
+    """Texts, trees, figures and what the drafter has read are the same, but for the last bits of log q, keys and values."""
     assert ours[0].written == theirs[0].written
     a, b = ours[0].stats, theirs[0].stats
     assert (a.steps, a.work, a.new_tokens) == (b.steps, b.work, b.new_tokens)
@@ -252,6 +253,12 @@ def same(ours: tuple[Rows, list[Emitted]], theirs: tuple[Rows, list[Emitted]]) -
         for name in ("tokens", "parents", "depth", "row", "number", "source"):
             assert np.array_equal(getattr(mine.tree, name), getattr(its.tree, name)), name
         assert np.allclose(mine.tree.score, its.tree.score, atol=1e-5)
+    mine, its = ours[2], theirs[2]
+    assert [p.tolist() for p in mine.pending] == [p.tolist() for p in its.pending]
+    assert mine.cache.lengths.tolist() == its.cache.lengths.tolist()
+    for row, length in enumerate(its.cache.lengths.tolist()):
+        for a, b in zip(mine.cache.layer(0), its.cache.layer(0), strict=True):
+            assert torch.allclose(a[row, :, :length], b[row, :, :length], atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -114,7 +114,9 @@ def grow(
         worth = (above[..., None] + own).flatten(1)
         at = leading(worth, plan.layer or worth.shape[1]).sort(dim=1).values  # [R, M] of the candidates [R, F · K]
         before, parents = nodes.tokens.shape[1], frontier.gather(1, at // k)
-        nodes = nodes.with_layer(found.flatten(1).gather(1, at), worth.gather(1, at), parents)
+        # Padding reads the root's token, lest what a broken drafter made of another one disturbs its neighbours.
+        ids = torch.where(worth > -torch.inf, found.flatten(1), tokens).gather(1, at)
+        nodes = nodes.with_layer(ids, worth.gather(1, at), parents)
         rank = own.flatten(1).gather(1, at) if plan.confidence else worth.gather(1, at)
         order = at.argsort(dim=1) if plan.frontier is None else leading(rank, plan.frontier)  # ascending: 0 … M − 1
         frontier = before + order

@@ -154,8 +154,7 @@ class CachedLayers(Layers):
     ) -> None:
         self._state, self._roots, self._read, self.device, self.ids = state, roots, read, device, ids
         self._live, self._last, self._depth = depth > 0, context - 1, 0
-        waiting = np.array([len(p) for p in state.pending], np.int64) * self._live
-        self._begin = state.cache.lengths + waiting
+        self._begin = state.cache.lengths + np.array([len(p) for p in state.pending], np.int64)  # where each root lies
         self._positions = int((self._begin + depth)[self._live].max())
         self._first = torch.from_numpy(self._begin).to(device)
         self._places = self._first[:, None]  # of all nodes that have been fed
