@@ -16,9 +16,9 @@ from draftree.drafters.neural.vocabulary import Shared
 from draftree.errors import DraftreeWarning
 from draftree.loop import Parts, State, admit, decode, release, step
 from draftree.models.capture import Capture, Eager, Graphs
-from draftree.models.feed import DeviceFeed, Feed
+from draftree.models.feed import DeviceFeed, Feed, hide_far, write_mask
 from draftree.models.target import Target
-from draftree.models.unseen import Layers
+from draftree.models.unseen import Choose, Layers, Nodes
 from draftree.policies._unseen import Told, grow, leading_tokens
 from draftree.policies.base import Policy
 from draftree.policies.beam import Beam
@@ -47,10 +47,6 @@ POLICIES: tuple[Policy, ...] = (
     EAGLE2(nodes=12, depth=4, width=3, expand_by="confidence"),
 )
 VOCAB = 9
-
-
-def log_q(logits: Tensor) -> Tensor:
-    return Drawing().log_q(logits, np.zeros(0, np.int64))
 
 
 class Paths:
@@ -83,16 +79,16 @@ class Fakes(Layers):
 
     device = torch.device("cpu")
 
-    def __init__(self, paths: Paths, roots: Ints) -> None:
-        self._paths, self._fed = paths, torch.from_numpy(roots)[:, None]
+    def __init__(self, paths: Paths, rows: int) -> None:
+        self._paths, self.begin = paths, np.zeros(rows, np.int64)
 
-    def first(self) -> Tensor:
-        return torch.stack([self._paths(r, row.tolist())[None] for r, row in enumerate(self._fed)])
+    def first(self, nodes: Nodes, choose: Choose) -> Nodes:
+        return self.below(nodes, 1, choose)
 
-    def below(self, tokens: Tensor, seen: Tensor) -> Tensor:
-        self._fed = torch.cat((self._fed, tokens), 1)
-        rows = [[self._paths(r, self._fed[r][mine].tolist()) for mine in seen[r]] for r in range(len(tokens))]
-        return torch.stack([torch.stack(row) for row in rows])
+    def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
+        seen, tokens = nodes.lines(nodes.fed[:, -count:], nodes.fed), nodes.tokens.gather(1, nodes.fed)
+        rows = [[self._paths(r, tokens[r][mine].tolist()) for mine in seen[r]] for r in range(len(tokens))]
+        return choose(torch.stack([torch.stack(row) for row in rows]), nodes, None)
 
     def state(self, fed: Sequence[Ints]) -> Any:
         return None
@@ -113,8 +109,11 @@ def test_a_tree_is_the_hosts(policy: Policy, depth: tuple[int, ...]) -> None:
             return policy.draft(lambda tree, frontier, k: found(frontier), roots, COSTS, room, None)
 
         assert policy.plan is not None
-        grown = grow(policy.plan, Fakes(paths, tokens), log_q, tokens, bounds, told)
-        tree = grown.told(grown.report.numpy())
+        grown = grow(policy.plan, Fakes(paths, len(depth)), tokens, bounds, np.zeros_like(bounds), told)
+        tree = grown.told(grown.nodes.report.numpy())
+        best = grown.nodes.best(grown.count)
+        ids, depths = grown.nodes.tokens.gather(1, best), grown.nodes.depth.gather(1, best)
+        seen = grown.nodes.lines(best, best)
         for mine, its in ((tree, wanted), (tree.whole, wanted.whole)):
             assert (mine is None) == (its is None)
             for name in ("tokens", "parents", "depth", "row", "log_q", "score", "source", "entropy", "number", "q_row"):
@@ -122,11 +121,11 @@ def test_a_tree_is_the_hosts(policy: Policy, depth: tuple[int, ...]) -> None:
         for row in live.tolist():
             nodes = wanted.of_row(row)
             n = len(nodes)
-            assert grown.tokens[row, :n].tolist() == wanted.tokens[nodes].tolist()
-            assert grown.depth[row, :n].tolist() == wanted.depth[nodes].tolist()
-            assert np.array_equal(grown.seen[row, :n, :n].numpy(), wanted.ancestors[np.ix_(nodes, nodes)])
-            assert not grown.seen[row, :n, n:].any(), "a node sees padding"
-        assert grown.seen.diagonal(dim1=1, dim2=2).all(), "padding has to see something"
+            assert ids[row, :n].tolist() == wanted.tokens[nodes].tolist()
+            assert depths[row, :n].tolist() == wanted.depth[nodes].tolist()
+            assert np.array_equal(seen[row, :n, :n].numpy(), wanted.ancestors[np.ix_(nodes, nodes)])
+            assert not seen[row, :n, n:].any(), "a node sees padding"
+        assert seen.diagonal(dim1=1, dim2=2).all(), "padding has to see something"
         fed = np.concatenate([f.ravel() for f in asked[0].fed])
         assert sorted(set(fed[fed >= 0].tolist())) == sorted(fed[fed >= 0].tolist()), "a node is fed once"
 
@@ -161,15 +160,16 @@ def test_a_mask_is_the_hosts(window: int | None) -> None:
             torch.device("cpu"),
         )  # fmt: skip
         lie, seen = torch.from_numpy(np.stack(places)), torch.from_numpy(np.stack([f.ancestors[-fed:] for f in forests]))
-        device = DeviceFeed(host.tokens, lie[:, -fed:], host.starts, seen, lie, torch.from_numpy(begin))
-        masks = []
-        for feed in (host.widened(6), device.widened(6)):
-            mask = torch.full((2, 1, 6, 24), 7.0)
-            feed.write_mask(mask, committed)
-            if window is not None:
-                feed.hide_far(mask, committed, window)
-            masks.append(mask)
-        assert torch.equal(*masks)
+        given = {"ids": host.tokens, "lie": lie, "seen": seen, "first": torch.from_numpy(begin)[:, None]}
+        make = lambda given: (given["ids"], given["lie"], given["seen"], given["first"])
+        device = DeviceFeed(fed, 6, host.starts, given, None, make)
+        laid, wide = device.laid(device.given, 24, torch.float32, window), host.widened(6)
+        full = write_mask(torch.empty(2, 1, 6, 24), wide, committed)
+        assert torch.equal(laid["full"], full)
+        assert window is None or torch.equal(laid["sliding"], hide_far(full, wide, committed, window))
+        assert torch.equal(laid["tokens"], wide.tokens)
+        assert np.array_equal(laid["positions"].numpy(), wide.positions)
+        assert np.array_equal(laid["slots"].numpy(), host.starts[:, None] + np.arange(6))
 
 
 # Whole texts.

@@ -62,8 +62,7 @@ class Drafting(Search):
             self.state = layers.state(found.fed)
             return tree
 
-        log_q = lambda logits: self.drawing.log_q(logits, roots.row)
-        return grow(plan, layers, log_q, self.rows.last, depth, told)
+        return grow(plan, layers, self.rows.last, depth, self.rows.cache.lengths, told)
 
     def _plan(self, policy: Policy, roots: Tree, room: Room) -> Plan | None:
         """The shape of a step's trees, where it is known and passes are recorded, and only likeliest tokens are asked for."""

@@ -26,11 +26,11 @@ from draftree.models.architectures import (
     check_bounds,
     refuse_unsupported,
 )
-from draftree.models.cache import Catcher, LayerShape, SlotCache
-from draftree.models.capture import Capture, Eager, Given, Made
+from draftree.models.cache import Catcher, LayerShape, SlotCache, Writer
+from draftree.models.capture import Capture, Eager, Given, Made, Then
 from draftree.models.dispatch import Answers, answering, install
 from draftree.models.exact_attention import register
-from draftree.models.feed import Fed, Feed
+from draftree.models.feed import DeviceFeed, Feed
 from draftree.models.ladder import Ladder
 from draftree.models.linears import rows_of
 from draftree.models.recorder import Kept, Recorder
@@ -188,7 +188,7 @@ class Decoder:
             return _Masks({FULL: full, "attention": full, SLIDING: windowed})
         return windowed if self.window is not None else full
 
-    def mask(self, cache: SlotCache, feed: Fed) -> Tensor | Mapping[str, Tensor]:
+    def mask(self, cache: SlotCache, feed: Feed) -> Tensor | Mapping[str, Tensor]:
         """Additive attention mask [R, 1, n, S] of a feed behind what a cache holds, in the form the model takes."""
         return self.by_type(cache.mask(feed), None if self.window is None else cache.mask(feed, self.window))
 
@@ -202,7 +202,7 @@ class Decoder:
         mask = self.by_type(full[None, None], sliding[None, None])
         return self._laid_out(at.expand(rows, count), mask) | ({} if cache is None else self.cached(cache))
 
-    def forward(self, cache: SlotCache, feed: Fed, keep: int | Tensor = 0) -> Tensor:
+    def forward(self, cache: SlotCache, feed: Feed, keep: int | Tensor = 0) -> Tensor:
         """One pass over a feed, written into scratch slots of the cache.
 
         Args:
@@ -216,7 +216,7 @@ class Decoder:
         return self.read(cache, feed, keep)[0]
 
     def read(
-        self, cache: SlotCache, feed: Fed, keep: int | Tensor = 0, layers: Sequence[int] = ()
+        self, cache: SlotCache, feed: Feed, keep: int | Tensor = 0, layers: Sequence[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """As `forward`, and hidden states [R, n, D] of the pass.
 
@@ -227,38 +227,67 @@ class Decoder:
             layers: entries of transformers' `hidden_states`, negative ones counted from the end.
         """
         n = feed.tokens.shape[1]
+        logits, *hidden = self.run(cache, feed, keep, layers)
+        return logits[:, :n], {layer: h[:, :n] for layer, h in zip(layers, hidden, strict=True)}
+
+    def run(
+        self,
+        cache: SlotCache,
+        feed: Feed | DeviceFeed,
+        keep: int | Tensor = 0,
+        layers: Sequence[int] = (),
+        then: Then = Then(),
+    ) -> Made:
+        """Logits and hidden states of a pass as it was run, padded as its size asks for; or what is made of them.
+
+        Args:
+            cache: of this model.
+            feed: the tokens.
+            keep: the columns of the logits.
+            layers: as `read` takes them.
+            then: what is done with the results, in the same recording.
+        """
         captured = cache.ladder.few and not feed.whole and isinstance(keep, int)
-        feed = feed.widened(cache.ladder.width(n)) if captured else feed
+        feed = feed.widened(cache.ladder.width(feed.width)) if captured else feed
         at = cache.states.begin(feed, cache.lengths) if cache.states is not None and isinstance(feed, Feed) else None
-        writer, full = cache.writer(feed.starts, feed.tokens.shape[1], at), cache.mask(feed)
-        given = {"tokens": feed.tokens, "positions": feed.places(self.device), "full": full}
-        if self.window is not None:
-            given["sliding"] = cache.mask(feed, self.window)
-        if captured:
-            given["slots"] = writer.slots
+        writer = cache.writer(feed.starts, feed.width, at)
+        given = self._given(cache, feed, writer if captured else None)
+        assert given.keys().isdisjoint(then.given), "two tensors of a pass have one name"
+        given |= then.given
+        window, dtype = self.window, self.dtype
 
         def body(given: Given) -> Made:
+            laid = feed.laid(given, writer.end, dtype, window) if isinstance(feed, DeviceFeed) else given
             with self.tapped(layers) as caught:
-                mask = self.by_type(given["full"], given.get("sliding"))
-                past = self.cached(writer.at(given["slots"]) if captured else writer)
-                laid_out = self._laid_out(given["positions"], mask)
-                logits: Tensor = self.model(input_ids=given["tokens"], logits_to_keep=keep, **laid_out, **past).logits
-            return logits, *(caught[layer] for layer in layers)
+                mask = self.by_type(laid["full"], laid.get("sliding"))
+                past = self.cached(writer.at(laid["slots"]) if "slots" in laid else writer)
+                laid_out = self._laid_out(laid["positions"], mask)
+                logits: Tensor = self.model(input_ids=laid["tokens"], logits_to_keep=keep, **laid_out, **past).logits
+            return then.made((logits, *(caught[layer] for layer in layers)), given)
 
         ours = nullcontext() if at is None else answering(Answers(at))
         with self._within(), self._rows_apart(feed), ours, phase("model"):
-            kind = cache.place, feed.tokens.shape, keep, tuple(layers)
-            logits, *hidden = self.capture.run(kind, given, body) if captured else body(given)
-        return logits[:, :n], {layer: h[:, :n] for layer, h in zip(layers, hidden, strict=True)}
+            shapes = tuple((name, t.shape) for name, t in given.items())
+            kind = cache.place, feed.width, feed.kind, keep, tuple(layers), then.kind, shapes
+            return self.capture.run(kind, given, body) if captured else body(given)
+
+    def _given(self, cache: SlotCache, feed: Feed | DeviceFeed, writer: Writer | None) -> dict[str, Tensor]:
+        """What a pass is given, by name; of a recorded one the slots are part of it."""
+        if isinstance(feed, DeviceFeed):
+            return dict(feed.given)
+        given = {"tokens": feed.tokens, "positions": torch.from_numpy(feed.positions).to(self.device), "full": cache.mask(feed)}
+        if self.window is not None:
+            given["sliding"] = cache.mask(feed, self.window)
+        return given if writer is None else given | {"slots": writer.slots}
 
     @contextmanager
-    def _rows_apart(self, feed: Fed) -> Iterator[None]:
+    def _rows_apart(self, feed: Feed | DeviceFeed) -> Iterator[None]:
         """Inside, every row is rotated as if it were alone and the model had read nothing else before.
 
         Where rotary frequencies change with the length of the text, transformers takes the longest row's for all, and
         `dynamic` keeps those of the longest text until a short one comes.
         """
-        if self.rope_boundary is None or not isinstance(feed, Feed):
+        if self.rope_boundary is None or isinstance(feed, DeviceFeed):
             yield
             return
         reach = feed.positions.max(axis=1) + 1 if feed.reach is None else feed.reach

@@ -1,9 +1,8 @@
 """The input of a forward pass: tokens, positions, and which tokens see which."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, final
+from typing import Self
 
 import numpy as np
 import torch
@@ -13,45 +12,9 @@ from torch.nn.functional import pad
 from draftree.tree import Bools, Ints
 
 
-class Fed(ABC):
-    """The tokens of one forward pass, wherever it is known what they are.
-
-    Attributes:
-        tokens: [R, n] ids; rows with fewer tokens are padded with anything.
-        starts: [R] the slot of each row's first token.
-        whole: whether this is plain text, see `Feed`.
-    """
-
-    tokens: Tensor
-    starts: Ints
-    whole: bool = False
-
-    @abstractmethod
-    def widened(self, width: int) -> "Fed":
-        """The feed in a pass of `width` tokens a row; what pads it is read by nobody."""
-
-    @abstractmethod
-    def places(self, device: torch.device) -> Tensor:
-        """[R, n] the positions of its tokens, on the device of the pass."""
-
-    @abstractmethod
-    def write_mask(self, mask: Tensor, committed: Ints) -> None:
-        """Writes the additive mask of a feed for layers that see the whole text.
-
-        Args:
-            mask: [R, 1, n, S] to be written, where it lies; S at least as far as the feed's last token.
-            committed: [R] tokens before it that all see.
-        """
-
-    @abstractmethod
-    def hide_far(self, mask: Tensor, committed: Ints, window: int) -> None:
-        """Hides in a mask that `write_mask` wrote what lies a window or more of positions before each token."""
-
-
-@final
 @dataclass(frozen=True)
-class Feed(Fed):
-    """The tokens of one forward pass, as the host knows them.
+class Feed:
+    """The tokens of one forward pass.
 
     Attributes:
         tokens: [R, n] ids; rows with fewer tokens are padded with anything.
@@ -73,6 +36,12 @@ class Feed(Fed):
     scratch_positions: Sequence[Ints]
     reach: Ints | None = None
     whole: bool = False
+    kind = None
+
+    @property
+    def width(self) -> int:
+        """n, the tokens of a row, padding among them."""
+        return self.tokens.shape[1]
 
     @classmethod
     def packed(
@@ -99,77 +68,91 @@ class Feed(Fed):
         return replace(cls.packed(rows, positions, starts, visible, positions, device), whole=True)
 
     def widened(self, width: int) -> Self:
+        """The feed in a pass of `width` tokens a row; what pads it is read by nobody."""
         more = width - self.tokens.shape[1]
         places = np.pad(self.positions, ((0, 0), (0, more)))
         return replace(self, tokens=pad(self.tokens, (0, more)), positions=places) if more else self
 
-    def places(self, device: torch.device) -> Tensor:
-        return torch.from_numpy(self.positions).to(device)
 
-    def write_mask(self, mask: Tensor, committed: Ints) -> None:
-        mask.fill_(torch.finfo(mask.dtype).min)
-        for r, seen in enumerate(self.visible):
-            length, (wide, deep) = int(committed[r]), seen.shape
-            mask[r, 0, :, :length] = 0
-            mask[r, 0, :wide, length : length + deep].masked_fill_(torch.from_numpy(seen).to(mask.device), 0)
-            mask[r, 0, wide:] = 0  # padding sees something, lest it becomes NaN and, as a masked value, makes NaN of others
-
-    def hide_far(self, mask: Tensor, committed: Ints, window: int) -> None:
-        lowest = torch.finfo(mask.dtype).min
-        for r, (seen, scratch) in enumerate(zip(self.visible, self.scratch_positions, strict=True)):
-            length, wide = int(committed[r]), len(seen)
-            if not wide:
-                continue
-            nearest = self.positions[r, :wide, None] - window + 1  # of the positions that each token sees
-            low, high = (int(cut.clip(0, length)) for cut in (nearest.min(), nearest.max()))
-            mask[r, 0, :wide, :low] = lowest
-            for at, keys in ((low, np.arange(low, high)), (length, scratch)):  # where tokens differ: no more than they span
-                far = torch.from_numpy(keys < nearest).to(mask.device)
-                mask[r, 0, :wide, at : at + len(keys)].masked_fill_(far, lowest)
+Laid = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Ids [R, n]; the positions of scratch slots [R, m], the last n being the tokens' own; whether token i sees scratch slot j,
+[R, n, m]; the first of these slots [R, 1]: those before it are seen by all."""
 
 
-@final
 @dataclass(frozen=True)
-class DeviceFeed(Fed):
-    """The tokens of one forward pass that are known on the device alone; the host knows how many there are.
+class DeviceFeed:
+    """The tokens of one forward pass that are known on the device alone; the host knows how many there are, and where they lie.
 
     Attributes:
-        tokens: [R, n] ids.
-        positions: [R, n] position ids.
+        count: n, tokens a row.
+        width: those of the pass, padded.
         starts: [R] the slot of each row's first token.
-        visible: [R, n, m] whether token i sees scratch slot j.
-        scratch_positions: [R, m] the positions of these slots.
-        first: [R] the first of these slots; those before it are seen by all.
+        given: what the tokens are made of, by name.
+        kind: what else they are made of.
+        make: the tokens, of what is given.
     """
 
-    tokens: Tensor
-    positions: Tensor
+    whole = False
+    count: int
+    width: int
     starts: Ints
-    visible: Tensor
-    scratch_positions: Tensor
-    first: Tensor
+    given: Mapping[str, Tensor]
+    kind: Hashable
+    make: Callable[[Mapping[str, Tensor]], Laid]
 
-    def widened(self, width: int) -> "DeviceFeed":
-        more = (0, width - self.tokens.shape[1])
-        return replace(self, tokens=pad(self.tokens, more), positions=pad(self.positions, more))
+    def widened(self, width: int) -> Self:
+        """The feed in a pass of `width` tokens a row; what pads it is read by nobody."""
+        return replace(self, width=width)
 
-    def places(self, device: torch.device) -> Tensor:
-        return self.positions
+    def laid(self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None) -> dict[str, Tensor]:
+        """Tokens, positions, slots and additive masks [R, 1, width, S] of a pass that sees so many slots, by name."""
+        ids, places, visible, first = self.make(given)
+        deep, more = visible.shape[2], (0, self.width - self.count)
+        slot = torch.arange(slots, device=ids.device)
+        place = slot - first  # [R, S] which scratch slot each slot is; negative of those before them
+        inside = place.clamp(0, deep - 1)
+        seen = visible.gather(2, inside[:, None].expand(-1, self.count, -1)) & (place < deep)[:, None] | (place < 0)[:, None]
+        masks, positions = {"full": seen}, places[:, -self.count :]
+        if window is not None:
+            keys = torch.where(place < 0, slot, places.gather(1, inside))
+            masks["sliding"] = seen & (keys[:, None] > positions[..., None] - window)
+        hidden = {name: pad(~each, (0, 0, *more))[:, None] for name, each in masks.items()}  # padding sees all
+        nothing, lowest = torch.zeros((), dtype=dtype, device=ids.device), torch.finfo(dtype).min
+        return {
+            "tokens": pad(ids, more), "positions": pad(positions, more),
+            "slots": first + deep - self.count + torch.arange(self.width, device=ids.device),
+            **{name: nothing.masked_fill(each, lowest) for name, each in hidden.items()},
+        }  # fmt: skip
 
-    def write_mask(self, mask: Tensor, committed: Ints) -> None:
-        wide, place = self.visible.shape[1], self._place(mask)
-        own = place.clamp(0, self.visible.shape[2] - 1)[:, None].expand(-1, wide, -1)
-        seen = self.visible.gather(2, own) & (place < self.visible.shape[2])[:, None] | (place < 0)[:, None]
-        mask.zero_()  # padding sees all
-        mask[:, 0, :wide].masked_fill_(~seen, torch.finfo(mask.dtype).min)
 
-    def hide_far(self, mask: Tensor, committed: Ints, window: int) -> None:
-        wide, place = self.visible.shape[1], self._place(mask)
-        scratch = self.scratch_positions.gather(1, place.clamp(0, self.visible.shape[2] - 1))
-        keys = torch.where(place < 0, torch.arange(mask.shape[-1], device=mask.device), scratch)
-        far = keys[:, None] < self.positions[:, :wide, None] - window + 1
-        mask[:, 0, :wide].masked_fill_(far, torch.finfo(mask.dtype).min)
+def write_mask(mask: Tensor, feed: Feed, committed: Ints) -> Tensor:
+    """Writes the additive mask of a feed for layers that see the whole text; returns it.
 
-    def _place(self, mask: Tensor) -> Tensor:
-        """[R, S] which scratch slot each slot is; negative of those before them."""
-        return torch.arange(mask.shape[-1], device=mask.device) - self.first[:, None]
+    Args:
+        mask: [R, 1, n, S] to be written, where it lies; S at least as far as the feed's last token.
+        feed: of n tokens a row.
+        committed: [R] tokens before it that all see.
+    """
+    mask.fill_(torch.finfo(mask.dtype).min)
+    for r, seen in enumerate(feed.visible):
+        length, (wide, deep) = int(committed[r]), seen.shape
+        mask[r, 0, :, :length] = 0
+        mask[r, 0, :wide, length : length + deep].masked_fill_(torch.from_numpy(seen).to(mask.device), 0)
+        mask[r, 0, wide:] = 0  # padding sees something, lest it becomes NaN and, as a masked value, makes NaN of others
+    return mask
+
+
+def hide_far(mask: Tensor, feed: Feed, committed: Ints, window: int) -> Tensor:
+    """Hides in a mask that `write_mask` wrote what lies a window or more of positions before each token; returns it."""
+    lowest = torch.finfo(mask.dtype).min
+    for r, (seen, scratch) in enumerate(zip(feed.visible, feed.scratch_positions, strict=True)):
+        length, wide = int(committed[r]), len(seen)
+        if not wide:
+            continue
+        nearest = feed.positions[r, :wide, None] - window + 1  # of the positions that each token sees
+        low, high = (int(cut.clip(0, length)) for cut in (nearest.min(), nearest.max()))
+        mask[r, 0, :wide, :low] = lowest
+        for at, keys in ((low, np.arange(low, high)), (length, scratch)):  # where tokens differ: no more than they span
+            far = torch.from_numpy(keys < nearest).to(mask.device)
+            mask[r, 0, :wide, at : at + len(keys)].masked_fill_(far, lowest)
+    return mask

@@ -8,18 +8,21 @@ vocabulary. A node that does not exist, as its row has no room or nothing was fo
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Self, final
+from dataclasses import dataclass, replace
+from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftree.models.unseen import Layers, Unseen
+from draftree.models.unseen import Layers, Nodes, Unseen
 from draftree.policies.base import Plan
 from draftree.sampling.distributions import likeliest
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Floats, Ints, Tree
+
+NOBODY = np.zeros(0, np.int64)
 
 
 @final
@@ -53,81 +56,79 @@ class Told:
 
 @final
 @dataclass(frozen=True)
-class _Nodes:
-    """The nodes of a forest that grows on the device.
+class Choices:
+    """What a plan makes of the logits after a layer: a function of tensors alone, which is recorded with the layer's pass.
+
+    No number is handed to `torch.where`, which would bring it to the device.
 
     Attributes:
-        tokens: [R, N] ids.
-        score: [R, N] log values; −∞ of padding.
-        depth: [R, N] distance from the root.
-        seen: [R, N, N] whether a node sees another: its ancestors and itself.
+        plan: the trees' shape.
+        layer: the depth of the children.
     """
 
-    tokens: Tensor
-    score: Tensor
-    depth: Tensor
-    seen: Tensor
+    plan: Plan
+    layer: int
 
-    def with_layer(self, tokens: Tensor, score: Tensor, parents: Tensor) -> Self:
-        """The forest with children [R, M] of some nodes [R, M] of the last layer but one."""
-        added = tokens.shape[1]
-        itself = torch.eye(added, dtype=torch.bool, device=tokens.device).expand(len(tokens), -1, -1)
-        lines = torch.cat((_rows(self.seen, parents), itself), dim=2)
-        return type(self)(
-            torch.cat((self.tokens, tokens), dim=1),
-            torch.cat((self.score, score), dim=1),
-            torch.cat((self.depth, self.depth.gather(1, parents) + 1), dim=1),
-            torch.cat((pad(self.seen, (0, added)), lines), dim=1),
+    def __call__(self, logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
+        """The forest with the children chosen, see `Choose`."""
+        plan, frontier = self.plan, nodes.fed[:, -logits.shape[1] :]
+        found, own = leading_tokens(Drawing().log_q(logits, NOBODY), plan.candidates)
+        found, k = found if ids is None else ids[found], found.shape[2]
+        above = nodes.score.gather(1, frontier)
+        there = (above > -torch.inf) & (nodes.room >= self.layer)
+        report = torch.cat((nodes.report, there.double(), found.flatten(1).double(), own.flatten(1)), dim=1)
+        own = own.masked_fill(~there[..., None] | own.isnan().any(dim=2, keepdim=True), -torch.inf).flatten(1)
+        worth = (above[..., None] + own.view_as(found)).flatten(1)
+        at = leading(worth, plan.layer or worth.shape[1]).sort(dim=1).values  # [R, M] of the candidates [R, F · K]
+        own, worth, parents = own.gather(1, at), worth.gather(1, at), frontier.gather(1, at // k)
+        # Padding reads the root's token, lest what a broken drafter made of another one disturbs its neighbours.
+        tokens = torch.where(worth > -torch.inf, found.flatten(1).gather(1, at), nodes.tokens[:, :1])
+        before, added = nodes.tokens.shape[1], at.shape[1]
+        if plan.frontier is None:
+            order = torch.arange(added, device=at.device).expand_as(at)
+        else:
+            order = leading(own if plan.confidence else worth, plan.frontier)
+        every = torch.arange(before, device=at.device).expand(len(at), -1)
+        itself = torch.eye(added, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
+        lines = torch.cat((nodes.lines(parents, every), itself), dim=2)
+        return replace(
+            nodes,
+            tokens=torch.cat((nodes.tokens, tokens), dim=1),
+            score=torch.cat((nodes.score, worth), dim=1),
+            seen=torch.cat((pad(nodes.seen, (0, added)), lines), dim=1),
+            fed=torch.cat((nodes.fed, before + order), dim=1),
+            report=report,
         )
 
 
 @torch.inference_mode()
-def grow(
-    plan: Plan, layers: Layers, log_q: Callable[[Tensor], Tensor], roots: Ints, depth: Ints, told: Callable[[Told], Tree]
-) -> Unseen:
+def grow(plan: Plan, layers: Layers, roots: Ints, depth: Ints, starts: Ints, told: Callable[[Told], Tree]) -> Unseen:
     """The forest that a plan makes of a drafter's logits.
 
     Nothing is brought to the device once the first pass has begun: such a copy may wait for all that was asked before.
 
     Args:
-        plan: the tree's shape.
+        plan: the trees' shape.
         layers: the drafter's passes.
-        log_q: of logits [R, F, V].
         roots: [R] tokens.
         depth: [R] how deep each row's tree may be; −1 for rows without a root.
+        starts: [R] the roots' slots in the target's cache.
         told: makes the host's tree of what is reported.
     """
-    deepest = min(plan.depth, int(depth.max()))
-    tokens, room = (torch.from_numpy(each)[:, None].to(layers.device) for each in (roots, depth))
-    nothing, itself = torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool)
-    nodes = _Nodes(tokens, torch.where(room < 0, -torch.inf, nothing.double()), nothing, itself[:, None])
-    frontier = fed = nothing
-    logits, report, shapes = layers.first(), list[Tensor](), list[tuple[int, int]]()
-    for layer in range(1, deepest + 1):
-        found, own = leading_tokens(log_q(logits), plan.candidates)
-        found, k = found if layers.ids is None else layers.ids[found], found.shape[2]
-        above = nodes.score.gather(1, frontier)
-        there = (above > -torch.inf) & (room >= layer)
-        report += [there.double(), found.flatten(1).double(), own.flatten(1)]
-        shapes.append((found.shape[1], k))
-        own = torch.where((there & ~own.isnan().any(dim=2))[..., None], own, -torch.inf)
-        worth = (above[..., None] + own).flatten(1)
-        at = leading(worth, plan.layer or worth.shape[1]).sort(dim=1).values  # [R, M] of the candidates [R, F · K]
-        before, parents = nodes.tokens.shape[1], frontier.gather(1, at // k)
-        # Padding reads the root's token, lest what a broken drafter made of another one disturbs its neighbours.
-        ids = torch.where(worth > -torch.inf, found.flatten(1), tokens).gather(1, at)
-        nodes = nodes.with_layer(ids, worth.gather(1, at), parents)
-        rank = own.flatten(1).gather(1, at) if plan.confidence else worth.gather(1, at)
-        order = at.argsort(dim=1) if plan.frontier is None else leading(rank, plan.frontier)  # ascending: 0 … M − 1
-        frontier = before + order
-        if layer < deepest:
-            fed = torch.cat((fed, frontier), dim=1)
-            logits = layers.below(nodes.tokens.gather(1, frontier), _columns(_rows(nodes.seen, frontier), fed))
-    chosen = _chosen(nodes.score, plan.nodes)
-    return Unseen(
-        nodes.tokens.gather(1, chosen), nodes.depth.gather(1, chosen), _columns(_rows(nodes.seen, chosen), chosen),
-        torch.cat(report, dim=1), lambda columns: told(Told(columns, shapes)), likeliest,
-    )  # fmt: skip
+    known = torch.from_numpy(np.stack((roots, depth, layers.begin, starts), axis=1)).to(layers.device)
+    tokens, bounds = known[:, :1], known[:, 1:]
+    score = torch.zeros_like(tokens, dtype=torch.float64).masked_fill(bounds[:, :1] < 0, -torch.inf)
+    itself = torch.ones_like(tokens, dtype=torch.bool)[..., None]
+    nodes = Nodes(tokens, score, itself, torch.zeros_like(tokens), score[:, :0], bounds)
+    shapes, count = list[tuple[int, int]](), 1
+    for layer in range(1, min(plan.depth, int(depth.max())) + 1):
+        choices, before = Choices(plan, layer), nodes
+        nodes = layers.first(nodes, choices) if layer == 1 else layers.below(nodes, count, choices)
+        shapes.append((count, ((nodes.report.shape[1] - before.report.shape[1]) // count - 1) // 2))
+        count = nodes.fed.shape[1] - before.fed.shape[1]
+    size = nodes.tokens.shape[1]
+    verified = size if plan.nodes is None else min(plan.nodes + 1, size)
+    return Unseen(nodes, verified, lambda report: told(Told(report, shapes)), likeliest)
 
 
 def leading(values: Tensor, k: int) -> Tensor:
@@ -144,24 +145,8 @@ def leading_tokens(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     k, vocab = min(k, log_probs.shape[-1]), log_probs.shape[-1]
     last = log_probs.topk(k, dim=-1).values[..., -1:]
     turn = torch.arange(vocab - 1, -1, -1, device=log_probs.device)
-    rank = torch.where(log_probs > last, vocab, torch.where(log_probs == last, turn, -1))
+    above, equal = log_probs > last, log_probs == last
+    rank = turn.expand_as(equal).masked_fill(~equal, -1).masked_fill(above, vocab)
     ids = rank.topk(k, dim=-1).indices.sort(dim=-1).values
     values, order = log_probs.gather(-1, ids).double().sort(dim=-1, descending=True, stable=True)
     return ids.gather(-1, order), values
-
-
-def _chosen(score: Tensor, nodes: int | None) -> Tensor:
-    """[R, n] the root and the best nodes by score [R, N], in the order of their numbers; behind them padding."""
-    best = leading(score, score.shape[1] if nodes is None else nodes + 1)  # the root is worth most, and the first
-    missing = score.gather(1, best) == -torch.inf
-    return best.gather(1, (best + missing * score.shape[1]).argsort(dim=1))
-
-
-def _rows(seen: Tensor, which: Tensor) -> Tensor:
-    """[R, m, N] some rows [R, m] of a matrix [R, N, N]."""
-    return seen.gather(1, which[..., None].expand(-1, -1, seen.shape[2]))
-
-
-def _columns(seen: Tensor, which: Tensor) -> Tensor:
-    """[R, N, m] some columns [R, m] of a matrix [R, N, N]."""
-    return seen.gather(2, which[:, None].expand(-1, seen.shape[1], -1))

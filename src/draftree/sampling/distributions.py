@@ -160,7 +160,7 @@ def likeliest(logits: Tensor) -> Tensor:
     NaN wins a maximum, so that the check costs no pass of its own.
     """
     best, index = logits.max(dim=-1)
-    return torch.where(best.isfinite(), index, -1)
+    return index.masked_fill(~best.isfinite(), -1)
 
 
 def _likeliest(logits: Tensor) -> list[int]:

@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from draftree.drafters.base import put
+from draftree.drafters.neural.vocabulary import Shared
 from draftree.models.cache import SlotCache
-from draftree.models.feed import DeviceFeed, Feed
+from draftree.models.capture import Given, Made, Then
+from draftree.models.decoder import Decoder
+from draftree.models.feed import DeviceFeed, Feed, Laid
 from draftree.models.target import Taps
-from draftree.models.unseen import Layers
+from draftree.models.unseen import Choose, Layers, Nodes
+from draftree.sampling.drawing import Drafted
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 NOTHING = np.zeros(0, np.int64)
@@ -130,53 +134,64 @@ def no_candidates(nodes: int, k: int) -> Candidates:
 
 @final
 class CachedLayers(Layers):
-    """Passes of a transformer over layers that the host does not see; where their nodes lie it knows beforehand.
+    """Passes of a transformer over layers that the host does not see; how many nodes they have it knows beforehand.
 
     Args:
+        decoder: the transformer.
         state: of the drafter, with nothing put off.
         roots: of the step.
         depth: [R] how deep each row's tree may be; a row where that is nothing is not drafted for.
-        context: positions that the transformer knows.
-        device: of the passes.
-        read: logits [R, n, V] of a pass.
-        ids: [V] of the tokens that these are of; none for all.
+        drafted: the tokens that can be drafted; all by default.
+        shared: those that another vocabulary shares with the target's.
     """
 
     def __init__(
-        self,
-        state: Decoding,
-        roots: Tree,
-        depth: Ints,
-        context: int,
-        device: torch.device,
-        read: Callable[[Feed | DeviceFeed], Tensor],
-        ids: Tensor | None,
+        self, decoder: Decoder, state: Decoding, roots: Tree, depth: Ints, drafted: Drafted | None, shared: Shared | None
     ) -> None:
-        self._state, self._roots, self._read, self.device, self.ids = state, roots, read, device, ids
-        self._live, self._last, self._depth = depth > 0, context - 1, 0
-        self._begin = state.cache.lengths + np.array([len(p) for p in state.pending], np.int64)  # where each root lies
-        self._positions = int((self._begin + depth)[self._live].max())
-        self._first = torch.from_numpy(self._begin).to(device)
-        self._places = self._first[:, None]  # of all nodes that have been fed
+        self._decoder, self._state, self._roots, self._shared = decoder, state, roots, shared
+        self.device, self._ids, self._live = decoder.device, None if drafted is None else drafted.ids, depth > 0
+        self.begin = state.cache.lengths + np.array([len(p) for p in state.pending], np.int64)
+        self._positions = int((self.begin + depth)[self._live].max())
 
     @property
-    def positions(self) -> int:
-        """How many positions are needed."""
-        return self._positions
+    def fit(self) -> bool:
+        """Whether the transformer knows all positions that it takes."""
+        return self._positions <= self._decoder.context
 
-    def first(self) -> Tensor:
-        mine = np.flatnonzero(self._live[self._roots.row])
-        layout = lay_out(self._state, self._roots, mine, self.device)
-        rows = torch.from_numpy(layout.rows).to(self.device)
-        logits = layout.pick(self._read(layout.feed))
-        return logits.new_zeros(len(self._live), logits.shape[-1]).index_copy(0, rows, logits)[:, None]
+    def first(self, nodes: Nodes, choose: Choose) -> Nodes:
+        layout = lay_out(self._state, self._roots, np.flatnonzero(self._live[self._roots.row]), self.device)
+        feed, at = layout.feed, np.zeros((len(self._live), 1, 1), np.int64)
+        if self._shared is not None:
+            feed = replace(feed, tokens=self._shared.reads[feed.tokens])
+        at[layout.rows, 0, 0] = layout.columns
+        given = {**nodes.given, "columns": torch.from_numpy(at).to(self.device)}
+        of_roots = lambda out, given: out.gather(1, given["columns"].expand(-1, -1, out.shape[2]))
+        return self._run(feed, nodes, choose, given, of_roots)
 
-    def below(self, tokens: Tensor, seen: Tensor) -> Tensor:
-        before, self._depth = self._places.shape[1], self._depth + 1
-        here = (self._first[:, None] + self._depth).clamp(max=self._last)  # padding may lie anywhere
-        self._places = torch.cat((self._places, here.expand(-1, tokens.shape[1])), dim=1)
-        places = self._places[:, before:]
-        return self._read(DeviceFeed(tokens, places, self._begin + before, seen, self._places, self._first))
+    def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
+        last, shared, fed = self._decoder.context - 1, self._shared, nodes.fed.shape[1]
+
+        def make(given: Given) -> Laid:
+            nodes = Nodes.of(given)
+            frontier = nodes.fed[:, -count:]
+            ids, depth = nodes.tokens.gather(1, frontier), nodes.depth.gather(1, nodes.fed)
+            places = (nodes.begin + depth).clamp(max=last)  # padding may lie anywhere
+            return ids if shared is None else shared.reads[ids], places, nodes.lines(frontier, nodes.fed), nodes.begin
+
+        feed = DeviceFeed(count, count, self.begin + fed - count, nodes.given, "layer", make)
+        return self._run(feed, nodes, choose, {}, lambda out, given: out[:, :count])
+
+    def _run(
+        self, feed: Feed | DeviceFeed, nodes: Nodes, choose: Choose, given: Given, pick: Callable[[Tensor, Given], Tensor]
+    ) -> Nodes:
+        """The forest with the children that are chosen in one pass, by logits [R, F, V] picked from all of its own."""
+        ids, columns = self._ids, None if self._shared is None else self._shared.columns
+
+        def made(results: Made, given: Given) -> Made:
+            logits = pick(results[0], given)
+            return choose(logits if columns is None else logits[..., columns], Nodes.of(given), ids).made
+
+        return nodes.after(self._decoder.run(self._state.cache, feed, then=Then(choose, given, made)))
 
     def state(self, fed: Sequence[Ints]) -> Decoding:
         numbers = np.concatenate(fed, axis=1)

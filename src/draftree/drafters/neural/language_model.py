@@ -6,7 +6,6 @@ Shapes: R rows, n tokens a row, V vocabulary.
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ from draftree.drafters.neural.decoding import CachedLayers, Decoding, keep_path,
 from draftree.drafters.neural.vocabulary import Shared, TargetEmbedding, TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
-from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, one_layer, pretrained
-from draftree.models.feed import DeviceFeed, Feed
 from draftree.models.target import Needs, Taps, Target
 from draftree.sampling.drawing import Drafted, Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -205,25 +202,20 @@ class CachingDrafter(Drafter[Decoding]):
         if int(lengths.max() + tree.depth[frontier].max()) >= self.decoder.context:
             return no_candidates(len(frontier), k), state
         layout = lay_out(state, tree, frontier, self.decoder.device)
-        logits = layout.pick(self._read(state.cache, layout.feed))
+        feed = layout.feed
+        if self.shared is not None:
+            feed = replace(feed, tokens=self.shared.reads[feed.tokens])
+        logits = layout.pick(self.decoder.forward(state.cache, feed))
+        if self.shared is not None:
+            logits = logits[:, self.shared.columns]
         candidates = drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.drafted)
         return candidates, replace(state, fed=layout.fed)
 
     @torch.inference_mode()
     def layers(self, state: Decoding, roots: Tree, depth: Ints) -> CachedLayers | None:
-        state, known = self.caught_up(state), self.decoder.context
-        if state.cache.states is not None or self.decoder.rope_boundary is not None:
-            return None
-        ids, read = None if self.drafted is None else self.drafted.ids, partial(self._read, state.cache)
-        layers = CachedLayers(state, roots, depth, known, self.decoder.device, read, ids)
-        return layers if layers.positions <= known else None
-
-    def _read(self, cache: SlotCache, feed: Feed | DeviceFeed) -> Tensor:
-        """Logits [R, n, V] of a pass, of those tokens that can be drafted."""
-        if self.shared is None:
-            return self.decoder.forward(cache, feed)
-        read = replace(feed, tokens=self.shared.reads[feed.tokens])
-        return self.decoder.forward(cache, read)[..., self.shared.columns]
+        state = self.caught_up(state)
+        layers = CachedLayers(self.decoder, state, roots, depth, self.drafted, self.shared)
+        return layers if layers.fit and state.cache.states is None and self.decoder.rope_boundary is None else None
 
     def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
         return rewind(self.caught_up(state), lengths, rows)
