@@ -152,8 +152,8 @@ def test_waits_are_noticed() -> None:
 def test_a_step_of_edd_is_few_launches(policy: str, layers: int, rows: int) -> None:
     """One pass for each layer of the tree and one of the target; the host waits once.
 
-    Not counted: what is not recorded, as the encoding of what was accepted, what chooses nodes, and what fills the inputs of
-    a pass; the host waits for none of it.
+    Not counted: what is not recorded, as the encoding of what was accepted, and what fills the inputs of a pass; the host waits
+    for none of it.
     """
     recorder = Recorder()
     target = tiny_target(context=96, capture=Graphs(recorder))

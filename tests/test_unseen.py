@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 import draftree.drafting
+from architectures import model
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.neural.vocabulary import Shared
 from draftree.errors import DraftreeWarning
 from draftree.loop import Parts, State, admit, decode, release, step
 from draftree.models.capture import Capture, Eager, Graphs
+from draftree.models.decoder import Decoder
 from draftree.models.feed import DeviceFeed, Feed, hide_far, write_mask
 from draftree.models.target import Target
 from draftree.models.unseen import Choose, Layers, Nodes
@@ -283,6 +285,22 @@ def test_texts_trees_and_figures_are_the_hosts(name: str, policy: Policy, unseen
 def test_texts_end_with_the_context(name: str, policy: Policy, unseen: list[int]) -> None:
     requests = [Request(prompt(40 - missing), 30, number=missing) for missing in (9, 4, 0)]
     same(written(Graphs(Recorder()), DRAFTERS[name], policy, requests), written(Eager(), DRAFTERS[name], policy, requests))
+    assert unseen
+
+
+@pytest.mark.parametrize("name", ["mistral-sliding", "gemma2", "gpt_neox"])
+def test_layers_with_windows_and_other_architectures(name: str, unseen: list[int]) -> None:
+    """Windows of five positions, in all layers or in half of them."""
+    requests = [Request(prompt(n), 9, number=n) for n in (12, 4)]
+    runs = []
+    for capture in (Graphs(Recorder()), Eager()):
+        target = Target(Decoder(model(name), capture=capture))
+        rows = Rows(target.new_cache(2, 8))
+        drafter = DRAFTERS["edd-vocabulary"](target)
+        parts = Parts(target, drafter, EAGLE2(nodes=9, depth=4, width=3), part("acceptor", "greedy")(), COSTS)
+        steps = list(decode(parts, rows, requests))
+        runs.append((rows, [event for events, _ in steps for event in events], steps[-1][1].drafter))
+    same(*runs)
     assert unseen
 
 

@@ -278,6 +278,7 @@ class Writer(Cache):
     def at(self, slots: Tensor) -> Self:
         """The same that writes to slots [R, n] of another tensor."""
         self._slots = slots
+        self._rows = torch.arange(len(slots), device=slots.device)[:, None]  # a recording reads no memory but its own
         return self
 
     @property

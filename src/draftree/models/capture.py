@@ -32,7 +32,7 @@ class Then:
     Attributes:
         kind: what tells it from others.
         given: what it reads beside the results, by name.
-        made: of results and of all that the pass was given, what comes of it.
+        made: of results and of all that the pass was given, what comes of it; any other tensor that it reads must outlive it.
     """
 
     kind: Hashable = None

@@ -185,11 +185,13 @@ class CachedLayers(Layers):
         self, feed: Feed | DeviceFeed, nodes: Nodes, choose: Choose, given: Given, pick: Callable[[Tensor, Given], Tensor]
     ) -> Nodes:
         """The forest with the children that are chosen in one pass, by logits [R, F, V] picked from all of its own."""
-        ids, columns = self._ids, None if self._shared is None else self._shared.columns
+        columns = None if self._shared is None else self._shared.columns
+        # What a recording reads has to last as long as it, or to be given.
+        given = given if self._ids is None else {**given, "ids": self._ids}
 
         def made(results: Made, given: Given) -> Made:
             logits = pick(results[0], given)
-            return choose(logits if columns is None else logits[..., columns], Nodes.of(given), ids).made
+            return choose(logits if columns is None else logits[..., columns], Nodes.of(given), given.get("ids")).made
 
         return nodes.after(self._decoder.run(self._state.cache, feed, then=Then(choose, given, made)))
 
