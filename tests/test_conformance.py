@@ -24,7 +24,7 @@ from draftree.errors import NotANumber
 from draftree.loop import Parts, decode
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
-from draftree.models.target import Needs, Probes, Taps, Target, Verified
+from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
@@ -393,8 +393,8 @@ def cache_kept(patch: pytest.MonkeyPatch) -> None:
 def one_sampling_for_all(patch: pytest.MonkeyPatch) -> None:
     right = Rows.distributions
 
-    def wrong(self: Rows, tree: Tree, verified: Verified) -> Distributions:
-        p, greedy = right(self, tree, verified), self.requests[int(tree.row[0])].sampling.greedy
+    def wrong(self: Rows, tree: Tree, logits: torch.Tensor, known: list[int] | None = None) -> Distributions:
+        p, greedy = right(self, tree, logits, known), self.requests[int(tree.row[0])].sampling.greedy
         p.greedy = lambda node: greedy
         return p
 

@@ -4,6 +4,7 @@ Shapes: F frontier nodes, K candidates, V vocabulary.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,26 +49,30 @@ class Drafting(Search):
 
     def grow(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Tree | Unseen:
         """The tree that a policy drafts, or where it can grow without the host one that the host has yet to be told of."""
-        plan = self._plan(policy, roots, room)
-        depth = np.full(self.rows.cache.rows, -1)
+        drafted = partial(policy.draft, self, roots, costs, room, memory)
+        if (plan := self._plan(policy, roots, room)) is None:
+            return drafted()
+        depth = np.full(len(room.depth), -1)
         depth[roots.row] = room.depth[roots.row]
-        layers = None if plan is None else self._layers(plan, roots, depth)
-        if plan is None or layers is None:
-            return policy.draft(self, roots, costs, room, memory)
+        if (layers := self._layers(plan, roots, depth)) is None:
+            return drafted()
 
         def told(found: Told) -> Tree:
             self.told = found
             with phase("grow"):
-                tree = policy.draft(self, roots, costs, room, memory)
+                tree = drafted()
             self.state = layers.state(found.fed)
             return tree
 
-        return grow(plan, layers, self.rows.last, depth, self.rows.cache.lengths, told)
+        with phase("draft"):
+            return grow(plan, layers, self.rows.last, depth, self.rows.cache.lengths, told)
 
     def _plan(self, policy: Policy, roots: Tree, room: Room) -> Plan | None:
         """The shape of a step's trees, where it is known and passes are recorded, and only likeliest tokens are asked for."""
+        if not (self.rows.cache.ladder.few and self.rows.unconditional):
+            return None
         plan, deepest = policy.plan, int(room.depth[roots.row].max())
-        if plan is None or deepest < 1 or not (self.rows.cache.ladder.few and self.rows.unconditional):
+        if plan is None or deepest < 1:
             return None
         if plan.nodes is not None:
             return replace(plan, nodes=min(plan.nodes, room.nodes))

@@ -87,7 +87,7 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     drafted = time.perf_counter()
     probes = draft.probes()
     tree, verified = draft.verify(target, grown, probes)
-    p = rows.distributions(tree, verified)
+    p = rows.distributions(tree, verified.logits, verified.likeliest)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)
@@ -119,7 +119,7 @@ def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
     start = time.perf_counter()
     tree = Tree.planted(rows.live, rows.last[rows.live])
     verified = target.verify(rows.cache, tree, Needs())
-    p = rows.distributions(tree, verified)
+    p = rows.distributions(tree, verified.logits)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)
@@ -135,5 +135,5 @@ def prefill(
     begun = rows.admit(requests, own_noise=not acceptor.keeps_text)
     roots = Tree.planted(begun, rows.last[begun].copy())
     verified = target.prefill(rows.cache, [np.array(r.prompt, np.int64) for r in requests], needs, begun)
-    p = rows.distributions(roots, verified)
+    p = rows.distributions(roots, verified.logits)
     return begun, rows.emit(target, roots, p, acceptor.accept(roots, p, rows.chance), step=False), verified.taps

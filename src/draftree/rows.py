@@ -17,7 +17,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UserError
 from draftree.models.cache import SlotCache
-from draftree.models.target import Probes, Target, Verified
+from draftree.models.target import Probes, Target
 from draftree.request import Emitted, Ending, Logprob, Origin, Request, Scores, all_greedy
 from draftree.sampling.distributions import Distributions, processed
 from draftree.sampling.drawing import Drawing, top_k
@@ -160,8 +160,8 @@ class Rows:
 
         return shaped
 
-    def distributions(self, tree: Tree, verified: Verified) -> Distributions:
-        """p after every node of a verified tree."""
+    def distributions(self, tree: Tree, logits: Tensor, likeliest: Sequence[int] | None = None) -> Distributions:
+        """p after every node of a verified tree, whose likeliest tokens [N] may be known."""
 
         def processors(node: int) -> Sequence[LogitsProcessor]:
             request = self.requests[int(tree.row[node])]
@@ -170,7 +170,7 @@ class Rows:
             return (*request.processors, *request.sampling.processors)
 
         greedy = lambda node: self.requests[int(tree.row[node])].sampling.greedy
-        return Distributions(verified.logits, processors, partial(self.shown, tree), greedy, verified.likeliest)
+        return Distributions(logits, processors, partial(self.shown, tree), greedy, likeliest)
 
     def room(self, target: Target) -> Room:
         """Bounds of each row's tree: no deeper than the tokens it still may write before the bonus."""

@@ -267,9 +267,10 @@ class Decoder:
 
         ours = nullcontext() if at is None else answering(Answers(at))
         with self._within(), self._rows_apart(feed), ours, phase("model"):
+            if not captured:
+                return body(given)
             shapes = tuple((name, t.shape) for name, t in given.items())
-            kind = cache.place, feed.width, feed.kind, keep, tuple(layers), then.kind, shapes
-            return self.capture.run(kind, given, body) if captured else body(given)
+            return self.capture.run((cache.place, feed.width, feed.kind, keep, tuple(layers), then.kind, shapes), given, body)
 
     def _given(self, cache: SlotCache, feed: Feed | DeviceFeed, writer: Writer | None) -> dict[str, Tensor]:
         """What a pass is given, by name; of a recorded one the slots are part of it."""

@@ -213,9 +213,10 @@ class CachingDrafter(Drafter[Decoding]):
 
     @torch.inference_mode()
     def layers(self, state: Decoding, roots: Tree, depth: Ints) -> CachedLayers | None:
-        state = self.caught_up(state)
-        layers = CachedLayers(self.decoder, state, roots, depth, self.drafted, self.shared)
-        return layers if layers.fit and state.cache.states is None and self.decoder.rope_boundary is None else None
+        if state.cache.states is not None or self.decoder.rope_boundary is not None:
+            return None
+        layers = CachedLayers(self.decoder, self.caught_up(state), roots, depth, self.drafted, self.shared)
+        return layers if layers.fit else None
 
     def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
         return rewind(self.caught_up(state), lengths, rows)
