@@ -18,7 +18,7 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.medusa import MedusaDrafter
 from draftree.drafters.neural import language_model
-from draftree.drafters.neural.language_model import rewind
+from draftree.drafters.neural.decoding import rewind
 from draftree.engine import Engine
 from draftree.errors import NotANumber
 from draftree.loop import Parts, decode
@@ -393,8 +393,8 @@ def cache_kept(patch: pytest.MonkeyPatch) -> None:
 def one_sampling_for_all(patch: pytest.MonkeyPatch) -> None:
     right = Rows.distributions
 
-    def wrong(self: Rows, tree: Tree, logits: torch.Tensor) -> Distributions:
-        p, greedy = right(self, tree, logits), self.requests[int(tree.row[0])].sampling.greedy
+    def wrong(self: Rows, tree: Tree, logits: torch.Tensor, known: list[int] | None = None) -> Distributions:
+        p, greedy = right(self, tree, logits, known), self.requests[int(tree.row[0])].sampling.greedy
         p.greedy = lambda node: greedy
         return p
 

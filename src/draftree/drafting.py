@@ -4,17 +4,21 @@ Shapes: F frontier nodes, K candidates, V vocabulary.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from draftree.boundary.phases import in_phase
+from draftree.boundary.phases import in_phase, phase
+from draftree.costs import Costs
 from draftree.drafters.base import Drafter
-from draftree.models.target import Probes, Verified
-from draftree.policies.base import Search
+from draftree.models.target import Probes, Target, Verified
+from draftree.models.unseen import Layers, Unseen, verified
+from draftree.policies._unseen import Told, grow
+from draftree.policies.base import Plan, Policy, Search
 from draftree.rows import Rows
 from draftree.sampling.drawing import Drawing, allowed
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 
 
 @dataclass
@@ -30,6 +34,7 @@ class Drafting(Search):
         frontiers: how many nodes each draft step was fed; what an earlier pass of the step has told is no further one.
         passed: nodes after which only one token can come, so that the drafter was not asked.
         finds: how often it was asked for what takes no pass.
+        told: what it found while the host was not looking, where that is how the tree has grown.
     """
 
     drafter: Drafter[Any]
@@ -40,6 +45,49 @@ class Drafting(Search):
     frontiers: list[int] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
     finds: int = 0
+    told: Told | None = None
+
+    def grow(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Tree | Unseen:
+        """The tree that a policy drafts, or where it can grow without the host one that the host has yet to be told of."""
+        drafted = partial(policy.draft, self, roots, costs, room, memory)
+        if (plan := self._plan(policy, roots, room)) is None:
+            return drafted()
+        depth = np.full(len(room.depth), -1)
+        depth[roots.row] = room.depth[roots.row]
+        if (layers := self._layers(plan, roots, depth)) is None:
+            return drafted()
+
+        def told(found: Told) -> Tree:
+            self.told = found
+            with phase("grow"):
+                tree = drafted()
+            self.state = layers.state(found.fed)
+            return tree
+
+        with phase("draft"):
+            return grow(plan, layers, self.rows.last, depth, self.rows.cache.lengths, told)
+
+    def _plan(self, policy: Policy, roots: Tree, room: Room) -> Plan | None:
+        """The shape of a step's trees, where it is known and passes are recorded, and only likeliest tokens are asked for."""
+        if not (self.rows.cache.ladder.few and self.rows.unconditional):
+            return None
+        plan, deepest = policy.plan, int(room.depth[roots.row].max())
+        if plan is None or deepest < 1:
+            return None
+        if plan.nodes is not None:
+            return replace(plan, nodes=min(plan.nodes, room.nodes))
+        return plan if plan.drafted(min(plan.depth, deepest)) <= room.nodes else None
+
+    @in_phase("draft")
+    def _layers(self, plan: Plan, roots: Tree, depth: Ints) -> Layers | None:
+        return self.drafter.layers(self.state, roots, np.minimum(depth, plan.depth))
+
+    def verify(self, target: Target, grown: Tree | Unseen, probes: Probes | None) -> tuple[Tree, Verified]:
+        """The target's pass over a tree; if the host had not seen that, it is told of both at once."""
+        if isinstance(grown, Tree):
+            return grown, target.verify(self.rows.cache, grown, self.drafter.needs, probes)
+        assert probes is None, "a drafter of layers sends no probes"
+        return verified(target, self.rows.cache, grown, self.drafter.needs)
 
     @in_phase("draft")
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
@@ -73,7 +121,10 @@ class Drafting(Search):
         if fed := self.passes(tree, frontier):
             self.frontiers.append(fed)
         drawing = self._drawing(tree, frontier)
-        candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, drawing)
+        if self.told is None:
+            candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, drawing)
+        else:
+            candidates = self.told(frontier)
         if not candidates.finite:
             what = "NaN or ∞ count as nothing found; check its weights and dtype"
             self.rows.warn(f"the drafter's output is not finite: {what} ({self.drafter.described})")

@@ -83,11 +83,11 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     draft = Drafting(drafter, state.drafter, rows, target.decoder.vocab, rows.drawing(acceptor.draw))
     roots = Tree.planted(rows.live, rows.last[rows.live])
     with phase("grow"):
-        tree = policy.draft(draft, roots, prices, rows.room(target), state.policy)
+        grown = draft.grow(policy, roots, prices, rows.room(target), state.policy)
     drafted = time.perf_counter()
     probes = draft.probes()
-    verified = target.verify(rows.cache, tree, drafter.needs, probes)
-    p = rows.distributions(tree, verified.logits)
+    tree, verified = draft.verify(target, grown, probes)
+    p = rows.distributions(tree, verified.logits, verified.likeliest)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)

@@ -125,6 +125,12 @@ class Rows:
         settings = [request.sampling for request in self.requests]
         return Drawing(kind, settings, None if kind is Draw.POINT else self.noise)
 
+    @property
+    def unconditional(self) -> bool:
+        """True where every text is the target's likeliest tokens and nothing else has a say in them, or in drafts."""
+        mine = [self.requests[row] for row in self.live.tolist()]
+        return all_greedy(self.requests) and not any(r.processors or r.guides or r.forced for r in mine)
+
     def shown(self, tree: Tree, node: int) -> list[int]:
         """The ids of a node's text up to and including it, as processors and criteria see them."""
         row = int(tree.row[node])
@@ -154,8 +160,8 @@ class Rows:
 
         return shaped
 
-    def distributions(self, tree: Tree, logits: Tensor) -> Distributions:
-        """p after every node of a verified tree."""
+    def distributions(self, tree: Tree, logits: Tensor, likeliest: Sequence[int] | None = None) -> Distributions:
+        """p after every node of a verified tree, whose likeliest tokens [N] may be known."""
 
         def processors(node: int) -> Sequence[LogitsProcessor]:
             request = self.requests[int(tree.row[node])]
@@ -164,7 +170,7 @@ class Rows:
             return (*request.processors, *request.sampling.processors)
 
         greedy = lambda node: self.requests[int(tree.row[node])].sampling.greedy
-        return Distributions(logits, processors, partial(self.shown, tree), greedy)
+        return Distributions(logits, processors, partial(self.shown, tree), greedy, likeliest)
 
     def room(self, target: Target) -> Room:
         """Bounds of each row's tree: no deeper than the tokens it still may write before the bonus."""

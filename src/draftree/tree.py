@@ -1,8 +1,8 @@
 """The packed forest of candidate tokens, and the values beside it: candidates, verdict, room.
 
 Shapes: R rows (sequences), N nodes of all rows, F frontier nodes, K candidates, V vocabulary, E rows of full draft
-distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes, and every policy decides in Python
-which of them to expand, so the numbers have to be on the host anyway.
+distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes, and policies decide in Python which of them to
+expand. Those of a shape that is known beforehand may grow on a GPU, and are told to the host later (`policies/_unseen.py`).
 """
 
 from collections.abc import Callable

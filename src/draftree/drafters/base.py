@@ -24,6 +24,7 @@ from draftree.models.between import shorten
 from draftree.models.compiling import compiled_kinds, hasten
 from draftree.models.sources import DTypeName
 from draftree.models.target import Needs, Probes, Taps, Target, named
+from draftree.models.unseen import Layers
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
@@ -97,6 +98,16 @@ class Drafter(ABC, Generic[State]):
         no draft step and costs nothing, so that policies may ask for as many candidates as they like.
         """
         return len(frontier)
+
+    def layers(self, state: State, roots: Tree, depth: Ints) -> Layers | None:
+        """Passes of the step that `expand` would do, for nodes that the device alone knows; None where that cannot be.
+
+        Args:
+            state: before the step.
+            roots: bare ones.
+            depth: [R] how deep each row's tree may be; −1 of rows without a root.
+        """
+        return None
 
     @abstractmethod
     def commit(self, state: State, tree: Tree, verdict: Verdict, taps: Taps) -> State:

@@ -18,9 +18,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.decoding import Decoding
 from draftree.drafters.neural.language_model import (
     SPARE,
-    Decoding,
     OneLayerDrafter,
     begin_as,
     check_attends,

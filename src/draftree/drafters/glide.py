@@ -21,17 +21,9 @@ from transformers import Cache
 from draftree.boundary.files import Entries
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod, every, put
+from draftree.drafters.neural.decoding import NOTHING, Decoding, keep_path, lay_out, no_candidates, rewind
 from draftree.drafters.neural.glimpse import Glimpse, GlimpseModel, View
-from draftree.drafters.neural.language_model import (
-    NOTHING,
-    SPARE,
-    BorrowingDrafter,
-    Decoding,
-    keep_path,
-    lay_out,
-    no_candidates,
-    rewind,
-)
+from draftree.drafters.neural.language_model import SPARE, BorrowingDrafter
 from draftree.drafters.neural.llama import of_values
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import block_starts, earlier_blocks

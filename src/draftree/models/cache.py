@@ -262,23 +262,31 @@ class Writer(Cache):
     """A `SlotCache` as one forward pass of a transformers model sees it: writes its tokens, reads what lies before.
 
     Attributes:
-        slots: [R, n] where tokens are written, in passes of few sizes and of rows of different lengths.
+        end: how many slots are seen.
     """
 
     def __init__(self, cache: SlotCache, starts: Ints, n: int, end: int, at: Pass | None = None) -> None:
         super().__init__(layers=[])
-        self._cache, self._end, self._pass, self._starts = cache, end, at, starts
+        self._cache, self.end, self._pass, self._starts = cache, end, at, starts
         self._stop = int(starts[0]) + n
         self._uniform = bool((starts == starts[0]).all())
-        self._start = int(starts[0])
+        self._start, self._n = int(starts[0]), n
+        self._slots: Tensor | None = None
         if cache.ladder.few or not self._uniform:
             self._uniform, self._rows = False, torch.arange(cache.rows, device=cache.device)[:, None]
-            self.slots = torch.from_numpy(starts[:, None] + np.arange(n)).to(cache.device)
 
     def at(self, slots: Tensor) -> Self:
         """The same that writes to slots [R, n] of another tensor."""
-        self.slots = slots
+        self._slots = slots
+        self._rows = torch.arange(len(slots), device=slots.device)[:, None]  # a recording reads no memory but its own
         return self
+
+    @property
+    def slots(self) -> Tensor:
+        """[R, n] where tokens are written, in passes of few sizes and of rows of different lengths."""
+        if self._slots is None:  # who knows them otherwise is spared the copy
+            self._slots = torch.from_numpy(self._starts[:, None] + np.arange(self._n)).to(self._cache.device)
+        return self._slots
 
     def within(self, layer: int) -> "Within | None":
         """Where this pass writes and reads keys and values of a layer; None where that is not known, as of a recorded pass."""
@@ -287,7 +295,7 @@ class Writer(Cache):
         (keys, values), more = self._cache.layer(layer), self._cache.more(layer)
         others = self._cache.layer(layer + 1) if more else (keys, values)
         apart = [(b.data_ptr() - a.data_ptr()) // a.element_size() for a, b in zip((keys, values), others, strict=True)]
-        return Within(keys, values, self._starts, self._end, more, apart[0], apart[1])
+        return Within(keys, values, self._starts, self.end, more, apart[0], apart[1])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -300,7 +308,7 @@ class Writer(Cache):
         else:
             keys[self._rows, :, self.slots] = key_states.transpose(1, 2)
             values[self._rows, :, self.slots] = value_states.transpose(1, 2)
-        return keys[:, :, : self._end], values[:, :, : self._end]
+        return keys[:, :, : self.end], values[:, :, : self.end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots before this pass; models ask only where positions are not given, and they are."""

@@ -5,6 +5,7 @@ Both run the same function of the same tensors; the recorder alone differs betwe
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -22,6 +23,21 @@ Record = Callable[[Callable[[], Made]], tuple[Callable[[], None], Made]]
 """Runs a function once and records its work; what repeats the work, and the tensors that it writes its results into."""
 MOST = 64
 """Kinds of passes that are kept."""
+
+
+@dataclass(frozen=True)
+class Then:
+    """What is done with the results of a pass, and recorded with it; nothing by default.
+
+    Attributes:
+        kind: what tells it from others.
+        given: what it reads beside the results, by name.
+        made: of results and of all that the pass was given, what comes of it; any other tensor that it reads must outlive it.
+    """
+
+    kind: Hashable = None
+    given: Given = field(default_factory=dict)
+    made: Callable[[Made, Given], Made] = lambda made, given: made
 
 
 class Capture(ABC):

@@ -26,11 +26,11 @@ from draftree.models.architectures import (
     check_bounds,
     refuse_unsupported,
 )
-from draftree.models.cache import Catcher, LayerShape, SlotCache
-from draftree.models.capture import Capture, Eager, Given, Made
+from draftree.models.cache import Catcher, LayerShape, SlotCache, Writer
+from draftree.models.capture import Capture, Eager, Given, Made, Then
 from draftree.models.dispatch import Answers, answering, install
 from draftree.models.exact_attention import register
-from draftree.models.feed import Feed
+from draftree.models.feed import DeviceFeed, Feed
 from draftree.models.ladder import Ladder
 from draftree.models.linears import rows_of
 from draftree.models.recorder import Kept, Recorder
@@ -230,42 +230,84 @@ class Decoder:
             layers: entries of transformers' `hidden_states`, negative ones counted from the end.
         """
         n = feed.tokens.shape[1]
+        logits, *hidden = self.run(cache, feed, keep, layers)
+        return logits[:, :n], {layer: h[:, :n] for layer, h in zip(layers, hidden, strict=True)}
+
+    def run(
+        self,
+        cache: SlotCache,
+        feed: Feed | DeviceFeed,
+        keep: int | Tensor = 0,
+        layers: Sequence[int] = (),
+        then: Then = Then(),
+    ) -> Made:
+        """Logits and hidden states of a pass as it was run, padded as its size asks for; or what is made of them.
+
+        Args:
+            cache: of this model.
+            feed: the tokens.
+            keep: the columns of the logits.
+            layers: as `read` takes them.
+            then: what is done with the results, in the same recording.
+        """
         captured = cache.ladder.few and not feed.whole and isinstance(keep, int)
-        feed = feed.widened(cache.ladder.width(n)) if captured else feed
-        at = None if cache.states is None else cache.states.begin(feed, cache.lengths)
-        writer, full = cache.writer(feed.starts, feed.tokens.shape[1], at), cache.mask(feed)
-        given = {"tokens": feed.tokens, "positions": torch.from_numpy(feed.positions).to(self.device), "full": full}
-        if self.window is not None:
-            given["sliding"] = cache.mask(feed, self.window)
-        if captured:
-            given["slots"] = writer.slots
+        feed = feed.widened(cache.ladder.width(feed.width)) if captured else feed
+        at = cache.states.begin(feed, cache.lengths) if cache.states is not None and isinstance(feed, Feed) else None
+        writer = cache.writer(feed.starts, feed.width, at)
+        given = self._given(cache, feed, writer if captured else None)
+        assert given.keys().isdisjoint(then.given), "two tensors of a pass have one name"
+        given |= then.given
+        window, dtype = self.window, self.dtype
 
         def body(given: Given) -> Made:
-            mask = self.by_type(given["full"], given.get("sliding"))
-            straight = None if captured or at is not None else self._straight
-            if straight is None or not isinstance(mask, Tensor) or not (straight.free and straight.takes(writer)):
-                return stock(given, mask)
-            entries = [self.hidden_index(layer) for layer in layers]
-            about = partial(straight, feed.tokens, feed.positions, mask, writer, keep, entries)
-            if straight.agreed:
-                return about()
-            made = stock(given, mask)
-            if feed.positions.max() > 0:  # at position 0 nothing is rotated
-                straight.compare(about, made)  # both write the same into the cache
-            return made
-
-        def stock(given: Given, mask: Tensor | Mapping[str, Tensor]) -> Made:
-            with self.tapped(layers) as caught:
-                past = self.cached(writer.at(given["slots"]) if captured else writer)
-                laid_out = self._laid_out(given["positions"], mask)
-                logits: Tensor = self.model(input_ids=given["tokens"], logits_to_keep=keep, **laid_out, **past).logits
-            return logits, *(caught[layer] for layer in layers)
+            laid = feed.laid(given, writer.end, dtype, window) if isinstance(feed, DeviceFeed) else given
+            mask = self.by_type(laid["full"], laid.get("sliding"))
+            past = writer.at(laid["slots"]) if "slots" in laid else writer
+            stock = partial(self._stock, laid, mask, past, keep, layers)
+            if captured or at is not None or isinstance(feed, DeviceFeed) or not isinstance(mask, Tensor):
+                return then.made(stock(), given)
+            return then.made(self._shortened(feed, mask, writer, keep, layers, stock), given)
 
         ours = nullcontext() if at is None else answering(Answers(at))
         with self._within(), self._rows_apart(feed), ours, phase("model"):
-            kind = cache.place, feed.tokens.shape, keep, tuple(layers)
-            logits, *hidden = self.capture.run(kind, given, body) if captured else body(given)
-        return logits[:, :n], {layer: h[:, :n] for layer, h in zip(layers, hidden, strict=True)}
+            if not captured:
+                return body(given)
+            shapes = tuple((name, t.shape) for name, t in given.items())
+            return self.capture.run((cache.place, feed.width, feed.kind, keep, tuple(layers), then.kind, shapes), given, body)
+
+    def _given(self, cache: SlotCache, feed: Feed | DeviceFeed, writer: Writer | None) -> dict[str, Tensor]:
+        """What a pass is given, by name; of a recorded one the slots are part of it."""
+        if isinstance(feed, DeviceFeed):
+            return dict(feed.given)
+        given = {"tokens": feed.tokens, "positions": torch.from_numpy(feed.positions).to(self.device), "full": cache.mask(feed)}
+        if self.window is not None:
+            given["sliding"] = cache.mask(feed, self.window)
+        return given if writer is None else given | {"slots": writer.slots}
+
+    def _stock(
+        self, laid: Given, mask: Tensor | Mapping[str, Tensor], past: Writer, keep: int | Tensor, layers: Sequence[int]
+    ) -> Made:
+        """Logits and hidden states of a pass as the model itself makes it."""
+        with self.tapped(layers) as caught:
+            laid_out = self._laid_out(laid["positions"], mask)
+            logits: Tensor = self.model(input_ids=laid["tokens"], logits_to_keep=keep, **laid_out, **self.cached(past)).logits
+        return logits, *(caught[layer] for layer in layers)
+
+    def _shortened(
+        self, feed: Feed, mask: Tensor, writer: Writer, keep: int | Tensor, layers: Sequence[int], stock: Callable[[], Made]
+    ) -> Made:
+        """The same, straight through layers that are machine code where that was found to give the same bits."""
+        straight = self._straight
+        if straight is None or not (straight.free and straight.takes(writer)):
+            return stock()
+        entries = [self.hidden_index(layer) for layer in layers]
+        ours = partial(straight, feed.tokens, feed.positions, mask, writer, keep, entries)
+        if straight.agreed:
+            return ours()
+        made = stock()
+        if feed.positions.max() > 0:  # at position 0 nothing is rotated
+            straight.compare(ours, made)  # both write the same into the cache
+        return made
 
     @property
     def _straight(self) -> Straight | None:
@@ -276,13 +318,13 @@ class Decoder:
         return self._found
 
     @contextmanager
-    def _rows_apart(self, feed: Feed) -> Iterator[None]:
+    def _rows_apart(self, feed: Feed | DeviceFeed) -> Iterator[None]:
         """Inside, every row is rotated as if it were alone and the model had read nothing else before.
 
         Where rotary frequencies change with the length of the text, transformers takes the longest row's for all, and
         `dynamic` keeps those of the longest text until a short one comes.
         """
-        if self.rope_boundary is None:
+        if self.rope_boundary is None or isinstance(feed, DeviceFeed):
             yield
             return
         reach = feed.positions.max(axis=1) + 1 if feed.reach is None else feed.reach

@@ -1,6 +1,6 @@
 """The input of a forward pass: tokens, positions, and which tokens see which."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Self
@@ -37,6 +37,12 @@ class Feed:
     scratch_positions: Sequence[Ints]
     reach: Ints | None = None
     whole: bool = False
+    kind = None
+
+    @property
+    def width(self) -> int:
+        """n, the tokens of a row, padding among them."""
+        return self.tokens.shape[1]
 
     @classmethod
     def packed(
@@ -67,6 +73,57 @@ class Feed:
         more = width - self.tokens.shape[1]
         places = np.pad(self.positions, ((0, 0), (0, more)))
         return replace(self, tokens=pad(self.tokens, (0, more)), positions=places) if more else self
+
+
+Laid = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Ids [R, n]; the positions of scratch slots [R, m], the last n being the tokens' own; whether token i sees scratch slot j,
+[R, n, m]; the first of these slots [R, 1]: those before it are seen by all."""
+
+
+@dataclass(frozen=True)
+class DeviceFeed:
+    """The tokens of one forward pass that are known on the device alone; the host knows how many there are, and where they lie.
+
+    Attributes:
+        count: n, tokens a row.
+        width: those of the pass, padded.
+        starts: [R] the slot of each row's first token.
+        given: what the tokens are made of, by name.
+        kind: what else they are made of.
+        make: the tokens, of what is given.
+    """
+
+    whole = False
+    count: int
+    width: int
+    starts: Ints
+    given: Mapping[str, Tensor]
+    kind: Hashable
+    make: Callable[[Mapping[str, Tensor]], Laid]
+
+    def widened(self, width: int) -> Self:
+        """The feed in a pass of `width` tokens a row; what pads it is read by nobody."""
+        return replace(self, width=width)
+
+    def laid(self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None) -> dict[str, Tensor]:
+        """Tokens, positions, slots and additive masks [R, 1, width, S] of a pass that sees so many slots, by name."""
+        ids, places, visible, first = self.make(given)
+        deep, more = visible.shape[2], (0, self.width - self.count)
+        slot = torch.arange(slots, device=ids.device)
+        place = slot - first  # [R, S] which scratch slot each slot is; negative of those before them
+        inside = place.clamp(0, deep - 1)
+        seen = visible.gather(2, inside[:, None].expand(-1, self.count, -1)) & (place < deep)[:, None] | (place < 0)[:, None]
+        masks, positions = {"full": seen}, places[:, -self.count :]
+        if window is not None:
+            keys = torch.where(place < 0, slot, places.gather(1, inside))
+            masks["sliding"] = seen & (keys[:, None] > positions[..., None] - window)
+        hidden = {name: pad(~each, (0, 0, *more))[:, None] for name, each in masks.items()}  # padding sees all
+        nothing, lowest = torch.zeros((), dtype=dtype, device=ids.device), torch.finfo(dtype).min
+        return {
+            "tokens": pad(ids, more), "positions": pad(positions, more),
+            "slots": first + deep - self.count + torch.arange(self.width, device=ids.device),
+            **{name: nothing.masked_fill(each, lowest) for name, each in hidden.items()},
+        }  # fmt: skip
 
 
 def write_mask(mask: Tensor, feed: Feed, committed: Ints) -> Tensor:

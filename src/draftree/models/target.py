@@ -117,10 +117,17 @@ class Probes:
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of one pass over a forest: logits [N, V] after every node, and the taps of all nodes."""
+    """The result of one pass over a forest.
+
+    Attributes:
+        logits: [N, V] after every node.
+        taps: of all nodes.
+        likeliest: [N] the token of each node's largest logit, −1 where that is no finite number; None where nobody looked yet.
+    """
 
     logits: Tensor
     taps: Taps
+    likeliest: Sequence[int] | None = None
 
 
 class Target:
@@ -330,7 +337,7 @@ class Target:
         visible = [seen[np.ix_(i, i)] for i in rows] if cache.rows > 1 else [seen]
         feed = Feed.packed([tokens[i] for i in rows], places, cache.lengths.copy(), visible, places, self.decoder.device)
         out, caught = self.decoder.read(cache, feed, layers=needs.hidden)
-        packed, n = _Packing(row, rows, out.device), len(tree)
+        packed, n = Packing(row, rows, out.device), len(tree)
         logits, hidden = packed(out), {layer: packed(h)[:n] for layer, h in caught.items()}
         probe_logits = None if probes is None else logits[n:]
         return Verified(logits[:n], Taps(hidden, tree.row, positions[:n], tree.tokens, cache, probe_logits))
@@ -360,7 +367,7 @@ def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
         cache.mark()
 
 
-class _Packing:
+class Packing:
     """Gathers [R, n, …] of a padded pass to [N, …] in node order."""
 
     def __init__(self, row: Ints, rows: list[Ints], device: torch.device) -> None:

@@ -6,7 +6,7 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes added.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,35 @@ class Search(ABC):
         return 1
 
 
+@dataclass(frozen=True)
+class Plan:
+    """The shape of a policy's trees where it is known before anything is drafted; of equals the lower numbers are chosen.
+
+    Attributes:
+        depth: layers.
+        candidates: K, after each node of the frontier.
+        layer: nodes of a layer, the best of its candidates by score; all by default.
+        frontier: those of a layer's nodes that are drafted below, the best first; all by default.
+        confidence: whether these are the best by their own log q, and not by score.
+        nodes: drafted nodes of a row in the end, the best of all by score; all by default.
+    """
+
+    depth: int
+    candidates: int
+    layer: int | None = None
+    frontier: int | None = None
+    confidence: bool = False
+    nodes: int | None = None
+
+    def drafted(self, depth: int) -> int:
+        """Nodes of a row that are drafted down to a depth, at most."""
+        frontier, total = 1, 0
+        for _ in range(depth):
+            layer = frontier * self.candidates if self.layer is None else min(self.layer, frontier * self.candidates)
+            frontier, total = layer if self.frontier is None else min(self.frontier, layer), total + layer
+        return total
+
+
 class Policy(Part, ABC):
     """A way to grow a tree; implementations are frozen dataclasses of their knobs."""
 
@@ -61,6 +90,14 @@ class Policy(Part, ABC):
     def reads_costs(self) -> bool:
         """True where it asks the cost model, which then has to be measured first."""
         return False
+
+    @property
+    def plan(self) -> Plan | None:
+        """The shape of its trees, where `draft` does no more than that says, by path_log_q; None by default.
+
+        Such a tree can grow on a GPU without the host.
+        """
+        return None
 
     @property
     def deepest(self) -> int | None:

@@ -13,7 +13,7 @@ from typing import final
 import numpy as np
 
 from draftree.boundary.knobs import knob
-from draftree.policies.base import Layered, append, path_log_q, top
+from draftree.policies.base import Layered, Plan, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -35,6 +35,10 @@ class Beam(Layered):
     @property
     def candidates(self) -> int:
         return self.width  # no beam has more than `width` continuations among the best
+
+    @property
+    def plan(self) -> Plan | None:
+        return None if self.survivors else Plan(self.depth, self.width, layer=self.width)
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         return append(tree, frontier, candidates, top(tree, frontier, path_log_q(tree, frontier, candidates), self.width))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from draftree.boundary.knobs import knob
-from draftree.policies.base import Layered, append
+from draftree.policies.base import Layered, Plan, append
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -23,6 +23,10 @@ class Chain(Layered):
     candidates: ClassVar[int] = 1
     prunes_on_draws: ClassVar[bool] = False
     length: int = knob(5, least=1, deepest=True)
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(self.length, 1)
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         return append(tree, frontier, candidates)

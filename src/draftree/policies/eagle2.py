@@ -11,7 +11,7 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.policies.base import Expand, Policy, append, best, fit
+from draftree.policies.base import Expand, Plan, Policy, append, best, fit
 from draftree.tree import Room, Tree
 
 
@@ -45,6 +45,13 @@ class EAGLE2(Policy):
     expand_by: Literal["value", "confidence"] = "value"
     rerank: bool = True
     rank_by: Literal["value", "confidence"] = "value"
+
+    @property
+    def plan(self) -> Plan | None:
+        if not self.rerank or self.rank_by != "value":
+            return None
+        confidence = self.expand_by == "confidence"
+        return Plan(self.depth, self.width, frontier=self.width, confidence=confidence, nodes=self.nodes)
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         chosen = np.arange(tree.roots)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from draftree.boundary.knobs import knob
-from draftree.policies.base import Layered, append, path_log_q, top
+from draftree.policies.base import Layered, Plan, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -32,6 +32,10 @@ class VCT(Layered):
     @property
     def candidates(self) -> int:
         return self.width
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(self.depth, self.width, layer=self.layer_top)
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         if self.layer_top is None:

@@ -55,6 +55,7 @@ class Distributions:
         processors: of a node: what turns raw logits into its request's, given its whole text; none by default.
         text: of a node: the token ids of its sequence up to and including it, asked only where there are processors.
         greedy: of a node: whether its temperature is 0, so that p is certain of the likeliest token.
+        likeliest: [N] what `likeliest` makes of the logits, where the host has been told.
 
     Raises:
         NotANumber: the logits hold NaN, or no finite number at some node.
@@ -66,9 +67,10 @@ class Distributions:
         processors: Callable[[int], Sequence[LogitsProcessor]] = lambda node: (),
         text: Callable[[int], Sequence[int]] = lambda node: (),
         greedy: Callable[[int], bool] = lambda node: False,
+        likeliest: Sequence[int] | None = None,
     ) -> None:
         self._logits, self._processors, self._text, self.greedy = logits, processors, text, greedy
-        self._argmax = _likeliest(logits)
+        self._argmax = _likeliest(logits) if likeliest is None else likeliest
         if min(self._argmax, default=0) < 0:
             raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
         self._scores: dict[int, tuple[Tensor, Tensor]] = {}
@@ -152,11 +154,17 @@ def absent(log_q: Tensor) -> Tensor:
     return log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
 
-def _likeliest(logits: Tensor) -> list[int]:
-    """The token of the largest of logits [N, V] at each node, the first of equals; −1 where that is NaN or infinite.
+def likeliest(logits: Tensor) -> Tensor:
+    """[…] the token of the largest of logits […, V], the first of equals; −1 where that is NaN or infinite.
 
     NaN wins a maximum, so that the check costs no pass of its own.
     """
+    best, index = logits.max(dim=-1)
+    return index.masked_fill(~best.isfinite(), -1)
+
+
+def _likeliest(logits: Tensor) -> list[int]:
+    """[N] what `likeliest` makes of logits [N, V], for the host."""
     if logits.is_cpu and logits.dtype is torch.bfloat16:
         from draftree.kernels.largest import largest  # numba takes half a second to import
 
@@ -168,6 +176,5 @@ def _likeliest(logits: Tensor) -> list[int]:
         at = whole.argmax(axis=-1)
         found: list[int] = np.where(np.isfinite(np.take_along_axis(whole, at[:, None], -1)[:, 0]), at, -1).tolist()
         return found
-    best, index = logits.max(dim=-1)
-    there: list[int] = torch.where(best.isfinite(), index, -1).tolist()
+    there: list[int] = likeliest(logits).tolist()
     return there

@@ -1,11 +1,11 @@
 """Drafters that are transformers: a cache of committed tokens, and the nodes fed so far behind them.
 
-Shapes: R rows, F frontier nodes, V vocabulary, S slots.
+Shapes: R rows, n tokens a row, V vocabulary.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ from transformers.utils import logging
 
 from draftree.boundary.files import filled, understood
 from draftree.drafters.base import Drafter, State, Trainable, TrainableMethod, every, put
+from draftree.drafters.neural.decoding import CachedLayers, Decoding, keep_path, lay_out, no_candidates, rewind
 from draftree.drafters.neural.vocabulary import Shared, TargetEmbedding, TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
-from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, one_layer, pretrained
-from draftree.models.feed import Feed
 from draftree.models.target import Needs, Taps, Target
 from draftree.sampling.drawing import Drafted, Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -173,114 +172,6 @@ def save_model(folder: Path, model: PreTrainedModel, stored: Checkpoint, about: 
 
 SPARE = 256
 """Slots a new cache has beside the prompt's, so that it seldom grows."""
-NOTHING = np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """A transformer drafter's state.
-
-    Attributes:
-        cache: its keys and values; the tensors are shared between the states of one text.
-        pending: for each row, committed tokens behind the cached ones, not fed yet.
-        fed: for each row, the nodes fed in this step, in the order of their scratch slots (behind the pending ones).
-        unread: what the target made of committed tokens, of a drafter that caches something of that, not read yet.
-    """
-
-    cache: SlotCache
-    pending: tuple[Ints, ...]
-    fed: tuple[Ints, ...]
-    unread: tuple[Taps, ...] = ()
-
-    @classmethod
-    def empty(cls, cache: SlotCache) -> "Decoding":
-        """Nothing pending, nothing fed."""
-        return cls(cache, (NOTHING,) * cache.rows, (NOTHING,) * cache.rows)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The places of a frontier's nodes in one pass.
-
-    Attributes:
-        feed: of each row its pending tokens, if this is the step's first pass, and its nodes of the frontier.
-        rows: [F] the row of each frontier node.
-        columns: [F] its column there.
-        fed: the nodes fed in this step once the pass is done.
-    """
-
-    feed: Feed
-    rows: Ints
-    columns: Ints
-    fed: tuple[Ints, ...]
-
-    def pick(self, out: Tensor) -> Tensor:
-        """[F, …] of what a pass gave, [R, n, …]."""
-        if len(out) == 1:  # the frontier stands behind the pending tokens, in its own order
-            return out[0, self.columns[0] : self.columns[-1] + 1]
-        return out[torch.from_numpy(self.rows).to(out.device), torch.from_numpy(self.columns).to(out.device)]
-
-
-def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> Layout:
-    """A pass over the frontier's nodes; each sees its row's committed tokens and those of its path that were fed.
-
-    Args:
-        state: of the drafter.
-        tree: what was drafted so far.
-        frontier: [F] nodes, none of them fed before in this step.
-        device: of the pass.
-    """
-    cache, owner = state.cache, tree.row[frontier]
-    rows = [frontier[owner == r] for r in range(cache.rows)] if cache.rows > 1 else [frontier]
-    tokens, positions, visible, scratch, starts = [], [], [], [], cache.lengths.copy()
-    columns = np.empty(len(frontier), np.int64)
-    for r, nodes in enumerate(rows):
-        before, base = state.fed[r], int(cache.lengths[r])
-        pending = state.pending[r] if before.size or nodes.size else NOTHING  # a row not drafted for takes no slots
-        waiting = NOTHING if before.size else pending  # the first pass of a step takes them along
-        places = np.concatenate((before, nodes))
-        depths = base + len(pending) + tree.depth[places]  # the root stands right behind the committed tokens
-        seen = np.ones((len(waiting) + len(nodes), len(pending) + len(places)), np.bool_)
-        seen[: len(waiting), :] = np.tri(len(waiting), seen.shape[1], dtype=np.bool_)
-        seen[len(waiting) :, len(pending) :] = tree.ancestors[np.ix_(nodes, places)]
-        tokens.append(np.concatenate((waiting, tree.tokens[nodes])))
-        positions.append(np.concatenate((base + np.arange(len(waiting)), depths[len(before) :])))
-        scratch.append(np.concatenate((base + np.arange(len(pending)), depths)))
-        visible.append(seen)
-        starts[r] += len(pending) + len(before) if before.size else 0
-        columns[owner == r] = len(waiting) + np.arange(len(nodes))
-    feed = Feed.packed(tokens, positions, starts, visible, scratch, device)
-    fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
-    return Layout(feed, owner, columns, fed)
-
-
-@torch.inference_mode()
-def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False) -> Decoding:
-    """Commits what was fed of each accepted path; the rest of it waits for the next step, and all of it to be read `again`."""
-    cache, pending = state.cache, list(state.pending)
-    for root in range(tree.roots):
-        row = int(tree.row[root])
-        nodes, before = verdict.kept(root), state.fed[row]
-        done = NOTHING if again else np.flatnonzero(np.isin(before, tree.number[nodes]))  # a node is fed after its parent
-        if before.size:
-            waited = len(state.pending[row])
-            cache.keep(row, cache.lengths[row] + np.concatenate((np.arange(waited), waited + done)))
-            pending[row] = tree.tokens[nodes[len(done) :]]
-        else:
-            pending[row] = np.concatenate((state.pending[row], tree.tokens[nodes]))
-    return Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
-
-
-def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
-    """The state with at most `lengths[r]` committed tokens of some rows in the cache, nothing pending there."""
-    state.cache.truncate(lengths)
-    empty = Decoding.empty(state.cache)
-    return replace(empty, pending=put(state.pending, rows, empty.pending))
-
-
-def no_candidates(nodes: int, k: int) -> Candidates:
-    """Nothing after any of the nodes."""
-    return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))
 
 
 class CachingDrafter(Drafter[Decoding]):
@@ -319,6 +210,13 @@ class CachingDrafter(Drafter[Decoding]):
             logits = logits[:, self.shared.columns]
         candidates = drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.drafted)
         return candidates, replace(state, fed=layout.fed)
+
+    @torch.inference_mode()
+    def layers(self, state: Decoding, roots: Tree, depth: Ints) -> CachedLayers | None:
+        if state.cache.states is not None or self.decoder.rope_boundary is not None:
+            return None
+        layers = CachedLayers(self.decoder, self.caught_up(state), roots, depth, self.drafted, self.shared)
+        return layers if layers.fit else None
 
     def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
         return rewind(self.caught_up(state), lengths, rows)

@@ -24,7 +24,8 @@ from transformers import Cache, DynamicCache
 
 from draftree.boundary.phases import in_phase
 from draftree.drafters.base import Batch, Trainable, put
-from draftree.drafters.neural.language_model import NOTHING, SPARE, Decoding, lay_out, rewind
+from draftree.drafters.neural.decoding import NOTHING, Decoding, lay_out, rewind
+from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.masks import additive, block_starts
 from draftree.drafters.neural.vocabulary import whole
 from draftree.models.cache import LayerShape, SlotCache

@@ -1,0 +1,200 @@
+"""What a drafter that is a transformer has read of a step, and how the nodes of the next pass lie behind it.
+
+Shapes: R rows, F frontier nodes, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.drafters.base import put
+from draftree.drafters.neural.vocabulary import Shared
+from draftree.models.cache import SlotCache
+from draftree.models.capture import Given, Made, Then
+from draftree.models.decoder import Decoder
+from draftree.models.feed import DeviceFeed, Feed, Laid
+from draftree.models.target import Taps
+from draftree.models.unseen import Choose, Layers, Nodes
+from draftree.sampling.drawing import Drafted
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+NOTHING = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A transformer drafter's state.
+
+    Attributes:
+        cache: its keys and values; the tensors are shared between the states of one text.
+        pending: for each row, committed tokens behind the cached ones, not fed yet.
+        fed: for each row, the nodes fed in this step, in the order of their scratch slots (behind the pending ones).
+        unread: what the target made of committed tokens, of a drafter that caches something of that, not read yet.
+    """
+
+    cache: SlotCache
+    pending: tuple[Ints, ...]
+    fed: tuple[Ints, ...]
+    unread: tuple[Taps, ...] = ()
+
+    @classmethod
+    def empty(cls, cache: SlotCache) -> "Decoding":
+        """Nothing pending, nothing fed."""
+        return cls(cache, (NOTHING,) * cache.rows, (NOTHING,) * cache.rows)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of a frontier's nodes in one pass.
+
+    Attributes:
+        feed: of each row its pending tokens, if this is the step's first pass, and its nodes of the frontier.
+        rows: [F] the row of each frontier node.
+        columns: [F] its column there.
+        fed: the nodes fed in this step once the pass is done.
+    """
+
+    feed: Feed
+    rows: Ints
+    columns: Ints
+    fed: tuple[Ints, ...]
+
+    def pick(self, out: Tensor) -> Tensor:
+        """[F, …] of what a pass gave, [R, n, …]."""
+        if len(out) == 1:  # the frontier stands behind the pending tokens, in its own order
+            return out[0, self.columns[0] : self.columns[-1] + 1]
+        return out[torch.from_numpy(self.rows).to(out.device), torch.from_numpy(self.columns).to(out.device)]
+
+
+def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> Layout:
+    """A pass over the frontier's nodes; each sees its row's committed tokens and those of its path that were fed.
+
+    Args:
+        state: of the drafter.
+        tree: what was drafted so far.
+        frontier: [F] nodes, none of them fed before in this step.
+        device: of the pass.
+    """
+    cache, owner = state.cache, tree.row[frontier]
+    rows = [frontier[owner == r] for r in range(cache.rows)] if cache.rows > 1 else [frontier]
+    tokens, positions, visible, scratch, starts = [], [], [], [], cache.lengths.copy()
+    columns = np.empty(len(frontier), np.int64)
+    for r, nodes in enumerate(rows):
+        before, base = state.fed[r], int(cache.lengths[r])
+        pending = state.pending[r] if before.size or nodes.size else NOTHING  # a row not drafted for takes no slots
+        waiting = NOTHING if before.size else pending  # the first pass of a step takes them along
+        places = np.concatenate((before, nodes))
+        depths = base + len(pending) + tree.depth[places]  # the root stands right behind the committed tokens
+        seen = np.ones((len(waiting) + len(nodes), len(pending) + len(places)), np.bool_)
+        seen[: len(waiting), :] = np.tri(len(waiting), seen.shape[1], dtype=np.bool_)
+        seen[len(waiting) :, len(pending) :] = tree.ancestors[np.ix_(nodes, places)]
+        tokens.append(np.concatenate((waiting, tree.tokens[nodes])))
+        positions.append(np.concatenate((base + np.arange(len(waiting)), depths[len(before) :])))
+        scratch.append(np.concatenate((base + np.arange(len(pending)), depths)))
+        visible.append(seen)
+        starts[r] += len(pending) + len(before) if before.size else 0
+        columns[owner == r] = len(waiting) + np.arange(len(nodes))
+    feed = Feed.packed(tokens, positions, starts, visible, scratch, device)
+    fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
+    return Layout(feed, owner, columns, fed)
+
+
+@torch.inference_mode()
+def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False) -> Decoding:
+    """Commits what was fed of each accepted path; the rest of it waits for the next step, and all of it to be read `again`."""
+    cache, pending = state.cache, list(state.pending)
+    for root in range(tree.roots):
+        row = int(tree.row[root])
+        nodes, before = verdict.kept(root), state.fed[row]
+        done = NOTHING if again else np.flatnonzero(np.isin(before, tree.number[nodes]))  # a node is fed after its parent
+        if before.size:
+            waited = len(state.pending[row])
+            cache.keep(row, cache.lengths[row] + np.concatenate((np.arange(waited), waited + done)))
+            pending[row] = tree.tokens[nodes[len(done) :]]
+        else:
+            pending[row] = np.concatenate((state.pending[row], tree.tokens[nodes]))
+    return Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
+
+
+def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
+    """The state with at most `lengths[r]` committed tokens of some rows in the cache, nothing pending there."""
+    state.cache.truncate(lengths)
+    empty = Decoding.empty(state.cache)
+    return replace(empty, pending=put(state.pending, rows, empty.pending))
+
+
+def no_candidates(nodes: int, k: int) -> Candidates:
+    """Nothing after any of the nodes."""
+    return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))
+
+
+@final
+class CachedLayers(Layers):
+    """Passes of a transformer over layers that the host does not see; how many nodes they have it knows beforehand.
+
+    Args:
+        decoder: the transformer.
+        state: of the drafter, with nothing put off.
+        roots: of the step.
+        depth: [R] how deep each row's tree may be; a row where that is nothing is not drafted for.
+        drafted: the tokens that can be drafted; all by default.
+        shared: those that another vocabulary shares with the target's.
+    """
+
+    def __init__(
+        self, decoder: Decoder, state: Decoding, roots: Tree, depth: Ints, drafted: Drafted | None, shared: Shared | None
+    ) -> None:
+        self._decoder, self._state, self._roots, self._shared = decoder, state, roots, shared
+        self.device, self._ids, self._live = decoder.device, None if drafted is None else drafted.ids, depth > 0
+        self.begin = state.cache.lengths + np.array([len(p) for p in state.pending], np.int64)
+        self._positions = int((self.begin + depth)[self._live].max())
+
+    @property
+    def fit(self) -> bool:
+        """Whether the transformer knows all positions that it takes."""
+        return self._positions <= self._decoder.context
+
+    def first(self, nodes: Nodes, choose: Choose) -> Nodes:
+        layout = lay_out(self._state, self._roots, np.flatnonzero(self._live[self._roots.row]), self.device)
+        feed, at = layout.feed, np.zeros((len(self._live), 1, 1), np.int64)
+        if self._shared is not None:
+            feed = replace(feed, tokens=self._shared.reads[feed.tokens])
+        at[layout.rows, 0, 0] = layout.columns
+        given = {**nodes.given, "columns": torch.from_numpy(at).to(self.device)}
+        of_roots = lambda out, given: out.gather(1, given["columns"].expand(-1, -1, out.shape[2]))
+        return self._run(feed, nodes, choose, given, of_roots)
+
+    def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
+        last, shared, fed = self._decoder.context - 1, self._shared, nodes.fed.shape[1]
+
+        def make(given: Given) -> Laid:
+            nodes = Nodes.of(given)
+            frontier = nodes.fed[:, -count:]
+            ids, depth = nodes.tokens.gather(1, frontier), nodes.depth.gather(1, nodes.fed)
+            places = (nodes.begin + depth).clamp(max=last)  # padding may lie anywhere
+            return ids if shared is None else shared.reads[ids], places, nodes.lines(frontier, nodes.fed), nodes.begin
+
+        feed = DeviceFeed(count, count, self.begin + fed - count, nodes.given, "layer", make)
+        return self._run(feed, nodes, choose, {}, lambda out, given: out[:, :count])
+
+    def _run(
+        self, feed: Feed | DeviceFeed, nodes: Nodes, choose: Choose, given: Given, pick: Callable[[Tensor, Given], Tensor]
+    ) -> Nodes:
+        """The forest with the children that are chosen in one pass, by logits [R, F, V] picked from all of its own."""
+        columns = None if self._shared is None else self._shared.columns
+        # What a recording reads has to last as long as it, or to be given.
+        given = given if self._ids is None else {**given, "ids": self._ids}
+
+        def made(results: Made, given: Given) -> Made:
+            logits = pick(results[0], given)
+            return choose(logits if columns is None else logits[..., columns], Nodes.of(given), given.get("ids")).made
+
+        return nodes.after(self._decoder.run(self._state.cache, feed, then=Then(choose, given, made)))
+
+    def state(self, fed: Sequence[Ints]) -> Decoding:
+        numbers = np.concatenate(fed, axis=1)
+        return replace(self._state, fed=tuple(n if live else NOTHING for n, live in zip(numbers, self._live, strict=True)))

@@ -1,0 +1,400 @@
+"""Trees that grow on the device: the host's trees, node for node, and the same texts."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import draftree.drafting
+from architectures import model
+from draftree.drafters.base import Drafter
+from draftree.drafters.lm import LMDrafter
+from draftree.drafters.neural.vocabulary import Shared
+from draftree.errors import DraftreeWarning
+from draftree.loop import Parts, State, admit, decode, release, step
+from draftree.models.capture import Capture, Eager, Graphs
+from draftree.models.decoder import Decoder
+from draftree.models.feed import DeviceFeed, Feed, hide_far, write_mask
+from draftree.models.target import Target
+from draftree.models.unseen import Choose, Layers, Nodes
+from draftree.policies._unseen import Told, grow, leading_tokens
+from draftree.policies.base import Policy
+from draftree.policies.beam import Beam
+from draftree.policies.chain import Chain
+from draftree.policies.eagle2 import EAGLE2
+from draftree.policies.vct import VCT
+from draftree.registry import part
+from draftree.request import Emitted, Request
+from draftree.rows import Rows
+from draftree.sampling.drawing import Drafted, Drawing, drawn, top_k
+from draftree.sampling.settings import Sampling
+from draftree.testing.conformance import COSTS
+from draftree.testing.fakes import Recorder, tiny_target
+from draftree.tree import Candidates, Ints, Room, Tree
+from forests import random_forest
+
+POLICIES: tuple[Policy, ...] = (
+    Chain(4),
+    Chain(1),
+    VCT(2, 3),
+    VCT(3, 4, layer_top=5),
+    Beam(3, 4),
+    Beam(12, 2),
+    EAGLE2(nodes=9, depth=4, width=3),
+    EAGLE2(nodes=500, depth=3, width=4),
+    EAGLE2(nodes=12, depth=4, width=3, expand_by="confidence"),
+)
+VOCAB = 9
+
+
+class Paths:
+    """Logits that depend on a path alone, drawn from few values, so that there are many ties; some are −∞, few paths are NaN.
+
+    Args:
+        seed: of the draws.
+        broken: how often a path's logits are no numbers.
+    """
+
+    def __init__(self, seed: int, broken: float) -> None:
+        self._seed, self._broken = seed, broken
+
+    def __call__(self, row: int, path: Sequence[int]) -> Tensor:
+        rng = np.random.default_rng([self._seed, row, *path])
+        logits = rng.choice([0.0, 0.0, 1.0, 2.5, -np.inf], VOCAB)
+        logits[rng.integers(VOCAB)] = rng.choice([0.0, 3.0])
+        if rng.random() < self._broken:
+            logits[rng.integers(VOCAB)] = rng.choice([np.nan, np.inf])
+        return torch.from_numpy(logits)
+
+    def expand(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        """As a drafter does on the host."""
+        logits = torch.stack([self(int(tree.row[n]), tree.tokens[tree.path(int(n))].tolist()) for n in frontier])
+        return drawn(logits, k, Drawing(), tree.row[frontier], tree.depth[frontier])
+
+
+class Fakes(Layers):
+    """Passes whose logits are those of the path that each node is told to see."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, paths: Paths, rows: int) -> None:
+        self._paths, self.begin = paths, np.zeros(rows, np.int64)
+
+    def first(self, nodes: Nodes, choose: Choose) -> Nodes:
+        return self.below(nodes, 1, choose)
+
+    def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
+        seen, tokens = nodes.lines(nodes.fed[:, -count:], nodes.fed), nodes.tokens.gather(1, nodes.fed)
+        rows = [[self._paths(r, tokens[r][mine].tolist()) for mine in seen[r]] for r in range(len(tokens))]
+        return choose(torch.stack([torch.stack(row) for row in rows]), nodes, None)
+
+    def state(self, fed: Sequence[Ints]) -> Any:
+        return None
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("depth", [(9,), (2,), (9, 9, 9), (2, 9, 0), (3, -1, 1)], ids=str)
+def test_a_tree_is_the_hosts(policy: Policy, depth: tuple[int, ...]) -> None:
+    for seed in range(12):
+        paths, bounds = Paths(seed, broken=0.1 * (seed % 3)), np.array(depth)
+        live, tokens = np.flatnonzero(bounds >= 0), np.arange(len(depth)) % VOCAB
+        roots, room = Tree.planted(live, tokens[live]), Room(np.maximum(bounds, 0), 512)
+        wanted = policy.draft(paths.expand, roots, COSTS, room, None)
+        asked: list[Told] = []
+
+        def told(found: Told, roots: Tree = roots, room: Room = room, asked: list[Told] = asked) -> Tree:
+            asked.append(found)
+            return policy.draft(lambda tree, frontier, k: found(frontier), roots, COSTS, room, None)
+
+        assert policy.plan is not None
+        grown = grow(policy.plan, Fakes(paths, len(depth)), tokens, bounds, np.zeros_like(bounds), told)
+        tree = grown.told(grown.nodes.report.numpy())
+        best = grown.nodes.best(grown.count)
+        ids, depths = grown.nodes.tokens.gather(1, best), grown.nodes.depth.gather(1, best)
+        seen = grown.nodes.lines(best, best)
+        for mine, its in ((tree, wanted), (tree.whole, wanted.whole)):
+            assert (mine is None) == (its is None)
+            for name in ("tokens", "parents", "depth", "row", "log_q", "score", "source", "entropy", "number", "q_row"):
+                assert mine is None or np.array_equal(getattr(mine, name), getattr(its, name)), name
+        for row in live.tolist():
+            nodes = wanted.of_row(row)
+            n = len(nodes)
+            assert ids[row, :n].tolist() == wanted.tokens[nodes].tolist()
+            assert depths[row, :n].tolist() == wanted.depth[nodes].tolist()
+            assert np.array_equal(seen[row, :n, :n].numpy(), wanted.ancestors[np.ix_(nodes, nodes)])
+            assert not seen[row, :n, n:].any(), "a node sees padding"
+        assert seen.diagonal(dim1=1, dim2=2).all(), "padding has to see something"
+        fed = np.concatenate([f.ravel() for f in asked[0].fed])
+        assert sorted(set(fed[fed >= 0].tolist())) == sorted(fed[fed >= 0].tolist()), "a node is fed once"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_likeliest_tokens_are_the_hosts(dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(0)
+    for k in (1, 3, 10, 40):
+        logits = torch.from_numpy(rng.integers(-3, 4, (4, 5, 33)) / 2).to(dtype)
+        logits[0, 0], logits[1, :, 4:] = 1.0, -torch.inf
+        values = torch.log_softmax(logits.float(), dim=-1)
+        tokens, log_q = leading_tokens(values, k)
+        wanted, theirs = top_k(values.flatten(0, 1), k)
+        assert np.array_equal(tokens.flatten(0, 1).numpy(), wanted)
+        assert np.array_equal(log_q.flatten(0, 1).numpy(), theirs)
+
+
+@pytest.mark.parametrize("window", [None, 3, 6])
+def test_a_mask_is_the_hosts(window: int | None) -> None:
+    """Behind two committed tokens and up to three that wait, nodes of a forest, of which the last ones are fed."""
+    rng = np.random.default_rng(1)
+    for _ in range(10):
+        forests = [random_forest(1, 7, rng) for _ in range(2)]
+        waiting, committed, fed = rng.integers(0, 4, 2), rng.integers(2, 9, 2), 4
+        begin = committed + waiting
+        places = [int(b) + f.depth for b, f in zip(begin, forests, strict=True)]
+        host = Feed.packed(
+            [f.tokens[-fed:] for f in forests], [p[-fed:] for p in places], begin + 4,
+            [np.concatenate((np.ones((fed, w), np.bool_), f.ancestors[-fed:]), axis=1)
+             for w, f in zip(waiting, forests, strict=True)],
+            [np.concatenate((c + np.arange(w), p)) for c, w, p in zip(committed, waiting, places, strict=True)],
+            torch.device("cpu"),
+        )  # fmt: skip
+        lie, seen = torch.from_numpy(np.stack(places)), torch.from_numpy(np.stack([f.ancestors[-fed:] for f in forests]))
+        given = {"ids": host.tokens, "lie": lie, "seen": seen, "first": torch.from_numpy(begin)[:, None]}
+        make = lambda given: (given["ids"], given["lie"], given["seen"], given["first"])
+        device = DeviceFeed(fed, 6, host.starts, given, None, make)
+        laid, wide = device.laid(device.given, 24, torch.float32, window), host.widened(6)
+        full = write_mask(torch.empty(2, 1, 6, 24), wide, committed)
+        assert torch.equal(laid["full"], full)
+        assert window is None or torch.equal(laid["sliding"], hide_far(full, wide, committed, window))
+        assert torch.equal(laid["tokens"], wide.tokens)
+        assert np.array_equal(laid["positions"].numpy(), wide.positions)
+        assert np.array_equal(laid["slots"].numpy(), host.starts[:, None] + np.arange(6))
+
+
+# Whole texts.
+
+
+def lm(target: Target, noise: float, capture: Capture = Eager(), shared: bool = False) -> Drafter[Any]:
+    """The target itself, with weights a little off, as its drafter: now right, now wrong."""
+    small = tiny_target(context=target.decoder.context, capture=capture)
+    rng = torch.Generator().manual_seed(5)
+    for weight in small.decoder.model.parameters():
+        weight.data += noise * torch.randn(weight.shape, generator=rng, dtype=weight.dtype)
+    if not shared:
+        return LMDrafter(small)
+    ids, vocab = torch.arange(3, 61, 2), target.decoder.vocab
+    return LMDrafter(small, Shared(Drafted(ids, vocab), ids, torch.arange(vocab) // 2))
+
+
+def one_layer(name: str, **knobs: Any) -> Callable[[Target], Drafter[Any]]:
+    """A method's example."""
+
+    def made(target: Target) -> Drafter[Any]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            found: Drafter[Any] = part("drafter", name)(**knobs).example(target)
+        return found
+
+    return made
+
+
+DRAFTERS: dict[str, Callable[[Target], Drafter[Any]]] = {
+    "edd": one_layer("edd"),
+    "edd-vocabulary": one_layer("edd", draft_vocab=20),
+    "vdm": one_layer("vdm"),
+    "lm": lambda target: lm(target, 0.01),
+    "lm-right": lambda target: lm(target, 0.0),
+    "lm-recorded": lambda target: lm(target, 0.01, Graphs(Recorder())),
+    "lm-shared": lambda target: lm(target, 0.01, shared=True),
+}
+SOME: tuple[Policy, ...] = (Chain(4), Beam(3, 4), EAGLE2(nodes=9, depth=4, width=3), VCT(2, 3))
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many nodes each tree had that the host had not seen when it was verified."""
+    counts: list[int] = []
+    verified = draftree.drafting.verified
+
+    def counted(*args: Any) -> Any:
+        found = verified(*args)
+        counts.append(found[0].drafted)
+        return found
+
+    monkeypatch.setattr(draftree.drafting, "verified", counted)
+    return counts
+
+
+def written(
+    capture: Capture, drafter: Callable[[Target], Drafter[Any]], policy: Policy, requests: Sequence[Request], context: int = 40
+) -> tuple[Rows, list[Emitted], Any]:
+    """Some requests' texts, each step's part of them, and the drafter's state in the end."""
+    target = tiny_target(context, capture=capture)
+    rows = Rows(target.new_cache(len(requests), 8))
+    parts = Parts(target, drafter(target), policy, part("acceptor", "greedy")(), COSTS)
+    steps = list(decode(parts, rows, requests))
+    return rows, [event for events, _ in steps for event in events], steps[-1][1].drafter
+
+
+def prompt(length: int) -> list[int]:
+    return [(7 + 11 * (i % 5)) % 61 for i in range(length)]
+
+
+def same(ours: tuple[Rows, list[Emitted], Any], theirs: tuple[Rows, list[Emitted], Any]) -> None:
+    """Texts, trees, figures and what the drafter has read are the same, but for the last bits of log q, keys and values."""
+    assert ours[0].written == theirs[0].written
+    a, b = ours[0].stats, theirs[0].stats
+    assert (a.steps, a.work, a.new_tokens) == (b.steps, b.work, b.new_tokens)
+    for mine, its in zip(ours[1], theirs[1], strict=True):
+        assert (mine.tokens, mine.origins, mine.ending, mine.path.tolist()) == (
+            its.tokens, its.origins, its.ending, its.path.tolist(),
+        )  # fmt: skip
+        for name in ("tokens", "parents", "depth", "row", "number", "source"):
+            assert np.array_equal(getattr(mine.tree, name), getattr(its.tree, name)), name
+        assert np.allclose(mine.tree.score, its.tree.score, atol=1e-5)
+    mine, its = ours[2], theirs[2]
+    assert [p.tolist() for p in mine.pending] == [p.tolist() for p in its.pending]
+    assert mine.cache.lengths.tolist() == its.cache.lengths.tolist()
+    for row, length in enumerate(its.cache.lengths.tolist()):
+        for a, b in zip(mine.cache.layer(0), its.cache.layer(0), strict=True):
+            assert torch.allclose(a[row, :, :length], b[row, :, :length], atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("policy", SOME, ids=str)
+def test_texts_trees_and_figures_are_the_hosts(name: str, policy: Policy, unseen: list[int]) -> None:
+    alone = [Request(prompt(7), 16)]
+    ragged = [Request(prompt(n), m, number=i) for i, (n, m) in enumerate(((1, 6), (11, 3), (6, 14)))]
+    for requests in (alone, ragged):
+        host = written(Eager(), DRAFTERS[name], policy, requests)
+        assert not unseen
+        ended = [replace(r, eos=frozenset(host[0].written[i][4:5])) for i, r in enumerate(requests)]
+        for asked in (requests, ended):
+            theirs = written(Eager(), DRAFTERS[name], policy, asked)
+            same(written(Graphs(Recorder()), DRAFTERS[name], policy, asked), theirs)
+            assert max(unseen) > 0
+            assert name != "lm-right" or theirs[0].stats.acceptance_length > 2
+            unseen.clear()
+
+
+@pytest.mark.parametrize("policy", SOME, ids=str)
+@pytest.mark.parametrize("name", ["edd", "lm"])
+def test_texts_end_with_the_context(name: str, policy: Policy, unseen: list[int]) -> None:
+    requests = [Request(prompt(40 - missing), 30, number=missing) for missing in (9, 4, 0)]
+    same(written(Graphs(Recorder()), DRAFTERS[name], policy, requests), written(Eager(), DRAFTERS[name], policy, requests))
+    assert unseen
+
+
+@pytest.mark.parametrize("name", ["mistral-sliding", "gemma2", "gpt_neox"])
+def test_layers_with_windows_and_other_architectures(name: str, unseen: list[int]) -> None:
+    """Windows of five positions, in all layers or in half of them."""
+    requests = [Request(prompt(n), 9, number=n) for n in (12, 4)]
+    runs = []
+    for capture in (Graphs(Recorder()), Eager()):
+        target = Target(Decoder(model(name), capture=capture))
+        rows = Rows(target.new_cache(2, 8))
+        drafter = DRAFTERS["edd-vocabulary"](target)
+        parts = Parts(target, drafter, EAGLE2(nodes=9, depth=4, width=3), part("acceptor", "greedy")(), COSTS)
+        steps = list(decode(parts, rows, requests))
+        runs.append((rows, [event for events, _ in steps for event in events], steps[-1][1].drafter))
+    same(*runs)
+    assert unseen
+
+
+def test_rows_come_and_go(unseen: list[int]) -> None:
+    """A row that is free, and one that is taken again, while the others write."""
+
+    def run(capture: Capture) -> list[list[int]]:
+        target = tiny_target(capture=capture)
+        rows = Rows(target.new_cache(3, 8))
+        parts = Parts(target, lm(target, 0.01), EAGLE2(nodes=9, depth=4, width=3), part("acceptor", "greedy")(), COSTS)
+        _, state = admit(parts, rows, [Request(prompt(n), 20, number=n) for n in (5, 9)], State())
+        texts: list[list[int]] = [[], [], []]
+        for at in range(4):
+            events, state = step(parts, rows, state)
+            for event in events:
+                texts[event.row] += event.tokens
+            if at == 1:
+                state = release(parts, rows, 0, state)
+            if at == 2:
+                _, state = admit(parts, rows, [Request(prompt(4), 20, number=1)], state)
+        return texts
+
+    assert run(Graphs(Recorder())) == run(Eager())
+    assert len(unseen) == 4
+
+
+@pytest.mark.parametrize("where", ["output", "some"])
+def test_logits_that_are_no_numbers(where: str, unseen: list[int]) -> None:
+    def broken(target: Target) -> Drafter[Any]:
+        drafter: Any = lm(target, 0.01)
+        weight = drafter.decoder.model.get_output_embeddings().weight if where == "output" else None
+        if weight is None:
+            weight = drafter.decoder.model.get_input_embeddings().weight
+            weight.data[20:] = torch.nan
+        else:
+            weight.data[5] = torch.inf
+        return drafter
+
+    requests, policy = [Request(prompt(n), 12, number=n) for n in (3, 8)], EAGLE2(nodes=9, depth=4, width=3)
+    runs = []
+    for capture in (Graphs(Recorder()), Eager()):
+        with pytest.warns(DraftreeWarning, match="not finite"):
+            runs.append(written(capture, broken, policy, requests))
+    same(*runs)
+    assert unseen
+
+
+def nothing(ids: Tensor, scores: Tensor) -> Tensor:
+    return scores
+
+
+def conditions() -> Iterator[tuple[str, Request, Policy]]:
+    plain = Request(prompt(6), 10)
+    yield "processors", replace(plain, processors=(nothing,)), Chain(3)
+    yield "guides", replace(plain, processors=(nothing,), guides=(nothing,)), Chain(3)
+    yield "forced", replace(plain, forced=lambda ids: None), Chain(3)
+    yield "survivors", plain, Beam(3, 4, survivors=True)
+    yield "no ranking at the end", plain, EAGLE2(nodes=9, depth=3, width=3, rerank=False)
+    yield "the least sure", plain, EAGLE2(nodes=9, depth=3, width=3, rank_by="confidence")
+    yield "shape from values", plain, part("policy", "pct")()
+
+
+@pytest.mark.parametrize(("why", "request_", "policy"), list(conditions()), ids=lambda c: c if isinstance(c, str) else "")
+def test_otherwise_the_host_grows_trees(why: str, request_: Request, policy: Policy, unseen: list[int]) -> None:
+    same(
+        written(Graphs(Recorder()), DRAFTERS["edd"], policy, [request_]), written(Eager(), DRAFTERS["edd"], policy, [request_])
+    )
+    assert not unseen
+
+
+def test_trees_that_have_no_room_are_the_hosts(unseen: list[int]) -> None:
+    """Of four layers that would be 1,364 nodes; near the end of the text there is room."""
+    runs = [written(capture, DRAFTERS["edd"], VCT(4, 5), [Request(prompt(6), 10)]) for capture in (Graphs(Recorder()), Eager())]
+    same(*runs)
+    assert 0 < len(unseen) < len(runs[0][0].stats.steps)
+    assert max(unseen) <= 512
+
+
+def test_draws_are_the_hosts(unseen: list[int]) -> None:
+    target = tiny_target(capture=Graphs(Recorder()))
+    rows = Rows(target.new_cache(1, 8))
+    parts = Parts(target, DRAFTERS["edd"](target), Chain(3), part("acceptor", "match")(), COSTS)
+    for _ in decode(parts, rows, [Request(prompt(6), 10, sampling=Sampling(temperature=1.0, seed=1))]):
+        pass
+    assert not unseen
+
+
+def test_a_tree_that_the_host_would_not_have_grown_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Told.__call__
+
+    def other(self: Told, frontier: Ints) -> Candidates:
+        found = original(self, frontier)
+        return replace(found, tokens=(found.tokens + 1) % 61)
+
+    monkeypatch.setattr(Told, "__call__", other)
+    with pytest.raises(AssertionError, match="another tree"):
+        written(Graphs(Recorder()), DRAFTERS["edd"], Chain(3), [Request(prompt(6), 10)])
