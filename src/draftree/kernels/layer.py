@@ -23,7 +23,7 @@ from draftree.kernels.rows import normed
 from draftree.kernels.team import FIRST, meet, member, share
 from draftree.kernels.tiles import AHEAD, BYTES, GROUP, OF_GROUP, ROWS, fours, pairs, reals
 
-PASS = 10
+PASS = 9
 """The entry from `FIRST` on where what a pass is about begins."""
 MANY = 4
 """Chunks of queries for each thread from which on they are dealt out one by one."""
@@ -333,16 +333,16 @@ def _columns(p: Any, thread: Any, threads: Any, half: Any) -> None:
 def _layers(table: Any, half: Any, four: Any) -> None:
     """Layers one after the other, or a part of one.
 
-    A table has, from `FIRST` on: which parts, 1 and 2 added up; how many layers; the first input; where inputs and outputs in
-    between go, the last one apart; the first layer's keys and values, and how many bytes lie to the next one's; the address of
+    A table has, from `FIRST` on: which parts, 1 and 2 added up; how many layers; the first input; the address of the addresses
+    where each layer's output goes; the first layer's keys and values, and how many bytes lie to the next one's; the address of
     the addresses of the layers' weights; and what the pass is about.
     """
     thread, threads = member(table)
     p, d = table + 8 * FIRST, table + 8 * (FIRST + PASS)
-    parts, count, x, between, out = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3), entry(p, 4)
-    k, of_k, v, of_v, weights = entry(p, 5), entry(p, 6), entry(p, 7), entry(p, 8), entry(p, 9)
+    parts, count, x, outs = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3)
+    k, of_k, v, of_v, weights = entry(p, 4), entry(p, 5), entry(p, 6), entry(p, 7), entry(p, 8)
     for i in range(count):
-        of, to = entry(weights, i), (between if (count - i) % 2 == 0 else out)
+        of, to = entry(weights, i), entry(outs, i)
         if parts & 1:
             _stored(d, of, x, k + i * of_k, v + i * of_v, thread, threads, half, four)
         if parts == 3:

@@ -13,10 +13,10 @@ import operator
 import struct
 from abc import ABC
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any, final
 
 import torch
@@ -277,7 +277,10 @@ class Pass:
         self._shared = torch.empty(sum(parts), dtype=torch.uint8)  # of all threads
         self._places = list(itertools.accumulate(parts[:-1], initial=self._shared.data_ptr()))
 
-    def run(self, parts: int, layers: Sequence[Layer], read: Tensor, within: Within, mask: Tensor | None) -> Tensor:
+    def run(
+        self, parts: int, layers: Sequence[Layer], read: Tensor, within: Within, mask: Tensor | None,
+        looked: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> Tensor:  # fmt: skip
         """[R, n, H] behind the last layer, if its second part is run.
 
         Args:
@@ -286,6 +289,7 @@ class Pass:
             read: [R, n, …] what the first one's part reads.
             within: the first one's keys and values; those of the others lie behind them.
             mask: [R or 1, 1, n, S] what is added to scores; by default causal.
+            looked: [R, n, H] where the outputs of some layers go, by their place among them; the last one's is returned.
         """
         from draftree.kernels.layer import layers as code  # numba takes half a second to import
         from draftree.kernels.team import run
@@ -298,8 +302,10 @@ class Pass:
         cosines, sines = self._turned
         keys, values = within.keys, within.values
         records = array("q", [layer.record.buffer_info()[0] for layer in layers])
+        turns, last = (between, place(out)), len(layers) - 1
+        outs = array("q", [place(looked[i]) if i in looked else turns[(last - i + 1) % 2] for i in range(last + 1)])
         run(code(sizes.dtype is torch.bfloat16, sizes.four), (
-            parts, len(layers), place(read), between, place(out), place(keys), size * within.of_keys,
+            parts, len(layers), place(read), outs.buffer_info()[0], place(keys), size * within.of_keys,
             place(values), size * within.of_values, records.buffer_info()[0],
             place(cosines), place(sines), n if len(cosines) > 1 else 0, q,
             0 if within.starts is None else within.starts.ctypes.data,

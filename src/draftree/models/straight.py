@@ -80,15 +80,12 @@ class Straight:
             keep: as transformers' `logits_to_keep`.
             wanted: numbers of hidden states: before layer 0 … L − 1; L is behind the norm, L + 1 before it.
         """
-        x, count = self._stack.embed_tokens(tokens), len(self._layers)
-        one, caught, at = Pass(self._layers[0].sizes, x, self._angles(x, torch.from_numpy(positions))), dict[int, Tensor](), 0
-        for stop in (*sorted({i for i in wanted if i < count}), count):
-            if stop > at:
-                held = writer.within(at)
-                assert held is not None
-                x, at = one.run(BOTH, self._layers[at:stop], x, held, mask), stop
-            caught[stop] = x
-        caught[count + 1], caught[count] = x, self._stack.norm(x)
+        x, count, held = self._stack.embed_tokens(tokens), len(self._layers), writer.within(0)
+        assert held is not None
+        looked = {i - 1: torch.empty_like(x) for i in wanted if 0 < i < count}
+        one = Pass(self._layers[0].sizes, x, self._angles(x, torch.from_numpy(positions)))
+        last = one.run(BOTH, self._layers, x, held, mask, looked)
+        caught = {0: x, count: self._stack.norm(last), count + 1: last} | {i + 1: out for i, out in looked.items()}
         states = caught[count]
         if isinstance(keep, Tensor) or keep:
             states = states[:, slice(-keep, None) if isinstance(keep, int) else keep]
