@@ -43,7 +43,7 @@ def ours(engine: Engine, requests: list[Request]) -> list[list[int]]:
 
 def one_by_one(way: Way, requests: list[Request]) -> list[list[int]]:
     """The tokens that a way for single requests writes."""
-    return [way(request) for request in requests]
+    return [way(request)[0] for request in requests]
 
 
 def padded(target: Target, requests: list[Request]) -> list[list[int]]:
