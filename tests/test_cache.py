@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftree.models.cache import LayerShape, SlotCache
+from draftree.models.feed import Feed, write_mask, write_mask_here
 
 WIDE, NARROW = LayerShape(2, 3, 3), LayerShape(1, 4, 2)
 SHAPES = (WIDE, NARROW, WIDE)  # layers of one shape lie together, and yet every layer is found
@@ -122,3 +123,14 @@ def test_a_writer_tells_where_its_pass_begins(starts: list[int]) -> None:
     writer = cache.writer(np.array(starts), 4)
     assert cache.capacity >= max(starts) + 4
     assert writer.get_seq_length() == starts[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_mask_is_the_same_by_numpy(dtype: torch.dtype) -> None:
+    """For rows of different lengths, one of them padded."""
+    seen = [np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_), np.tri(2, dtype=np.bool_)]
+    places = [np.array([4, 5, 5]), np.array([2, 3])]
+    feed = Feed.packed([np.arange(3), np.arange(2)], places, np.array([4, 2]), seen, places, torch.device("cpu"))
+    masks = [write(torch.full((2, 1, 3, 9), 7, dtype=dtype), feed, np.array([4, 2])) for write in (write_mask, write_mask_here)]
+    assert torch.equal(*masks)
+    assert set(masks[0].unique().tolist()) == {torch.finfo(dtype).min, 0}

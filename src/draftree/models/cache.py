@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from draftree.models.feed import Feed, hide_far, write_mask
+from draftree.models.feed import Feed, hide_far, write_mask, write_mask_here
 from draftree.models.ladder import Ladder
 from draftree.models.rules import Stash
 from draftree.models.states import Final, Pass, States
@@ -139,7 +139,9 @@ class SlotCache:
                 lies = torch.empty(size, dtype=self.dtype, device=self.device)
         if not feed.whole:
             self._masks[window is None] = lies
-        full = write_mask(lies[:size].view(shape), feed, self.lengths)
+        here = self.device.type == "cpu" and not self.ladder.few  # recorded passes stand for a GPU's, whatever runs them
+        write = write_mask_here if here else write_mask
+        full = write(lies[:size].view(shape), feed, self.lengths)
         return full if window is None else hide_far(full, feed, self.lengths, window)
 
     def _end(self, used: int) -> int:
