@@ -166,6 +166,17 @@ def test_a_copy_goes_through_its_own_weights() -> None:
         assert torch.allclose(logits, wanted, atol=1e-4)
 
 
+def test_a_part_that_is_replaced_is_the_one_that_computes() -> None:
+    ours, fresh = both("llama", torch.float32)[1], model_of("llama", torch.float32)
+    passes(ours)
+    for model in (ours.model, fresh):
+        layer: Any = model.base_model.layers[1]  # type: ignore[union-attr, index]
+        layer.mlp = copy.deepcopy(layer.mlp)
+        layer.mlp.up_proj.weight.mul_(2)
+    for (logits, _), (wanted, _) in zip(passes(ours), passes(Decoder(fresh)), strict=True):
+        assert torch.allclose(logits, wanted, atol=1e-4)
+
+
 def test_a_model_that_does_more_keeps_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it does around its layers is seen by the first pass, which goes both ways."""
     plain, ours = both("llama", torch.float32)

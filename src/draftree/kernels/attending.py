@@ -35,11 +35,8 @@ def multiply(x: Any, step: Any, w: Any, words: Any, out: Any, out_step: Any, n: 
 def _sees(mask: Any, step: Any, start: Any, keys: Any, count: Any, lowest: Any, half: Any) -> Any:
     """Whether one of some queries sees one of so many slots."""
     for i in range(count):
-        if (
-            half_sees(mask + i * step + 2 * start, keys, lowest)
-            if half
-            else real_sees(mask + i * step + 4 * start, keys, lowest)
-        ):
+        first = mask + i * step + start * (2 if half else 4)
+        if half_sees(first, keys, lowest) if half else real_sees(first, keys, lowest):
             return True
     return False
 

@@ -12,16 +12,12 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+from draftree.kernels import lanes
 from draftree.kernels.lanes import LANES, half_squared, real_squared
 from draftree.kernels.memory import as_real, number, part, put, settled
 
-LOG2E = np.float32(1.4426950408889634)
-MOST = np.float32(126)
-"""Exponents of 2 beyond are taken for this one."""
-P1, P2, P3, P4, P5, P6 = (
-    np.float32(c) for c in (0.69314718, 0.24022651, 0.055504109, 0.0096181291, 0.0013333558, 0.00015403530)
-)
-"""2^y on [−½, ½] as 1 + P1 y + … + P6 y⁶, to some 10⁻⁷."""
+LOG2E, MOST = np.float32(lanes.LOG2E), np.float32(lanes.MOST)
+P6, P5, P4, P3, P2, P1 = (np.float32(c) for c in lanes.POWER[:-1])
 
 
 @part

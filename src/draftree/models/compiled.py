@@ -160,7 +160,7 @@ class Layer:
         )  # fmt: skip
         self._module, self._index, self._behind = module, int(attention.layer_idx), list[Layer]()
         self._last, self._laid_out = mlp.down_proj, Unchanged(module.parameters())
-        self._own, self._parts = vars(module), mlp._modules
+        self._own = vars(module)
         self._all_laid_out = self._laid_out
         reading = attention.q_proj, attention.k_proj, attention.v_proj
         biased = reading[0].bias is not None
@@ -205,7 +205,8 @@ class Layer:
         """True where the code stands in the place of the module's own, and nobody looks at what goes in or comes out."""
         own = self._own
         watched = own["_forward_hooks"] or own["_forward_pre_hooks"]
-        return not watched and own.get("forward") is self._bound and self._parts["down_proj"] is self._last
+        last = own["_modules"]["mlp"]._modules["down_proj"]
+        return not watched and own.get("forward") is self._bound and last is self._last
 
     @property
     def all_still(self) -> bool:

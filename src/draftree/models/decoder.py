@@ -298,10 +298,10 @@ class Decoder:
     ) -> Made:
         """The same, straight through layers that are machine code where that was found to give the same bits."""
         straight = self._straight
-        if straight is None or not (straight.free and straight.takes(writer)):
+        if straight is None or not straight.free or (held := straight.within(writer)) is None:
             return stock()
         entries = [self.hidden_index(layer) for layer in layers]
-        ours = partial(straight, feed.tokens, feed.positions, mask, writer, keep, entries)
+        ours = partial(straight, feed.tokens, feed.positions, mask, held, keep, entries)
         if straight.agreed:
             return ours()
         made = stock()

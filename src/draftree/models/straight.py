@@ -62,13 +62,13 @@ class Straight:
         patched = "forward" in vars(self._model) or "forward" in vars(self._stack) or not first.stands_in(self._stack.layers[0])
         return not patched and all(layer.untouched for layer in self._layers) and first.all_still
 
-    def takes(self, writer: Writer) -> bool:
-        """True where keys and values of all layers lie in a cache as they have to for one call."""
+    def within(self, writer: Writer) -> Within | None:
+        """Where the first layer's keys and values lie, if those of all others lie behind them as one call needs it."""
         held = writer.within(0)
-        return held is not None and held.more + 1 >= len(self._layers)
+        return held if held is not None and held.more + 1 >= len(self._layers) else None
 
     def __call__(
-        self, tokens: Tensor, positions: Ints, mask: Tensor, writer: Writer, keep: int | Tensor, wanted: Sequence[int]
+        self, tokens: Tensor, positions: Ints, mask: Tensor, held: Within, keep: int | Tensor, wanted: Sequence[int]
     ) -> tuple[Tensor, ...]:
         """Logits [R, n or len(keep), V], and the wanted hidden states [R, n, D].
 
@@ -76,12 +76,11 @@ class Straight:
             tokens: [R, n].
             positions: [R, n].
             mask: [R, 1, n, S] what is added to scores.
-            writer: the cache of the pass.
+            held: see `within`.
             keep: as transformers' `logits_to_keep`.
             wanted: numbers of hidden states: before layer 0 … L − 1; L is behind the norm, L + 1 before it.
         """
-        x, count, held = self._stack.embed_tokens(tokens), len(self._layers), writer.within(0)
-        assert held is not None
+        x, count = self._stack.embed_tokens(tokens), len(self._layers)
         looked = {i - 1: torch.empty_like(x) for i in wanted if 0 < i < count}
         one = Pass(self._layers[0].sizes, x, self._angles(x, torch.from_numpy(positions)))
         last = one.run(BOTH, self._layers, x, held, mask, looked)
