@@ -104,7 +104,7 @@ class Asked(Drafter[None]):
 
     def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
         found = self._ready(tree, frontier, k)
-        return (replace(found, log_probs=None) if self.searches else found), None
+        return (replace(found, logs=None) if self.searches else found), None
 
     def commit(self, *_: Any) -> None:
         return None

@@ -20,10 +20,10 @@ from draftree.models.target import Target
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.drawing import Drafted, Drawing, drawn
+from draftree.sampling.drawing import Drawing, drawn
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
-from draftree.tree import Draw
+from draftree.tree import Drafted, Draw
 from forests import texts
 
 SIZE = 20

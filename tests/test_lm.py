@@ -18,9 +18,9 @@ from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Request
-from draftree.sampling.drawing import Drafted
 from draftree.testing import Case, Suite, cases
 from draftree.testing.conformance import COSTS
+from draftree.tree import Drafted
 from folders import target_folder
 
 

@@ -30,11 +30,11 @@ from draftree.policies.vct import VCT
 from draftree.registry import part
 from draftree.request import Emitted, Request
 from draftree.rows import Rows
-from draftree.sampling.drawing import Drafted, Drawing, drawn, top_k
+from draftree.sampling.drawing import Drawing, drawn, top_k
 from draftree.sampling.settings import Sampling
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Recorder, tiny_target
-from draftree.tree import Candidates, Ints, Room, Tree
+from draftree.tree import Candidates, Drafted, Ints, Room, Tree
 from forests import random_forest
 
 POLICIES: tuple[Policy, ...] = (

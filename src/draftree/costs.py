@@ -38,13 +38,14 @@ class Costs(Part):
     """Seconds by how many tokens a row is fed, linear between the measured widths and beyond them.
 
     Attributes:
-        draft: {f: sₐ(f)}, a draft step over f frontier nodes of each row.
+        draft: {f: sₐ(f)}, a draft step over f frontier nodes of each row, behind another one.
         target: {n: sₜ(n)}, a target pass over n = 1 + γ tokens of each row.
         commit: seconds of the drafter's commit after a step.
         context: committed tokens of each row.
         rows: how many there are.
         find: seconds in which a fusion finds what takes no pass, for a layer.
-        catch_up: seconds of what commits put off until something is drafted, in a step that drafts.
+        catch_up: seconds of what commits put off until something is drafted, and of what a draft step right behind a pass
+            takes more than one behind another, in a step that drafts.
 
     Raises:
         UserError: a width, a figure, the context or the rows are not what they can be.

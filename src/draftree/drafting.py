@@ -136,7 +136,7 @@ class Drafting(Search):
 
     def _allowed(self, candidates: Candidates, drawing: Drawing) -> Candidates:
         # Whoever has a whole q has sent its logits through them; what others found beside it has not been.
-        if drawing.shaped is None or (candidates.log_probs is not None and candidates.sources is None):
+        if drawing.shaped is None or (candidates.logs is not None and candidates.sources is None):
             return candidates
         return allowed(candidates, drawing.shaped, self.vocab, self.rows.cache.device)
 

@@ -120,22 +120,25 @@ def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
 def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = silent) -> tuple[Costs, ...]:
     """Times target passes, draft steps and commits behind rows of several lengths, all of them in turns.
 
-    All but passes are timed right behind a pass, as they are done when a text is written: it leaves other things in the caches.
+    Commits are timed right behind a pass, as they are done when a text is written: it leaves other things in the caches. So is
+    the first draft step of a tree, and what it takes more than a further one, behind another, is part of the catching up.
     """
     device, (passes, steps) = target.decoder.device, widths(rows, target.decoder.device.type)
     settings = _settings(target, drafter, rows, tell)
     behind = " and ".join(str(s.context) for s in settings)
     told = f"timing draft steps and passes over 1 to {max(passes)} tokens, behind {_rows(rows)} of {behind} tokens"
     tell(0, told)
-    works = [w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, steps))]
+    works = [w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, (*steps, 1)))]
     a_pass = settings[0].target_pass(1)
-    seconds = iter(interleaved(works, device, LONGEST, [*[None] * len(passes), *[a_pass] * len(steps)] * len(settings)))
+    before = [b for s in settings for b in (*[None] * len(passes), *[_both(a_pass, s.draft_step(1))] * len(steps), a_pass)]
+    seconds = iter(interleaved(works, device, LONGEST, before))
     finds = interleaved([s.find() for s in settings], device, 0.1, [a_pass] * len(settings))
     both = [_both(work, undo) for s in settings for work, undo in s.commit()]
     commits = interleaved(both, device, 0.4, [a_pass] * len(both))  # last: it moves the caches on
     costs = []
     for setting, commit, catch_up, find in zip(settings, commits[::2], commits[1::2], finds, strict=True):
         target_curve, draft = (dict(zip(at, monotone([next(seconds) for _ in at]), strict=True)) for at in (passes, steps))
+        catch_up += max(next(seconds) - draft[1], 0.0)
         costs.append(Costs(draft, target_curve, commit, setting.context, rows, find, catch_up))
     return tuple(costs)
 
@@ -180,6 +183,7 @@ class Rounds:
         }
         self._target: dict[tuple[int, int], list[float]] = {}
         self._draft: dict[tuple[str, int, int], list[float]] = {}
+        self._first: dict[tuple[str, int], list[float]] = {(name, context): [] for name, context, _ in self._commits}
         self._commit: dict[tuple[str, int, int], list[float]] = {at: [] for at in self._commits}
         self._find: dict[tuple[str, int], list[float]] = {(name, context): [] for name, context, _ in self._commits}
         self._order = np.random.default_rng(0)
@@ -187,11 +191,15 @@ class Rounds:
     def once(self) -> None:
         """Times every draft step and commit, and every pass, for one of the drafters in turns."""
         names, works = list(self._settings), [(self._commit[at], *both) for at, both in self._commits.items()]
-        of_passes = names[len(next(iter(self._target.values()), ())) % len(names)]
+        of_passes, warm = names[len(next(iter(self._target.values()), ())) % len(names)], dict[int, Callable[[], Any]]()
         for name, setting in ((n, s) for n in names for s in self._settings[n]):
             at = setting.context
-            works += [(self._draft.setdefault((name, at, f), []), setting.draft_step(f), _nothing) for f in self._steps]
+            works.append((self._first[name, at], setting.draft_step(1), _nothing))
             works.append((self._find[name, at], setting.find(), _nothing))
+            for f in self._steps:
+                step = self._draft.setdefault((name, at, f), [])
+                warm[id(step)] = setting.draft_step(1)
+                works.append((step, setting.draft_step(f), _nothing))
             if name == of_passes:
                 works += [(self._target.setdefault((at, n), []), setting.target_pass(n), _nothing) for n in self._passes]
         a_pass, passes = self._settings[of_passes][0].target_pass(1), {id(seconds) for seconds in self._target.values()}
@@ -199,6 +207,7 @@ class Rounds:
             seconds, work, undo = works[i]
             if id(seconds) not in passes:
                 a_pass()
+            warm.get(id(seconds), _nothing)()
             seconds.append(timed(work, self._device))
             undo()
 
@@ -220,7 +229,10 @@ class Rounds:
                     for each, seconds in ((self._steps, draft), (self._passes, target))
                 )
                 commit, catch_up = (_middle(self._commit[name, at, put_off]) for put_off in range(2))
-                find = _middle(self._find[name, at])
+                find, catch_up = (
+                    _middle(self._find[name, at]),
+                    catch_up + max(_middle(self._first[name, at]) - of_draft[1], 0.0),
+                )
                 entries.append(Costs(of_draft, of_target, commit, at, find=find, catch_up=catch_up))
             about = dict(known.about) if isinstance(known, CostTable) else {}
             found[name] = CostTable(tuple(entries), about | {"rounds": str(len(target[0]))})

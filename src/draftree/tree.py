@@ -44,40 +44,88 @@ class Draw(Enum):
 
 
 @dataclass(frozen=True)
+class Drafted:
+    """The tokens that logits are of: a draft vocabulary within the target's.
+
+    Attributes:
+        ids: [V′] the target's ids, in ascending order.
+        vocab: V, the size of the target's vocabulary.
+    """
+
+    ids: Tensor
+    vocab: int
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """[…, V] of logits or logarithms […, V′]; −∞ for tokens that cannot be drafted."""
+        return logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf).index_copy(-1, self.ids, logits)
+
+    @cached_property
+    def numbers(self) -> Ints:
+        """[V′] the ids on the host."""
+        numbers: Ints = self.ids.cpu().numpy()
+        return numbers
+
+    @cached_property
+    def places(self) -> Ints:
+        """[V] the column of each token; −1 where it cannot be drafted."""
+        found = np.full(self.vocab, -1)
+        found[self.numbers] = np.arange(len(self.numbers))
+        return found
+
+    def columns(self, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns [m] of those of the tokens [M] that can be drafted, and their logits [m, V′] of [M, V′]."""
+        column = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
+        there = self.ids[column] == tokens
+        return column[there], logits[there]
+
+
+@dataclass(frozen=True)
 class Candidates:
     """A drafter's proposals after each frontier node.
 
     Attributes:
         tokens: [F, K] token ids; their order is draw order.
         log_q: [F, K] natural log of q(token | path); −∞ where there are fewer than K.
-        log_probs: [F, V] the whole log q, or None for a drafter without one (retrieval).
+        logs: [F, V] the whole log q, or None for a drafter without one (retrieval); of a draft vocabulary [F, V′].
         draw: how the tokens were drawn.
         source: which drafter proposed them, see `Tree.source`.
         sources: [F, K] of each, where they are of several drafters, fused.
         finite: whether what the drafter computed was numbers; after nodes where it was not, nothing is found.
         unconditioned: [F, V] log q as it was before it was conditioned on the target's noise, for coupled draws.
         confidence: [F] how probably a child is accepted, by a head of the drafter's that says so.
+        drafted: the draft vocabulary that `logs` are of.
     """
 
     tokens: Ints
     log_q: Floats
-    log_probs: Tensor | None = None
+    logs: Tensor | None = None
     draw: Draw = Draw.POINT
     source: int = 0
     sources: Ints | None = None
     finite: bool = True
     unconditioned: Tensor | None = None
     confidence: Floats | None = None
+    drafted: Drafted | None = None
+
+    @cached_property
+    def log_probs(self) -> Tensor | None:
+        """[F, V] the whole log q, if there is one; −∞ for tokens that cannot be drafted."""
+        return self.logs if self.logs is None or self.drafted is None else self.drafted.whole(self.logs)
+
+    def log_of(self, tokens: Ints) -> Floats:
+        """[F, K] log q of some tokens after each node, of a drafter with a whole one."""
+        assert self.logs is not None
+        at = tokens if self.drafted is None else self.drafted.places[tokens]
+        index = torch.from_numpy(np.maximum(at, 0)).to(self.logs.device)
+        return np.where(at < 0, -np.inf, self.logs.gather(-1, index).double().cpu().numpy())
 
     @property
     def raw(self) -> "Candidates":
         """The same tokens with q as it is without the target's noise."""
         if self.unconditioned is None:
             return self
-        whole = self.unconditioned
-        log_q = whole.gather(-1, torch.from_numpy(self.tokens).to(whole.device)).double().cpu().numpy()
-        there = np.where(self.log_q > -np.inf, log_q, -np.inf)
-        return replace(self, log_q=there, log_probs=whole, unconditioned=None)
+        own = replace(self, logs=self.unconditioned, unconditioned=None)
+        return replace(own, log_q=np.where(self.log_q > -np.inf, own.log_of(self.tokens), -np.inf))
 
     @property
     def origin(self) -> Ints:
@@ -104,9 +152,9 @@ class Candidates:
 
     def entropy(self, top: int = ENTROPY_TOP) -> Floats:
         """[F] entropy of q in nats over its likeliest tokens (C2T, section 4.1, eq. 3); 0 without a distribution."""
-        if self.log_probs is None:
+        if self.logs is None:
             return np.zeros(len(self.tokens))
-        likeliest = self.log_probs
+        likeliest = self.logs
         if top < likeliest.shape[-1]:
             likeliest = likeliest.topk(top, dim=-1, sorted=False).values
         return np.asarray(torch.special.entr(likeliest.exp()).sum(-1, dtype=torch.float64).cpu().numpy())

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
-import torch
 
 from draftree.calibration import Logistic
 from draftree.drafters.base import Drafter, Method, put
@@ -20,7 +19,7 @@ from draftree.errors import UserError
 from draftree.kernels.fusing import judged, merge
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
-from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
+from draftree.tree import Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)
 """The worth of a find beside a guide, before any was judged: log-odds of its acceptance as weights of `Find.x`. A find
@@ -193,7 +192,7 @@ class FusedDrafter(Drafter[Fusing]):
             proposed[i] = replace(candidates, source=(1 << i) - 1)
             if candidates.draw.sampled:  # what others would add was not drawn from the same q
                 return proposed[i], replace(state, parts=tuple(inner))
-        guide = next((i for i, candidates in proposed.items() if candidates.log_probs is not None), None)
+        guide = next((i for i, candidates in proposed.items() if candidates.logs is not None), None)
         finds = self._finds(state, tree, frontier, proposed, guide)
         state = replace(state, parts=tuple(inner), finds=(*state.finds, *finds))
         best = merged(None if guide is None else proposed[guide], finds, k) if finds else proposed[guide or 0]
@@ -252,10 +251,7 @@ def _find(part: int, found: Candidates, guide: Candidates | None, numbers: Ints,
         numbers: [F] of the frontier's nodes.
         trust: [F] what is known of the part in each node's row.
     """
-    log_q = UNGUIDED if guide is None else np.full(found.tokens.shape, -np.inf)
-    if guide is not None and guide.log_probs is not None:
-        index = torch.from_numpy(found.tokens).to(guide.log_probs.device)
-        log_q = guide.log_probs.gather(-1, index).double().cpu().numpy()
+    log_q = UNGUIDED if guide is None else guide.log_of(found.tokens)
     recent = np.array([t.recent for t in trust])
     weights = np.array([t.alone.weights if guide is None else t.beside.weights for t in trust])
     x, value, theirs, place = judged(np.ascontiguousarray(found.log_q), log_q, recent, weights, NEUTRAL, CERTAIN)
@@ -288,9 +284,7 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
     tokens, values, sources = merge(token, log_q, value, seen, bits, k, MOST, CERTAIN)
     if guide is None:
         return Candidates(tokens, values, sources=sources)
-    return Candidates(
-        tokens, values, guide.log_probs, sources=sources, unconditioned=guide.unconditioned, confidence=guide.confidence
-    )
+    return replace(guide, tokens=tokens, log_q=values, sources=sources, source=0, draw=Draw.POINT)
 
 
 def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Trust:

@@ -27,8 +27,7 @@ from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING
 from draftree.models.target import LAST, Needs, Target
-from draftree.sampling.drawing import Drafted
-from draftree.tree import Ints
+from draftree.tree import Drafted, Ints
 
 
 @final

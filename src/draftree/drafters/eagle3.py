@@ -28,8 +28,7 @@ from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
 from draftree.models.compiled import PreparedLayer
 from draftree.models.target import Needs, Target
-from draftree.sampling.drawing import Drafted
-from draftree.tree import Ints
+from draftree.tree import Drafted, Ints
 
 DEFAULT_LAYERS = (2, None, None)
 
@@ -152,11 +151,13 @@ class EAGLE3Layer(PreparedLayer):
         )
         self._normed_residual = normed_residual
 
-    def forward(self, embeds: Tensor, features: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache) -> Tensor:
-        """[R, n, D] of embeddings and features [R, n, D]."""
+    def forward(
+        self, embeds: Tensor, features: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache, *behind: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """[R, n, D] of embeddings and features [R, n, D], and logits of that by norm and head `behind`, if these are given."""
         normed = self.hidden_norm(features)
         x = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
-        return self.finish(x, normed if self._normed_residual else features, rotated, mask, {CACHE: cache})
+        return self.finish(x, normed if self._normed_residual else features, rotated, mask, {CACHE: cache}, *behind)
 
 
 class FusingNet(PairNet):
@@ -252,9 +253,20 @@ class EAGLE3Net(FusingNet):
         self.reads = tuple(layers)
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+        return self._through(tokens, features, positions, mask, cache)[0]
+
+    def with_logits(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+    ) -> tuple[Tensor, Tensor]:
+        return self._through(tokens, features, positions, mask, cache, self.norm, self.lm_head)
+
+    def _through(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache, *behind: nn.Module
+    ) -> tuple[Tensor, Tensor]:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
-        out: Tensor = self.midlayer(embed(tokens).to(features.dtype), features, self.rotary(features, positions), mask, cache)
-        return out
+        rotated = self.rotary(features, positions)
+        out, logits = self.midlayer(embed(tokens).to(features.dtype), features, rotated, mask, cache, *behind)
+        return out, logits
 
 
 @final

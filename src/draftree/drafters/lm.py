@@ -12,7 +12,7 @@ from draftree.drafters.neural.vocabulary import Shared
 from draftree.errors import UserError
 from draftree.models.decoder import one_layer
 from draftree.models.target import Target
-from draftree.sampling.drawing import Drafted
+from draftree.tree import Drafted
 
 
 @final

@@ -30,8 +30,7 @@ from draftree.errors import UserError
 from draftree.formats.checkpoint import FILES, Checkpoint, sizes, tensor_names
 from draftree.models.decoder import UNNORMED, Decoder, one_layer
 from draftree.models.target import LAST, Needs, Target
-from draftree.sampling.drawing import Drafted
-from draftree.tree import Ints
+from draftree.tree import Drafted, Ints
 
 PROJECTION = re.compile(r"(?P<begin>.*\.layers\.\d+\.)eh_proj\.weight$")
 """The tensor by which a layer behind the target's last one is known; DeepSeek-V3's and GLM-4's."""

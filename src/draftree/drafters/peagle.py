@@ -172,7 +172,7 @@ class PEAGLENet(FusingNet):
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embeds = self._target.decoder.embed(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
         rotated = self.rotary(features, positions)
-        x: Tensor = self.layers[0](embeds.to(features.dtype), features, rotated, mask, cache)
+        x: Tensor = self.layers[0](embeds.to(features.dtype), features, rotated, mask, cache)[0]
         for layer in self.layers[1:]:
             x = run(layer, x, rotated, mask, cache)
         return x

@@ -121,3 +121,29 @@ def largest(address: Any, bits: Any) -> Array:
                 found[r] = i
                 break
     return found
+
+
+@compiled
+def likeliest(values: Array, k: int) -> tuple[Array, Array]:
+    """Where the k largest of each row [F, V] stand [F, K], falling, the first of equals first; and they, as float64.
+
+    What is no number is larger than all, wherever it stands.
+    """
+    rows, width = values.shape
+    k = min(k, width)
+    places, found = np.empty((rows, k), np.int64), np.empty((rows, k))
+    for f in range(rows):
+        count, least = 0, values.dtype.type(-np.inf)
+        for i in range(width):
+            value = values[f, i]
+            if count == k and (value <= least or least != least):
+                continue
+            nothing = value != value
+            count = min(count + 1, k)
+            at = count - 1
+            while at and (value > found[f, at - 1] or (nothing and found[f, at - 1] == found[f, at - 1])):
+                found[f, at], places[f, at] = found[f, at - 1], places[f, at - 1]
+                at -= 1
+            found[f, at], places[f, at] = value, i
+            least = values.dtype.type(found[f, k - 1]) if count == k else least
+    return places, found

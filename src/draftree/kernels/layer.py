@@ -23,7 +23,7 @@ from draftree.kernels.rows import normed
 from draftree.kernels.team import FIRST, meet, member, share
 from draftree.kernels.tiles import AHEAD, BYTES, GROUP, OF_GROUP, ROWS, fours, pairs, reals
 
-PASS = 9
+PASS = 11
 """The entry from `FIRST` on where what a pass is about begins."""
 MANY = 4
 """Chunks of queries for each thread from which on they are dealt out one by one."""
@@ -156,7 +156,7 @@ def _stored(d: Any, of: Any, x: Any, k: Any, v: Any, thread: Any, threads: Any, 
         k: the layer's keys.
         v: its values.
     """
-    cosines, sines, turns, q, starts = entry(d, 0), entry(d, 1), entry(d, 2), entry(d, 3), entry(d, 4)
+    cosines, sines, places, q, starts = entry(d, 0), entry(d, 1), entry(d, 2), entry(d, 3), entry(d, 4)
     row_keys, group_keys, of_keys = entry(d, 5), entry(d, 6), entry(d, 7)
     row_values, group_values, of_values = entry(d, 8), entry(d, 9), entry(d, 10)
     rows, n, groups, heads, width, deep = entry(d, 11), entry(d, 12), entry(d, 13), entry(d, 14), entry(d, 15), entry(d, 16)
@@ -182,7 +182,7 @@ def _stored(d: Any, of: Any, x: Any, k: Any, v: Any, thread: Any, threads: Any, 
             _biased(sums, m, wide, width, bias, unit * width, half)
             for i in range(m):
                 row, at, mine = (first + i) // n, (first + i) % n, sums + i * wide
-                angle, slot = (row * turns + at) * width * size, at + (entry(starts, row) if starts else 0)
+                angle, slot = entry(places, row * n + at) * width * size, at + (entry(starts, row) if starts else 0)
                 if unit < all_heads:
                     to = q + (((row * groups + unit // heads) * n + at) * heads + unit % heads) * width * size
                     if q_norm:
@@ -314,7 +314,9 @@ def _finished(
 
 @part
 def _columns(p: Any, thread: Any, threads: Any, half: Any) -> None:
-    """A linear layer of rows."""
+    """A linear layer of rows: their address, the weight, what is added, where sums go, how many rows, of how many entries, and
+    how many are made of each, and the first thread's own memory and the bytes to the next one's.
+    """
     x, w, bias, out = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3)
     tokens, deep, wide = entry(p, 4), entry(p, 5), entry(p, 6)
     own, block = entry(p, 7) + thread * entry(p, 8), _bytes(deep, half, False)
@@ -330,17 +332,37 @@ def _columns(p: Any, thread: Any, threads: Any, half: Any) -> None:
 
 
 @part
-def _layers(table: Any, half: Any, four: Any) -> None:
-    """Layers one after the other, or a part of one.
+def _behind(x: Any, p: Any, table: Any, thread: Any, threads: Any, half: Any) -> None:
+    """The norm behind the layers, and the head; `p` as `_columns` reads it, whose rows are made here, and the norm's weight."""
+    to, tokens, deep, size = entry(p, 0), entry(p, 4), entry(p, 5), (2 if half else 4)
+    begin, end = share(tokens, thread, threads)
+    at = begin * deep * size
+    _normed(x + at, entry(p, 9), to + at, end - begin, deep, _single(p, 10), half)
+    meet(table, threads)
+    _columns(p, thread, threads, half)
 
-    A table has, from `FIRST` on: which parts, 1 and 2 added up; how many layers; the first input; the address of the addresses
-    where each layer's output goes; the first layer's keys and values, and how many bytes lie to the next one's; the address of
-    the addresses of the layers' weights; and what the pass is about.
+
+@part
+def _layers(table: Any, half: Any, four: Any) -> None:
+    """Layers one after the other, or a part of one, and the head behind them.
+
+    A table has, from `FIRST` on: which parts, 1 and 2 added up; how many layers; what the first one reads; the address of the
+    addresses where each layer's output goes; the first layer's keys and values, and how many bytes lie to the next one's; the
+    address of the addresses of the layers' weights; what the first one's output is added to; 0 or the address of what is behind
+    the layers (`_behind`); and what the pass is about.
     """
     thread, threads = member(table)
     p, d = table + 8 * FIRST, table + 8 * (FIRST + PASS)
     parts, count, x, outs = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3)
-    k, of_k, v, of_v, weights = entry(p, 4), entry(p, 5), entry(p, 6), entry(p, 7), entry(p, 8)
+    k, of_k, v, of_v, weights, before, behind = (
+        entry(p, 4),
+        entry(p, 5),
+        entry(p, 6),
+        entry(p, 7),
+        entry(p, 8),
+        entry(p, 9),
+        entry(p, 10),
+    )
     for i in range(count):
         of, to = entry(weights, i), entry(outs, i)
         if parts & 1:
@@ -348,10 +370,12 @@ def _layers(table: Any, half: Any, four: Any) -> None:
         if parts == 3:
             meet(table, threads)
         if parts & 2:
-            _finished(d, of, x, k + i * of_k, v + i * of_v, to, table, thread, threads, half, four)
-        if i + 1 < count:
+            _finished(d, of, before, k + i * of_k, v + i * of_v, to, table, thread, threads, half, four)
+        if i + 1 < count or behind:
             meet(table, threads)
-        x = to
+        x = before = to
+    if behind:
+        _behind(x, behind, table, thread, threads, half)
 
 
 def _real_layers(table: int) -> None:

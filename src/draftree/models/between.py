@@ -56,6 +56,13 @@ def shortened(model: nn.Module) -> list[str]:
     return sorted({type(m).__name__ for m in model.modules() if _is_ours(vars(m).get("forward"))})
 
 
+def epsilon_of(norm: nn.Module) -> float | None:
+    """What a norm adds to a mean square; None where it is not computed by our call."""
+    forward: Any = vars(norm).get("forward")
+    ours = isinstance(forward, MethodType) and getattr(forward.__func__, "func", None) is _normed
+    return float(forward.__func__.keywords["epsilon"]) if ours else None
+
+
 def _is_ours(forward: Any) -> bool:
     return isinstance(forward, MethodType) and getattr(forward.__func__, "func", None) in (_normed, _fed)
 

@@ -10,7 +10,6 @@ Shapes: R rows, n tokens of each, S slots, H entries of a hidden state, G key-va
 
 import itertools
 import operator
-import struct
 from abc import ABC
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,15 +18,18 @@ from functools import partial
 from types import MappingProxyType, MethodType
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 
 from draftree.models.cache import Within, Writer
+from draftree.models.ending import Ending, ending
 from draftree.models.exact_attention import additive
 from draftree.models.four_bits import FourBits
 from draftree.models.linears import let_go
-from draftree.models.tiled import COLUMNS, DTYPES, GROUP, ROWS, place, scratch, tiles, tiles_of_four
+from draftree.models.tiled import COLUMNS, DTYPES, GROUP, ROWS, place, scratch, single, tiles, tiles_of_four
+from draftree.tree import Ints
 
 FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
 """Of a layer: up to what it stores, and from its attention on."""
@@ -36,12 +38,6 @@ THROUGH = "draftree_layers"
 QUERIES = 8
 """Queries of an attention that are worked on at a time; as in `kernels/attending.py`."""
 _VERSION = operator.attrgetter("_version")
-
-
-def single(value: float) -> int:
-    """A number as the bits of a float32."""
-    bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
-    return bits
 
 
 class PreparedLayer(nn.Module, ABC):
@@ -58,9 +54,10 @@ class PreparedLayer(nn.Module, ABC):
     post_attention_layernorm: nn.Module
 
     def finish(
-        self, ready: Tensor, before: Tensor, turned: tuple[Tensor, Tensor], mask: Tensor, cache: dict[str, Any]
-    ) -> Tensor:
-        """[R, n, H] behind the layer.
+        self, ready: Tensor, before: Tensor, turned: tuple[Tensor, Tensor], mask: Tensor, cache: dict[str, Any],
+        norm: nn.Module | None = None, head: nn.Module | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """[R, n, H] behind the layer, and logits of that; itself where no head is given.
 
         Args:
             ready: [R, n, …] what its attention reads.
@@ -68,11 +65,13 @@ class PreparedLayer(nn.Module, ABC):
             turned: [R, n, D] cosines and sines of the positions.
             mask: [R or 1, 1, n, S] what is added to scores.
             cache: under the name that the attention has for it.
+            norm: behind the layer, and
+            head: behind that.
         """
         attended, _ = self.self_attn(ready, position_embeddings=turned, attention_mask=mask, **cache)
         x = before + attended
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        return out, out if head is None or norm is None else head(norm(out))
 
 
 @dataclass(frozen=True)
@@ -218,8 +217,9 @@ class Layer:
         return module.mlp.down_proj is self._last and self._laid_out.still
 
     def __call__(
-        self, x: Tensor, mask: Tensor | None, turned: tuple[Tensor, Tensor], cache: Cache | None, ready: Tensor | None = None
-    ) -> Tensor:
+        self, x: Tensor, mask: Tensor | None, turned: tuple[Tensor, Tensor], cache: Cache | None, ready: Tensor | None = None,
+        behind: Ending | None = None,
+    ) -> Tensor:  # fmt: skip
         """[R, n, H] behind the layer, or behind several ones, which are noted at the tensor.
 
         Args:
@@ -228,25 +228,24 @@ class Layer:
             turned: [R or 1, n, D] cosines and sines of the positions.
             cache: gives keys and values for those that are stored there.
             ready: [R, n, …] what its attention reads of a layer without a first norm; by default the same.
+            behind: norm and head of what comes out.
         """
         (rows, n, _), x = x.shape, x.contiguous()
+        read = x if ready is None else ready.contiguous()
         held = cache.within(self._index) if isinstance(cache, Writer) else None
-        if held is not None and ready is None:
-            following = self._following(held.more)
-            out = Pass(self.sizes, x, turned).run(BOTH, [self, *following], x, held, mask)
+        one = Pass(self.sizes, x, in_order(turned, rows, n))
+        if held is not None:
+            following = self._following(held.more) if ready is None else []
+            out = one.run(BOTH, [self, *following], read, held, mask, behind=behind)
             vars(out)[THROUGH] = frozenset(following)
             return out
-        if held is None:
-            k, v = (x.new_empty(rows, self.sizes.groups, n, self.sizes.width) for _ in range(2))
-            written = Within(k, v, None, n)
-        else:
-            written = held
-        one = Pass(self.sizes, x, turned)
-        one.run(FIRST_PART, [self], x if ready is None else ready.contiguous(), written, None)
-        if held is None and cache is not None:
+        k, v = (x.new_empty(rows, self.sizes.groups, n, self.sizes.width) for _ in range(2))
+        written = Within(k, v, None, n)
+        one.run(FIRST_PART, [self], read, written, None)
+        if cache is not None:
             k, v = (t if t.stride(3) == 1 else t.contiguous() for t in cache.update(k, v, self._index))
             written = Within(k, v, None, k.shape[2])
-        return one.run(SECOND_PART, [self], x, written, mask)
+        return one.run(SECOND_PART, [self], x, written, mask, behind=behind)
 
     def _following(self, most: int) -> "list[Layer]":
         """The layers that can be computed in one call with this one: nobody looks at what lies between them."""
@@ -259,38 +258,48 @@ class Layer:
         return found if self._all_laid_out.still else []
 
 
+Turned = tuple[Tensor, Tensor, Ints]
+"""Cosines and sines [P, D], and which of them are those of each token [R, n]."""
+
+
+def in_order(turned: tuple[Tensor, Tensor], rows: int, n: int) -> Turned:
+    """Cosines and sines that are those of each token [R or 1, n, D], in order."""
+    places = np.arange(len(turned[0]) * n, dtype=np.int64)
+    cosines, sines = (t.contiguous() for t in turned)
+    return cosines, sines, places if len(cosines) == rows else np.tile(places, rows)
+
+
 @final
 class Pass:
     """A pass over some tokens, through one layer or several of the same sizes.
 
     Args:
         sizes: of the layers.
-        x: [R, n, H] what goes in.
-        turned: [R or 1, n, D] cosines and sines of the positions.
+        x: [R, n, H] what the first one's output is added to.
+        turned: the positions' angles.
     """
 
-    def __init__(self, sizes: Sizes, x: Tensor, turned: tuple[Tensor, Tensor]) -> None:
-        (rows, n, _), self._x, self._sizes = x.shape, x, sizes
-        self._turned = [t.contiguous() for t in turned]
-        parts = [
-            rows * n * width * sizes.dtype.itemsize for width in (sizes.wide, sizes.wide, sizes.inner, sizes.deep, sizes.deep)
-        ]
+    def __init__(self, sizes: Sizes, x: Tensor, turned: Turned) -> None:
+        (rows, n, _), self._x, self._sizes, self._turned = x.shape, x, sizes, turned
+        each = rows * n * sizes.dtype.itemsize
+        parts = [each * width for width in (sizes.wide, sizes.wide, sizes.inner, sizes.deep, sizes.deep)]
         self._shared = torch.empty(sum(parts), dtype=torch.uint8)  # of all threads
         self._places = list(itertools.accumulate(parts[:-1], initial=self._shared.data_ptr()))
 
     def run(
         self, parts: int, layers: Sequence[Layer], read: Tensor, within: Within, mask: Tensor | None,
-        looked: Mapping[int, Tensor] = MappingProxyType({}),
+        looked: Mapping[int, Tensor] = MappingProxyType({}), behind: Ending | None = None,
     ) -> Tensor:  # fmt: skip
         """[R, n, H] behind the last layer, if its second part is run.
 
         Args:
             parts: of the layers.
             layers: at least one.
-            read: [R, n, …] what the first one's part reads.
+            read: [R, n, …] what the first one's attention reads.
             within: the first one's keys and values; those of the others lie behind them.
             mask: [R or 1, 1, n, S] what is added to scores; by default causal.
             looked: [R, n, H] where the outputs of some layers go, by their place among them; the last one's is returned.
+            behind: norm and head of the last one's.
         """
         from draftree.kernels.layer import layers as code  # numba takes half a second to import
         from draftree.kernels.team import run
@@ -300,18 +309,20 @@ class Pass:
         if parts & SECOND_PART and (mask is None or mask.dtype is not x.dtype or mask.stride(3) != 1):
             mask = additive(x[:, None], within.slots, mask).to(x.dtype).contiguous()
         by_mask = (0, 0) if mask is None else (size * mask.stride(0) * (len(mask) > 1), size * mask.stride(2))
-        cosines, sines = self._turned
-        keys, values = within.keys, within.values
+        cosines, sines, at = self._turned
+        keys, values, own = within.keys, within.values, sizes.own(rows * n, within.slots)
         records = array("q", [layer.record.buffer_info()[0] for layer in layers])
         turns, last = (between, place(out)), len(layers) - 1
         outs = array("q", [place(looked[i]) if i in looked else turns[(last - i + 1) % 2] for i in range(last + 1)])
+        told = None if behind is None else behind.told(x, own)
         run(code(sizes.dtype is torch.bfloat16, sizes.four), (
             parts, len(layers), place(read), outs.buffer_info()[0], place(keys), size * within.of_keys,
-            place(values), size * within.of_values, records.buffer_info()[0],
-            place(cosines), place(sines), n if len(cosines) > 1 else 0, q,
+            place(values), size * within.of_values, records.buffer_info()[0], place(x),
+            0 if told is None else told.buffer_info()[0],
+            place(cosines), place(sines), at.ctypes.data, q,
             0 if within.starts is None else within.starts.ctypes.data,
             *(size * step for t in (keys, values) for step in t.stride()[:3]),
-            rows, n, sizes.groups, sizes.heads, sizes.width, sizes.reads, *sizes.own(rows * n, within.slots),
+            rows, n, sizes.groups, sizes.heads, sizes.width, sizes.reads, *own,
             place(mask), *by_mask, within.slots, sizes.scale,
             LOWEST[x.dtype], sizes.deep, sizes.inner, after, act, hidden,
         ))  # fmt: skip
@@ -363,10 +374,13 @@ def _forward(module: Any, hidden_states: Tensor, ours: Layer, **given: Any) -> A
 
 
 def _finish(
-    module: Any, ready: Tensor, before: Tensor, turned: Any, mask: Tensor, cache: dict[str, Any], ours: Layer
-) -> Tensor:
-    """The rest of a layer whose input is ready."""
+    module: Any, ready: Tensor, before: Tensor, turned: Any, mask: Tensor, cache: dict[str, Any], norm: Any = None,
+    head: Any = None, *, ours: Layer,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The rest of a layer whose input is ready, and the head behind it."""
     if not _may(module, ours, turned, mask, ready, before):
-        stock: Tensor = type(module).finish(module, ready, before, turned, mask, cache)
+        stock: tuple[Tensor, Tensor] = type(module).finish(module, ready, before, turned, mask, cache, norm, head)
         return stock
-    return ours(before, mask, turned, next(iter(cache.values()), None), ready)
+    code = None if head is None else ending(norm, head, before)
+    out = ours(before, mask, turned, next(iter(cache.values()), None), ready, code)
+    return out, code.logits if code is not None else out if head is None else head(norm(out))

@@ -129,7 +129,7 @@ def agrees(module: Any, ours: Layer) -> bool:
     mask = torch.full((2, 1, n, n), torch.finfo(dtype).min, dtype=dtype).triu(1)
     mask[0, 0, 3, 1:3] = torch.finfo(dtype).min
     if isinstance(module, PreparedLayer):
-        wanted, found = type(module).finish(module, ready, x, turned, mask, {}), ours(x, mask, turned, None, ready)
+        wanted, found = type(module).finish(module, ready, x, turned, mask, {})[0], ours(x, mask, turned, None, ready)
     else:
         try:
             wanted = type(module).forward(module, x, attention_mask=mask, position_embeddings=turned)

@@ -313,8 +313,8 @@ class Decoder:
     def _straight(self) -> Straight | None:
         """The way through layers that are machine code, once they are."""
         if not self._tried and Straight.may(self.stack):
-            self._tried, behind = True, self._behind_head
-            self._found = Straight.of(self.model, self.stack, None if behind is None else lambda x: behind(self._head(x)))
+            self._tried = True
+            self._found = Straight.of(self.model, self.stack, lambda: self._head, self._behind_head)
         return self._found
 
     @contextmanager

@@ -9,16 +9,19 @@ Shapes: R rows, n tokens of each, S slots, D hidden size, V vocabulary, L layers
 from collections.abc import Callable, Sequence
 from typing import Any, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from draftree.models.angles import Angles
 from draftree.models.cache import Within, Writer
 from draftree.models.compiled import BOTH, FIRST_PART, Layer, Pass, machine_code
+from draftree.models.ending import ending
 from draftree.tree import Ints
 
 PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 """The parts of a stack that we know."""
+Given, Change = Callable[[], nn.Module], Callable[[Tensor], Tensor]
 
 
 @final
@@ -29,11 +32,19 @@ class Straight:
         model: a causal language model.
         stack: its transformer.
         layers: all of its layers, as machine code.
-        head: logits of what the last norm gave.
+        head: gives the module that makes logits of what the last norm gave, and
+        behind: what the model makes of them.
     """
 
-    def __init__(self, model: nn.Module, stack: Any, layers: Sequence[Layer], head: Callable[[Tensor], Tensor]) -> None:
-        self._model, self._stack, self._layers, self._head = model, stack, list(layers), head
+    def __init__(
+        self,
+        model: nn.Module,
+        stack: Any,
+        layers: Sequence[Layer],
+        head: Callable[[], nn.Module],
+        behind: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._model, self._stack, self._layers, self._head, self._behind = model, stack, list(layers), head, behind
         self._hooks = [hooks for m in (model, stack) for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self._angles = Angles(stack.rotary_emb)
         self._agreed: bool | None = None  # nothing was compared
@@ -45,13 +56,15 @@ class Straight:
         return isinstance(layers, nn.ModuleList) and len(layers) > 0 and machine_code(layers[0]) is not None
 
     @classmethod
-    def of(cls, model: nn.Module, stack: Any, head: Callable[[Tensor], Tensor] | None) -> Self | None:
+    def of(
+        cls, model: nn.Module, stack: Any, head: Callable[[], nn.Module], behind: Callable[[Tensor], Tensor] | None
+    ) -> Self | None:
         """The passes of a model, if all of its layers are one call of machine code, and nothing is unknown around them."""
-        if head is None or {name for name, _ in stack.named_children()} != PARTS:
+        if behind is None or {name for name, _ in stack.named_children()} != PARTS:
             return None
         layers = [layer for module in stack.layers if (layer := machine_code(module)) is not None]
         whole = layers and len(layers) == len(stack.layers) and layers[0].behind == layers[1:]
-        return cls(model, stack, layers, head) if whole else None
+        return cls(model, stack, layers, head, behind) if whole else None
 
     @property
     def free(self) -> bool:
@@ -82,21 +95,26 @@ class Straight:
         """
         x, count = self._stack.embed_tokens(tokens), len(self._layers)
         looked = {i - 1: torch.empty_like(x) for i in wanted if 0 < i < count}
-        one = Pass(self._layers[0].sizes, x, self._angles(x, torch.from_numpy(positions)))
-        last = one.run(BOTH, self._layers, x, held, mask, looked)
-        caught = {0: x, count: self._stack.norm(last), count + 1: last} | {i + 1: out for i, out in looked.items()}
-        states = caught[count]
+        code = None if isinstance(keep, Tensor) or keep else ending(self._stack.norm, self._head(), x)
+        last = self._pass(x, positions).run(BOTH, self._layers, x, held, mask, looked, code)
+        states: Tensor = self._stack.norm(last) if code is None else code.states
+        caught = {0: x, count: states, count + 1: last} | {i + 1: out for i, out in looked.items()}
         if isinstance(keep, Tensor) or keep:
             states = states[:, slice(-keep, None) if isinstance(keep, int) else keep]
-        return self._head(states), *(caught[i] for i in wanted)
+        logits = self._head()(states) if code is None else code.logits
+        return self._behind(logits), *(caught[i] for i in wanted)
+
+    def _pass(self, x: Tensor, positions: Ints) -> Pass:
+        """A pass over inputs [R, n, D] at positions [R, n]."""
+        known = self._angles.known(x, int(positions.max()))
+        return Pass(self._layers[0].sizes, x, (*known, np.ascontiguousarray(positions)))
 
     def stored(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [R, G, n, width] that the first layer makes of inputs [R, n, D] at positions [R, n]."""
         sizes, (rows, n, _) = self._layers[0].sizes, x.shape
         k, v = (x.new_empty(rows, sizes.groups, n, sizes.width) for _ in range(2))
-        Pass(sizes, x, self._angles(x, positions)).run(
-            FIRST_PART, self._layers[:1], x.contiguous(), Within(k, v, None, n), None
-        )
+        x = x.contiguous()
+        self._pass(x, positions.numpy()).run(FIRST_PART, self._layers[:1], x, Within(k, v, None, n), None)
         return k, v
 
     @property

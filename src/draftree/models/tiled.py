@@ -3,6 +3,7 @@
 Shapes: n rows of a pass, K and E entries of a row before and after.
 """
 
+import struct
 from functools import cache
 from threading import local
 from typing import final
@@ -76,6 +77,12 @@ def scratch(size: int, threads: int) -> tuple[int, int]:
     return held.data_ptr(), size
 
 
+def single(value: float) -> int:
+    """A number as the bits of a float32."""
+    bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    return bits
+
+
 def place(tensor: Tensor | None) -> int:
     """A tensor's address, 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()
@@ -88,11 +95,15 @@ class Tiled:
     Args:
         weight: [E, K], which stays what it is.
         bias: [E], if there is one.
+
+    Attributes:
+        tiles: the weight as it is laid out.
+        wide: E.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._tiles, self._bias, self._half = tiles(weight), bias, weight.dtype is torch.bfloat16
-        self._wide, self._deep = weight.shape
+        self.tiles, self.bias, self._half = tiles(weight), bias, weight.dtype is torch.bfloat16
+        self.wide, self._deep = weight.shape
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[…, E] of rows […, K]."""
@@ -100,9 +111,9 @@ class Tiled:
         from draftree.kernels.team import run
 
         rows = rows.contiguous()
-        out = rows.new_empty(*rows.shape[:-1], self._wide)
+        out = rows.new_empty(*rows.shape[:-1], self.wide)
         if count := rows.numel() // self._deep:
             own, each = scratch(ROWS * COLUMNS * 4, torch.get_num_threads())
-            told = rows.data_ptr(), place(self._tiles), place(self._bias), out.data_ptr(), count, self._deep, self._wide
+            told = rows.data_ptr(), place(self.tiles), place(self.bias), out.data_ptr(), count, self._deep, self.wide
             run(columns(self._half), (*told, own, each))
         return out

@@ -316,7 +316,7 @@ class _Note:
 def _guesses(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, read: bool = True) -> _Guesses:
     """Candidates after nodes that the drafter has read, or not, and their values."""
     count, sources = len(frontier), candidates.sources
-    known = 0.0 if candidates.log_probs is None else np.nan  # which is computed
+    known = 0.0 if candidates.logs is None else np.nan  # which is computed
     entropy = np.full(count, known if read else UNREAD)
     if read and candidates.confidence is not None:  # a head that was trained to tell acceptance says more, in its place
         entropy = -np.log(np.maximum(candidates.confidence, CERTAIN))

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.kernels.largest import likeliest
 from draftree.sampling.distributions import absent
 from draftree.sampling.noise import Keyed, gumbel
 from draftree.sampling.settings import Sampling
-from draftree.tree import Candidates, Draw, Floats, Ints
+from draftree.tree import Candidates, Drafted, Draw, Floats, Ints
 
 BEYOND = 8
 """Values that a top-k asks for beyond k; half-precision logits often tie."""
@@ -85,29 +86,6 @@ def finite(logits: Tensor) -> Tensor:
     return torch.isfinite(logits.amax(dim=-1))
 
 
-@dataclass(frozen=True)
-class Drafted:
-    """The tokens that logits are of: a draft vocabulary within the target's.
-
-    Attributes:
-        ids: [V′] the target's ids, in ascending order.
-        vocab: V, the size of the target's vocabulary.
-    """
-
-    ids: Tensor
-    vocab: int
-
-    def whole(self, logits: Tensor) -> Tensor:
-        """[…, V] of logits or logarithms […, V′]; −∞ for tokens that cannot be drafted."""
-        return logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf).index_copy(-1, self.ids, logits)
-
-    def columns(self, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns [m] of those of the tokens [M] that can be drafted, and their logits [m, V′] of [M, V′]."""
-        column = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
-        there = self.ids[column] == tokens
-        return column[there], logits[there]
-
-
 def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints, drafted: Drafted | None = None) -> Candidates:
     """K candidates from the drafter's logits; none after a node where these are no numbers (broken weights, an overflow).
 
@@ -123,9 +101,7 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints, dr
         # What chooses among a few of the tokens is cheaper than what chooses among all of them; noise and processors know all.
         if drawing.noise is None and drawing.shaped is None:
             found = drawn(logits, k, drawing, rows, depths)
-            assert found.log_probs is not None
-            ids = drafted.ids.cpu().numpy()
-            return replace(found, tokens=ids[found.tokens], log_probs=drafted.whole(found.log_probs))
+            return replace(found, tokens=drafted.numbers[found.tokens], drafted=drafted)
         logits = drafted.whole(logits)
     found = _chosen(drawing.log_q(logits, rows), min(k, logits.shape[-1]), drawing, rows, depths)
     nothing = np.isnan(found.log_q).any(axis=1, keepdims=True)  # seen on the host, where the candidates are in any case
@@ -135,7 +111,7 @@ def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints, dr
         found,
         tokens=np.where(nothing, 0, found.tokens),
         log_q=np.where(nothing, -np.inf, found.log_q),
-        log_probs=None if found.log_probs is None else absent(found.log_probs),
+        logs=None if found.logs is None else absent(found.logs),
         unconditioned=None if found.unconditioned is None else absent(found.unconditioned),
         finite=bool(finite(logits).all()),
     )
@@ -201,8 +177,10 @@ def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
 
     `torch.topk` leaves the order of equal values open, so some more values are asked for: if the k-th is larger than
     the last of them, everything that equals it is there, and a sort on the host settles ties. Values and indices come
-    there in one transfer, and only a longer tie takes another.
+    there in one transfer, and only a longer tie takes another. On the host one look at each value is enough.
     """
+    if values.is_cpu and values.dtype in (torch.float32, torch.float64):
+        return likeliest(values.contiguous().numpy(), k)
     top = values.topk(min(k + BEYOND, values.shape[-1]), dim=-1)
     found, index = _on_host(top.values, top.indices)
     ties = found[:, 1:] == found[:, :-1]

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from draftree.drafters.base import Batch
 from draftree.drafters.neural.losses import before, said
-from draftree.sampling.drawing import Drafted
+from draftree.tree import Drafted
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from draftree.drafters.base import put
 from draftree.drafters.neural.vocabulary import Shared
+from draftree.kernels.laying import laid
 from draftree.models.cache import SlotCache
 from draftree.models.capture import Given, Made, Then
 from draftree.models.decoder import Decoder
 from draftree.models.feed import DeviceFeed, Feed, Laid
 from draftree.models.target import Taps
 from draftree.models.unseen import Choose, Layers, Nodes
-from draftree.sampling.drawing import Drafted
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import Candidates, Drafted, Ints, Tree, Verdict
 
 NOTHING = np.zeros(0, np.int64)
 
@@ -81,23 +81,15 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
     """
     cache, owner = state.cache, tree.row[frontier]
     rows = [frontier[owner == r] for r in range(cache.rows)] if cache.rows > 1 else [frontier]
-    tokens, positions, visible, scratch, starts = [], [], [], [], cache.lengths.copy()
-    columns = np.empty(len(frontier), np.int64)
+    parts, starts, columns = [], cache.lengths.copy(), np.empty(len(frontier), np.int64)
     for r, nodes in enumerate(rows):
         before, base = state.fed[r], int(cache.lengths[r])
         pending = state.pending[r] if before.size or nodes.size else NOTHING  # a row not drafted for takes no slots
-        waiting = NOTHING if before.size else pending  # the first pass of a step takes them along
-        places = np.concatenate((before, nodes))
-        depths = base + len(pending) + tree.depth[places]  # the root stands right behind the committed tokens
-        seen = np.ones((len(waiting) + len(nodes), len(pending) + len(places)), np.bool_)
-        seen[: len(waiting), :] = np.tri(len(waiting), seen.shape[1], dtype=np.bool_)
-        seen[len(waiting) :, len(pending) :] = tree.ancestors[np.ix_(nodes, places)]
-        tokens.append(np.concatenate((waiting, tree.tokens[nodes])))
-        positions.append(np.concatenate((base + np.arange(len(waiting)), depths[len(before) :])))
-        scratch.append(np.concatenate((base + np.arange(len(pending)), depths)))
-        visible.append(seen)
+        waiting = 0 if before.size else len(pending)  # the first pass of a step takes them along
+        parts.append(laid(pending, before, nodes, base, tree.tokens, tree.depth, tree.parents))
         starts[r] += len(pending) + len(before) if before.size else 0
-        columns[owner == r] = len(waiting) + np.arange(len(nodes))
+        columns[owner == r] = waiting + np.arange(len(nodes))
+    tokens, positions, visible, scratch = zip(*parts, strict=True)
     feed = Feed.packed(tokens, positions, starts, visible, scratch, device)
     fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
     return Layout(feed, owner, columns, fed)

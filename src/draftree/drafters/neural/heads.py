@@ -18,8 +18,8 @@ from draftree.drafters.neural.losses import before, kl, said
 from draftree.drafters.neural.masks import block_starts
 from draftree.drafters.neural.vocabulary import drafted, frequent, offsets, whole
 from draftree.models.target import LAST, Needs, Target
-from draftree.sampling.drawing import Drafted, Drawing, drawn
-from draftree.tree import Candidates, Ints, Tree
+from draftree.sampling.drawing import Drawing, drawn
+from draftree.tree import Candidates, Drafted, Ints, Tree
 
 
 class ResBlock(nn.Module):

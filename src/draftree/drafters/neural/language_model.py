@@ -23,8 +23,8 @@ from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
 from draftree.models.decoder import Decoder, one_layer, pretrained
 from draftree.models.target import Needs, Taps, Target
-from draftree.sampling.drawing import Drafted, Drawing, drawn
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.sampling.drawing import Drawing, drawn
+from draftree.tree import Candidates, Drafted, Ints, Tree, Verdict
 
 
 def copied(target: Target) -> PreTrainedModel:

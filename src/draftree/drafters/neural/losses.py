@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
 from draftree.drafters.base import Batch
-from draftree.sampling.drawing import Drafted
+from draftree.tree import Drafted
 
 
 def before(learn: Tensor, distance: int = 1) -> Tensor:

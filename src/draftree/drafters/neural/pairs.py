@@ -24,15 +24,16 @@ from transformers import Cache, DynamicCache
 
 from draftree.boundary.phases import in_phase
 from draftree.drafters.base import Batch, Trainable, put
-from draftree.drafters.neural.decoding import NOTHING, Decoding, lay_out, rewind
+from draftree.drafters.neural.decoding import NOTHING, Decoding, Layout, lay_out, rewind
 from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.masks import additive, block_starts
 from draftree.drafters.neural.vocabulary import whole
+from draftree.kernels.laying import unfed
 from draftree.models.cache import LayerShape, SlotCache
 from draftree.models.feed import Feed
 from draftree.models.target import CHUNK, LAST, Taps
-from draftree.sampling.drawing import Drafted, Drawing, drawn
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.sampling.drawing import Drawing, drawn
+from draftree.tree import Candidates, Drafted, Ints, Tree, Verdict
 
 
 class PairNet(nn.Module, ABC):
@@ -61,6 +62,13 @@ class PairNet(nn.Module, ABC):
     @abstractmethod
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         """The output [R, n, D] of pairs: tokens [R, n], features [R, n, D], positions [R, n], additive mask [R, 1, n, S]."""
+
+    def with_logits(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+    ) -> tuple[Tensor, Tensor]:
+        """What `forward` gives, and the draft logits [R, n, V′] of it."""
+        out: Tensor = self(tokens, features, positions, mask, cache)
+        return out, self.logits(out)
 
     @abstractmethod
     def logits(self, out: Tensor) -> Tensor:
@@ -158,25 +166,30 @@ class PairReader(Trainable[Pairs]):
 
     def _pass_true(self, cache: SlotCache, feed: Feed, features: SlotCache, sizes: Ints) -> Tensor:
         """[R, n, K D] the levels' outputs of true pairs, `sizes` of each row; each is kept for the level that reads it."""
-        outs = [self._pass(cache, feed, _known(features, feed.positions))]
+        outs = [self._pass(cache, feed, _known(features, feed.positions))[0]]
         for level in range(1, self.model.levels):
             features.reserve(int(feed.positions.max()) + 2)
             rows, columns = np.nonzero(np.arange(feed.tokens.shape[1]) < sizes[:, None])
             at = [torch.from_numpy(a).to(cache.device) for a in (rows, columns, feed.positions[rows, columns] + 1)]
             features.layer(level)[0][at[0], 0, at[2]] = outs[-1][at[0], at[1]]
-            outs.append(self._pass(cache, feed, _known(features, feed.positions, level), level))
+            outs.append(self._pass(cache, feed, _known(features, feed.positions, level), level)[0])
         return torch.cat(outs, dim=-1)
 
     @in_phase("model")
-    def _pass(self, cache: SlotCache, feed: Feed, features: Tensor, level: int = 0) -> Tensor:
+    def _pass(
+        self, cache: SlotCache, feed: Feed, features: Tensor, level: int = 0, head: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """[R, n, D] a level's outputs of pairs, and logits [R, n, V′] of them if the `head` is asked for."""
         mask = cache.mask(feed)
         if level:
             _hide(mask, feed, cache.lengths, level)
             cache = cache.lifted(level * self.model.depth)
         positions = torch.from_numpy(feed.positions).to(features.device)
-        writer = cache.writer(feed.starts, feed.tokens.shape[1])
-        out: Tensor = self.model.at(level)(feed.tokens, features, positions, mask, writer)
-        return out
+        given = feed.tokens, features, positions, mask, cache.writer(feed.starts, feed.width)
+        if head:
+            return self.model.with_logits(*given)
+        out: Tensor = self.model.at(level)(*given)
+        return out, out
 
     @torch.inference_mode()
     def commit(self, state: Pairs, tree: Tree, verdict: Verdict, taps: Taps) -> Pairs:
@@ -227,17 +240,19 @@ class PairDrafter(PairReader):
     @torch.inference_mode()
     def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
         state = self.caught_up(state)
-        places = state.places(len(tree))
-        new = np.flatnonzero(tree.ancestors[frontier].any(axis=0) & (places < 0))
+        new, places = unfed(tree.parents, frontier, state.nodes)
+        logits, alike = None, np.array_equal(new, frontier)
         while new.size:  # one pass, unless the frontier's paths were not expanded before
             parents = tree.parents[new]
             roots = parents < 0
             ready = roots if roots.any() else places[parents] >= 0
-            state = self._feed_roots(state, tree, new[ready]) if roots.any() else self._feed(state, tree, new[ready], places)
-            new, places = new[~ready], state.places(len(tree))
-        out = state.outputs.index_select(0, torch.from_numpy(places[frontier]).to(state.outputs.device))
-        logits, drafted = self._logits(out, tree.depth[frontier]), self.model.drafted
-        return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], drafted), state
+            feed = self._feed_roots if roots.any() else self._feed
+            state, logits = feed(state, tree, new[ready], places)
+            alike, new, places = alike and bool(ready.all()), new[~ready], state.places(len(tree))
+        if logits is None or not alike:
+            out = state.outputs.index_select(0, torch.from_numpy(places[frontier]).to(state.outputs.device))
+            logits = self._logits(out, tree.depth[frontier])
+        return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.model.drafted), state
 
     def _logits(self, out: Tensor, depths: Ints) -> Tensor:
         """[F, V′] of nodes' outputs [F, K D]: of each what the level of its depth says."""
@@ -250,16 +265,19 @@ class PairDrafter(PairReader):
         parts = [self.model.at(k).logits(outs[k][mine]) for k, mine in zip(kinds, each, strict=True)]
         return torch.cat(parts)[torch.cat(each).argsort()]
 
-    def _feed_roots(self, state: Pairs, tree: Tree, roots: Ints) -> Pairs:
-        """Feeds the true pairs that wait in the rows of some roots, each row's root last."""
-        tokens, fed, rows = [NOTHING] * state.decoding.cache.rows, list(state.decoding.fed), tree.row[roots]
+    def _feed_roots(self, state: Pairs, tree: Tree, roots: Ints, places: Ints) -> tuple[Pairs, Tensor | None]:
+        """Feeds the true pairs that wait in the rows of some roots, each row's root last; and logits after these."""
+        rows, pending = tree.row[roots], state.decoding.pending
+        if self.model.levels == 1 and max(map(len, pending)) < CHUNK:
+            layout = lay_out(state.decoding, tree, roots, state.outputs.device)
+            return self._fed(state, layout, roots, _known(state.features, layout.feed.positions))
+        tokens, fed = [NOTHING] * state.decoding.cache.rows, list(state.decoding.fed)
         for root, row in zip(roots.tolist(), rows.tolist(), strict=True):
-            tokens[row] = np.append(state.decoding.pending[row], tree.tokens[root])
-            fed[row] = np.array([root])
-        return _grown(state, tuple(fed), roots, self._read(state, tokens, rows)[:, 0])
+            tokens[row], fed[row] = np.append(pending[row], tree.tokens[root]), np.array([root])
+        return _grown(state, tuple(fed), roots, self._read(state, tokens, rows)[:, 0]), None
 
-    def _feed(self, state: Pairs, tree: Tree, nodes: Ints, places: Ints) -> Pairs:
-        """Feeds drafted nodes, each paired with the output after its parent; `places` says where those are."""
+    def _feed(self, state: Pairs, tree: Tree, nodes: Ints, places: Ints) -> tuple[Pairs, Tensor | None]:
+        """Feeds drafted nodes, each paired with the output after its parent, which `places` says; and logits after them."""
         device, levels, depths = state.outputs.device, self.model.levels, tree.depth[nodes]
         layout = lay_out(state.decoding, tree, nodes, device)
         outputs, each = state.outputs.view(-1, self.model.width), []
@@ -271,8 +289,15 @@ class PairDrafter(PairReader):
             index = np.zeros(layout.feed.positions.shape, np.int64)  # padding is paired with anything
             index[layout.rows, layout.columns] = read
             features = nn.functional.embedding(torch.from_numpy(index).to(device), outputs)
-            each.append(layout.pick(self._pass(state.decoding.cache, layout.feed, features, level)))
-        return _grown(state, layout.fed, nodes, torch.cat(each, dim=-1))
+            if levels == 1:
+                return self._fed(state, layout, nodes, features)
+            each.append(layout.pick(self._pass(state.decoding.cache, layout.feed, features, level)[0]))
+        return _grown(state, layout.fed, nodes, torch.cat(each, dim=-1)), None
+
+    def _fed(self, state: Pairs, layout: Layout, nodes: Ints, features: Tensor) -> tuple[Pairs, Tensor]:
+        """One pass of a network without levels, and the logits [F, V′] after its nodes."""
+        out, logits = self._pass(state.decoding.cache, layout.feed, features, head=True)
+        return _grown(state, layout.fed, nodes, layout.pick(out)), layout.pick(logits)
 
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         rows, count = batch.tokens.shape

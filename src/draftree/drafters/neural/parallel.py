@@ -22,7 +22,7 @@ from draftree.drafters.neural.masks import additive
 from draftree.drafters.neural.vocabulary import TargetHead, drafted
 from draftree.formats.parallel import EMBEDDING, HEAD, Layout, Sight
 from draftree.models.target import Target
-from draftree.sampling.drawing import Drafted
+from draftree.tree import Drafted
 
 Init = Literal["target", "scratch"]
 

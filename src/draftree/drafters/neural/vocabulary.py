@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from draftree.errors import UserError
 from draftree.models.target import Target
-from draftree.sampling.drawing import Drafted
-from draftree.tree import Ints
+from draftree.tree import Drafted, Ints
 
 KNOWN = "draftree_drafted"
 """An attribute of a map: its version, and the draft vocabulary that it stands for."""

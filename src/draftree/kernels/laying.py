@@ -1,0 +1,91 @@
+"""Where the nodes of a draft step lie in its pass, and what they see: a call each, where numpy takes ten small ones.
+
+Shapes: N nodes of a tree, F frontier nodes, B nodes fed before, P pending tokens, n tokens of a pass, m scratch slots, S slots.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from draftree.kernels.compiled import Array, compiled
+
+
+@compiled
+def unfed(parents: Array, frontier: Array, fed: Array) -> tuple[Array, Array]:
+    """The nodes of a frontier's paths that were not fed [M], ascending, and of each of the tree's nodes when it was, or −1 [N].
+
+    Args:
+        parents: [N] −1 for roots.
+        frontier: [F].
+        fed: [B] in the order in which they were.
+    """
+    places, wanted, count = np.full(len(parents), -1), np.zeros(len(parents), np.bool_), 0
+    for i, node in enumerate(fed):
+        places[node] = i
+    for end in frontier:
+        node = end
+        while node >= 0 and places[node] < 0 and not wanted[node]:
+            wanted[node], count, node = True, count + 1, parents[node]
+    return np.flatnonzero(wanted), places
+
+
+@compiled
+def laid(
+    pending: Array, before: Array, nodes: Array, base: int, tokens: Array, depth: Array, parents: Array
+) -> tuple[Array, Array, Array, Array]:
+    """One row's part of a pass over nodes: ids [n], positions [n], what each sees [n, m], and the scratch slots' positions [m].
+
+    The first pass of a step takes the pending tokens along, which lie before all nodes.
+
+    Args:
+        pending: [P] committed tokens that were not fed in an earlier step.
+        before: [B] nodes fed in this step.
+        nodes: [F] that are fed now.
+        base: slots of the row that all see.
+        tokens: [N] of the tree, and with the two that follow its columns.
+        depth: [N].
+        parents: [N].
+    """
+    count, waiting, done = len(pending), 0 if len(before) else len(pending), len(before)
+    wide, deep = waiting + len(nodes), count + done + len(nodes)
+    ids, positions, scratch = np.empty(wide, np.int64), np.empty(wide, np.int64), np.empty(deep, np.int64)
+    seen, at = np.zeros((wide, deep), np.bool_), np.full(len(parents), -1)
+    for i in range(count):
+        scratch[i] = base + i
+    for i in range(done + len(nodes)):
+        node = before[i] if i < done else nodes[i - done]
+        at[node], scratch[count + i] = count + i, base + count + depth[node]
+    for i in range(waiting):
+        ids[i], positions[i] = pending[i], base + i
+        seen[i, : i + 1] = True
+    for i, new in enumerate(nodes):
+        ids[waiting + i], positions[waiting + i] = tokens[new], base + count + depth[new]
+        seen[waiting + i, :count] = True
+        node = new
+        while node >= 0:
+            if at[node] >= 0:
+                seen[waiting + i, at[node]] = True
+            node = parents[node]
+    return ids, positions, seen, scratch
+
+
+@compiled
+def hide(bits: Array, seen: Array, length: int, lowest: Any) -> None:
+    """Writes a row's additive mask as whole numbers: 0 where a token sees a slot, else the bits of the least number.
+
+    Args:
+        bits: [n, S] that are written.
+        seen: [n′, m] whether a token sees a scratch slot; tokens behind the n′ are padding, and see all.
+        length: slots before the scratch ones, which all see.
+        lowest: those bits.
+    """
+    wide, deep = seen.shape
+    for i in range(len(bits)):
+        bits[i, :length] = 0
+        if i >= wide:
+            bits[i, length:] = 0
+            continue
+        bits[i, length:] = lowest
+        for j in range(deep):
+            if seen[i, j]:
+                bits[i, length + j] = 0
