@@ -16,6 +16,7 @@ from draftree.drafters.base import Drafter, Trainable
 from draftree.drafters.neural import pairs
 from draftree.models.target import Target
 from draftree.registry import part
+from draftree.sampling import drawing
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Ints, Tree
 from forests import NOISE, attach, grown, random_forest, some_verdict, texts, worst
@@ -224,6 +225,7 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_draft_step_takes_one_transfer(method: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "on_host", lambda values: False)
     t = target("llama")
     text = Text(t, drafter_of(method, t), [6, 4][:rows])
     text.bare(range(rows))

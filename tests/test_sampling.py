@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from draftree.errors import NotANumber, UserError
+from draftree.sampling import drawing
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import BEYOND, Drawing, drawn, top_k
 from draftree.sampling.noise import Keyed, gumbel
@@ -170,6 +172,7 @@ def test_top_k_breaks_a_tie_at_its_boundary() -> None:
 def test_top_k_takes_one_transfer_unless_many_values_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     transfers: list[int] = []
     stock = Tensor.cpu
+    monkeypatch.setattr(drawing, "on_host", lambda values: False)
     monkeypatch.setattr(Tensor, "cpu", lambda self: transfers.append(1) or stock(self))
     values = torch.randperm(500, generator=torch.Generator().manual_seed(0)).view(2, 250).float()
     for ties, wanted in ((1, 1), (2, 1), (BEYOND, 1), (BEYOND + 1, 2), (60, 2)):
@@ -180,12 +183,14 @@ def test_top_k_takes_one_transfer_unless_many_values_tie(monkeypatch: pytest.Mon
         assert len(transfers) == wanted
 
 
+@pytest.mark.parametrize("host", [True, False])
 @pytest.mark.parametrize("width", [6, 40])
 @given(st.data(), st.integers(1, 6))
-def test_top_k_is_a_stable_sort(width: int, data: st.DataObject, k: int) -> None:
-    """Over widths that hold fewer and more values than are asked for."""
+def test_top_k_is_a_stable_sort(width: int, host: bool, data: st.DataObject, k: int) -> None:
+    """Over widths that hold fewer and more values than are asked for, where they are chosen on the host and where not."""
     rows = data.draw(st.lists(st.lists(st.integers(-2, 2), min_size=width, max_size=width), min_size=1, max_size=3))
-    index, found = top_k(torch.tensor(rows, dtype=torch.float32), k)
+    with patch.object(drawing, "on_host", lambda values: host):
+        index, found = top_k(torch.tensor(rows, dtype=torch.float32), k)
     order = np.argsort(-np.array(rows), axis=1, kind="stable")[:, :k]
     assert index.tolist() == order.tolist()
     assert found.tolist() == np.take_along_axis(np.array(rows), order, axis=1).tolist()

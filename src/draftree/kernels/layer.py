@@ -260,23 +260,11 @@ def _finished(
     row_keys, group_keys, row_values, group_values = entry(d, 5), entry(d, 6), entry(d, 8), entry(d, 9)
     rows, n, groups, heads, width = entry(d, 11), entry(d, 12), entry(d, 13), entry(d, 14), entry(d, 15)
     own = entry(d, 17) + thread * entry(d, 18)
-    mask, row_mask, of_mask, slots, scale, lowest = (
-        entry(d, 19),
-        entry(d, 20),
-        entry(d, 21),
-        entry(d, 22),
-        _single(d, 23),
-        _single(d, 24),
-    )
+    mask, row_mask, of_mask, slots = entry(d, 19), entry(d, 20), entry(d, 21), entry(d, 22)
+    scale, lowest = _single(d, 23), _single(d, 24)
     deep, inner, after, act, hidden = entry(d, 25), entry(d, 26), entry(d, 27), entry(d, 28), entry(d, 29)
-    epsilon, o, o_bias, weight, gates, gate_bias = (
-        _single(of, 6),
-        entry(of, 7),
-        entry(of, 8),
-        entry(of, 9),
-        entry(of, 10),
-        entry(of, 11),
-    )
+    epsilon, o, o_bias, weight = _single(of, 6), entry(of, 7), entry(of, 8), entry(of, 9)
+    gates, gate_bias = entry(of, 10), entry(of, 11)
     ups, up_bias, downs, down_bias = entry(of, 12), entry(of, 13), entry(of, 14), entry(of, 15)
     size, tokens, step = (2 if half else 4), rows * n, groups * heads * width * (2 if half else 4)
     chunks = (n + QUERIES - 1) // QUERIES
@@ -354,15 +342,8 @@ def _layers(table: Any, half: Any, four: Any) -> None:
     thread, threads = member(table)
     p, d = table + 8 * FIRST, table + 8 * (FIRST + PASS)
     parts, count, x, outs = entry(p, 0), entry(p, 1), entry(p, 2), entry(p, 3)
-    k, of_k, v, of_v, weights, before, behind = (
-        entry(p, 4),
-        entry(p, 5),
-        entry(p, 6),
-        entry(p, 7),
-        entry(p, 8),
-        entry(p, 9),
-        entry(p, 10),
-    )
+    k, of_k, v, of_v = entry(p, 4), entry(p, 5), entry(p, 6), entry(p, 7)
+    weights, before, behind = entry(p, 8), entry(p, 9), entry(p, 10)
     for i in range(count):
         of, to = entry(weights, i), entry(outs, i)
         if parts & 1:

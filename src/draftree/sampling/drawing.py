@@ -172,6 +172,11 @@ def allowed(candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: i
     return replace(candidates, log_q=np.where(forbidden, -np.inf, candidates.log_q))
 
 
+def on_host(values: Tensor) -> bool:
+    """True for values that lie where they are chosen among."""
+    return values.is_cpu and values.dtype in (torch.float32, torch.float64)
+
+
 def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
     """The k largest of each row [F, V] in descending order; of equal ones the lower index comes first.
 
@@ -179,7 +184,7 @@ def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
     the last of them, everything that equals it is there, and a sort on the host settles ties. Values and indices come
     there in one transfer, and only a longer tie takes another. On the host one look at each value is enough.
     """
-    if values.is_cpu and values.dtype in (torch.float32, torch.float64):
+    if on_host(values):
         return likeliest(values.contiguous().numpy(), k)
     top = values.topk(min(k + BEYOND, values.shape[-1]), dim=-1)
     found, index = _on_host(top.values, top.indices)
