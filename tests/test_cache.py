@@ -126,7 +126,7 @@ def test_a_writer_tells_where_its_pass_begins(starts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_a_mask_is_the_same_by_numpy(dtype: torch.dtype) -> None:
+def test_a_mask_is_the_same_by_machine_code(dtype: torch.dtype) -> None:
     """For rows of different lengths, one of them padded."""
     seen = [np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_), np.tri(2, dtype=np.bool_)]
     places = [np.array([4, 5, 5]), np.array([2, 3])]

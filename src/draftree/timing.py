@@ -190,24 +190,22 @@ class Rounds:
 
     def once(self) -> None:
         """Times every draft step and commit, and every pass, for one of the drafters in turns."""
-        names, works = list(self._settings), [(self._commit[at], *both) for at, both in self._commits.items()]
-        of_passes, warm = names[len(next(iter(self._target.values()), ())) % len(names)], dict[int, Callable[[], Any]]()
+        names, of_target = list(self._settings), len(next(iter(self._target.values()), ()))
+        of_passes = names[of_target % len(names)]
+        a_pass = self._settings[of_passes][0].target_pass(1)
+        works = [(a_pass, self._commit[at], *both) for at, both in self._commits.items()]
         for name, setting in ((n, s) for n in names for s in self._settings[n]):
-            at = setting.context
-            works.append((self._first[name, at], setting.draft_step(1), _nothing))
-            works.append((self._find[name, at], setting.find(), _nothing))
-            for f in self._steps:
-                step = self._draft.setdefault((name, at, f), [])
-                warm[id(step)] = setting.draft_step(1)
-                works.append((step, setting.draft_step(f), _nothing))
+            at, step = setting.context, setting.draft_step
+            works.append((a_pass, self._first[name, at], step(1), _nothing))
+            works.append((a_pass, self._find[name, at], setting.find(), _nothing))
+            warm = _both(a_pass, step(1))
+            works += [(warm, self._draft.setdefault((name, at, f), []), step(f), _nothing) for f in self._steps]
             if name == of_passes:
-                works += [(self._target.setdefault((at, n), []), setting.target_pass(n), _nothing) for n in self._passes]
-        a_pass, passes = self._settings[of_passes][0].target_pass(1), {id(seconds) for seconds in self._target.values()}
+                passes = ((self._target.setdefault((at, n), []), setting.target_pass(n)) for n in self._passes)
+                works += [(_nothing, seconds, work, _nothing) for seconds, work in passes]
         for i in self._order.permutation(len(works)):
-            seconds, work, undo = works[i]
-            if id(seconds) not in passes:
-                a_pass()
-            warm.get(id(seconds), _nothing)()
+            before, seconds, work, undo = works[i]
+            before()
             seconds.append(timed(work, self._device))
             undo()
 
@@ -229,10 +227,8 @@ class Rounds:
                     for each, seconds in ((self._steps, draft), (self._passes, target))
                 )
                 commit, catch_up = (_middle(self._commit[name, at, put_off]) for put_off in range(2))
-                find, catch_up = (
-                    _middle(self._find[name, at]),
-                    catch_up + max(_middle(self._first[name, at]) - of_draft[1], 0.0),
-                )
+                find = _middle(self._find[name, at])
+                catch_up += max(_middle(self._first[name, at]) - of_draft[1], 0.0)
                 entries.append(Costs(of_draft, of_target, commit, at, find=find, catch_up=catch_up))
             about = dict(known.about) if isinstance(known, CostTable) else {}
             found[name] = CostTable(tuple(entries), about | {"rounds": str(len(target[0]))})

@@ -21,7 +21,7 @@ from draftree.tree import Ints
 
 PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 """The parts of a stack that we know."""
-Given, Change = Callable[[], nn.Module], Callable[[Tensor], Tensor]
+Head, Change = Callable[[], nn.Module], Callable[[Tensor], Tensor]
 
 
 @final
