@@ -16,6 +16,7 @@ from draftree.drafters._fused import Find, Fused, FusedDrafter, Fusing, Trust, m
 from draftree.drafters.base import Drafter
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.pld import PLD, PLDDrafter
+from draftree.drafters.suffix import Suffix, SuffixDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.target import Needs, Probes, Taps
@@ -278,6 +279,37 @@ def test_what_is_found_costs_no_pass_and_is_not_searched_for_twice() -> None:
     assert (guide.asked, search.asked) == (2, 2)
     assert drafter.find(state, tree, np.array([0]), 4, Drawing(Draw.WITH_REPLACEMENT)) == (None, state)
     assert FusedDrafter([search, search]).find(state, tree, np.array([0]), 4, drawing)[0] is None  # nothing costs a pass
+
+
+def test_all_that_is_found_below_is_valued_and_learnt_from_as_by_layers() -> None:
+    text, drawing = np.array([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 1]), Drawing(Draw.POINT)
+    search = SuffixDrafter(Suffix())
+    drafter = FusedDrafter([Given({7: 0.6}, vocab=9), search])
+    begin = drafter.start([text], np.array([2]), TAPS)
+    first = append(Tree.planted(np.array([0]), np.array([2])), np.array([0]), Candidates(np.array([[3]]), np.zeros((1, 1))))
+    found, once = drafter.below(begin, first, np.array([1]), 4, drawing, np.array([4]))
+    assert found is not None
+    assert not found.alone
+    whole = append(first, found.nodes, found.candidates)
+    layered, state, frontier = first, begin, np.array([1])
+    while (frontier := frontier[layered.depth[frontier] < 4]).size:
+        some, state = drafter.find(state, layered, frontier, 4, drawing)
+        if some is None:
+            break
+        before, layered = len(layered), append(layered, frontier, some)
+        frontier = np.arange(before, len(layered))
+    assert len(whole) > 4
+    columns = ("tokens", "parents", "depth", "row", "source", "number")
+    assert all(getattr(whole, name).tolist() == getattr(layered, name).tolist() for name in columns)
+    assert whole.score == pytest.approx(layered.score)
+    path = [1, int(whole.children(1)[0])]
+    verdict = Verdict((np.array(path),), np.array([1]))
+    learnt = [drafter.commit(each, whole, verdict, TAPS).trust[0][1] for each in (once, state)]
+    assert learnt[0].recent == learnt[1].recent != begin.trust[0][1].recent
+    assert learnt[0].alone.weights == pytest.approx(learnt[1].alone.weights)
+    assert FusedDrafter([search, search]).below(begin, first, np.array([1]), 4, drawing, np.array([4]))[0] is None
+    nothing = drafter.start([np.array([8])], np.array([2]), TAPS)
+    assert len(drafter.below(nothing, first, np.array([1]), 4, drawing, np.array([4]))[0].nodes) == 0
 
 
 def test_samples_are_one_parts_own() -> None:

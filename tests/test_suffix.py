@@ -14,12 +14,14 @@ from draftree.drafters.suffix import Suffix, SuffixDrafter, SuffixState
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.target import Needs
+from draftree.policies.base import Search, append
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
+from draftree.policies.yield_ import Yield
 from draftree.request import Request
 from draftree.sampling.drawing import Drawing
 from draftree.testing import random_table, table_target
-from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 TARGET = table_target(random_table(4, 1), context=64)
@@ -284,6 +286,73 @@ def test_rows_do_not_mix_and_few_candidates_are_the_first() -> None:
     for row in (0, 2):
         alone = reading(drafter, [texts[row][:-1]])
         assert asked(drafter, alone, planted(texts[row]), [0]) == asked(drafter, state, tree, [row // 2])
+
+
+# All layers at once.
+
+
+def by_layers(drafter: SuffixDrafter, state: SuffixState, tree: Tree, frontier: Ints, k: int, deepest: int) -> Tree:
+    """The tree with what is found below some nodes, layer by layer."""
+    while (frontier := frontier[tree.depth[frontier] < deepest]).size:
+        found, state = drafter.expand(state, tree, frontier, k, Drawing())
+        before, tree = len(tree), append(tree, frontier, found)
+        frontier = np.arange(before, len(tree))
+    return tree
+
+
+def values(tree: Tree, start: int) -> dict[Path, float]:
+    """The log value along each path of the nodes from `start` on."""
+    return {tuple(tree.tokens[tree.path(n)].tolist()): float(tree.score[n]) for n in range(start, len(tree))}
+
+
+@settings(deadline=None)
+@given(
+    TEXT.filter(len), TEXTS, KNOBS, st.integers(1, 3), st.integers(1, 6), st.lists(st.integers(0, 2), max_size=2, unique=True)
+)
+def test_one_call_finds_what_layers_find(
+    text: list[int], documents: list[list[int]], knobs: Suffix, k: int, deepest: int, others: list[int]
+) -> None:
+    drafter = SuffixDrafter(knobs)
+    state, tree = reading(drafter, [text[:-1]], documents), planted(text)
+    tree = below(tree, 0, *others) if others else tree
+    frontier = np.arange(len(tree))[-max(len(others), 1) :]  # nodes of another drafter, or the root
+    found, after = drafter.below(state, tree, frontier, k, Drawing(), ints([deepest]))
+    assert found is not None
+    whole = append(tree, found.nodes, found.candidates)
+    assert whole.number.tolist() == list(range(len(whole)))
+    assert values(whole, len(tree)) == values(by_layers(drafter, state, tree, frontier, k, deepest), len(tree))
+    assert values(whole, len(tree)) == values(by_layers(drafter, after, tree, frontier, k, deepest), len(tree))
+
+
+def test_a_tree_that_is_found_in_one_call_is_that_of_layers() -> None:
+    """And one draft step is noted for it, whatever its depth."""
+    text = [5, 1, 2, 3, 4, 1, 2, 3, 9, 8, 1, 2, 6, 1, 2]
+    drafter, costs = SuffixDrafter(Suffix()), Costs({1: 0.001}, {1: 1.0, 9: 1.4})
+    state, policy, room = reading(drafter, [text[:-1]]), Yield(), Room(ints([40]), 40)
+
+    class Layers(Search):
+        def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+            return drafter.expand(state, tree, frontier, k, Drawing())[0]
+
+        def find(self, tree: Tree, frontier: Ints, k: int) -> None:
+            return None
+
+    class Whole(Layers):
+        searches, calls = True, 0
+
+        def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
+            self.calls += 1
+            return drafter.below(state, tree, frontier, k, Drawing(), deepest)[0]
+
+    one = Whole()
+    whole, layered = (policy.draft(each, planted(text), costs, room, policy.start()) for each in (one, Layers()))
+    assert one.calls == 1
+    assert len(whole) > 4
+    assert values(whole, 0) == pytest.approx(values(layered, 0))
+    table = table_target(random_table(4, 1), context=200)
+    stats = Engine(table, drafter, policy, costs=costs).write([Request([1, 2, 3, 1, 2], 60)]).stats
+    assert any(tree.fed > 3 for tree in stats.work)
+    assert all(len(work.frontiers) <= 1 for work in stats.work)
 
 
 # State.

@@ -18,7 +18,7 @@ from draftree.policies._unseen import Told, grow
 from draftree.policies.base import Plan, Policy, Search
 from draftree.rows import Rows
 from draftree.sampling.drawing import Drawing, allowed
-from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict
 
 
 @dataclass
@@ -96,6 +96,21 @@ class Drafting(Search):
         drawing, self.finds = self._drawing(tree, frontier), self.finds + 1
         found, self.state = self.drafter.find(self.state, tree, frontier, k, drawing)
         return None if found is None else self._allowed(found, drawing)
+
+    @in_phase("draft")
+    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
+        if self.rows.steered:  # node by node
+            return None
+        found, self.state = self.drafter.below(self.state, tree, frontier, k, self.drawing, deepest)
+        if found is not None and found.alone:
+            self.frontiers.append(len(frontier))
+        else:
+            self.finds += found is not None
+        return found
+
+    @property
+    def searches(self) -> bool:
+        return self.drafter.searches
 
     def passes(self, tree: Tree, frontier: Ints) -> int:
         return self.drafter.passes(self.state, tree, frontier)

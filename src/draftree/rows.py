@@ -128,8 +128,17 @@ class Rows:
     @property
     def unconditional(self) -> bool:
         """True where every text is the target's likeliest tokens and nothing else has a say in them, or in drafts."""
+        return (
+            all_greedy(self.requests)
+            and not self.steered
+            and not any(self.requests[row].processors for row in self.live.tolist())
+        )
+
+    @property
+    def steered(self) -> bool:
+        """True where something says of a text which token may come next, or has to."""
         mine = [self.requests[row] for row in self.live.tolist()]
-        return all_greedy(self.requests) and not any(r.processors or r.guides or r.forced for r in mine)
+        return any(r.guides or r.forced for r in mine)
 
     def shown(self, tree: Tree, node: int) -> list[int]:
         """The ids of a node's text up to and including it, as processors and criteria see them."""

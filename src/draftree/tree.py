@@ -161,6 +161,23 @@ class Candidates:
 
 
 @dataclass(frozen=True)
+class Below:
+    """Candidates of all layers below some nodes of a tree.
+
+    Attributes:
+        nodes: [F] those that they come after, by their numbers in the tree that has all candidates behind it, node after node.
+        rows: [F] of these nodes.
+        candidates: [F, K].
+        alone: whether that is all that the drafter could say of them, and no model was spared.
+    """
+
+    nodes: Ints
+    rows: Ints
+    candidates: Candidates
+    alone: bool = True
+
+
+@dataclass(frozen=True)
 class Tree:
     """A forest of drafted tokens, one tree for each live row, topologically ordered and immutable.
 

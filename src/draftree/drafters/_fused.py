@@ -19,7 +19,7 @@ from draftree.errors import UserError
 from draftree.kernels.fusing import judged, merge
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
-from draftree.tree import Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
+from draftree.tree import Below, Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)
 """The worth of a find beside a guide, before any was judged: log-odds of its acceptance as weights of `Find.x`. A find
@@ -34,8 +34,9 @@ CERTAIN = 1e-4
 """No probability that is learnt from is taken to be closer to 0 or 1."""
 UNGUIDED = np.zeros((0, 0))
 """Stands for what a guide says where there is none."""
-MOST = 1 - 1e-3
-"""All finds after a node are worth this much together at most, so that something is left for the guide's tokens."""
+MOST, LEAST = 1 - 1e-3, 1e-300
+"""All finds after a node are worth this much together at most, so that something is left for the guide's tokens; and one at
+least."""
 
 
 @final
@@ -173,6 +174,23 @@ class FusedDrafter(Drafter[Fusing]):
         finds = self._finds(state, tree, frontier, proposed, None)
         state = Fusing(tuple(inner), state.trust, (*state.finds, *finds), (places, proposed))
         return (merged(None, finds, k) if finds else None), state
+
+    def below(
+        self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
+    ) -> tuple[Below | None, Fusing]:
+        """What the one part that searches finds, where there is one, valued as `find` does it."""
+        searching = [i for i, part in enumerate(self.parts) if part.searches]
+        if self.searches or drawing.kind.sampled or len(searching) != 1:
+            return None, state
+        (i,), inner = searching, list(state.parts)
+        found, inner[i] = self.parts[i].below(state.parts[i], tree, frontier, k, drawing, deepest)
+        if found is None or not found.nodes.size:
+            return found, replace(state, parts=tuple(inner))
+        find = _find(i, found.candidates, None, found.nodes, [state.trust[row][i] for row in found.rows.tolist()])
+        cut = MOST / np.maximum(find.value.sum(axis=1, keepdims=True), MOST)
+        log_q = np.where(found.candidates.log_q > -np.inf, np.log(np.maximum(find.value * cut, LEAST)), -np.inf)
+        own = Candidates(found.candidates.tokens, log_q, source=(1 << i) - 1)
+        return replace(found, candidates=own, alone=False), replace(state, parts=tuple(inner), finds=(*state.finds, find))
 
     def passes(self, state: Fusing, tree: Tree, frontier: Ints) -> int:
         """As many as the part that needs most; parts that search beside a model take none."""

@@ -26,7 +26,7 @@ from draftree.models.sources import DTypeName
 from draftree.models.target import Needs, Probes, Taps, Target, named
 from draftree.models.unseen import Layers
 from draftree.sampling.drawing import Drawing
-from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.tree import Below, Candidates, Ints, Tree, Verdict
 
 State = TypeVar("State")
 T = TypeVar("T")
@@ -88,6 +88,16 @@ class Drafter(ABC, Generic[State]):
         """Of what `expand` would give, that which takes no pass of a model; None where passes give all, or nothing does.
 
         Nodes that only finds were put after have not been read by the model: nothing below them is expanded in this step.
+        """
+        return None, state
+
+    def below(
+        self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
+    ) -> tuple[Below | None, State]:
+        """What is found below the frontier [F] layer by layer, without a pass, told at once; None where it is asked by layers.
+
+        Args:
+            deepest: [R] the depth that a node of each row may have; and the others, see `find`.
         """
         return None, state
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every
-from draftree.drafters.lookup.suffix_tree import Draft, Limits, Outputs, Shorts, children, draft
+from draftree.drafters.lookup.suffix_tree import Draft, Limits, Outputs, Shorts, children, descendants, draft
 from draftree.drafters.lookup.texts import Texts, cut, extended
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
-from draftree.tree import MAX_NODES, Candidates, Floats, Ints, Tree, Verdict
+from draftree.tree import MAX_NODES, Below, Candidates, Ints, Tree, Verdict
 
 Grown = tuple[int, Shorts, Draft]
 DEEP = 64
@@ -97,20 +97,32 @@ class SuffixDrafter(Drafter[SuffixState]):
     ) -> tuple[Candidates, SuffixState]:
         width, drafts = min(k, MAX_NODES), dict(state.drafts)
         if tree.roots == 1:
-            tokens, log_q, used = self._children(state, tree, 0, frontier, width, drafts)
+            tokens, log_q, used = children(*self._given(state, tree, 0, frontier, width, drafts))
         else:
             tokens, log_q = np.zeros((len(frontier), width), np.int64), np.full((len(frontier), width), -np.inf)
             rows, used = tree.row[frontier], 1
             for root in np.flatnonzero(np.isin(tree.row[: tree.roots], rows)).tolist():
                 mine = rows == tree.row[root]
-                tokens[mine], log_q[mine], most = self._children(state, tree, root, frontier[mine], width, drafts)
+                given = self._given(state, tree, root, frontier[mine], width, drafts)
+                tokens[mine], log_q[mine], most = children(*given)
                 used = max(used, most)
         return Candidates(tokens[:, :used], log_q[:, :used]), replace(state, drafts=tuple(drafts.items()))
 
-    def _children(
+    def below(
+        self, state: SuffixState, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
+    ) -> tuple[Below | None, SuffixState]:
+        if tree.roots > 1:  # a call for each row would take as long as one for each layer
+            return None, state
+        drafts, row = dict(state.drafts), int(tree.row[0])
+        given = self._given(state, tree, 0, frontier, min(k, MAX_NODES), drafts)
+        nodes, tokens, log_q = descendants(*given, int(deepest[row]), len(tree))
+        found = Below(nodes, np.full(len(nodes), row), Candidates(tokens, log_q))
+        return found, replace(state, drafts=tuple(drafts.items()))
+
+    def _given(
         self, state: SuffixState, tree: Tree, root: int, frontier: Ints, width: int, drafts: dict[int, Grown]
-    ) -> tuple[Ints, Floats, int]:
-        """Candidates after nodes of one root, as `children` gives them; writes down what is grown behind the text."""
+    ) -> tuple[Shorts, int, Draft, Ints, Ints, Ints, int, Outputs, Limits]:
+        """What `children` is given for nodes of one root; writes down the draft that is grown behind the text."""
         row, last = int(tree.row[root]), int(tree.tokens[root])
         text, depth = state.texts[row], int(tree.depth[frontier].max())
         end = len(text) + 1
@@ -121,7 +133,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         _, room, grown = drafts[row]
         if end + depth > len(room):
             room = np.append(room, np.empty(depth, np.int32))
-        return children(room, end, grown, tree.parents, tree.tokens, frontier, width, state.memory, self._limits)
+        return room, end, grown, tree.parents, tree.tokens, frontier, width, state.memory, self._limits
 
     def commit(self, state: SuffixState, tree: Tree, verdict: Verdict, taps: Taps) -> SuffixState:
         return replace(state, texts=extended(state.texts, tree, verdict), drafts=())

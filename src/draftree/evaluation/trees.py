@@ -27,7 +27,7 @@ from draftree.models.target import Target
 from draftree.policies.base import Policy, Search
 from draftree.sampling.drawing import Drawing
 from draftree.stats import Work
-from draftree.tree import MAX_NODES, Candidates, Floats, Ints, Room, Tree, Verdict
+from draftree.tree import MAX_NODES, Below, Candidates, Floats, Ints, Room, Tree, Verdict
 
 DEPTHS = 10
 """The deepest layer of these trees."""
@@ -58,6 +58,14 @@ class Asking(Search):
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
         found, self.state = self.drafter.find(self.state, tree, frontier, k, Drawing())
         return found
+
+    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
+        found, self.state = self.drafter.below(self.state, tree, frontier, k, Drawing(), deepest)
+        return found
+
+    @property
+    def searches(self) -> bool:
+        return self.drafter.searches
 
     def passes(self, tree: Tree, frontier: Ints) -> int:
         return self.drafter.passes(self.state, tree, frontier)

@@ -43,7 +43,14 @@ def between(at: Array, seconds: Array, tokens: Array) -> Array:
 
 @compiled
 def values(
-    log_q: Array, sources: Array, weights: Array, entropy: Array, depth: Array, score: Array, certain: float
+    log_q: Array,
+    sources: Array,
+    weights: Array,
+    entropy: Array,
+    frontier: Array,
+    depth: Array,
+    score: Array,
+    certain: float,
 ) -> tuple[Array, Array]:
     """The log value [F, K] of candidates, and the entropy [F] of the q that they come from.
 
@@ -55,13 +62,17 @@ def values(
         sources: [F, K] whose calibration each one has; [0, 0] where all have the first.
         weights: [S, X] of the calibrations.
         entropy: [F] of q; NaN where it is to be computed, with all other tokens taken for one.
-        depth: [F] of the parents.
-        score: [F] theirs.
+        frontier: [F] the parents; from N on they are candidates, in the order in which they stand here.
+        depth: [N] of the tree's nodes.
+        score: [N] theirs.
         certain: no draft probability is taken to be closer to 1, or to 0.
     """
-    nodes, width = log_q.shape
+    (nodes, width), before, count = log_q.shape, len(score), 0
     found, entropies = np.empty((nodes, width)), entropy.copy()
+    depths, scores = np.empty(nodes * width, np.int64), np.empty(nodes * width)
     for f in range(nodes):
+        at = frontier[f] - before
+        above, deep = (score[frontier[f]], depth[frontier[f]]) if at < 0 else (scores[at], depths[at])
         if math.isnan(entropies[f]):
             rest, total = 1.0, 0.0
             for k in range(width):
@@ -77,12 +88,14 @@ def values(
                 w = weights[sources[f, k] if sources.size else 0]
                 q = min(math.exp(log_q[f, k]), 1 - certain)
                 x = w[0] + w[1] * max(log_q[f, k], math.log(certain)) - w[2] * math.log1p(-q)
-                x += w[3] * entropies[f] + w[4] * (depth[f] + 1)
+                x += w[3] * entropies[f] + w[4] * (deep + 1)
                 found[f, k] = 1 / (1 + math.exp(-x))
                 together += found[f, k]
         for k in range(width):
             value = found[f, k] / max(together, 1.0)
-            found[f, k] = score[f] + math.log(value) if value > 0 else -np.inf
+            found[f, k] = above + math.log(value) if value > 0 else -np.inf
+            if log_q[f, k] > -np.inf:
+                depths[count], scores[count], count = deep + 1, found[f, k], count + 1
     return found, entropies
 
 
@@ -185,7 +198,7 @@ def appended(
 
     Args:
         tokens: [N], and with the nine that follow the columns of the tree.
-        frontier: [F] the candidates' parents.
+        frontier: [F] the candidates' parents; from N on they are candidates that stand before.
         new_tokens: [F, K].
         new_log_q: [F, K] −∞ where there is no candidate.
         keep: [F, K] which become nodes; [0, 0] for all.
@@ -211,11 +224,11 @@ def appended(
     for f, parent in enumerate(frontier):
         for k in range(width):
             if new_log_q[f, k] > -np.inf and (keep.size == 0 or keep[f, k]):
-                whole[0, at], whole[1, at], whole[2, at] = new_tokens[f, k], parent, depth[parent] + 1
-                whole[3, at], whole[4, at] = row[parent], sources[f, k] if sources.size else same_source
+                whole[0, at], whole[1, at], whole[2, at] = new_tokens[f, k], parent, whole[2, parent] + 1
+                whole[3, at], whole[4, at] = whole[3, parent], sources[f, k] if sources.size else same_source
                 whole[5, at], whole[6, at] = at, first_q + f if first_q >= 0 else -1
                 real[0, at] = new_log_q[f, k]
-                real[1, at] = new_score[f, k] if new_score.size else score[parent] + new_log_q[f, k]
+                real[1, at] = new_score[f, k] if new_score.size else real[1, parent] + new_log_q[f, k]
                 real[2, at] = new_entropy[f] if new_entropy.size else 0.0
                 at += 1
     return whole, real

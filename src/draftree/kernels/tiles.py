@@ -25,6 +25,9 @@ GROUP, OF_GROUP = 32, 5 * BYTES
 middle in bfloat16, then four times words of eight numbers."""
 AHEAD = 4096
 """Bytes before they are read that a matrix's are asked for: while a tile is computed, memory would otherwise rest."""
+NEAR = 2
+"""How near to the processor they are put, of 0 … 3: into its second cache. A block does not fit into the first one beside its
+rows, and passes over more than eight tokens, which read it several times, took a third longer when it was put there."""
 _NUMBERS = ir.VectorType(ir.IntType(16), 2 * LANES)
 
 
@@ -57,7 +60,7 @@ class _Code(Code):
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[WORD] * 3])
         for line in range(0, size, 64):
             ahead = self.b.inttoptr(self.b.add(place, PLACE(line)), ir.IntType(8).as_pointer())
-            self.b.call(self.function("llvm.prefetch.p0", kind), [ahead, WORD(0), WORD(3), WORD(1)])
+            self.b.call(self.function("llvm.prefetch.p0", kind), [ahead, WORD(0), WORD(NEAR), WORD(1)])
 
     def dotted(self, one: Any, other: Any, total: Any) -> Any:
         """The products of two pairs of bfloat16 for each number, added to it."""

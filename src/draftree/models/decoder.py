@@ -297,8 +297,8 @@ class Decoder:
         self, feed: Feed, mask: Tensor, writer: Writer, keep: int | Tensor, layers: Sequence[int], stock: Callable[[], Made]
     ) -> Made:
         """The same, straight through layers that are machine code where that was found to give the same bits."""
-        straight = self._straight
-        if straight is None or not straight.free or (held := straight.within(writer)) is None:
+        straight, anew = self._straight, feed.whole or not feed.starts.all()
+        if straight is None or not straight.free(anew) or (held := straight.within(writer)) is None:
             return stock()
         entries = [self.hidden_index(layer) for layer in layers]
         ours = partial(straight, feed.tokens, feed.positions, mask, held, keep, entries)
@@ -454,7 +454,7 @@ class Decoder:
         The pass is cut where the layer hands them to its cache, so that nothing behind them is computed.
         """
         straight = self._straight
-        if straight is not None and straight.agreed and straight.free and embeds.dtype is self.dtype:
+        if straight is not None and straight.agreed and straight.free(anew=False) and embeds.dtype is self.dtype:
             return straight.stored(embeds, positions)
         first, mask = _Cut(), self.by_type(embeds.new_zeros(1, 1, 1, 1))
         with suppress(_Enough):

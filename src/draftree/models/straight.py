@@ -21,6 +21,8 @@ from draftree.tree import Ints
 
 PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 """The parts of a stack that we know."""
+SELDOM = 64
+"""Passes after which layers and weights are looked at again, at the latest."""
 Head, Change = Callable[[], nn.Module], Callable[[Tensor], Tensor]
 
 
@@ -48,6 +50,7 @@ class Straight:
         self._hooks = [hooks for m in (model, stack) for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self._angles = Angles(stack.rotary_emb)
         self._agreed: bool | None = None  # nothing was compared
+        self._untouched, self._passes = False, SELDOM  # nothing was looked at
 
     @staticmethod
     def may(stack: nn.Module) -> bool:
@@ -66,14 +69,19 @@ class Straight:
         whole = layers and len(layers) == len(stack.layers) and layers[0].behind == layers[1:]
         return cls(model, stack, layers, head, behind) if whole else None
 
-    @property
-    def free(self) -> bool:
-        """True where a pass may go this way: nobody looks at what the modules around the layers do, or has changed them."""
-        if self._agreed is False or any(self._hooks) or torch.is_grad_enabled():
-            return False
-        first = self._layers[0]
-        patched = "forward" in vars(self._model) or "forward" in vars(self._stack) or not first.stands_in(self._stack.layers[0])
-        return not patched and all(layer.untouched for layer in self._layers) and first.all_still
+    def free(self, anew: bool) -> bool:
+        """True where a pass may go this way: nobody looks at what the modules around the layers do, or has changed them.
+
+        To look at all layers and weights takes as long as some of them compute, as hundreds of objects are in no cache: it is
+        done where a text begins, `anew`, and else once in a while.
+        """
+        self._passes += 1
+        if anew or self._passes >= SELDOM:
+            self._passes, first = 0, self._layers[0]
+            patched = "forward" in vars(self._model) or "forward" in vars(self._stack)
+            standing = not patched and first.stands_in(self._stack.layers[0])
+            self._untouched = standing and all(layer.untouched for layer in self._layers) and first.all_still
+        return self._untouched and self._agreed is not False and not any(self._hooks) and not torch.is_grad_enabled()
 
     def within(self, writer: Writer) -> Within | None:
         """Where the first layer's keys and values lie, if those of all others lie behind them as one call needs it."""

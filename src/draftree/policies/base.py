@@ -16,7 +16,7 @@ from draftree.boundary.knobs import Part
 from draftree.costs import Costs
 from draftree.kernels.growing import appended, leading
 from draftree.stats import Work
-from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
+from draftree.tree import Below, Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 
 Expand = Callable[[Tree, Ints, int], Candidates]
 """expand(tree, frontier [F], K) → K candidates after each frontier node."""
@@ -34,6 +34,15 @@ class Search(ABC):
     @abstractmethod
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
         """Of these candidates those that take no pass; None where passes give all, or nothing does."""
+
+    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
+        """What is found below the frontier in all layers, down to a depth [R], without a pass; None where it goes by layers."""
+        return None
+
+    @property
+    def searches(self) -> bool:
+        """Whether all is found without a pass of a model."""
+        return False
 
     def passes(self, tree: Tree, frontier: Ints) -> int:
         """How many nodes a pass would be fed to expand the frontier; 0 where an earlier pass of the step told it all."""
@@ -184,7 +193,7 @@ def append(
 
     Args:
         tree: what was drafted so far.
-        frontier: [F] the candidates' parents.
+        frontier: [F] the candidates' parents; those behind the tree's nodes are candidates that stand before.
         candidates: [F, K].
         keep: [F, K] which of them become nodes; all by default. Missing candidates (log q = −∞) never do.
         score: [F, K] what the policy ranks by; by default the log value of the path, `path_log_q`.

@@ -116,17 +116,22 @@ class Yield(Policy):
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         budget, search = _Budget.of(costs, tree.roots, memory), expand if isinstance(expand, Search) else None
+        searches = search is not None and search.searches
         due = memory.idle > 0 and self.probe * memory.idle * costs.target_seconds(1) >= budget.probe
         ahead, start, probing = 1 if search is None else search.ahead, 0, False
         waiting = costs.catch_up  # seconds before the first draft step
+        deepest = np.minimum(room.depth, self.depth)
         width, notes = self.width if ahead == 1 else self.width * FREE, list[_Note]()
         while True:
             likely, able, least, worst = budget.promising(tree, start, room, self.depth)
             if not likely.size:
                 break
+            if not able.size and (whole := _all_below(search, tree, likely, self.width, deepest, memory)) is not None:
+                tree = whole
+                break
+            fed, spent = len(able) if search is None else search.passes(tree, able), 0.0
             found = None if search is None else search.find(tree, likely, self.width)
             guesses, below = (None, ZEROS) if found is None else _found(tree, likely, found, memory)
-            fed, spent = len(able) if search is None else search.passes(tree, able), 0.0
             if fed:
                 had = below[tree.entropy[likely] != UNREAD] if below.size else below
                 chosen, spent = budget.worth_expanding(tree, able, had, memory, least, fed, ahead, waiting)
@@ -139,6 +144,9 @@ class Yield(Policy):
                 budget, waiting = replace(budget, left=budget.left - spent), 0.0 if spent else waiting
                 if found is not None:
                     notes.append(_Note.of(tree, chosen, likely, found, below))
+                elif searches and (whole := _all_below(search, tree, chosen, width, deepest, memory)) is not None:
+                    tree = whole
+                    break
                 after = _guesses(tree, chosen, expand(tree, chosen, width), memory)
                 tree = after.grown(tree, chosen, keep=None if width == self.width else self._likeliest(tree, chosen, after))
             if guesses is not None:
@@ -325,14 +333,22 @@ def _guesses(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned
         sources = NONE
     else:
         weights = memory.weights(int(sources.max(initial=0)) + 1)
-    log_q, depth, score = candidates.log_q, tree.depth[frontier], tree.score[frontier]
-    return _Guesses(candidates, *values(log_q, sources, weights, entropy, depth, score, CERTAIN))
+    log_q = candidates.log_q
+    return _Guesses(candidates, *values(log_q, sources, weights, entropy, frontier, tree.depth, tree.score, CERTAIN))
 
 
 def _found(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned) -> "tuple[_Guesses, Floats]":
     """Candidates after nodes that the drafter has not read, and the worth [F] of all after each."""
     guesses = _guesses(tree, frontier, candidates, memory, read=False)
     return guesses, np.exp(guesses.score).sum(axis=1)
+
+
+def _all_below(search: Search | None, tree: Tree, frontier: Ints, k: int, deepest: Ints, memory: Learned) -> Tree | None:
+    """The tree with all that is found below nodes where no model is asked, of all layers; None where it is found by layers."""
+    found = None if search is None else search.below(tree, frontier, k, deepest)
+    if found is None:
+        return None
+    return _guesses(tree, found.nodes, found.candidates, memory, found.alone).grown(tree, found.nodes)
 
 
 def _calibrated(memory: Learned, tree: Tree, verdict: Verdict, accepted: Bools) -> Mapping[int, Logistic]:
