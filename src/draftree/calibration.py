@@ -35,7 +35,7 @@ class Logistic:
     @classmethod
     def around(cls, *weights: float, prior: float) -> Self:
         """Nothing learnt yet."""
-        return cls(np.array(weights), prior * np.eye(len(weights)), prior)
+        return cls(np.array(weights, np.float64), prior * np.eye(len(weights)), prior)
 
     def __call__(self, x: Floats) -> Floats:
         """[…] the probabilities of examples […, X]."""

@@ -299,7 +299,7 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
     else:
         bits = np.repeat([part[-1] for part in listed], [part[0].shape[1] for part in listed])
         token, log_q, value, seen = (np.concatenate([part[i] for part in listed], axis=1) for i in range(4))
-    tokens, values, sources = merge(token, log_q, value, seen, bits, k, MOST, CERTAIN)
+    tokens, values, sources = merge(np.ascontiguousarray(token), log_q, value, seen, bits, k, MOST, CERTAIN)
     if guide is None:
         return Candidates(tokens, values, sources=sources)
     return replace(guide, tokens=tokens, log_q=values, sources=sources, source=0, draw=Draw.POINT)

@@ -333,7 +333,7 @@ def _guesses(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned
         sources = NONE
     else:
         weights = memory.weights(int(sources.max(initial=0)) + 1)
-    log_q = candidates.log_q
+    log_q = np.ascontiguousarray(candidates.log_q)  # of another layout it would be compiled once more
     return _Guesses(candidates, *values(log_q, sources, weights, entropy, frontier, tree.depth, tree.score, CERTAIN))
 
 
