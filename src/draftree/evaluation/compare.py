@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from draftree.boundary.progress import Tell, silent
-from draftree.engine import UNIT, Engine, common
+from draftree.costs import Costs
+from draftree.engine import Engine, common
 from draftree.evaluation.cells import PromptResult
 from draftree.models.target import Needs, Target
 from draftree.request import Emitted, Request
@@ -18,6 +19,9 @@ from draftree.timing import measured
 
 WARM_PROMPT, WARM_TOKENS = 64, 16
 """Tokens of the warm-up: read of the first prompt, and written behind it, before anything is timed."""
+
+CHEAP = Costs({1: 1e-3}, {1: 1.0})
+"""Costs at which every drafter is asked for all it knows."""
 
 
 def short(request: Request) -> Request:
@@ -82,8 +86,9 @@ def warm(engine: Engine, request: Request, baseline: bool, tell: Tell = silent) 
 
     What drafter, policy and caches keep of the warm-up is dropped: what is timed shall not find its own beginning.
     """
+    if engine.policy.reads_costs:  # mistakes come before measuring, and whatever may be asked is compiled before timing
+        replace(engine, costs=CHEAP, learned={}).write([short(request)], reuse=False)
     if engine.policy.reads_costs and engine.costs is None:
-        replace(engine, costs=UNIT, learned={}).write([short(request)], reuse=False)  # mistakes come before measuring
         engine = replace(engine, costs=measured(engine.target, engine.drafter, tell=tell))
     replace(engine, learned={}).write([short(request)], reuse=False)
     if baseline:
