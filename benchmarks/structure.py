@@ -36,7 +36,8 @@ LEVELS: Mapping[str, tuple[str, ...]] = {
     "contracts": ("request", "policies", "acceptors", "formats"),
     "models and numbers": ("models", "sampling", "costs", "data"),
     "what comes in": ("boundary", "calibration"),
-    "ground": ("tree", "stats", "errors", "kernels", "demo"),
+    "ground": ("tree", "stats", "errors", "demo"),
+    "machine code": ("kernels",),
 }
 """The parts by level, the highest first; a part imports from lower levels alone."""
 

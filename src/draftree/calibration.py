@@ -3,7 +3,7 @@
 Shapes: M examples, X features.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -45,4 +45,4 @@ class Logistic:
     def learn(self, x: Floats, true: Bools) -> Self:
         """The regression after the examples [M, X] of a step, true or not [M]."""
         found = newton(self.weights, self.information, self.prior, np.ascontiguousarray(x), true, FORGETTING, CURVATURE)
-        return replace(self, weights=found[0], information=found[1])
+        return type(self)(found[0], found[1], self.prior)

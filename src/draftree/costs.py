@@ -71,6 +71,11 @@ class Costs(Part):
         """sₐ/sₜ for one token each, as PCT reads it (EDD + PCT, section 4.1: 1.1 ms / 29.8 ms for a 7B)."""
         return self.draft_seconds(1) / self.target_seconds(1)
 
+    @cached_property
+    def token(self) -> float:
+        """sₜ(1), what plain decoding takes for a token of each row."""
+        return self.target_seconds(1)
+
     def draft_seconds(self, tokens: float) -> float:
         """sₐ(tokens), tokens of each row; 0 for none."""
         return float(self.drafts(np.array([tokens]))[0])

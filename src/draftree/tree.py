@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftree.kernels.forest import kept, paths
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -281,29 +283,22 @@ class Tree:
 
     def select(self, keep: Bools) -> "Tree":
         """The tree of the nodes kept [N]: every root, and the parent of every kept node, must be among them."""
-        at, new = np.flatnonzero(keep), np.cumsum(keep) - 1
-        parents = self.parents[at]
-        below = parents[self.roots :]
-        connected = bool(keep[: self.roots].all() and keep[below].all() and (below >= 0).all())
+        whole, real, connected = kept(
+            self.tokens, self.parents, self.depth, self.row, self.log_q, self.score, self.source, self.entropy, self.number,
+            self.q_row, keep,
+        )  # fmt: skip
         assert connected, "a kept node lost its parent"
-        parents = np.where(parents < 0, -1, new[parents])
+        tokens, parents, depth, row, source, number, q_row = whole
+        log_q, score, entropy = real
         return Tree(
-            self.tokens[at], parents, self.depth[at], self.row[at], self.log_q[at], self.score[at], self.source[at],
-            self.entropy[at], self.number[at], self.q_row[at], self.draw, self.q, self.whole or self, self.notes,
+            tokens, parents, depth, row, log_q, score, source, entropy, number, q_row, self.draw, self.q, self.whole or self,
+            self.notes,
         )  # fmt: skip
 
     @cached_property
     def ancestors(self) -> Bools:
         """[N, N] True where node j is node i or lies on the path from the root to it."""
-        n = len(self)
-        mask = np.eye(n, dtype=np.bool_)
-        start = self.roots
-        while start < n:  # a run of nodes whose parents all lie before it is done at once
-            later = np.flatnonzero(self.parents[start:] >= start)
-            end = start + int(later[0]) if later.size else n
-            mask[start:end] |= mask[self.parents[start:end]]
-            start = end
-        return mask
+        return paths(self.parents)
 
     def children(self, node: int) -> Ints:
         """Node numbers of a node's children in sibling order, which is draw order."""

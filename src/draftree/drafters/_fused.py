@@ -256,7 +256,8 @@ class FusedDrafter(Drafter[Fusing]):
 
 def own(part: Drafter[Any], taps: Taps) -> Taps:
     """The taps that a part asked for."""
-    return replace(taps, hidden={layer: taps.hidden[layer] for layer in part.needs.hidden})
+    wanted = part.needs.hidden
+    return taps if len(wanted) == len(taps.hidden) else replace(taps, hidden={layer: taps.hidden[layer] for layer in wanted})
 
 
 def _find(part: int, found: Candidates, guide: Candidates | None, numbers: Ints, trust: Sequence[Trust]) -> Find:

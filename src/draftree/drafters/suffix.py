@@ -1,14 +1,15 @@
 """SuffixDecoding: what followed the longest match most often, in the text and in earlier outputs (Oliaro et al. 2024)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every
-from draftree.drafters.lookup.suffix_tree import Draft, Limits, Outputs, Shorts, children, descendants, draft
+from draftree.drafters.lookup.suffix_nodes import children, descendants
+from draftree.drafters.lookup.suffix_tree import Draft, Limits, Outputs, Shorts, draft
 from draftree.drafters.lookup.texts import Texts, cut, extended
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
@@ -70,6 +71,10 @@ class SuffixState:
     memory: Outputs
     drafts: tuple[tuple[int, Grown], ...] = ()
 
+    def with_drafts(self, drafts: dict[int, Grown]) -> "SuffixState":
+        """The same with drafts by row."""
+        return SuffixState(self.texts, self.begun, self.memory, tuple(drafts.items()))
+
 
 @final
 class SuffixDrafter(Drafter[SuffixState]):
@@ -106,7 +111,7 @@ class SuffixDrafter(Drafter[SuffixState]):
                 given = self._given(state, tree, root, frontier[mine], width, drafts)
                 tokens[mine], log_q[mine], most = children(*given)
                 used = max(used, most)
-        return Candidates(tokens[:, :used], log_q[:, :used]), replace(state, drafts=tuple(drafts.items()))
+        return Candidates(tokens[:, :used], log_q[:, :used]), state.with_drafts(drafts)
 
     def below(
         self, state: SuffixState, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
@@ -117,7 +122,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         given = self._given(state, tree, 0, frontier, min(k, MAX_NODES), drafts)
         nodes, tokens, log_q = descendants(*given, int(deepest[row]), len(tree))
         found = Below(nodes, np.full(len(nodes), row), Candidates(tokens, log_q))
-        return found, replace(state, drafts=tuple(drafts.items()))
+        return found, state.with_drafts(drafts)
 
     def _given(
         self, state: SuffixState, tree: Tree, root: int, frontier: Ints, width: int, drafts: dict[int, Grown]
@@ -136,7 +141,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         return room, end, grown, tree.parents, tree.tokens, frontier, width, state.memory, self._limits
 
     def commit(self, state: SuffixState, tree: Tree, verdict: Verdict, taps: Taps) -> SuffixState:
-        return replace(state, texts=extended(state.texts, tree, verdict), drafts=())
+        return SuffixState(extended(state.texts, tree, verdict), state.begun, state.memory)
 
     def truncate(self, state: SuffixState, lengths: Ints, rows: Ints | None = None) -> SuffixState:
         at, begun = every(rows, len(lengths)), state.begun.copy()

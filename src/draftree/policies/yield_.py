@@ -92,7 +92,7 @@ class Learned:
 
     def rate(self, costs: Costs, rows: int) -> float:
         """λ, tokens per second: what plain decoding has, times the gain over it so far; never below it."""
-        return max((self.gained + BEGINNING) / (self.spent + BEGINNING), 1.0) * rows / costs.target_seconds(1)
+        return max((self.gained + BEGINNING) / (self.spent + BEGINNING), 1.0) * rows / costs.token
 
 
 @final
@@ -117,7 +117,7 @@ class Yield(Policy):
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         budget, search = _Budget.of(costs, tree.roots, memory), expand if isinstance(expand, Search) else None
         searches = search is not None and search.searches
-        due = memory.idle > 0 and self.probe * memory.idle * costs.target_seconds(1) >= budget.probe
+        due = memory.idle > 0 and self.probe * memory.idle * costs.token >= budget.probe
         ahead, start, probing = 1 if search is None else search.ahead, 0, False
         waiting = costs.catch_up  # seconds before the first draft step
         deepest = np.minimum(room.depth, self.depth)
@@ -162,7 +162,7 @@ class Yield(Policy):
         accepted[: tree.roots] = True
         accepted[np.concatenate(verdict.paths)] = True
         own = replace(work, fed=len(tree), finds=0)  # probes ride along, commits and searches are made whatever is drafted
-        gained, spent = accepted.sum() / work.rows, (costs.step(own) - costs.commit) / costs.target_seconds(1)
+        gained, spent = accepted.sum() / work.rows, (costs.step(own) - costs.commit) / costs.token
         recent, beyond, idle, reach = memory.recent, memory.beyond, memory.idle, memory.reach
         if tree.drafted:
             columns = tree.parents, tree.tokens, tree.number, tree.depth, tree.score, tree.entropy
@@ -210,12 +210,12 @@ class _Budget:
     @classmethod
     def of(cls, costs: Costs, rows: int, memory: Learned) -> "_Budget":
         """Before anything is drafted."""
-        return cls(costs, rows, memory.rate(costs, rows), memory.regret_budget * costs.target_seconds(1))
+        return cls(costs, rows, memory.rate(costs, rows), memory.regret_budget * costs.token)
 
     @property
     def probe(self) -> float:
         """Seconds that one node a row takes, drafted and verified."""
-        more = self.costs.target_seconds(2) - self.costs.target_seconds(1)
+        more = self.costs.target_seconds(2) - self.costs.token
         return more + self.costs.draft_seconds(1) + self.costs.catch_up
 
     @property

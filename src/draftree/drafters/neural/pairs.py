@@ -205,8 +205,7 @@ class PairReader(Trainable[Pairs]):
                 pending[row] = accepted
             else:
                 pending[row] = np.concatenate((pending[row], tree.tokens[[root]], accepted))
-        left = _bare(replace(Decoding.empty(cache), pending=tuple(pending)), state.features)
-        return replace(left, unread=(*state.unread, taps))
+        return _bare(replace(Decoding.empty(cache), pending=tuple(pending)), state.features, (*state.unread, taps))
 
     @torch.inference_mode()
     def caught_up(self, state: Pairs) -> Pairs:
@@ -388,10 +387,10 @@ def _known(features: SlotCache, positions: Ints, level: int = 0) -> Tensor:
     return nn.functional.embedding(torch.from_numpy(index).to(known.device), known.view(-1, known.shape[-1]))
 
 
-def _bare(decoding: Decoding, features: SlotCache) -> Pairs:
+def _bare(decoding: Decoding, features: SlotCache, unread: tuple[Taps, ...] = ()) -> Pairs:
     """The state before anything of a step is drafted."""
     known = features.layer(0)[0]
-    return Pairs(decoding, features, NOTHING, known.new_zeros(0, len(features.shapes) * known.shape[-1]))
+    return Pairs(decoding, features, NOTHING, known.new_zeros(0, len(features.shapes) * known.shape[-1]), unread)
 
 
 def _grown(state: Pairs, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor) -> Pairs:

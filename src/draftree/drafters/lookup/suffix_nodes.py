@@ -1,0 +1,113 @@
+"""What the draft behind a text, and drafts behind what others proposed, say of the nodes of a tree.
+
+Shapes: N nodes of a tree, F frontier nodes, K candidates, M nodes that something is found after.
+"""
+
+import numpy as np
+
+from draftree.drafters.lookup.suffix_tree import Draft, Limits, Outputs, Shorts, draft
+from draftree.kernels.compiled import compiled
+from draftree.tree import MAX_NODES, Floats, Ints
+
+
+@compiled
+def child(nodes: Shorts, node: int, token: int) -> int:
+    """The node's child with that token; −2 if there is none."""
+    for i in range(node + 1, len(nodes)):
+        if nodes[i, 1] == node and nodes[i, 0] == token:
+            return i
+    return -2
+
+
+@compiled
+def reached(
+    text: Shorts, end: int, drafted: Draft, parents: Ints, tokens: Ints, below: int, memory: Outputs, limits: Limits
+) -> tuple[Draft, int, int]:
+    """The draft that goes on behind a node of the tree, which node of it that is (−1 for where it begins), and its depth.
+
+    Args:
+        below: the node; and the others, see `children`.
+    """
+    depth, node = 0, below
+    while parents[node] >= 0:
+        depth, node = depth + 1, parents[node]
+    node = below
+    for i in range(depth - 1, -1, -1):
+        text[end + i], node = tokens[node], parents[node]
+    at = -1
+    for i in range(end, end + depth):
+        at = child(drafted[0], at, text[i])
+        if at < -1:
+            drafted = draft(text, i + 1, memory, limits)
+            at = -1
+    return drafted, at, depth
+
+
+@compiled
+def children(
+    text: Shorts, end: int, drafted: Draft, parents: Ints, tokens: Ints, frontier: Ints, k: int, memory: Outputs, limits: Limits
+) -> tuple[Ints, Floats, int]:
+    """Up to K candidates [F, K] and their log q after the frontier's nodes of one root, and the most that one has, at least 1.
+
+    A node that is not in the draft behind the root was proposed by someone else; a draft of its own begins there.
+
+    Args:
+        text: up to the root, which is token `end` − 1; behind it there is room for the deepest path.
+        drafted: the draft behind the root.
+        parents: [N] of the tree.
+        tokens: [N] of the tree.
+    """
+    found, log_q, most = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf), 1
+    for f, below in enumerate(frontier):
+        (nodes, shares), at, _ = reached(text, end, drafted, parents, tokens, below, memory, limits)
+        rank = 0
+        for i in range(at + 1, len(nodes)):
+            if nodes[i, 1] == at and rank < k:
+                found[f, rank], log_q[f, rank] = nodes[i, 0], np.log(shares[i])
+                rank += 1
+        most = max(most, rank)
+    return found, log_q, most
+
+
+@compiled
+def descendants(
+    text: Shorts,
+    end: int,
+    drafted: Draft,
+    parents: Ints,
+    tokens: Ints,
+    frontier: Ints,
+    k: int,
+    memory: Outputs,
+    limits: Limits,
+    deepest: int,
+    first: int,
+) -> tuple[Ints, Ints, Floats]:
+    """What `children` finds after the frontier's nodes of one root, and after what it finds, and so on.
+
+    Args:
+        deepest: the depth that a node may have.
+        first: the number of the first candidate, once all are behind the tree in the order in which they stand here.
+
+    Returns:
+        [M] the nodes that something was found after, by number; [M, K] tokens; and [M, K] log q.
+    """
+    most = len(frontier) + MAX_NODES
+    after, found, log_q = np.empty(most, np.int64), np.zeros((most, k), np.int64), np.full((most, k), -np.inf)
+    count, total, widest = 0, 0, 1
+    waiting = np.empty((MAX_NODES + 1, 3), np.int64)  # of a draft: node, number, depth
+    for below in frontier:
+        (nodes, shares), at, depth = reached(text, end, drafted, parents, tokens, below, memory, limits)
+        waiting[0, 0], waiting[0, 1], waiting[0, 2] = at, below, depth
+        here, last = 0, 1
+        while here < last:
+            at, number, depth = waiting[here, 0], waiting[here, 1], waiting[here, 2]
+            here, rank = here + 1, 0
+            for i in range(at + 1, len(nodes)):
+                if nodes[i, 1] == at and rank < k and depth < deepest and total < MAX_NODES:
+                    found[count, rank], log_q[count, rank] = nodes[i, 0], np.log(shares[i])
+                    waiting[last, 0], waiting[last, 1], waiting[last, 2] = i, first + total, depth + 1
+                    rank, last, total = rank + 1, last + 1, total + 1
+            after[count] = number
+            count, widest = count + (rank > 0), max(widest, rank)
+    return after[:count], found[:count, :widest], log_q[:count, :widest]

@@ -1,0 +1,57 @@
+"""What a forest of drafted tokens is asked for in every step, a call each: the nodes to keep, and who lies on whose path.
+
+Shapes: N nodes, M of them that are kept.
+"""
+
+import numpy as np
+
+from draftree.kernels.compiled import Array, compiled
+
+
+@compiled
+def kept(
+    tokens: Array,
+    parents: Array,
+    depth: Array,
+    row: Array,
+    log_q: Array,
+    score: Array,
+    source: Array,
+    entropy: Array,
+    number: Array,
+    q_row: Array,
+    keep: Array,
+) -> tuple[Array, Array, bool]:
+    """The columns of the nodes to keep, whole numbers [7, M] and others [3, M], and whether none of them lost its parent.
+
+    They stand in the order of `growing.appended`. Roots have to be kept.
+
+    Args:
+        tokens: [N], and with those that follow the columns of the tree; a parent stands before its children, −1 for none.
+        keep: [N].
+    """
+    count, connected = np.count_nonzero(keep), True
+    whole, real, new, at = np.empty((7, count), np.int64), np.empty((3, count)), np.empty(len(keep), np.int64), 0
+    for i in range(len(keep)):
+        if keep[i]:
+            new[i], parent = at, parents[i]
+            connected &= parent < 0 or keep[parent]
+            whole[0, at], whole[1, at], whole[2, at] = tokens[i], new[parent] if parent >= 0 else -1, depth[i]
+            whole[3, at], whole[4, at], whole[5, at], whole[6, at] = row[i], source[i], number[i], q_row[i]
+            real[0, at], real[1, at], real[2, at] = log_q[i], score[i], entropy[i]
+            at += 1
+        else:
+            connected &= parents[i] >= 0
+    return whole, real, connected
+
+
+@compiled
+def paths(parents: Array) -> Array:
+    """[N, N] whether node j is node i or lies on the path to it; a parent stands before its children, −1 for none."""
+    count = len(parents)
+    seen = np.zeros((count, count), np.bool_)
+    for i, parent in enumerate(parents):
+        if parent >= 0:
+            seen[i] = seen[parent]
+        seen[i, i] = True
+    return seen
