@@ -16,7 +16,7 @@ import numpy as np
 from draftree.calibration import Logistic
 from draftree.drafters.base import Drafter, Method, put
 from draftree.errors import UserError
-from draftree.kernels.fusing import judged, merge
+from draftree.kernels.fusing import judged, judgements, merge
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Below, Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
@@ -233,9 +233,10 @@ class FusedDrafter(Drafter[Fusing]):
         for root in range(tree.roots):
             row, kept = int(tree.row[root]), verdict.kept(root)
             nexts = np.append(tree.tokens[kept[1:]], verdict.bonus[root])
+            finds = [[f for f in state.finds if f.part == i] for i in range(len(inner))]
             trust[row] = tuple(
-                _learnt(known, [f for f in state.finds if f.part == i], tree.number[kept], nexts)
-                for i, known in enumerate(trust[row])
+                _learnt(known, mine, tree.number[kept], nexts) if mine else known
+                for known, mine in zip(trust[row], finds, strict=True)
             )
         return Fusing(tuple(inner), tuple(trust))
 
@@ -274,7 +275,7 @@ def _find(part: int, found: Candidates, guide: Candidates | None, numbers: Ints,
     recent = np.array([t.recent for t in trust])
     weights = np.array([t.alone.weights if guide is None else t.beside.weights for t in trust])
     x, value, theirs, place = judged(np.ascontiguousarray(found.log_q), log_q, recent, weights, NEUTRAL, CERTAIN)
-    return Find(part, guide is not None, numbers, found.tokens, place, theirs, x, value)
+    return Find(part, guide is not None, numbers, np.ascontiguousarray(found.tokens), place, theirs, x, value)
 
 
 def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidates:
@@ -318,15 +319,12 @@ def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Tru
     """
     recent, beside, alone = trust.recent, trust.beside, trust.alone
     examples: dict[bool, list[tuple[Floats, Bools]]] = {}
-    after = dict(zip(kept.tolist(), nexts.tolist(), strict=True))
     for f in finds:
-        for i, number in enumerate(f.numbers.tolist()):
-            if number in after and (there := f.place[i] == -np.inf).any():
-                right = f.tokens[i][there] == after[number]
-                recent += RECENT * (bool(right.any()) - recent)
-                examples.setdefault(f.guided, []).append((f.x[i][there], right))
+        x, right, recent = judgements(f.numbers, f.place, f.tokens, f.x, kept, nexts, recent, RECENT)
+        if len(right):
+            examples.setdefault(f.guided, []).append((x, right))
     for guided, several in examples.items():
-        x, true = (np.concatenate(column) for column in zip(*several, strict=True))
+        x, true = several[0] if len(several) == 1 else map(np.concatenate, zip(*several, strict=True))
         beside, alone = (beside.learn(x, true), alone) if guided else (beside, alone.learn(x, true))
     return Trust(beside, alone, recent)
 

@@ -52,6 +52,38 @@ def judged(
 
 
 @compiled
+def judgements(
+    numbers: Array, place: Array, tokens: Array, x: Array, kept: Array, nexts: Array, recent: float, share: float
+) -> tuple[Array, Array, float]:
+    """Of what was found after accepted nodes what it was judged by [M, X], whether it was right [M], and recent success.
+
+    Args:
+        numbers: [F] the nodes that it was found after.
+        place: [F, K] −∞ where there is a find, else NaN.
+        tokens: [F, K].
+        x: [F, K, X].
+        kept: [n] numbers of root and accepted nodes.
+        nexts: [n] the token that the target chose after each.
+        recent: how often the last finds held the right token, and
+        share: of the last one in that.
+    """
+    nodes, width, features = x.shape
+    examples, right, count = np.empty((nodes * width, features)), np.empty(nodes * width, np.bool_), 0
+    for f in range(nodes):
+        for i in range(len(kept)):
+            if kept[i] == numbers[f]:
+                before, success = count, False
+                for k in range(width):
+                    if place[f, k] == -np.inf:
+                        examples[count], right[count] = x[f, k], tokens[f, k] == nexts[i]
+                        success |= right[count]
+                        count += 1
+                if count > before:
+                    recent += share * (success - recent)
+    return examples[:count], right[:count], recent
+
+
+@compiled
 def merge(
     tokens: Array, log_q: Array, value: Array, seen: Array, bits: Array, k: int, most: float, certain: float
 ) -> tuple[Array, Array, Array]:

@@ -205,7 +205,8 @@ class PairReader(Trainable[Pairs]):
                 pending[row] = accepted
             else:
                 pending[row] = np.concatenate((pending[row], tree.tokens[[root]], accepted))
-        return _bare(replace(Decoding.empty(cache), pending=tuple(pending)), state.features, (*state.unread, taps))
+        left = Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
+        return Pairs(left, state.features, NOTHING, state.outputs[:0], (*state.unread, taps))
 
     @torch.inference_mode()
     def caught_up(self, state: Pairs) -> Pairs:
@@ -387,10 +388,10 @@ def _known(features: SlotCache, positions: Ints, level: int = 0) -> Tensor:
     return nn.functional.embedding(torch.from_numpy(index).to(known.device), known.view(-1, known.shape[-1]))
 
 
-def _bare(decoding: Decoding, features: SlotCache, unread: tuple[Taps, ...] = ()) -> Pairs:
+def _bare(decoding: Decoding, features: SlotCache) -> Pairs:
     """The state before anything of a step is drafted."""
     known = features.layer(0)[0]
-    return Pairs(decoding, features, NOTHING, known.new_zeros(0, len(features.shapes) * known.shape[-1]), unread)
+    return Pairs(decoding, features, NOTHING, known.new_zeros(0, len(features.shapes) * known.shape[-1]))
 
 
 def _grown(state: Pairs, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor) -> Pairs:
