@@ -21,7 +21,7 @@ from draftree.kernels.lanes import COLUMNS, half_added, half_gated, real_added, 
 from draftree.kernels.memory import as_real, entry, number, part, put, put_real, put_word, real, settled
 from draftree.kernels.rows import normed
 from draftree.kernels.team import FIRST, meet, member, share
-from draftree.kernels.tiles import AHEAD, BYTES, GROUP, OF_GROUP, ROWS, fours, pairs, reals
+from draftree.kernels.tiles import AHEAD, BYTES, FEW, GROUP, OF_GROUP, ROWS, SHORT, fours, pairs, reals
 
 PASS = 11
 """The entry from `FIRST` on where what a pass is about begins."""
@@ -98,7 +98,7 @@ def _product(
     each, block = (OF_GROUP if four else BYTES), _bytes(deep, half, four)
     soon, soon_step = w, 0
     if tokens <= ROWS:
-        soon, soon_step = w + AHEAD, each
+        soon, soon_step = w + (SHORT if m <= FEW and not four else AHEAD), each
     elif first < 2 * several:
         soon, soon_step = following + first // several * (block // 2), each // 2
     rows = x + first * wide
