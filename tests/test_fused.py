@@ -309,7 +309,9 @@ def test_all_that_is_found_below_is_valued_and_learnt_from_as_by_layers() -> Non
     assert learnt[0].alone.weights == pytest.approx(learnt[1].alone.weights)
     assert FusedDrafter([search, search]).below(begin, first, np.array([1]), 4, drawing, np.array([4]))[0] is None
     nothing = drafter.start([np.array([8])], np.array([2]), TAPS)
-    assert len(drafter.below(nothing, first, np.array([1]), 4, drawing, np.array([4]))[0].nodes) == 0
+    none, _ = drafter.below(nothing, first, np.array([1]), 4, drawing, np.array([4]))
+    assert none is not None
+    assert (none.nodes.size, none.alone) == (0, False)
 
 
 def test_samples_are_one_parts_own() -> None:

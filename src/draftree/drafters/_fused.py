@@ -184,8 +184,10 @@ class FusedDrafter(Drafter[Fusing]):
             return None, state
         (i,), inner = searching, list(state.parts)
         found, inner[i] = self.parts[i].below(state.parts[i], tree, frontier, k, drawing, deepest)
-        if found is None or not found.nodes.size:
-            return found, replace(state, parts=tuple(inner))
+        if found is None:
+            return None, state
+        if not found.nodes.size:
+            return replace(found, alone=False), replace(state, parts=tuple(inner))
         find = _find(i, found.candidates, None, found.nodes, [state.trust[row][i] for row in found.rows.tolist()])
         cut = MOST / np.maximum(find.value.sum(axis=1, keepdims=True), MOST)
         log_q = np.where(found.candidates.log_q > -np.inf, np.log(np.maximum(find.value * cut, LEAST)), -np.inf)
