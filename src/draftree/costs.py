@@ -69,7 +69,7 @@ class Costs(Part):
     @cached_property
     def ratio(self) -> float:
         """sₐ/sₜ for one token each, as PCT reads it (EDD + PCT, section 4.1: 1.1 ms / 29.8 ms for a 7B)."""
-        return self.draft_seconds(1) / self.target_seconds(1)
+        return self.draft_seconds(1) / self.token
 
     @cached_property
     def token(self) -> float:

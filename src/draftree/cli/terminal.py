@@ -267,7 +267,7 @@ def _curves(title: str, entries: Sequence[Costs]) -> Table:
         for e in entries:
             step, one_pass = e.draft.get(n), e.target.get(n)
             cells += [f"{1e3 * s:.2f}" if s is not None else "" for s in (step, one_pass)]
-            cells.append(f"{one_pass / e.target_seconds(1):.2f}" if one_pass is not None else "")
+            cells.append(f"{one_pass / e.token:.2f}" if one_pass is not None else "")
         curves.add_row(*cells)
     return curves
 

@@ -299,8 +299,7 @@ def _predicted(places: Places, costs: Costs | None) -> Iterator[Finding]:
     if costs is None:
         return
     gains = [
-        tau * costs.target_seconds(1) / costs.step(Work((1,) * n, 1 + n, 1, costs.context))
-        for n, tau in enumerate(lengths.tolist(), 1)
+        tau * costs.token / costs.step(Work((1,) * n, 1 + n, 1, costs.context)) for n, tau in enumerate(lengths.tolist(), 1)
     ]
     most = int(np.argmax(gains))
     text = (

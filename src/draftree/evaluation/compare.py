@@ -88,8 +88,8 @@ def warm(engine: Engine, request: Request, baseline: bool, tell: Tell = silent) 
     """
     if engine.policy.reads_costs:  # mistakes come before measuring, and whatever may be asked is compiled before timing
         replace(engine, costs=CHEAP, learned={}).write([short(request)], reuse=False)
-    if engine.policy.reads_costs and engine.costs is None:
-        engine = replace(engine, costs=measured(engine.target, engine.drafter, tell=tell))
+        if engine.costs is None:
+            engine = replace(engine, costs=measured(engine.target, engine.drafter, tell=tell))
     replace(engine, learned={}).write([short(request)], reuse=False)
     if baseline:
         engine.plain([short(request)])

@@ -204,7 +204,7 @@ def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostT
     """
 
     def bent(entry: Costs) -> Costs:
-        one = entry.target_seconds(1)
+        one = entry.token
         return replace(entry, target={n: one + slope * (s - one) + overhead for n, s in entry.target.items()})
 
     told = {"slope": f"{slope:g}", "overhead": f"{overhead:g}"}

@@ -111,7 +111,7 @@ def divided(reach: Ints, start: int, costs: Costs | CostTable, ahead: int = 1) -
         )
         choice[i] = int(total.argmin())
         least[i] = total[choice[i]]
-        plain += here.target_seconds(1)
+        plain += here.token
     return Division(tuple(_steps(choice)), float(least[0]), plain)
 
 

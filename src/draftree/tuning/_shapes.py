@@ -135,7 +135,7 @@ class Shape:
     def of(cls, paths: Paths, table: Floats, costs: Costs) -> Self:
         """A tree of some paths, judged by an acceptance table and costs."""
         tau = expected(paths, table)
-        return cls(paths, tau, tau * costs.target_seconds(1) / seconds(paths, costs))
+        return cls(paths, tau, tau * costs.token / seconds(paths, costs))
 
     @property
     def depth(self) -> int:
