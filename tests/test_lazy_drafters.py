@@ -153,21 +153,58 @@ def test_rows_that_are_not_drafted_for_wait(method: str) -> None:
     assert worst(text.drafts(tree, late)[order], wanted[np.argsort(np.concatenate(layers_of(tree)))]) < NOISE
 
 
-@pytest.mark.parametrize("method", READERS)
-def test_a_long_wait_is_read_in_parts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def waiting(method: str) -> Text:
+    """Rows of which the first has waited for six steps."""
     t = target("llama")
     text = Text(t, drafter_of(method, t), [6, 4, 9])
     for live in ([0, 1, 2], [0, 2], [0, 2], [0], [0], [0]):
         text.bare(live)
+    return text
+
+
+@pytest.mark.parametrize("method", ["hydra", "peagle"])
+def test_a_long_wait_is_read_in_parts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = waiting(method)
     tree = text.bush()
-    whole = text.drafts(tree, layers_of(tree))
+    with passes(text.drafter) as at_once:
+        whole = text.drafts(tree, layers_of(tree))
     monkeypatch.setattr(hydra if method == "hydra" else pairs, "CHUNK", 3)
     with passes(text.drafter) as found:
         parts = text.drafts(tree, layers_of(tree))
-    reading = 2 if method == "hydra" else 3  # six that wait; with the root's pair seven
-    assert found["passes"] == (reading if method == "hydra" else reading + 2)
+    assert found["passes"] > at_once["passes"]
     assert worst(parts, whole) < NOISE
     assert worst(parts, text.drafts(tree, layers_of(tree), text.fresh())) < NOISE
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+def test_of_a_long_wait_a_single_layer_makes_keys_and_values_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = waiting(method)
+    tree = text.bush()
+    monkeypatch.setattr(pairs, "FEW", 100)
+    along = text.drafts(tree, layers_of(tree))
+    monkeypatch.setattr(pairs, "FEW", 8)
+    with passes(text.drafter) as found:
+        stored = text.drafts(tree, layers_of(tree))
+    assert found["passes"] == 3, "the layer ran to its end for the tree alone"
+    assert worst(stored, along) < NOISE
+    assert worst(stored, text.drafts(tree, layers_of(tree), text.fresh())) < NOISE
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "peagle", "edd", "dflash"])
+def test_a_prompt_is_read_when_something_is_drafted(method: str) -> None:
+    t = target("llama")
+    drafter, read = drafter_of(method, t), list[int]()
+    borrowed = set(t.decoder.model.modules())
+    for part in (m for m in drafter.model.modules() if isinstance(m, nn.Linear) and m not in borrowed):
+        part.register_forward_hook(lambda *_: read.append(1))
+    Text(t, drafter, [2])  # what is looked up once for a model
+    read.clear()
+    text = Text(t, drafter, [12, 4])
+    text.bare([0, 1])
+    text.state = drafter.truncate(text.state, np.array([8, 5]))
+    assert not read
+    text.drafts(text.bush(), [np.arange(2)])
+    assert read
 
 
 @pytest.mark.parametrize("method", READERS)

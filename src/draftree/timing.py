@@ -281,7 +281,7 @@ class _Setting:
         cache = target.new_cache(rows, context + widest + 1)
         taps = target.prefill(cache, prompts, drafter.needs).taps
         planted = Tree.planted(every, one)
-        begun = drafter.start(prompts, one, taps)
+        begun = drafter.caught_up(drafter.start(prompts, one, taps))
         _, state = drafter.expand(begun, planted, every, CANDIDATES, Drawing())
         return cls(target, drafter, context, cache, planted, begun, state)
 

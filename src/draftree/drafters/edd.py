@@ -145,7 +145,7 @@ class EDDDrafter(OneLayerDrafter):
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
     ) -> Decoding:
         state = state or Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
-        return self._encode(self.caught_up(state), taps)
+        return replace(state, unread=(*state.unread, taps))
 
     def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
         """True encodings take the place of what was drafted."""

@@ -264,7 +264,7 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _R
     zero = np.zeros(1, np.int64)
     prompt = np.arange(READ) % target.decoder.vocab
     cache = target.new_cache(1, 2 * READ)
-    state = drafter.start([prompt], zero, target.prefill(cache, [prompt], drafter.needs).taps)
+    state = drafter.caught_up(drafter.start([prompt], zero, target.prefill(cache, [prompt], drafter.needs).taps))
     root = Tree.planted(zero, zero)
     with first:
         candidates, state = drafter.expand(state, root, zero, CANDIDATES, Drawing())

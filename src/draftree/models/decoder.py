@@ -7,7 +7,7 @@ Shapes: R rows, n tokens a row in one pass (padded), S slots, D hidden size, V v
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from draftree.models.architectures import (
     check_bounds,
     refuse_unsupported,
 )
-from draftree.models.cache import Catcher, LayerShape, SlotCache, Writer
+from draftree.models.cache import LayerShape, SlotCache, Writer, first_stored
 from draftree.models.capture import Capture, Eager, Given, Made, Then
 from draftree.models.dispatch import Answers, answering, install
 from draftree.models.exact_attention import register
@@ -456,10 +456,8 @@ class Decoder:
         straight = self._straight
         if straight is not None and straight.agreed and straight.free(anew=False) and embeds.dtype is self.dtype:
             return straight.stored(embeds, positions)
-        first, mask = _Cut(), self.by_type(embeds.new_zeros(1, 1, 1, 1))
-        with suppress(_Enough):
-            self.model.base_model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, **self.cached(first))
-        return first.caught[0]
+        given = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": self.by_type(embeds.new_zeros(1, 1, 1, 1))}
+        return first_stored(lambda cache: self.model.base_model(**given, **self.cached(cache)))
 
 
 class _Masks(dict[str, Tensor]):
@@ -467,20 +465,6 @@ class _Masks(dict[str, Tensor]):
 
     def __missing__(self, key: str) -> None:
         return None
-
-
-class _Cut(Catcher):
-    """Ends the pass at its first write."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        super().update(key_states, value_states, layer_idx)
-        raise _Enough
-
-
-class _Enough(Exception):
-    """A pass has given what was wanted of it."""
 
 
 def refuse_attention(model: PreTrainedModel) -> None:

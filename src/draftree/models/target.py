@@ -88,6 +88,10 @@ class Taps:
             hidden = {layer: h.index_select(0, at) for layer, h in self.hidden.items()}
         return type(self)(hidden, self.rows[index], self.positions[index], self.tokens[index], self.cache, self.probe_logits)
 
+    def before(self, lengths: Ints) -> Self:
+        """Those of the tokens that stand before `lengths[r]` in their rows."""
+        return self.take(np.flatnonzero(self.positions < lengths[self.rows]))
+
     @classmethod
     def joined(cls, several: Sequence[Self]) -> Self:
         """The taps of several steps, at least one, in their order."""

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
+from draftree.drafters.neural.decoding import left
 from draftree.drafters.neural.heads import by_depth, offered
 from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.llama import SIZES, like
@@ -176,7 +177,7 @@ class ParallelDrafter(Trainable[Blocks]):
             cache = SlotCache((self.model.shape,) * len(self.model.layers), len(prompts), self._like.dtype, self._like.device)
             cache.reserve(max(map(len, prompts)) + SPARE)
             state = Blocks(cache)
-        return self._read(self.caught_up(state), taps)
+        return replace(state, unread=(*state.unread, taps))
 
     @final
     def commit(self, state: Blocks, tree: Tree, verdict: Verdict, taps: Taps) -> Blocks:
@@ -197,9 +198,8 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @final
     def truncate(self, state: Blocks, lengths: Ints, rows: Ints | None = None) -> Blocks:
-        state = self.caught_up(state)
         state.cache.truncate(lengths)
-        return Blocks(state.cache)
+        return Blocks(state.cache, unread=left(state.unread, lengths))
 
     @final
     def passes(self, state: Blocks, tree: Tree, frontier: Ints) -> int:

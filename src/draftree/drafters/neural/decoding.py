@@ -119,6 +119,11 @@ def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
     return replace(empty, pending=put(state.pending, rows, empty.pending))
 
 
+def left(unread: Sequence[Taps], lengths: Ints) -> tuple[Taps, ...]:
+    """What the target made of tokens that stand before `lengths[r]` in their rows, of what is not read yet."""
+    return tuple(taps for every in unread if len((taps := every.before(lengths)).rows))
+
+
 def no_candidates(nodes: int, k: int) -> Candidates:
     """Nothing after any of the nodes."""
     return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from draftree.boundary.files import filled, understood
 from draftree.drafters.base import Drafter, State, Trainable, TrainableMethod, every, put
-from draftree.drafters.neural.decoding import CachedLayers, Decoding, keep_path, lay_out, no_candidates, rewind
+from draftree.drafters.neural.decoding import CachedLayers, Decoding, keep_path, lay_out, left, no_candidates, rewind
 from draftree.drafters.neural.vocabulary import Shared, TargetEmbedding, TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
@@ -219,7 +219,7 @@ class CachingDrafter(Drafter[Decoding]):
         return layers if layers.fit else None
 
     def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
-        return rewind(self.caught_up(state), lengths, rows)
+        return replace(rewind(state, lengths, rows), unread=left(state.unread, lengths))
 
 
 class LanguageModelDrafter(CachingDrafter):

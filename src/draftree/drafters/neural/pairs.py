@@ -24,16 +24,20 @@ from transformers import Cache, DynamicCache
 
 from draftree.boundary.phases import in_phase
 from draftree.drafters.base import Batch, Trainable, put
-from draftree.drafters.neural.decoding import NOTHING, Decoding, Layout, lay_out, rewind
+from draftree.drafters.neural.decoding import NOTHING, Decoding, Layout, lay_out, left, rewind
 from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.masks import additive, block_starts
 from draftree.drafters.neural.vocabulary import whole
 from draftree.kernels.laying import unfed
-from draftree.models.cache import LayerShape, SlotCache
+from draftree.models.cache import LayerShape, SlotCache, first_stored
 from draftree.models.feed import Feed
 from draftree.models.target import CHUNK, LAST, Taps
 from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Drafted, Ints, Tree, Verdict
+
+
+FEW = 8
+"""Pairs of a row that a draft step takes along at most; where more wait they are read before it, and no logits made of them."""
 
 
 class PairNet(nn.Module, ABC):
@@ -124,15 +128,10 @@ class PairReader(Trainable[Pairs]):
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Pairs | None = None, rows: Ints | None = None
     ) -> Pairs:
-        state = self.caught_up(state or self._empty(len(prompts), max(map(len, prompts)) + SPARE))
-        self._remember(state, taps)
-        cache = state.decoding.cache
-        unread = [p[n + 1 :] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
-        rest = put((NOTHING,) * len(prompts), rows, unread)
-        self._read(state, rest, np.arange(len(rest)))
-        for row, tokens in enumerate(rest):
-            cache.keep(row, cache.lengths[row] + np.arange(len(tokens)))
-        return _bare(state.decoding, state.features)
+        state = state or self._empty(len(prompts), max(map(len, prompts)) + SPARE)
+        rest = [p[n + 1 :] for p, n in zip(prompts, state.decoding.cache.lengths.tolist(), strict=True)]
+        waiting = replace(state.decoding, pending=put(state.decoding.pending, rows, rest))
+        return _bare(waiting, state.features, (*state.unread, taps))
 
     def _remember(self, state: Pairs, taps: Taps) -> None:
         """Keeps the true features of newly committed tokens."""
@@ -205,21 +204,47 @@ class PairReader(Trainable[Pairs]):
                 pending[row] = accepted
             else:
                 pending[row] = np.concatenate((pending[row], tree.tokens[[root]], accepted))
-        left = Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
-        return Pairs(left, state.features, NOTHING, state.outputs[:0], (*state.unread, taps))
+        waiting = Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
+        return Pairs(waiting, state.features, NOTHING, state.outputs[:0], (*state.unread, taps))
 
     @torch.inference_mode()
     def caught_up(self, state: Pairs) -> Pairs:
-        if not state.unread:
+        """With the features of all committed tokens; and with their pairs read, where more wait than a draft step takes along."""
+        if state.unread:
+            self._remember(state, Taps.joined(state.unread))
+            state = replace(state, unread=())
+        cache, pending = state.decoding.cache, state.decoding.pending
+        if len(state.nodes) or max(map(len, pending)) <= FEW:
             return state
-        self._remember(state, Taps.joined(state.unread))
-        return replace(state, unread=())
+        known = state.features.lengths - 1  # pairs without the root's
+        cache.truncate(np.maximum(known - [len(p) for p in pending], 0))  # the same state may have been caught up before
+        if self.model.levels * self.model.depth == 1:
+            for row, tokens in enumerate(pending):
+                self._store(cache, state.features, row, tokens)
+        else:
+            self._read(state, pending, np.arange(cache.rows))
+            for row, tokens in enumerate(pending):
+                cache.keep(row, cache.lengths[row] + np.arange(len(tokens)))
+        return _bare(Decoding.empty(cache), state.features)
+
+    @in_phase("model")
+    def _store(self, cache: SlotCache, features: SlotCache, row: int, tokens: Ints) -> None:
+        """Keeps the keys and values of a row's next pairs, of tokens [n]: nothing else of a single layer is read again."""
+        if not len(tokens):
+            return
+        begin = int(cache.lengths[row])
+        slots = np.arange(begin, begin + len(tokens))
+        known = features.layer(0)[0][row, 0, None, begin : begin + len(tokens)]
+        ids, positions = (torch.from_numpy(a).to(cache.device)[None] for a in (tokens, slots))
+        nothing = known.new_zeros(1, 1, 1, 1)  # hidden, of a mask that nobody comes to read
+        keys, values = first_stored(lambda stored: self.model(ids, known, positions, nothing, stored))
+        cache.insert(0, np.full(len(tokens), row), slots, keys[0], values[0])
 
     def truncate(self, state: Pairs, lengths: Ints, rows: Ints | None = None) -> Pairs:
-        state = self.caught_up(state)
         state.features.truncate(lengths)
         # The pair of the last token kept has a token that may change.
-        return _bare(rewind(state.decoding, np.maximum(lengths - 1, 0), rows), state.features)
+        waiting = rewind(state.decoding, np.maximum(lengths - 1, 0), rows)
+        return _bare(waiting, state.features, left(state.unread, lengths))
 
     def _train_pass(
         self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache, level: int = 0
@@ -388,10 +413,10 @@ def _known(features: SlotCache, positions: Ints, level: int = 0) -> Tensor:
     return nn.functional.embedding(torch.from_numpy(index).to(known.device), known.view(-1, known.shape[-1]))
 
 
-def _bare(decoding: Decoding, features: SlotCache) -> Pairs:
+def _bare(decoding: Decoding, features: SlotCache, unread: tuple[Taps, ...] = ()) -> Pairs:
     """The state before anything of a step is drafted."""
     known = features.layer(0)[0]
-    return Pairs(decoding, features, NOTHING, known.new_zeros(0, len(features.shapes) * known.shape[-1]))
+    return Pairs(decoding, features, NOTHING, known.new_zeros(0, len(features.shapes) * known.shape[-1]), unread)
 
 
 def _grown(state: Pairs, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor) -> Pairs:
