@@ -258,9 +258,11 @@ class FusedDrafter(Drafter[Fusing]):
 
 
 def own(part: Drafter[Any], taps: Taps) -> Taps:
-    """The taps that a part asked for."""
+    """The taps that a part asked for; one that asked for nothing looks at none of them."""
     wanted = part.needs.hidden
-    return taps if len(wanted) == len(taps.hidden) else replace(taps, hidden={layer: taps.hidden[layer] for layer in wanted})
+    if not wanted or len(wanted) == len(taps.hidden):
+        return taps
+    return replace(taps, hidden={layer: taps.hidden[layer] for layer in wanted})
 
 
 def _find(part: int, found: Candidates, guide: Candidates | None, numbers: Ints, trust: Sequence[Trust]) -> Find:

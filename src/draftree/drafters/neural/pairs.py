@@ -196,16 +196,16 @@ class PairReader(Trainable[Pairs]):
 
         True features take the place of what was drafted.
         """
-        cache, pending = state.decoding.cache, list(state.decoding.pending)
+        cache, pending, fed = state.decoding.cache, list(state.decoding.pending), state.decoding.fed
         for root in range(tree.roots):
-            row, accepted = int(tree.row[root]), tree.tokens[verdict.paths[root]]
-            if state.decoding.fed[row].size:
+            row = int(tree.row[root])
+            if fed[row].size:
                 cache.keep(row, cache.lengths[row] + np.arange(len(pending[row]) + 1))
-                pending[row] = accepted
+                pending[row] = tree.tokens[verdict.paths[root]]
             else:
-                pending[row] = np.concatenate((pending[row], tree.tokens[[root]], accepted))
-        waiting = Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
-        return Pairs(waiting, state.features, NOTHING, state.outputs[:0], (*state.unread, taps))
+                pending[row] = np.concatenate((pending[row], tree.tokens[verdict.kept(root)]))
+        nothing = state.outputs[:0] if len(state.nodes) else state.outputs
+        return Pairs(Decoding(cache, tuple(pending), (NOTHING,) * cache.rows), state.features, NOTHING, nothing, (*state.unread, taps))
 
     @torch.inference_mode()
     def caught_up(self, state: Pairs) -> Pairs:
