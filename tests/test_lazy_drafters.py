@@ -195,8 +195,8 @@ def test_a_prompt_is_read_when_something_is_drafted(method: str) -> None:
     t = target("llama")
     drafter, read = drafter_of(method, t), list[int]()
     borrowed = set(t.decoder.model.modules())
-    for part in (m for m in drafter.model.modules() if isinstance(m, nn.Linear) and m not in borrowed):
-        part.register_forward_hook(lambda *_: read.append(1))
+    for linear in (m for m in drafter.model.modules() if isinstance(m, nn.Linear) and m not in borrowed):
+        linear.register_forward_hook(lambda *_: read.append(1))
     Text(t, drafter, [2])  # what is looked up once for a model
     read.clear()
     text = Text(t, drafter, [12, 4])

@@ -222,7 +222,7 @@ def test_nothing_is_done_node_by_node_or_row_by_row(spec: str) -> None:
 
         expand = same_everywhere()
         policy: Policy = registry.build("policy", spec)
-        roots, room = Tree.planted(np.arange(rows), np.zeros(rows, np.int64)), Room(np.full(rows, 7), 512)
+        roots, room = Tree.planted(np.arange(rows), np.zeros(rows, np.int64)), Room(np.full(rows, 7), 4096)  # for all
         memory = policy.start()
         before = sys.gettrace()
         sys.settrace(count)

@@ -157,6 +157,11 @@ class Candidates:
         if self.logs is None:
             return np.zeros(len(self.tokens))
         likeliest = self.logs
+        if likeliest.is_cpu:
+            from draftree.kernels.entropies import entropies  # numba takes half a second to import
+
+            sizes = likeliest.detach().float().abs().contiguous().numpy()
+            return entropies(sizes, sizes.view(np.int32), top)
         if top < likeliest.shape[-1]:
             likeliest = likeliest.topk(top, dim=-1, sorted=False).values
         return np.asarray(torch.special.entr(likeliest.exp()).sum(-1, dtype=torch.float64).cpu().numpy())

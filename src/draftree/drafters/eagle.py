@@ -21,7 +21,8 @@ from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, run, stores
 from draftree.drafters.neural.losses import before, said, soft_cross_entropy
-from draftree.drafters.neural.pairs import PairDrafter, PairNet
+from draftree.drafters.neural.pair_net import PairNet
+from draftree.drafters.neural.pairs import PairDrafter
 from draftree.drafters.neural.vocabulary import TargetHead, check_size
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes

@@ -20,7 +20,8 @@ from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.llama import CACHE, Rotary, initialise, like, of_values, published, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
-from draftree.drafters.neural.pairs import PairDrafter, PairNet
+from draftree.drafters.neural.pair_net import PairNet
+from draftree.drafters.neural.pairs import PairDrafter
 from draftree.drafters.neural.vocabulary import check_map, check_size, drafted, frequent, offsets
 from draftree.errors import UserError
 from draftree.formats import speculators

@@ -24,7 +24,8 @@ from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.language_model import check_attends
 from draftree.drafters.neural.losses import before, draft_loss
-from draftree.drafters.neural.pairs import PairDrafter, PairNet
+from draftree.drafters.neural.pair_net import PairNet
+from draftree.drafters.neural.pairs import PairDrafter
 from draftree.drafters.neural.vocabulary import TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import FILES, Checkpoint, sizes, tensor_names

@@ -26,8 +26,9 @@ from draftree.models.architectures import (
     check_bounds,
     refuse_unsupported,
 )
-from draftree.models.cache import LayerShape, SlotCache, Writer, first_stored
+from draftree.models.cache import LayerShape, SlotCache, Writer
 from draftree.models.capture import Capture, Eager, Given, Made, Then
+from draftree.models.catching import first_stored
 from draftree.models.dispatch import Answers, answering, install
 from draftree.models.exact_attention import register
 from draftree.models.feed import DeviceFeed, Feed
@@ -456,7 +457,8 @@ class Decoder:
         straight = self._straight
         if straight is not None and straight.agreed and straight.free(anew=False) and embeds.dtype is self.dtype:
             return straight.stored(embeds, positions)
-        given = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": self.by_type(embeds.new_zeros(1, 1, 1, 1))}
+        mask = self.by_type(embeds.new_zeros(1, 1, 1, 1))
+        given = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": mask}
         return first_stored(lambda cache: self.model.base_model(**given, **self.cached(cache)))
 
 

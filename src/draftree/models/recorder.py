@@ -14,7 +14,8 @@ from transformers import PreTrainedConfig
 
 from draftree.errors import UserError
 from draftree.models.architectures import STATEFUL, STATELESS
-from draftree.models.cache import LayerShape, Passing
+from draftree.models.cache import LayerShape
+from draftree.models.catching import Passing
 from draftree.models.dispatch import Stock, wide
 from draftree.models.states import Key, StateShape
 

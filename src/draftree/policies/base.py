@@ -176,9 +176,10 @@ class Layered(Policy):
 
     def _with_room(self, tree: Tree, nodes: Ints, room: Room) -> Ints:
         """Those of the nodes above the deepest layer whose rows may be drafted further nodes for."""
-        drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))
-        deepest = np.inf if self.deepest is None else self.deepest
-        return room.expandable(tree, nodes[drafted[tree.row[nodes]] < room.nodes], deepest)
+        if tree.drafted >= room.nodes:
+            drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))
+            nodes = nodes[drafted[tree.row[nodes]] < room.nodes]
+        return room.expandable(tree, nodes, np.inf if self.deepest is None else self.deepest)
 
 
 def append(
@@ -265,7 +266,7 @@ def fit(tree: Tree, nodes: int, by: Floats | None = None) -> Tree:
         nodes: how many of each row stay at most.
         by: [N] what to rank by instead of the score, no node's above its parent's.
     """
-    if np.bincount(tree.row[tree.roots :]).max(initial=0) <= nodes:
+    if tree.drafted <= nodes or np.bincount(tree.row[tree.roots :]).max() <= nodes:
         return tree
     keep = np.zeros(len(tree), np.bool_)
     keep[: tree.roots] = True

@@ -1,6 +1,6 @@
 """C2T's classifier: a net of two layers on a node's joint probability, entropy and depth, and the folder it lies in.
 
-It is computed in numpy: trees are on the host, and a net of 200 weights is done before a framework's call has begun.
+It is computed on the host, where trees are: a net of 200 weights is done before a framework's call has begun.
 
 Shapes: X features, D hidden units.
 """
@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from draftree.boundary.files import Entries, filled, read_object, understood
 from draftree.boundary.knobs import knob
 from draftree.errors import UnknownName, UserError
+from draftree.kernels.classifying import confidences
 from draftree.models.sources import DEMO, shipped_folder
 from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree
@@ -72,12 +73,17 @@ class Classifier:
             entropy: H in nats of the distribution the node was drawn from (eq. 3); broadcast against `log_p`.
             depth: d, 1 for children of the root; broadcast against `log_p`.
         """
-        read = {"P": scaled(log_p, self.log_joint), "H": entropy, "d": depth}
-        hidden = self.hidden_bias
-        for name, weight in zip(self.features.split("+"), self.hidden_weight.T, strict=True):
-            hidden = hidden + read[name][..., None] * weight
-        logit = (np.maximum(hidden, 0) * self.output_weight).sum(-1) + self.output_bias
-        return np.asarray(np.broadcast_to(0.5 * (1 + np.tanh(logit / 2)), log_p.shape))  # the sigmoid, without overflow
+        read, names = {"P": scaled(log_p, self.log_joint), "H": entropy, "d": depth}, self.features.split("+")
+        x = np.empty((*log_p.shape, len(names)))
+        for i, name in enumerate(names):
+            x[..., i] = read[name]
+        return confidences(x.reshape(-1, len(names)), *self._weights, float(self.output_bias)).reshape(log_p.shape)
+
+    @cached_property
+    def _weights(self) -> tuple[Floats, Floats, Floats]:
+        """All but the last bias, in the order in which they are read."""
+        hidden, bias, output = map(np.ascontiguousarray, (self.hidden_weight, self.hidden_bias, self.output_weight))
+        return hidden, bias, output
 
     def save(self, folder: Path) -> None:
         """Writes `config.json` and `model.safetensors`."""

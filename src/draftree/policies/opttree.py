@@ -51,8 +51,7 @@ class OPTTree(Policy):
             tree = append(tree, frontier, candidates, top(tree, frontier, score, nodes), score)
             kept = best(tree, np.arange(tree.roots, len(tree)), nodes)
             rows = tree.row[kept]
-            total = np.zeros_like(worth)
-            np.add.at(total, rows, np.exp(tree.score[kept]))
+            total: Floats = np.bincount(rows, np.exp(tree.score[kept]), len(worth)).astype(np.float64)
             frontier = kept[(kept >= before) & ((total - worth)[rows] > least)]
             worth = total
         return fit(tree, nodes)

@@ -25,7 +25,7 @@ from draftree.boundary.progress import Tell, silent
 from draftree.data.samples import Sample, digest
 from draftree.errors import UserError
 from draftree.evaluation.provenance import fingerprint
-from draftree.models.cache import Catcher
+from draftree.models.catching import Catcher
 from draftree.models.target import LAST, Needs, Target
 from draftree.training.processes import Processes
 

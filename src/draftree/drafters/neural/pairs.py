@@ -13,7 +13,6 @@ Shapes: R rows, n tokens a row, N committed tokens or nodes, F frontier nodes, M
 K levels, V vocabulary, S slots.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,61 +26,18 @@ from draftree.drafters.base import Batch, Trainable, put
 from draftree.drafters.neural.decoding import NOTHING, Decoding, Layout, lay_out, left, rewind
 from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.masks import additive, block_starts
+from draftree.drafters.neural.pair_net import PairNet
 from draftree.drafters.neural.vocabulary import whole
 from draftree.kernels.laying import unfed
-from draftree.models.cache import LayerShape, SlotCache, first_stored
+from draftree.models.cache import LayerShape, SlotCache
+from draftree.models.catching import first_stored
 from draftree.models.feed import Feed
-from draftree.models.target import CHUNK, LAST, Taps
+from draftree.models.target import CHUNK, Taps
 from draftree.sampling.drawing import Drawing, drawn
-from draftree.tree import Candidates, Drafted, Ints, Tree, Verdict
-
+from draftree.tree import Candidates, Ints, Tree, Verdict
 
 FEW = 8
 """Pairs of a row that a draft step takes along at most; where more wait they are read before it, and no logits made of them."""
-
-
-class PairNet(nn.Module, ABC):
-    """A network over pairs.
-
-    Attributes:
-        shape: of what its layer stores for a pair.
-        width: D of the features it is fed.
-        depth: how many layers it has.
-        levels: K, how many networks it is made of: one for each depth of a draft, the last for all deeper ones.
-    """
-
-    shape: LayerShape
-    width: int
-    depth: int = 1
-    levels: int = 1
-
-    def at(self, level: int) -> "PairNet":
-        """The network of a level; by default there is one."""
-        return self
-
-    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        """The features […, D] of the target's hidden states […, D′] of the layers needed; by default its last ones."""
-        return hidden[LAST]
-
-    @abstractmethod
-    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
-        """The output [R, n, D] of pairs: tokens [R, n], features [R, n, D], positions [R, n], additive mask [R, 1, n, S]."""
-
-    def with_logits(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
-    ) -> tuple[Tensor, Tensor]:
-        """What `forward` gives, and the draft logits [R, n, V′] of it."""
-        out: Tensor = self(tokens, features, positions, mask, cache)
-        return out, self.logits(out)
-
-    @abstractmethod
-    def logits(self, out: Tensor) -> Tensor:
-        """Draft logits […, V′] of outputs […, D], for the tokens that can be drafted."""
-
-    @property
-    @abstractmethod
-    def drafted(self) -> Drafted | None:
-        """The tokens that can be drafted; none where all can."""
 
 
 @dataclass(frozen=True)
@@ -204,12 +160,13 @@ class PairReader(Trainable[Pairs]):
                 pending[row] = tree.tokens[verdict.paths[root]]
             else:
                 pending[row] = np.concatenate((pending[row], tree.tokens[verdict.kept(root)]))
-        nothing = state.outputs[:0] if len(state.nodes) else state.outputs
-        return Pairs(Decoding(cache, tuple(pending), (NOTHING,) * cache.rows), state.features, NOTHING, nothing, (*state.unread, taps))
+        waiting = Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
+        outputs = state.outputs[:0] if len(state.nodes) else state.outputs
+        return Pairs(waiting, state.features, NOTHING, outputs, (*state.unread, taps))
 
     @torch.inference_mode()
     def caught_up(self, state: Pairs) -> Pairs:
-        """With the features of all committed tokens; and with their pairs read, where more wait than a draft step takes along."""
+        """With the features of all committed tokens; and with pairs read, where more wait than a draft step takes along."""
         if state.unread:
             self._remember(state, Taps.joined(state.unread))
             state = replace(state, unread=())

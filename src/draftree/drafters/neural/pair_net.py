@@ -1,0 +1,57 @@
+"""The network of a drafter that goes on from the target's features; see `pairs.py`.
+
+Shapes: R rows, n tokens a row, D hidden size, V vocabulary, S slots.
+"""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+from transformers import Cache
+
+from draftree.models.cache import LayerShape
+from draftree.models.target import LAST
+from draftree.tree import Drafted
+
+
+class PairNet(nn.Module, ABC):
+    """A network over pairs.
+
+    Attributes:
+        shape: of what its layer stores for a pair.
+        width: D of the features it is fed.
+        depth: how many layers it has.
+        levels: K, how many networks it is made of: one for each depth of a draft, the last for all deeper ones.
+    """
+
+    shape: LayerShape
+    width: int
+    depth: int = 1
+    levels: int = 1
+
+    def at(self, level: int) -> "PairNet":
+        """The network of a level; by default there is one."""
+        return self
+
+    def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
+        """The features […, D] of the target's hidden states […, D′] of the layers needed; by default its last ones."""
+        return hidden[LAST]
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+        """The output [R, n, D] of pairs: tokens [R, n], features [R, n, D], positions [R, n], additive mask [R, 1, n, S]."""
+
+    def with_logits(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+    ) -> tuple[Tensor, Tensor]:
+        """What `forward` gives, and the draft logits [R, n, V′] of it."""
+        out: Tensor = self(tokens, features, positions, mask, cache)
+        return out, self.logits(out)
+
+    @abstractmethod
+    def logits(self, out: Tensor) -> Tensor:
+        """Draft logits […, V′] of outputs […, D], for the tokens that can be drafted."""
+
+    @property
+    @abstractmethod
+    def drafted(self) -> Drafted | None:
+        """The tokens that can be drafted; none where all can."""

@@ -1,0 +1,82 @@
+"""Caches of a single pass, which keep nothing for another one, and catch what a layer would store.
+
+Shapes: R rows, n tokens of each, H key-value heads.
+"""
+
+from collections.abc import Callable, Container
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+from transformers import Cache
+
+
+class Passing(Cache):
+    """A cache of one pass over whole texts: layers that fold the text into a state find nothing there, and leave nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: the model then takes its many-token way."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Likewise."""
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = 0) -> bool:
+        return False
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+        return conv_states
+
+    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
+        return recurrent_states
+
+
+class Catcher(Passing):
+    """Keys and values [R, H, n, width] that one pass over whole texts would store, by layer.
+
+    Args:
+        layers: those that are kept; all by default.
+    """
+
+    def __init__(self, layers: Container[int] | None = None) -> None:
+        super().__init__()
+        self._layers = layers
+        self.caught: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if self._layers is None or layer_idx in self._layers:
+            self.caught[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+
+class _Cut(Catcher):
+    """Ends the pass at its first write."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        super().update(key_states, value_states, layer_idx)
+        raise _Enough
+
+
+class _Enough(Exception):
+    """A pass has given what was wanted of it."""
+
+
+def first_stored(run: Callable[[Cache], Any]) -> tuple[Tensor, Tensor]:
+    """The keys and values [R, H, n, width] that a pass hands its cache first; nothing behind them is computed."""
+    cut = _Cut()
+    with suppress(_Enough):
+        run(cut)
+    (found,) = cut.caught.values()
+    return found
