@@ -130,10 +130,10 @@ class Drafter(ABC, Generic[State]):
         """
 
     def caught_up(self, state: State) -> State:
-        """The state with all done that commits have put off, which `expand` does first; by default nothing is put off.
+        """The state with all done that `start` and commits have put off, which `expand` does first; by default nothing is.
 
         What a network has to make of committed tokens waits until something is drafted, as one pass over those of several
-        steps takes no longer than one over those of one. So a step that drafts nothing costs none.
+        steps takes no longer than one over those of one. So a step that drafts nothing costs none, nor does a prompt.
         """
         return state
 

@@ -235,6 +235,31 @@ def appended(
 
 
 @compiled
+def gainful(score: Array, row: Array, roots: int, before: int, k: int, worth: Array, least: float) -> tuple[Array, Array]:
+    """The last layer's nodes among the k best of each row, best first, where the layer added enough to Σ value of these.
+
+    Args:
+        score: [N] log values of the tree's nodes.
+        row: [N].
+        roots: how many of them are drafted by nobody.
+        before: the first node of the layer.
+        k: how many nodes.
+        worth: [R] Σ value without the layer.
+        least: what it has to add more than.
+
+    Returns:
+        The nodes, and [R] Σ value with the layer.
+    """
+    kept, total = leading(row[roots:], score[roots:], k) + roots, np.zeros(len(worth))
+    for node in kept:
+        total[row[node]] += math.exp(score[node])
+    good = np.empty(len(kept), np.bool_)
+    for i, node in enumerate(kept):
+        good[i] = node >= before and total[row[node]] - worth[row[node]] > least
+    return kept[good], total
+
+
+@compiled
 def lessons(
     parents: Array,
     tokens: Array,

@@ -12,7 +12,8 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.policies.base import Expand, Policy, append, best, fit, path_log_q, top
+from draftree.kernels.growing import gainful
+from draftree.policies.base import Expand, Policy, append, fit, path_log_q, top
 from draftree.tree import Floats, Room, Tree
 
 
@@ -49,9 +50,5 @@ class OPTTree(Policy):
             before, candidates = len(tree), expand(tree, frontier, nodes)
             score = path_log_q(tree, frontier, candidates)
             tree = append(tree, frontier, candidates, top(tree, frontier, score, nodes), score)
-            kept = best(tree, np.arange(tree.roots, len(tree)), nodes)
-            rows = tree.row[kept]
-            total: Floats = np.bincount(rows, np.exp(tree.score[kept]), len(worth)).astype(np.float64)
-            frontier = kept[(kept >= before) & ((total - worth)[rows] > least)]
-            worth = total
+            frontier, worth = gainful(tree.score, tree.row, tree.roots, before, nodes, worth, float(least))
         return fit(tree, nodes)
