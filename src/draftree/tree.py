@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftree.kernels.forest import kept, paths
+from draftree.kernels.forest import kept, paths, shallow
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -351,4 +351,4 @@ class Room:
 
     def expandable(self, tree: Tree, nodes: Ints, deepest: float = np.inf) -> Ints:
         """Those of the nodes that may have children; `deepest` bounds every row's depth further."""
-        return nodes[tree.depth[nodes] < np.minimum(self.depth, deepest)[tree.row[nodes]]]
+        return shallow(nodes, tree.depth, tree.row, self.depth, float(deepest))

@@ -55,3 +55,20 @@ def paths(parents: Array) -> Array:
             seen[i] = seen[parent]
         seen[i, i] = True
     return seen
+
+
+@compiled
+def shallow(nodes: Array, depth: Array, row: Array, bounds: Array, most: float) -> Array:
+    """Those of some nodes that lie above a depth.
+
+    Args:
+        nodes: [F].
+        depth: [N] of the tree's nodes.
+        row: [N].
+        bounds: [R] the depth for each row.
+        most: and for all.
+    """
+    keep = np.empty(len(nodes), np.bool_)
+    for i, node in enumerate(nodes):
+        keep[i] = depth[node] < min(bounds[row[node]], most)
+    return nodes[keep]

@@ -173,6 +173,21 @@ def leading(rows: Array, score: Array, k: int) -> Array:
 
 
 @compiled
+def leading_of_layer(row: Array, frontier: Array, score: Array, k: int) -> Array:
+    """[F, K] True at the k largest scores [F, K] of each row, the first of equals.
+
+    Args:
+        row: [N] of the tree's nodes.
+        frontier: [F] those that the scores come after.
+        score: [F, K].
+        k: how many.
+    """
+    keep = np.zeros(score.size, np.bool_)
+    keep[leading(np.repeat(row[frontier], score.shape[1]), score.ravel(), k)] = True
+    return keep.reshape(score.shape)
+
+
+@compiled
 def appended(
     tokens: Array,
     parents: Array,

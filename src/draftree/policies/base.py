@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import Field, dataclass, fields, is_dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from draftree.boundary.knobs import Part
 from draftree.costs import Costs
-from draftree.kernels.growing import appended, leading
+from draftree.kernels.growing import appended, leading, leading_of_layer
 from draftree.stats import Work
 from draftree.tree import Below, Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 
@@ -108,7 +109,7 @@ class Policy(Part, ABC):
         """
         return None
 
-    @property
+    @cached_property
     def deepest(self) -> int | None:
         """The deepest layer that its knobs allow, the one declared `deepest`; None where only drafter and room end a tree."""
         knobs: tuple[Field[Any], ...] = fields(self) if is_dataclass(self) else ()
@@ -172,6 +173,8 @@ class Layered(Policy):
             before, tree = len(tree), self.grow(tree, frontier, expand(tree, frontier, self.candidates))
             new = np.arange(before, len(tree))
         grown = self.finish(tree)
+        if grown.drafted <= room.nodes:
+            return grown
         return fit(grown, room.nodes, None if self.prunes_on_draws else -np.arange(len(grown), dtype=np.float64))
 
     def _with_room(self, tree: Tree, nodes: Ints, room: Room) -> Ints:
@@ -246,9 +249,7 @@ def top(tree: Tree, frontier: Ints, score: Floats, k: int) -> Bools:
         score: [F, K] what to rank by; −∞ for missing candidates.
         k: how many.
     """
-    keep = np.zeros(score.size, np.bool_)
-    keep[leading(np.repeat(tree.row[frontier], score.shape[1]), score.ravel(), k)] = True
-    return keep.reshape(score.shape)
+    return leading_of_layer(tree.row, frontier, np.ascontiguousarray(score), k)
 
 
 def log(x: float) -> float:
