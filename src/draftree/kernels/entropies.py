@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from draftree.kernels.attend import LOG2E, P1, P2, P3, P4, P5, P6
 from draftree.kernels.compiled import Array, compiled
+from draftree.kernels.lanes import COLUMNS, LANES, weighed
+from draftree.kernels.tiles import BYTES
 
 NEGLIGIBLE = np.float32(87)
 """Probabilities below e⁻⁸⁷ are no normal numbers of float32, and are taken for this."""
 INFINITE, ALL = 0x7F800000, np.int32(0x7FFFFFFF)
 """The bits of infinity, and more than those of any number."""
-LANES = 16
 
 
 @compiled
@@ -52,29 +52,21 @@ def entropies(sizes: Array, bits: Array, top: int) -> Array:
         top: how many tokens.
     """
     rows, width = sizes.shape
-    found, terms, powers = np.empty(rows), np.empty(width, np.float32), np.empty(width, np.int32)
-    factors = powers.view(np.float32)
+    found, weights = np.empty(rows), np.full(-(-width // COLUMNS) * COLUMNS, -NEGLIGIBLE)
+    place = weights.ctypes.data
     for f in range(rows):
         limit, fewer = _largest_of(bits[f], top) if top < width else (ALL, top)
         for i in range(width):
-            size = min(sizes[f, i], NEGLIGIBLE)
-            x = -size * LOG2E
-            whole = np.floor(x + np.float32(0.5))
-            y = x - whole
-            p = P6 * y + P5
-            p = p * y + P4
-            p = p * y + P3
-            p = p * y + P2
-            p = p * y + P1
-            p = p * y + np.float32(1)
-            terms[i], powers[i] = p * size, (np.int32(whole) + np.int32(127)) << np.int32(23)
+            weights[i] = -min(sizes[f, i], NEGLIGIBLE)
+        for b in range(len(weights) // COLUMNS):
+            weighed(place + b * BYTES, np.float32(0))
         sums = np.zeros(LANES)
         for begin in range(0, width - LANES + 1, LANES):
             for j in range(LANES):
                 i = begin + j
-                sums[j] += terms[i] * factors[i] if bits[f, i] < limit else np.float32(0)
+                sums[j] += min(sizes[f, i], NEGLIGIBLE) * weights[i] if bits[f, i] < limit else np.float32(0)
         for i in range(width - width % LANES, width):
-            sums[0] += terms[i] * factors[i] if bits[f, i] < limit else np.float32(0)
+            sums[0] += min(sizes[f, i], NEGLIGIBLE) * weights[i] if bits[f, i] < limit else np.float32(0)
         total = sums.sum()
         if fewer < top:  # the rest are all alike
             edge = np.float64(np.array([limit], np.int32).view(np.float32)[0])
