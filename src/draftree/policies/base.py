@@ -173,8 +173,6 @@ class Layered(Policy):
             before, tree = len(tree), self.grow(tree, frontier, expand(tree, frontier, self.candidates))
             new = np.arange(before, len(tree))
         grown = self.finish(tree)
-        if grown.drafted <= room.nodes:
-            return grown
         return fit(grown, room.nodes, None if self.prunes_on_draws else -np.arange(len(grown), dtype=np.float64))
 
     def _with_room(self, tree: Tree, nodes: Ints, room: Room) -> Ints:
