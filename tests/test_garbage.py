@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from draftree.boundary.garbage import SELDOM, seldom
+from draftree.boundary.garbage import MANY, SELDOM, seldom
 
 
 def test_the_search_is_as_frequent_after_as_before_whoever_leaves_first() -> None:
@@ -33,6 +33,41 @@ def test_a_search_that_is_off_stays_off_and_a_rarer_one_as_rare() -> None:
                 assert gc.get_threshold()[0] == asked
     finally:
         gc.set_threshold(*before)
+
+
+def loaded(count: int) -> tuple[int, int]:
+    """How many of that many objects made inside count as old after, and how many searches there were."""
+    code = f"""
+import gc
+from draftree.boundary.garbage import seldom
+gc.collect()
+searched = [s["collections"] for s in gc.get_stats()]
+with seldom():
+    made = [[i] for i in range({count})]
+    again = [s["collections"] for s in gc.get_stats()]
+old = set(map(id, gc.get_objects(2)))
+print(sum(id(m) in old for m in made), sum(again) - sum(searched), gc.get_freeze_count())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert found[2] == "0"
+    return int(found[0]), int(found[1])
+
+
+def test_what_was_loaded_is_old_without_a_search_and_a_few_objects_are_not() -> None:
+    assert loaded(MANY + 10_000) == (MANY + 10_000, 0)
+    assert loaded(100) == (0, 0)
+
+
+def test_what_somebody_froze_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with seldom():
+            made = [[i] for i in range(MANY + 1000)]
+        assert len(made) > MANY
+        assert gc.get_freeze_count() >= frozen - 100  # some of them may have died
+    finally:
+        gc.unfreeze()
 
 
 def test_loading_searches_a_few_times() -> None:

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-SELDOM = 100_000
+SELDOM = 1_000_000
 """New objects from one search to the next; transformers and a model make some 700,000 that all stay."""
+MANY = 50_000
+"""New objects that are taken for loaded ones."""
 _LOCK = Lock()
 _ENTERED: list[tuple[int, int, int]] = []
 """For each who is inside, of whatever thread, the thresholds that the first one found."""
@@ -14,7 +16,11 @@ _ENTERED: list[tuple[int, int, int]] = []
 
 @contextmanager
 def seldom() -> Iterator[None]:
-    """Searches for garbage a hundred times less often inside: among what is being loaded it takes a third of the time."""
+    """Searches for garbage a thousand times less often inside: among what is being loaded it takes a third of the time.
+
+    What was loaded counts as old from then on, as if it had been searched three times; only a search among all objects looks at
+    it again. (To freeze all objects and to thaw them puts them there; what somebody else froze would thaw, and is left alone.)
+    """
     with _LOCK:
         _ENTERED.append(_ENTERED[0] if _ENTERED else gc.get_threshold())
         first, *others = _ENTERED[0]
@@ -25,4 +31,7 @@ def seldom() -> Iterator[None]:
         with _LOCK:
             before = _ENTERED.pop()
             if not _ENTERED:
+                if gc.get_count()[0] > MANY and not gc.get_freeze_count():
+                    gc.freeze()
+                    gc.unfreeze()
                 gc.set_threshold(*before)

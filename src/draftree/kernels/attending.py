@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.kernels.lanes import COLUMNS, HIDDEN, half_scored, half_sees, real_scored, real_sees, weighed
+from draftree.kernels.lanes import COLUMNS, HIDDEN, scored, sees, weighed
 from draftree.kernels.memory import part, put, put_real, put_word, real, word
 from draftree.kernels.tiles import BYTES, ROWS, mixed_onward, pairs, reals, reals_onward
 
@@ -32,19 +32,12 @@ def multiply(x: Any, step: Any, w: Any, words: Any, out: Any, out_step: Any, n: 
 
 
 @part
-def _sees(mask: Any, step: Any, start: Any, keys: Any, count: Any, lowest: Any, half: Any) -> Any:
+def _any_sees(mask: Any, step: Any, start: Any, keys: Any, count: Any, lowest: Any, half: Any) -> Any:
     """Whether one of some queries sees one of so many slots."""
-    for i in range(count):
-        first = mask + i * step + start * (2 if half else 4)
-        if half_sees(first, keys, lowest) if half else real_sees(first, keys, lowest):
-            return True
-    return False
-
-
-@part
-def _scored(scores: Any, mask: Any, keys: Any, scale: Any, lowest: Any, half: Any) -> Any:
-    """Makes scores of a query's products with a block's keys, of which there are so many, and says the largest."""
-    return half_scored(scores, mask, keys, scale, lowest) if half else real_scored(scores, mask, keys, scale, lowest)
+    i, first = 0, mask + start * (2 if half else 4)
+    while i < count and not sees(first + i * step, keys, lowest, half):
+        i += 1
+    return i < count
 
 
 @part
@@ -130,9 +123,9 @@ def attended(
         put_real(totals, r, HIDDEN_SCORE)
     for b in range(blocks):
         start, keys = b * COLUMNS, min(slots - b * COLUMNS, COLUMNS)
-        sees = _sees(mask, of_mask, start, keys, count, lowest, half)
-        put_word(seen, b, np.uint32(1 if sees else 0))
-        if sees:
+        any_sees = _any_sees(mask, of_mask, start, keys, count, lowest, half)
+        put_word(seen, b, np.uint32(1 if any_sees else 0))
+        if any_sees:
             lying = turned + (b * words * BYTES if keep else 0)
             if not keep or word(there, b) == 0:
                 _turned(k + start * of_keys, of_keys, keys, words, lying)
@@ -140,7 +133,7 @@ def attended(
             multiply(q, width * size, lying, words, scores + b * BYTES, step, rows, half)
             for r in range(rows):
                 hiding = mask + (r // heads) * of_mask + start * size
-                top = _scored(scores + r * step + b * BYTES, hiding, keys, scale, lowest, half)
+                top = scored(scores + r * step + b * BYTES, hiding, keys, scale, lowest, half)
                 put_real(totals, r, max(real(totals, r), top))
     for r in range(rows):
         top = real(totals, r)

@@ -17,7 +17,7 @@ import numpy as np
 from numba import cfunc, types
 
 from draftree.kernels.attending import QUERIES, ZERO, attended
-from draftree.kernels.lanes import COLUMNS, half_added, half_gated, real_added, real_gated
+from draftree.kernels.lanes import COLUMNS, added, gated
 from draftree.kernels.memory import as_real, entry, number, part, put, put_real, put_word, real, settled
 from draftree.kernels.rows import normed
 from draftree.kernels.team import FIRST, meet, member, share
@@ -219,10 +219,7 @@ def _added(
             _biased(tile, m, BYTES, COLUMNS, bias, b * COLUMNS, half)
             for i in range(m):
                 at = ((first + i) * wide + b * COLUMNS) * size
-                if half:
-                    half_added(tile + i * BYTES, before + at, out + at)
-                else:
-                    real_added(tile + i * BYTES, before + at, out + at)
+                added(tile + i * BYTES, before + at, out + at, half)
 
 
 @part
@@ -244,11 +241,7 @@ def _gated(
             _biased(tile, m, BYTES, COLUMNS, biases[0], b * COLUMNS, half)
             _biased(other, m, BYTES, COLUMNS, biases[1], b * COLUMNS, half)
             for i in range(m):
-                to = out + ((first + i) * wide + b * COLUMNS) * size
-                if half:
-                    half_gated(tile + i * BYTES, other + i * BYTES, to)
-                else:
-                    real_gated(tile + i * BYTES, other + i * BYTES, to)
+                gated(tile + i * BYTES, other + i * BYTES, out + ((first + i) * wide + b * COLUMNS) * size, half)
 
 
 @part

@@ -9,34 +9,64 @@ Shapes: n rows, D entries of a row, H heads.
 from functools import cache
 from typing import Any
 
-import numpy as np
+from llvmlite import ir
 from numba import njit, types
 
-from draftree.kernels import lanes
-from draftree.kernels.lanes import LANES, half_squared, real_squared
-from draftree.kernels.memory import as_real, number, part, put, settled
-
-LOG2E, MOST = np.float32(lanes.LOG2E), np.float32(lanes.MOST)
-P6, P5, P4, P3, P2, P1 = (np.float32(c) for c in lanes.POWER[:-1])
+from draftree.kernels.lanes import LONG, LONGS, PLACE, REAL, REALS, Code, of_vectors
+from draftree.kernels.memory import NOTHING
 
 
-@part
-def normed(row: Any, weight: Any, to: Any, width: Any, epsilon: Any, half: Any) -> None:
-    """Divides a row by the root of its mean square, rounds it, and multiplies by a weight; see `_norm`.
+def _norm(code: Code, half: bool, row: Any, weight: Any, out: Any, width: Any, epsilon: Any) -> None:
+    b = code.b
 
-    Squares are added up in float64: in float32 long sums lose twice as much as torch's own norm does.
-    """
-    vectors = width // LANES
-    total = half_squared(row, vectors) if half else real_squared(row, vectors)
-    for e in range(vectors * LANES, width):
-        x = number(row, e, half)
-        total += np.float64(x * x)
-    by = np.float32(1 / np.sqrt(total / width + epsilon))
-    for e in range(width):
-        put(to, e, number(weight, e, half) * settled(number(row, e, half) * by, half), half)
+    def square(first: Any, there: Any, total: Any) -> Any:
+        x = code.some(row, first, there, half)
+        return b.fadd(total, b.fpext(b.fmul(x, x), LONGS))
+
+    mean = b.fdiv(code.added(code.each(width, square)), b.sitofp(width, LONG))
+    root = b.call(code.function("llvm.sqrt.f64", ir.FunctionType(LONG, [LONG])), [b.fadd(mean, b.fpext(epsilon, LONG))])
+    by = code.all(b.fptrunc(b.fdiv(LONG(1), root), REAL), REALS)
+
+    def scale(first: Any, there: Any, total: Any) -> Any:
+        x = code.rounded(b.fmul(code.some(row, first, there, half), by), half)
+        code.keep(b.fmul(code.some(weight, first, there, half), x), out, first, there, half)
+        return total
+
+    code.each(width, scale)
 
 
-def _norm(source: int, weight: int, out: int, rows: int, width: int, epsilon: Any, half: bool) -> None:
+def _turn(code: Code, half: bool, row: Any, cosine: Any, sine: Any, out: Any, width: Any) -> None:
+    b, middle = code.b, code.b.lshr(width, PLACE(1))
+
+    def turn(first: Any, there: Any, total: Any) -> Any:
+        places = first, b.add(first, middle)
+        (x, y), cosines, sines = ([code.some(at, e, there, half) for e in places] for at in (row, cosine, sine))
+        for e, own, cos, other, sin in zip(places, (x, y), cosines, (b.fneg(y), x), sines, strict=True):
+            one, two = (code.rounded(b.fmul(*pair), half) for pair in ((own, cos), (other, sin)))
+            code.keep(b.fadd(one, two), out, e, there, half)
+        return total
+
+    code.each(middle, turn)
+
+
+def _gate(code: Code, half: bool, gate: Any, source: Any, out: Any, count: Any) -> None:
+    def open_(first: Any, there: Any, total: Any) -> Any:
+        x, other = (code.some(place, first, there, half) for place in (gate, source))
+        code.keep(code.gated(x, other, half), out, first, there, half)
+        return total
+
+    code.each(count, open_)
+
+
+normed = of_vectors(NOTHING, "aaaarh", _norm)
+"""Divides a row by the root of its mean square, rounds it, and multiplies by a weight; see `_norms`.
+
+Squares are added up in float64: in float32 long sums lose twice as much as torch's own norm does.
+"""
+_turned, _gated = of_vectors(NOTHING, "aaaaah", _turn), of_vectors(NOTHING, "aaaah", _gate)
+
+
+def _norms(source: int, weight: int, out: int, rows: int, width: int, epsilon: Any, half: bool) -> None:
     """Divides rows [n, D] by the root of their mean square, rounds them, and multiplies by a weight [D].
 
     Args:
@@ -53,7 +83,7 @@ def _norm(source: int, weight: int, out: int, rows: int, width: int, epsilon: An
         normed(source + r * size, weight, out + r * size, width, epsilon, half)
 
 
-def _turn(source: int, cosines: int, sines: int, out: int, rows: int, heads: int, width: int, half: bool) -> None:
+def _turns(source: int, cosines: int, sines: int, out: int, rows: int, heads: int, width: int, half: bool) -> None:
     """Rotates each head's halves [n, H, D] against each other by a row's angles [n, D].
 
     Args:
@@ -66,37 +96,13 @@ def _turn(source: int, cosines: int, sines: int, out: int, rows: int, heads: int
         width: D, even.
         half: whether all numbers are bfloat16's, else float32's.
     """
-    size, middle = width * (2 if half else 4), width // 2
-    for r in range(rows):
-        cosine, sine = cosines + r * size, sines + r * size
-        for h in range(heads):
-            row, to = source + (r * heads + h) * size, out + (r * heads + h) * size
-            for e in range(middle):
-                f = e + middle
-                x, y = number(row, e, half), number(row, f, half)
-                one, other = settled(x * number(cosine, e, half), half), settled(y * number(cosine, f, half), half)
-                put(to, e, one + settled(-y * number(sine, e, half), half), half)
-                put(to, f, other + settled(x * number(sine, f, half), half), half)
+    size = width * (2 if half else 4)
+    for h in range(rows * heads):
+        angle = h // heads * size
+        _turned(source + h * size, cosines + angle, sines + angle, out + h * size, width, half)
 
 
-@part
-def sigmoid_times(x: Any, source: Any, half: Any) -> Any:
-    """x · sigmoid(x), rounded, times another number."""
-    z = x * -LOG2E
-    z = MOST if z > MOST else (-MOST if z < -MOST else z)
-    whole = np.floor(z + np.float32(0.5))
-    f = z - whole
-    p = P6 * f + P5
-    p = p * f + P4
-    p = p * f + P3
-    p = p * f + P2
-    p = p * f + P1
-    p = p * f + np.float32(1)
-    power = as_real(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
-    return settled(x / (np.float32(1) + p * power), half) * source
-
-
-def _gate(gate: int, source: int, out: int, count: int, half: bool) -> None:
+def _gates(gate: int, source: int, out: int, count: int, half: bool) -> None:
     """Multiplies numbers by x · sigmoid(x) of others.
 
     Args:
@@ -106,8 +112,7 @@ def _gate(gate: int, source: int, out: int, count: int, half: bool) -> None:
         count: the numbers.
         half: whether all numbers are bfloat16's, else float32's.
     """
-    for e in range(count):
-        put(out, e, sigmoid_times(number(gate, e, half), number(source, e, half), half), half)
+    _gated(gate, source, out, count, half)
 
 
 @cache
@@ -116,10 +121,9 @@ def kernels() -> tuple[Any, Any, Any]:
     kind: Any = types
     whole, yes = kind.int64, kind.boolean
     signatures = (
-        (_norm, kind.void(whole, whole, whole, whole, whole, kind.float32, yes)),
-        (_turn, kind.void(whole, whole, whole, whole, whole, whole, whole, yes)),
-        (_gate, kind.void(whole, whole, whole, whole, yes)),
+        (_norms, kind.void(whole, whole, whole, whole, whole, kind.float32, yes)),
+        (_turns, kind.void(whole, whole, whole, whole, whole, whole, whole, yes)),
+        (_gates, kind.void(whole, whole, whole, whole, yes)),
     )
-    how: Any = {"nogil": True, "cache": True, "error_model": "numpy"}  # divisions that are checked for 0 take no lanes
-    made: list[Any] = [njit(signature, **how)(function) for function, signature in signatures]
+    made: list[Any] = [njit(signature, nogil=True, cache=True)(function) for function, signature in signatures]
     return made[0], made[1], made[2]
