@@ -160,8 +160,7 @@ class Candidates:
         if likeliest.is_cpu:
             from draftree.kernels.entropies import entropies  # numba takes half a second to import
 
-            sizes = likeliest.detach().float().abs().contiguous().numpy()
-            return entropies(sizes, sizes.view(np.int32), top)
+            return entropies(likeliest.detach().float().contiguous().numpy().view(np.int32), top)
         if top < likeliest.shape[-1]:
             likeliest = likeliest.topk(top, dim=-1, sorted=False).values
         return np.asarray(torch.special.entr(likeliest.exp()).sum(-1, dtype=torch.float64).cpu().numpy())

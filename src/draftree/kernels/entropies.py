@@ -17,7 +17,8 @@ from draftree.kernels.tiles import BYTES
 NEGLIGIBLE = np.float32(87)
 """Probabilities below e⁻⁸⁷ are no normal numbers of float32, and are taken for this."""
 INFINITE, ALL = 0x7F800000, 0x7FFFFFFF
-"""The bits of infinity, and more than those of any number."""
+"""The bits of infinity, and all but the sign's, which are more than those of any number."""
+SIZE = np.int32(ALL)
 
 
 def _keep(code: Code, source: Any, count: Any, edge: Any, out: Any) -> Any:
@@ -27,7 +28,7 @@ def _keep(code: Code, source: Any, count: Any, edge: Any, out: Any) -> Any:
     most = code.all(b.trunc(edge, WORD), WORDS)
 
     def keep(first: Any, there: Any, kept: Any) -> Any:
-        x = b.bitcast(code.some(source, first, there, False), WORDS)
+        x = b.and_(b.bitcast(code.some(source, first, there, False), WORDS), words(ALL))
         small = b.icmp_signed("<=", x, most)
         small = small if there is None else b.and_(small, there)
         code.write(b.call(compress, [x, small, words(0)]), b.add(out, b.mul(kept, PLACE(4))))
@@ -37,21 +38,22 @@ def _keep(code: Code, source: Any, count: Any, edge: Any, out: Any) -> Any:
 
 
 keep: Any = of_vectors(WHOLE, "aaaa", _keep)
-"""Copies those of consecutive words that are not above one, in their order, and says how many they are.
+"""Copies the sizes of consecutive numbers, those that are not above one, in their order, and says how many they are.
 
-Its arguments: the words' address, how many they are, that word, and where to, with room for 16 more; there they may lie, too.
+Its arguments: the numbers' address, how many they are, the bits of that one, and where to, with room for 16 more; there they
+may lie, too.
 """
 
 
 @compiled
 def _least(bits: Array, top: int, guess: int, kept: Array) -> tuple[int, int]:
-    """Copies the `top` least of positive numbers [V], without those equal to the last; says how many, and below what they lie.
+    """Copies the `top` least sizes of numbers [V], without those equal to the last; says how many, and below what they lie.
 
     Counts are halved and interpolated by turns, as counting is done sixteen numbers at a time and sorting is not; what turns
     out to be too large is left out of the counts that follow.
 
     Args:
-        bits: [V] the numbers' bits, whose order is theirs.
+        bits: [V] the numbers' bits, whose order is theirs but for the sign.
         top: how many, at most V.
         guess: where to begin, what another distribution's lie below; −1 for none.
         kept: [V + 16] where they are copied to.
@@ -65,7 +67,7 @@ def _least(bits: Array, top: int, guess: int, kept: Array) -> tuple[int, int]:
             middle = min(max(low + int((high - low) * ((top - below) / (above - below))), low + 1), high - 1)
         halving, edge, count = not halving, np.int32(middle), np.int32(0)  # of 32 bits, as what is compared
         for i in range(len(row)):
-            count += np.int32(row[i] <= edge)
+            count += np.int32((row[i] & SIZE) <= edge)
         if count == top:
             high = middle + 1
             break
@@ -79,15 +81,14 @@ def _least(bits: Array, top: int, guess: int, kept: Array) -> tuple[int, int]:
 
 
 @compiled
-def entropies(sizes: Array, bits: Array, top: int) -> Array:
+def entropies(bits: Array, top: int) -> Array:
     """[F] entropy in nats, Σ −q log q over the `top` likeliest tokens of each distribution.
 
     Args:
-        sizes: [F, V] −log q, as float32.
-        bits: the same, as int32: their order is that of the numbers.
+        bits: [F, V] log q, as the bits of float32.
         top: how many tokens.
     """
-    (rows, width), limit = sizes.shape, -1
+    (rows, width), limit = bits.shape, -1
     found, kept, weights = np.empty(rows), np.empty(width + COLUMNS, np.int32), np.empty(width + COLUMNS, np.float32)
     numbers, place = kept.view(np.float32), weights.ctypes.data
     for f in range(rows):
