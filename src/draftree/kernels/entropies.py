@@ -18,25 +18,39 @@ NEGLIGIBLE = np.float32(87)
 """Probabilities below e⁻⁸⁷ are no normal numbers of float32, and are taken for this."""
 INFINITE, ALL = 0x7F800000, 0x7FFFFFFF
 """The bits of infinity, and all but the sign's, which are more than those of any number."""
-SIZE = np.int32(ALL)
+STEP = 1 << 20
+"""An eighth of a number, more or less, as bits."""
 
 
-def _keep(code: Code, source: Any, count: Any, edge: Any, out: Any) -> Any:
+def _small(code: Code, source: Any, first: Any, there: Any, most: Any) -> tuple[Any, Any]:
+    """The sizes of a vector's numbers, and which of them are not above one."""
+    sizes = code.b.and_(code.b.bitcast(code.some(source, first, there, False), WORDS), words(ALL))
+    small = code.b.icmp_signed("<=", sizes, code.all(code.b.trunc(most, WORD), WORDS))
+    return sizes, small if there is None else code.b.and_(small, there)
+
+
+def _count(code: Code, source: Any, count: Any, most: Any) -> Any:
+    def counted(first: Any, there: Any, counts: Any) -> Any:
+        return code.b.sub(counts, code.b.sext(_small(code, source, first, there, most)[1], WORDS))
+
+    return code.b.sext(code.folded(code.each(count, counted, words(0)), code.b.add), PLACE)
+
+
+def _keep(code: Code, source: Any, count: Any, most: Any, out: Any) -> Any:
     b, flags = code.b, ir.IntType(LANES)
     compress = code.function("llvm.experimental.vector.compress.v16i32", ir.FunctionType(WORDS, [WORDS, BITS, WORDS]))
     ones = code.function("llvm.ctpop.i16", ir.FunctionType(flags, [flags]))
-    most = code.all(b.trunc(edge, WORD), WORDS)
 
     def keep(first: Any, there: Any, kept: Any) -> Any:
-        x = b.and_(b.bitcast(code.some(source, first, there, False), WORDS), words(ALL))
-        small = b.icmp_signed("<=", x, most)
-        small = small if there is None else b.and_(small, there)
-        code.write(b.call(compress, [x, small, words(0)]), b.add(out, b.mul(kept, PLACE(4))))
+        sizes, small = _small(code, source, first, there, most)
+        code.write(b.call(compress, [sizes, small, words(0)]), b.add(out, b.mul(kept, PLACE(4))))
         return b.add(kept, b.zext(b.call(ones, [b.bitcast(small, flags)]), PLACE))
 
     return code.each(count, keep, PLACE(0))
 
 
+counted: Any = of_vectors(WHOLE, "aaa", _count)
+"""How many of consecutive numbers have a size that is not above one (address, how many they are, the bits of that one)."""
 keep: Any = of_vectors(WHOLE, "aaaa", _keep)
 """Copies the sizes of consecutive numbers, those that are not above one, in their order, and says how many they are.
 
@@ -49,34 +63,34 @@ may lie, too.
 def _least(bits: Array, top: int, guess: int, kept: Array) -> tuple[int, int]:
     """Copies the `top` least sizes of numbers [V], without those equal to the last; says how many, and below what they lie.
 
-    Counts are halved and interpolated by turns, as counting is done sixteen numbers at a time and sorting is not; what turns
-    out to be too large is left out of the counts that follow.
+    Bounds are looked for from a guess on in growing steps, then between two by halves and by interpolation in turns: counting
+    is done sixteen numbers at a time, and sorting is not. What turns out to be too large is left out of further counts.
 
     Args:
         bits: [V] the numbers' bits, whose order is theirs but for the sign.
         top: how many, at most V.
-        guess: where to begin, what another distribution's lie below; −1 for none.
+        guess: where to begin.
         kept: [V + 16] where they are copied to.
     """
-    low, high, below, above, halving, row, to = -1, INFINITE, 0, len(bits), True, bits, kept.ctypes.data
+    low, high, below, above, row, to = -1, INFINITE, 0, len(bits), bits, kept.ctypes.data
+    middle, step, halving = guess, STEP, False
     while high - low > 1:
-        middle = low + (high - low) // 2
-        if low < guess < high:
-            middle, guess = guess, -1
-        elif not halving:
-            middle = min(max(low + int((high - low) * ((top - below) / (above - below))), low + 1), high - 1)
-        halving, edge, count = not halving, np.int32(middle), np.int32(0)  # of 32 bits, as what is compared
-        for i in range(len(row)):
-            count += np.int32((row[i] & SIZE) <= edge)
+        middle = min(max(middle, low + 1), high - 1)
+        count = counted(row.ctypes.data, len(row), middle)
         if count == top:
             high = middle + 1
             break
         if count > top:
-            high, above = middle, int(count)
+            high, above = middle, count
             if 4 * above < 3 * len(row):
                 row = kept[: keep(row.ctypes.data, len(row), middle, to)]
         else:
-            low, below = middle, int(count)
+            low, below = middle, count
+        if low < 0 or high == INFINITE:
+            middle, step = (high - step if low < 0 else low + step), 2 * step
+        else:
+            share = 0.5 if halving else (top - below) / (above - below)
+            middle, halving = low + int((high - low) * share), not halving
     return keep(row.ctypes.data, len(row), high - 1, to), high
 
 
@@ -88,12 +102,13 @@ def entropies(bits: Array, top: int) -> Array:
         bits: [F, V] log q, as the bits of float32.
         top: how many tokens.
     """
-    (rows, width), limit = bits.shape, -1
+    rows, width = bits.shape
+    limit = np.array([math.log(width)], np.float32).view(np.int32)[0]  # where all are alike
     found, kept, weights = np.empty(rows), np.empty(width + COLUMNS, np.int32), np.empty(width + COLUMNS, np.float32)
     numbers, place = kept.view(np.float32), weights.ctypes.data
     for f in range(rows):
         if top < width:
-            count, limit = _least(bits[f], top, limit - 1, kept)
+            count, limit = _least(bits[f], top, int(limit), kept)
         else:
             count, limit = keep(bits[f].ctypes.data, width, ALL, kept.ctypes.data), ALL
         for i in range(count, count + COLUMNS):

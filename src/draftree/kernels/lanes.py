@@ -145,13 +145,14 @@ class Code:
 
     def largest(self, value: Any) -> Any:
         """The largest number of a vector."""
-        return self._folded(value, self.larger)
+        return self.folded(value, self.larger)
 
     def added(self, value: Any) -> Any:
         """The sum of a vector's numbers."""
-        return self._folded(value, self.b.fadd)
+        return self.folded(value, self.b.fadd)
 
-    def _folded(self, value: Any, by: Callable[[Any, Any], Any]) -> Any:
+    def folded(self, value: Any, by: Callable[[Any, Any], Any]) -> Any:
+        """What comes of all numbers of a vector, put together two by two."""
         for apart in (8, 4, 2, 1):
             turned = words([(i + apart) % LANES for i in range(LANES)])
             value = by(value, self.b.shuffle_vector(value, value, turned))

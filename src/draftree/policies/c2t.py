@@ -62,7 +62,7 @@ class Classifier:
         """True where the entropy has to be computed at all."""
         return "H" in self.features
 
-    def confidence(self, log_p: Floats, entropy: Floats, depth: Floats) -> Floats:
+    def confidence(self, log_p: Floats, entropy: Floats, depth: Floats | Ints) -> Floats:
         """C in [0, 1] of some nodes, in the shape of `log_p`.
 
         The arithmetic of a node is the same whatever stands beside it (a matrix product would round by its shape), so
@@ -74,10 +74,10 @@ class Classifier:
             depth: d, 1 for children of the root; broadcast against `log_p`.
         """
         read, names = {"P": scaled(log_p, self.log_joint), "H": entropy, "d": depth}, self.features.split("+")
-        x = np.empty((*log_p.shape, len(names)))
-        for i, name in enumerate(names):
-            x[..., i] = read[name]
-        return confidences(x.reshape(-1, len(names)), *self._weights, float(self.output_bias)).reshape(log_p.shape)
+        x = np.empty((len(names), *log_p.shape))
+        for column, name in zip(x, names, strict=True):
+            column[...] = read[name]
+        return confidences(x.reshape(len(names), -1), *self._weights, float(self.output_bias)).reshape(log_p.shape)
 
     @cached_property
     def _weights(self) -> tuple[Floats, Floats, Floats]:
@@ -179,8 +179,7 @@ class C2T(Layered):
         p, h = (plain if name in self.raw else candidates for name in ("P", "H"))
         score = path_log_q(tree, frontier, p)
         entropy = h.entropy(self.net.entropy_top) if self.net.reads_entropy else np.zeros(len(frontier))
-        depth = tree.depth[frontier].astype(np.float64) + 1
-        confidence = self.net.confidence(score, entropy[:, None], depth[:, None])
+        confidence = self.net.confidence(score, entropy[:, None], tree.depth[frontier][:, None] + 1)
         keep = (confidence >= self.beta) & (candidates.log_q > -np.inf)
         if self.layer_top is not None:
             keep &= top(tree, frontier, np.where(keep, confidence, -np.inf), self.layer_top)
