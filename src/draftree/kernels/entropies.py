@@ -104,7 +104,8 @@ def entropies(bits: Array, top: int) -> Array:
     """
     rows, width = bits.shape
     limit = np.array([math.log(width)], np.float32).view(np.int32)[0]  # where all are alike
-    found, kept, weights = np.empty(rows), np.empty(width + COLUMNS, np.int32), np.empty(width + COLUMNS, np.float32)
+    found, kept = np.empty(rows), np.empty(width + COLUMNS, np.int32)
+    weights = np.empty(min(top, width) + COLUMNS, np.float32)
     numbers, place = kept.view(np.float32), weights.ctypes.data
     for f in range(rows):
         if top < width:

@@ -73,17 +73,21 @@ class Classifier:
             entropy: H in nats of the distribution the node was drawn from (eq. 3); broadcast against `log_p`.
             depth: d, 1 for children of the root; broadcast against `log_p`.
         """
-        read, names = {"P": scaled(log_p, self.log_joint), "H": entropy, "d": depth}, self.features.split("+")
-        x = np.empty((len(names), *log_p.shape))
-        for column, name in zip(x, names, strict=True):
-            column[...] = read[name]
-        return confidences(x.reshape(len(names), -1), *self._weights, float(self.output_bias)).reshape(log_p.shape)
+        read = {"P": scaled(log_p, self.log_joint), "H": entropy, "d": depth}
+        x = np.empty((len(self._names), *log_p.shape))
+        for i, name in enumerate(self._names):
+            x[i] = read[name]
+        return confidences(x.reshape(len(x), -1), *self._weights).reshape(log_p.shape)
 
     @cached_property
-    def _weights(self) -> tuple[Floats, Floats, Floats]:
-        """All but the last bias, in the order in which they are read."""
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.features.split("+"))
+
+    @cached_property
+    def _weights(self) -> tuple[Floats, Floats, Floats, float]:
+        """In the order in which they are read."""
         hidden, bias, output = map(np.ascontiguousarray, (self.hidden_weight, self.hidden_bias, self.output_weight))
-        return hidden, bias, output
+        return hidden, bias, output, float(self.output_bias)
 
     def save(self, folder: Path) -> None:
         """Writes `config.json` and `model.safetensors`."""
@@ -180,7 +184,8 @@ class C2T(Layered):
         score = path_log_q(tree, frontier, p)
         entropy = h.entropy(self.net.entropy_top) if self.net.reads_entropy else np.zeros(len(frontier))
         confidence = self.net.confidence(score, entropy[:, None], tree.depth[frontier][:, None] + 1)
-        keep = (confidence >= self.beta) & (candidates.log_q > -np.inf)
+        ranked = np.where(candidates.log_q > -np.inf, confidence, -np.inf)
+        keep = ranked >= self.beta
         if self.layer_top is not None:
-            keep &= top(tree, frontier, np.where(keep, confidence, -np.inf), self.layer_top)
+            keep &= top(tree, frontier, ranked, self.layer_top)
         return append(tree, frontier, candidates, keep, score, entropy)
