@@ -13,7 +13,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 Array = NDArray[Any]
 
 OURS = __name__.partition(".")[0]
-COMPILING = "compiling its loops for this machine, once after the installation; it takes 2 to 10 s"
+COMPILING = "compiling its loops for this machine, once after the installation; it takes 2 to 40 s"
 
 
 def compiled(function: Function) -> Function:
