@@ -19,7 +19,7 @@ from numba import cfunc, types
 from draftree.kernels.attending import QUERIES, ZERO, attended
 from draftree.kernels.lanes import COLUMNS, added, gated
 from draftree.kernels.memory import as_real, entry, number, part, put, put_real, put_word, real, settled
-from draftree.kernels.rows import normed
+from draftree.kernels.rows import norms
 from draftree.kernels.team import FIRST, meet, member, share
 from draftree.kernels.tiles import AHEAD, BYTES, FEW, GROUP, OF_GROUP, ROWS, SHORT, fours, pairs, reals
 
@@ -35,12 +35,7 @@ def _single(p: Any, at: Any) -> Any:
     return as_real(np.uint32(entry(p, at)))
 
 
-@part
-def _normed(x: Any, weight: Any, out: Any, rows: Any, width: Any, epsilon: Any, half: Any) -> None:
-    """Rows divided by the roots of their mean squares, and weighted."""
-    size = width * (2 if half else 4)
-    for r in range(rows):
-        normed(x + r * size, weight, out + r * size, width, epsilon, half)
+_normed = part(norms)
 
 
 @part

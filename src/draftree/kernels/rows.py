@@ -58,15 +58,15 @@ def _gate(code: Code, half: bool, gate: Any, source: Any, out: Any, count: Any) 
     code.each(count, open_)
 
 
-normed = of_vectors(NOTHING, "aaaarh", _norm)
-"""Divides a row by the root of its mean square, rounds it, and multiplies by a weight; see `_norms`.
+_normed = of_vectors(NOTHING, "aaaarh", _norm)
+"""Divides a row by the root of its mean square, rounds it, and multiplies by a weight; see `norms`.
 
 Squares are added up in float64: in float32 long sums lose twice as much as torch's own norm does.
 """
 _turned, _gated = of_vectors(NOTHING, "aaaaah", _turn), of_vectors(NOTHING, "aaaah", _gate)
 
 
-def _norms(source: int, weight: int, out: int, rows: int, width: int, epsilon: Any, half: bool) -> None:
+def norms(source: int, weight: int, out: int, rows: int, width: int, epsilon: Any, half: bool) -> None:
     """Divides rows [n, D] by the root of their mean square, rounds them, and multiplies by a weight [D].
 
     Args:
@@ -80,7 +80,7 @@ def _norms(source: int, weight: int, out: int, rows: int, width: int, epsilon: A
     """
     size = width * (2 if half else 4)
     for r in range(rows):
-        normed(source + r * size, weight, out + r * size, width, epsilon, half)
+        _normed(source + r * size, weight, out + r * size, width, epsilon, half)
 
 
 def _turns(source: int, cosines: int, sines: int, out: int, rows: int, heads: int, width: int, half: bool) -> None:
@@ -121,7 +121,7 @@ def kernels() -> tuple[Any, Any, Any]:
     kind: Any = types
     whole, yes = kind.int64, kind.boolean
     signatures = (
-        (_norms, kind.void(whole, whole, whole, whole, whole, kind.float32, yes)),
+        (norms, kind.void(whole, whole, whole, whole, whole, kind.float32, yes)),
         (_turns, kind.void(whole, whole, whole, whole, whole, whole, whole, yes)),
         (_gates, kind.void(whole, whole, whole, whole, yes)),
     )
