@@ -18,7 +18,7 @@ import torch
 
 from draftree.acceptors.match import Match
 from draftree.cli.inputs import quiet
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine
 from draftree.evaluation import report, suites

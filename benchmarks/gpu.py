@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.boundary.files import append, write_text
 from draftree.boundary.machine import interleaved, machine
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.engine import load
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder

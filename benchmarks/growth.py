@@ -23,7 +23,7 @@ import torch
 import typer
 
 from draftree.boundary.machine import machine
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters._fused import FusedDrafter, Fusing, Trust
 from draftree.drafters.base import Drafter
 from draftree.policies.base import Policy, append

@@ -29,7 +29,7 @@ from draftree.cli.terminal import table
 from draftree.evaluation import suites
 from draftree.evaluation.cells import chosen
 from draftree.evaluation.provenance import provenance
-from draftree.timing import measured
+from draftree.measure_costs import settled_costs
 
 KINDS = ("aded", "rest")
 PAIRS = (("pld", "trie"), ("suffix", "trie"), ("lookahead", "trie"), ("aded", "mcts"), ("edd", "pct"))
@@ -119,7 +119,7 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each pair of drafter and policy: seconds of its steps."""
     for drafter, policy in args.pair or PAIRS:
         engine = load("demo", drafter=drafter, policy=policy)
-        costs = measured(engine.target, engine.drafter)
+        costs = settled_costs(engine.target, engine.drafter)
         prompts = suites.load(str(args.suite)).select(args.category)
         requests = chosen(prompts, engine, 128, args.limit)[0]
         replace(engine, costs=costs).write(requests[:1], Sampling(), reuse=False)

@@ -25,7 +25,7 @@ import typer
 from tokenizers import Tokenizer
 
 from draftree.boundary.machine import machine
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.aded import ADED, ADEDDrafter, ADEDState
 from draftree.drafters.lookup.ngram_build import GramSettings, build
 from draftree.drafters.lookup.ngrams import Grams

@@ -15,7 +15,7 @@ import numpy as np
 
 from draftree.cli import terminal
 from draftree.cli.inputs import quiet
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
 from draftree.engine import Engine, plain
 from draftree.evaluation import report, suites

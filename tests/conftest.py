@@ -38,8 +38,8 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_a_moment() -> Iterator[None]:
     """What a program times before it goes on, costs of passes and of kernels, is timed in a few rounds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftree.timing.LONGEST", 0.01)
-        patch.setattr("draftree.timing.CONTEXTS", (32,))
+        patch.setattr("draftree.measure_costs.LONGEST", 0.01)
+        patch.setattr("draftree.measure_costs.CONTEXTS", (32,))
         patch.setattr("draftree.models.linears.LONGEST", 0.01)
         patch.setattr("draftree.boundary.machine.ROUNDS", (1, 2))
         yield

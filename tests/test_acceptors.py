@@ -20,7 +20,7 @@ from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.acceptors.traversal import Traversal
 from draftree.acceptors.typical import Typical
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.lookup.texts import cut, extended
 from draftree.drafters.pld import PLD

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.aded import ADED, ADEDDrafter, ADEDState
 from draftree.drafters.lookup.adaptation import Adapted
 from draftree.drafters.lookup.ngram_build import GramSettings, grams_of

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from draftree.cli.app import main
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.engine import Engine, plain
 from draftree.errors import UserError
 from draftree.evaluation import advice

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from architectures import target
 from drafting import after_all, prefix_difference
 from draftree.acceptors.greedy import Greedy
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.doctor import forwards
 from draftree.drafters.neural.anchors import anchored
 from draftree.drafters.neural.blocks import ParallelDrafter

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftree.cli.app import main
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.evaluation.analyses import GROUPS, Looked, grouped
 from draftree.evaluation.claims import PLAIN, Claim, judged, named, summary
 from draftree.evaluation.papers import CLAIMS, TRAINED, selected

@@ -1,13 +1,11 @@
 """What is known of seconds: the curves, the tables of them, where they are kept, how they are measured and drawn."""
 
-import itertools
 import json
 import math
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree import timing
+from draftree import measure_costs
 from draftree.boundary import machine
 from draftree.boundary.machine import interleaved
 from draftree.cli import inputs, plots
-from draftree.costs import Costs, CostTable, bracket, counted, counted_plain
+from draftree.costs.curves import Costs, CostTable, bracket, counted, counted_plain, monotone
 from draftree.drafters.pld import PLD
-from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.target import Target
-from draftree.policies.pct import PCT
-from draftree.request import Request
 from draftree.stats import Work
 from draftree.testing import tiny_target
 
@@ -42,10 +37,10 @@ def target() -> Target:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Measured costs stay inside the test."""
+    """Learnt costs stay inside the test."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(timing, "CONTEXTS", (128, 1024))
-    return tmp_path / "cache" / "costs"
+    monkeypatch.setattr(measure_costs, "CONTEXTS", (128, 1024))
+    return tmp_path / "cache"
 
 
 def test_a_curve_is_linear_between_its_widths_and_beyond_them() -> None:
@@ -118,20 +113,20 @@ def test_no_mix_of_rising_curves_falls(a, b, c, d, context: int) -> None:
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=12))
 def test_monotone_figures_rise_keep_their_mean_and_stay(seconds: list[float]) -> None:
-    found = timing.monotone(seconds)
+    found = monotone(seconds)
     assert len(found) == len(seconds)
     assert (np.diff(found) >= 0).all()
     assert np.mean(found) == pytest.approx(np.mean(seconds))
-    assert timing.monotone(found) == pytest.approx(found)
+    assert monotone(found) == pytest.approx(found)
     assert min(seconds) <= found[0] * (1 + 1e-12)
     if (np.diff(seconds) >= 0).all():
         assert found == seconds
 
 
 def test_monotone_by_hand() -> None:
-    assert timing.monotone([1, 3, 2, 4]) == [1, 2.5, 2.5, 4]
-    assert timing.monotone([4, 3, 2]) == [3, 3, 3]
-    assert timing.monotone([2, 4, 1]) == pytest.approx([2, 2.5, 2.5])
+    assert monotone([1, 3, 2, 4]) == [1, 2.5, 2.5, 4]
+    assert monotone([4, 3, 2]) == [3, 3, 3]
+    assert monotone([2, 4, 1]) == pytest.approx([2, 2.5, 2.5])
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -208,74 +203,14 @@ def test_one_file_is_for_all_drafters_or_there_is_one_for_each(tmp_path: Path) -
         inputs.costs_of_each(paths, ["a", "b"])
 
 
-def test_what_is_measured_is_kept_and_refreshed_on_demand(target: Target, home: Path) -> None:
-    drafter, said = PLD().open(target), list[str]()
-    tell = lambda done, remark="", of=None: said.append(remark)
-    first = timing.measured(target, drafter, tell=tell)
-    assert {(e.context, e.rows) for e in first.entries} == {(36, 1)}, "the target's context is 40"
-    assert list(first.entries[0].target) == [*timing.FED]
-    assert list(first.entries[0].draft) == [*timing.DRAFTED]
-    assert {"device", "threads", "torch", "dtype", "attention", "target", "drafter", "date", "parameters"} <= set(first.about)
-    assert first.about["dtype"] == "float64"
-    assert [s.split()[0] for s in said] == ["reading", "timing"]
-    assert CostTable.load(timing.store(target, drafter)) == first
-    assert timing.measured(target, drafter, tell=tell) == first
-    assert len(said) == 2, "it was read from disk"
-    more = timing.measured(target, drafter, rows=3)
-    assert [e.rows for e in more.entries] == [1, 4]
-    assert more.entries[0] == first.entries[0]
-    again = timing.measured(target, drafter, refresh=True)
-    assert sorted(e.rows for e in again.entries) == [1, 4]
-    assert again.at(0, 4) == more.at(0, 4), "of other rows nothing was asked"
-    assert again.at(0, 1) != more.at(0, 1)
-    timing.measured(Target(target.decoder, "another"), drafter)
-    assert len(list(home.iterdir())) == 2
-
-
-def test_costs_are_measured_behind_the_first_token_and_on_no_texts_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def slowly(*about: Any, **_: Any) -> CostTable:
-        asked.append(about[2])
-        time.sleep(0.5)
-        return CostTable((SHORT,))
-
-    monkeypatch.setattr("draftree.engine.measured", slowly)
-    target = tiny_target(context=40)
-    engine = Engine(target, PLD().open(target), PCT())
-    rows, steps = engine.begin([Request([1, 2, 3], 9)])
-    timed = engine.timed(steps, rows)
-    next(timed)
-    assert asked == []
-    list(timed)
-    assert asked == [1]
-    assert rows.stats.seconds < 0.4
-    assert sum(rows.stats.phases.values()) < 0.4
-
-
-def test_a_kept_file_that_cannot_be_read_is_measured_again(target: Target) -> None:
-    drafter = PLD().open(target)
-    path = timing.store(target, drafter)
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"draft": {"1": 0.1}, "target": {"1": 1.0}, "commit": 0.0, "about": {}}))
-    found = timing.measured(target, drafter)
-    assert CostTable.load(path) == found
-
-
-def test_a_home_that_cannot_be_written_to_is_done_without(target: Target, home: Path) -> None:
-    home.parent.parent.mkdir(exist_ok=True)
-    home.parent.write_text("a file where the folder should be")
-    assert timing.measured(target, PLD().open(target)).has(1)
-
-
 def test_curves_rise_and_large_batches_are_timed_at_fewer_widths(target: Target) -> None:
-    (costs,) = timing.measure(target, PLD().open(target), rows=2)
+    (costs,) = measure_costs.measure(target, PLD().open(target), rows=2)
     for curve in (costs.draft, costs.target):
         assert (np.diff(list(curve.values())) >= 0).all()
     assert costs.commit > 0
-    assert timing.widths(1, "cpu") == ([1, 2, 4, 8, 16, 32, 64, 128], [1, 2, 4, 8, 16, 32])
-    assert timing.widths(64, "cpu") == ([1, 2, 4, 8, 16], [1, 2, 4, 8, 16])
-    assert timing.widths(1, "cuda")[0][-1] == 512
+    assert measure_costs.widths(1, "cpu") == ([1, 2, 4, 8, 16, 32, 64, 128], [1, 2, 4, 8, 16, 32])
+    assert measure_costs.widths(64, "cpu") == ([1, 2, 4, 8, 16], [1, 2, 4, 8, 16])
+    assert measure_costs.widths(1, "cuda")[0][-1] == 512
 
 
 def test_slow_works_are_timed_seldom_and_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,33 +254,3 @@ def test_a_picture_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'draftree\[plots\]'"):
         plots.check(Path("costs.png"))
-
-
-def test_rounds_between_other_work_are_means_of_their_middle_half(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafters = {"a": PLD().open(target), "b": PLD().open(target)}
-    taken = itertools.cycle([1.0, 1.0, 1.0, 9.0])  # one in four is slow; the order of works is drawn
-    monkeypatch.setattr(timing, "timed", lambda work, device: (work() and 0.0) or next(taken))
-    before = {"a": CostTable((SHORT,)), "b": CostTable((SHORT,))}
-    rounds = timing.Rounds(target, drafters)
-    for _ in range(timing.FEWEST - 1):
-        rounds.once()
-    assert rounds.tables(before) == before, "too few"
-    for _ in range(40):
-        rounds.once()
-    a, b = (rounds.tables(before)[name] for name in "ab")
-    assert isinstance(a, CostTable)
-    assert isinstance(b, CostTable)
-    assert [e.target for e in a.entries] == [e.target for e in b.entries], "one target"
-    assert all(1 <= e.commit < 9 and 1 <= e.find < 9 for e in a.entries), "commits and finds too are timed"
-    assert a.entries[0].draft != b.entries[0].draft
-    assert a.about["rounds"] == str(timing.FEWEST - 1 + 40)
-    assert all(1 <= s < 9 for e in (*a.entries, *b.entries) for curve in (e.draft, e.target) for s in curve.values())
-
-
-def test_drafters_agree_on_their_targets_seconds() -> None:
-    curves = {name: {1: first, 4: 2.0, 8: 7.0} for name, first in (("a", 1.0), ("b", 9.0), ("c", 3.0))}
-    tables = {name: CostTable((replace(SHORT, target=curve),)) for name, curve in curves.items()}
-    found = timing.agreed(tables)
-    assert {t.entries[0].target[8] for t in found.values()} == {7.0}
-    assert found["b"].entries[0].target == {1: 2.5, 4: 2.5, 8: 7.0}, "medians 3, 2, 7, which may not fall"
-    assert found["b"].entries[0].draft == SHORT.draft

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from draftree.costs.curves import UNIT
 from draftree.data.corpus import BATCH, Documents, batches, files, texts
 from draftree.drafters.lookup.datastore import tokenizer_hash
 from draftree.drafters.lookup.suffix_array import SEPARATOR
 from draftree.drafters.rest import REST
-from draftree.engine import UNIT
 from draftree.errors import UserError
 from draftree.models.target import Target
 from draftree.registry import build, method_of

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftree import Costs
 from draftree.cli.app import main
-from draftree.costs import CostTable
+from draftree.costs.curves import CostTable
 from draftree.demo import demo_folder
 from draftree.doctor import blocks as doctor_blocks
 from draftree.doctor import faults, fit, noise

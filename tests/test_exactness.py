@@ -34,7 +34,7 @@ from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.acceptors.traversal import Traversal
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.doctor.statistics import detectable
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter

@@ -26,7 +26,7 @@ import draftree as public
 from draftree.boundary.files import read_object, write_text
 from draftree.cli import inputs
 from draftree.cli.app import app
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.data.prompts import encode, question
 from draftree.demo import demo_folder
 from draftree.drafters.base import Method, TrainableMethod

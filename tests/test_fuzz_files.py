@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from architectures import VOCAB, target
 from byte_vocabulary import byte_vocabulary
 from draftree.cli.inputs import quiet
-from draftree.costs import CostTable
+from draftree.costs.curves import CostTable
 from draftree.data import samples
 from draftree.data.prompts import encode, question
 from draftree.drafters.aded import ADED

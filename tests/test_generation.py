@@ -37,7 +37,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from architectures import VOCAB, build, fresh, target
 from draftree import UserError, speculate
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
 from draftree.demo import demo_folder
 from draftree.drafters.neural.llama import CACHE

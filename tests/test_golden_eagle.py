@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from draftree.acceptors.greedy import Greedy
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.neural.pairs import PairDrafter
 from draftree.loop import Parts, decode
 from draftree.models.target import Target

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.glide import GLIDE, GLIDEDrafter
 from draftree.drafters.neural.glimpse import Glimpse
 from draftree.loop import Parts, decode

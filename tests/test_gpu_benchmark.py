@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.costs import CostTable
+from draftree.costs.curves import CostTable
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "gpu.py"
 

@@ -12,7 +12,7 @@ import torch
 
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.rejection import Rejection
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.lm import LMDrafter

@@ -14,7 +14,7 @@ from transformers import LlamaModel
 
 from architectures import VOCAB, target
 from drafting import after_all, prefix_difference
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.doctor import forwards
 from draftree.drafters.base import Batch
 from draftree.drafters.hydra import FILE, Arch, Hydra, HydraDrafter

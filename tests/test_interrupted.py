@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 
 from draftree.boundary import files, interruption
 from draftree.cli import app
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.data.samples import Sample
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError

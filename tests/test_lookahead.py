@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from draftree.acceptors.greedy import Greedy
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.lookahead import (
     Guesses,
     Lookahead,

@@ -9,7 +9,7 @@ import pytest
 from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.base import Expand, Policy, append

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.errors import UserError
 from draftree.policies import mcts
 from draftree.policies.base import Expand, append, log

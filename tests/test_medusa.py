@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, silu
 
 from architectures import VOCAB, target
 from drafting import after_all, prefix_difference
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.doctor import forwards
 from draftree.drafters.base import Batch
 from draftree.drafters.medusa import Medusa, MedusaDrafter

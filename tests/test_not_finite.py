@@ -19,7 +19,7 @@ from transformers import EtaLogitsWarper, LogitsProcessor, TemperatureLogitsWarp
 
 from draftree.acceptors.base import Acceptor
 from draftree.cli.app import main
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.demo import demo_folder
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter

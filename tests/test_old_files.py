@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftree import load
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.evaluation.report import read
 from draftree.evaluation.tables import shown
 from draftree.models.target import Target

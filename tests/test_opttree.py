@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree import registry
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.errors import UserError
 from draftree.policies.opttree import OPTTree
 from rules import Path, Rule, following

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from architectures import target
 from drafting import after_all, prefix_difference
 from draftree.acceptors.greedy import Greedy
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.doctor import forwards
 from draftree.drafters.peagle import PEAGLE, PEAGLEDrafter, chosen
 from draftree.engine import Engine

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.errors import UserError
 from draftree.kernels.growing import leading, ranked
 from draftree.policies.base import Expand, Layered, Policy, append, best, fit, log, top

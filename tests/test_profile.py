@@ -11,7 +11,7 @@ import pytest
 from draftree import Request
 from draftree.acceptors.greedy import Greedy
 from draftree.boundary.phases import in_phase, phase, recorded
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.engine import Engine
 from draftree.evaluation.profile import Ceilings, parts, per_token, profiled
 from draftree.models.cache import SlotCache

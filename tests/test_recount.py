@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.cli.app import main
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError
 from draftree.evaluation import machines, recount, report, worklog
 from draftree.evaluation.machines import Drafting, Machine, Roofline

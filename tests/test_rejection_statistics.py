@@ -21,7 +21,7 @@ from draftree.acceptors.block import Block
 from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.doctor.statistics import ChiSquare, detectable
 from draftree.drafters.edd import EDD
 from draftree.models.target import Target

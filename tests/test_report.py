@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftree.cli.app import main
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.engine import plain
 from draftree.evaluation import page, report
 from draftree.evaluation.analyses import BINS, DEPTHS, RANKS, Looked, by_category, frontiers

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.lookup.suffix_array import SEPARATOR, PrefixTree, continuations, grow, joined, search, suffix_array
 from draftree.drafters.rest import REST, RESTDrafter, Retrieval, indexed, read_official
 from draftree.engine import Engine

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from draftree import Request, load
 from draftree.boundary.knobs import parsed as parsed_knobs
 from draftree.cli.app import main
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import Drafter
 from draftree.errors import NotANumber, UserError

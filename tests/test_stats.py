@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.costs import Costs, counted, counted_plain
+from draftree.costs.curves import Costs, counted, counted_plain
 from draftree.engine import Engine, plain
 from draftree.evaluation.analyses import reached
 from draftree.evaluation.compare import compare, warm

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.lookup.suffix_tree import END, Limits, Outputs, by_context, in_memory, in_text
 from draftree.drafters.suffix import Suffix, SuffixDrafter, SuffixState
 from draftree.engine import Engine

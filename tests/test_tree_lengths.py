@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.costs import Costs
+from draftree.costs.curves import UNIT, Costs
 from draftree.data.samples import Sample
-from draftree.engine import UNIT, Engine
+from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation.recording import Text
 from draftree.evaluation.trees import counted, expected_length

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from draftree import registry
 from draftree.acceptors.greedy import Greedy
 from draftree.calibration import Logistic
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.lookahead import Lookahead
 from draftree.engine import Engine
 from draftree.errors import UserError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from draftree.boundary.garbage import seldom
 
 if TYPE_CHECKING:
-    from draftree.costs import Costs
+    from draftree.costs.curves import Costs
     from draftree.demo import demo_folder
     from draftree.engine import Engine, load, speculate
     from draftree.errors import DraftreeError, UserError
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "costs": ("Costs",),
+    "costs.curves": ("Costs",),
     "demo": ("demo_folder",),
     "engine": ("Engine", "load", "speculate"),
     "errors": ("DraftreeError", "UserError"),

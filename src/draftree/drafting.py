@@ -3,6 +3,7 @@
 Shapes: F frontier nodes, K candidates, V vocabulary.
 """
 
+import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from draftree.boundary.phases import in_phase, phase
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
+from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
 from draftree.models.target import Probes, Target, Verified
 from draftree.models.unseen import Layers, Unseen, verified
@@ -18,6 +20,7 @@ from draftree.policies._unseen import Told, grow
 from draftree.policies.base import Plan, Policy, Search
 from draftree.rows import Rows
 from draftree.sampling.drawing import Drawing, allowed
+from draftree.stats import Work
 from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict
 
 
@@ -35,6 +38,8 @@ class Drafting(Search):
         passed: nodes after which only one token can come, so that the drafter was not asked.
         finds: how often it was asked for what takes no pass.
         told: what it found while the host was not looking, where that is how the tree has grown.
+        steps: the timings of the draft steps.
+        find_seconds: of all retrievals.
     """
 
     drafter: Drafter[Any]
@@ -46,6 +51,8 @@ class Drafting(Search):
     passed: list[int] = field(default_factory=list)
     finds: int = 0
     told: Told | None = None
+    steps: list[DraftStep] = field(default_factory=list)
+    find_seconds: float = 0.0
 
     def grow(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Tree | Unseen:
         """The tree that a policy drafts, or where it can grow without the host one that the host has yet to be told of."""
@@ -94,18 +101,24 @@ class Drafting(Search):
         if self.rows.forced(tree, frontier) is not None:
             return None
         drawing, self.finds = self._drawing(tree, frontier), self.finds + 1
+        start = time.perf_counter()
         found, self.state = self.drafter.find(self.state, tree, frontier, k, drawing)
+        self.find_seconds += time.perf_counter() - start
         return None if found is None else self._allowed(found, drawing)
 
     @in_phase("draft")
     def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
         if self.rows.steered:  # node by node
             return None
+        start = time.perf_counter()
         found, self.state = self.drafter.below(self.state, tree, frontier, k, self.drawing, deepest)
+        seconds = time.perf_counter() - start
         if found is not None and found.alone:
             self.frontiers.append(len(frontier))
-        else:
-            self.finds += found is not None
+            self.steps.append(DraftStep(len(frontier), seconds))
+        elif found is not None:
+            self.finds += 1
+            self.find_seconds += seconds
         return found
 
     @property
@@ -137,7 +150,10 @@ class Drafting(Search):
             self.frontiers.append(fed)
         drawing = self._drawing(tree, frontier)
         if self.told is None:
+            start = time.perf_counter()
             candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, drawing)
+            if fed:
+                self.steps.append(DraftStep(fed, time.perf_counter() - start))
         else:
             candidates = self.told(frontier)
         if not candidates.finite:
@@ -163,3 +179,27 @@ class Drafting(Search):
     @in_phase("draft")
     def probes(self) -> Probes | None:
         return self.drafter.probes(self.state)
+
+    def times(self, work: Work, verdict: Verdict, target: float, commit: float, seconds: float) -> StepTimes:
+        """Return the timings of the step, once it is over.
+
+        Args:
+            work: what it asked of the models.
+            verdict: what was accepted.
+            target: seconds of the target's pass and of the acceptance.
+            commit: seconds of the drafter's commit.
+            seconds: of the whole step.
+        """
+        return StepTimes(
+            context=work.context,
+            sequences=work.rows,
+            tokens=work.fed,
+            target=target,
+            drafts=tuple(self.steps),
+            finds=self.finds,
+            find=self.find_seconds,
+            commit=commit,
+            seconds=seconds,
+            gained=sum(map(len, verdict.paths)) + work.rows,
+            prompt_read=bool(self.frontiers) and self.rows.read_by_drafter(),
+        )

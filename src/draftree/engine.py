@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import Any, Literal, NoReturn, Self, final, overload
+from typing import Any, Literal, NoReturn, Self, overload
 
 import numpy as np
 import torch
@@ -23,7 +23,11 @@ from draftree.acceptors.match import Match
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import whole
 from draftree.boundary.phases import recorded
-from draftree.costs import Costs, CostTable
+from draftree.boundary.progress import announced
+from draftree.cost_estimate import learnt_costs
+from draftree.costs.curves import Costs, CostSource, CostTable
+from draftree.costs.online import OnlineCosts
+from draftree.costs.probe import start_probe
 from draftree.data.prompts import Prompt, Prompts
 from draftree.data.rows import Messages
 from draftree.drafters.base import Drafter, Method
@@ -45,11 +49,8 @@ from draftree.text import chat, completion
 from draftree.text.chat import Chat
 from draftree.text.completion import Completion, Token, Writing
 from draftree.text.options import Options
-from draftree.timing import measured
 from draftree.tree import Draw, Ints
 
-UNIT = Costs({1: 1.0}, {1: 1.0})
-"""Stands for the costs where the policy does not read any."""
 USUAL = {DEMO: ("edd", "pct"), SMOLLM2: ("eagle3+suffix", "yield")}
 """Drafter and policy where no drafter is named: the fastest shipped for a target (docs/smollm2.md, docs/results.md)."""
 UNTRAINED = ("suffix", "yield")
@@ -67,28 +68,6 @@ class Held:
     drafter_state: Any
 
 
-@final
-@dataclass(frozen=True)
-class Awaited:
-    """Costs that are asked for when a step needs them: they are measured behind the first token, and on no text's time.
-
-    Attributes:
-        costs: says them.
-        stats: of the texts that are being written.
-    """
-
-    costs: Callable[[], Costs | CostTable]
-    stats: Stats
-
-    def at(self, context: int, rows: int) -> Costs:
-        """The costs of a step."""
-        start = time.perf_counter()
-        with recorded({}):
-            costs = self.costs()
-        self.stats.seconds -= time.perf_counter() - start
-        return costs.at(context, rows)
-
-
 @dataclass
 class Engine:
     """Writes with one target, one drafter and one policy.
@@ -98,7 +77,7 @@ class Engine:
         drafter: proposes tokens.
         policy: grows them into trees.
         acceptor: keeps what the target would have produced; by default `greedy` at temperature 0, else `match`.
-        costs: seconds on this machine; measured on first use where the policy asks.
+        costs: fixed ones; by default they are learnt from the steps that run.
         held: what the last call left in the caches, for the next one with the same beginning.
         carried: what the drafter keeps from text to text.
         calls: how many the drafter may remember.
@@ -114,7 +93,7 @@ class Engine:
     carried: Any = field(default=None, repr=False)
     calls: int = field(default=0, repr=False)
     learned: dict[tuple[Policy, str, frozenset[Sampling], Acceptor], Any] = field(default_factory=dict, repr=False)
-    _measured: CostTable | None = field(default=None, init=False, repr=False)
+    _learnt: OnlineCosts | None = field(default=None, init=False, repr=False)
     _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> NoReturn:
@@ -239,8 +218,7 @@ class Engine:
             trained = rest(self.target)
             cache, state = self._beginning(requests, held if reuse and not trained else None)
             rows = Rows(cache, source, self.calls, self._stats(acceptor, requests))
-            prices = Awaited(partial(self.prices, len(requests)), rows.stats)
-            parts = Parts(self.target, self.drafter, self.policy, acceptor, prices)
+            parts = Parts(self.target, self.drafter, self.policy, acceptor, self.step_costs)
             self.calls += self.drafter.remembers  # one that carries nothing knows of no other call
         return rows, self._steps(parts, rows, requests, state)
 
@@ -309,13 +287,14 @@ class Engine:
         """Drops what the last call left in the caches."""
         self.held = None
 
-    def prices(self, rows: int = 1) -> Costs | CostTable:
-        """The costs that the policy reads for so many rows; measured where they are not known, but only if it asks."""
-        if self.costs is not None or not self.policy.reads_costs:
-            return self.costs or UNIT
-        if self._measured is None or not self._measured.has(rows):
-            self._measured = measured(self.target, self.drafter, rows)
-        return self._measured
+    @property
+    def step_costs(self) -> CostSource:
+        """The costs of its steps: those it was given, or what this machine has learnt for target and drafter."""
+        if self.costs is not None:
+            return self.costs
+        if self._learnt is None:
+            self._learnt = learnt_costs(self.target, self.drafter)
+        return self._learnt
 
     def _stats(self, acceptor: Acceptor, requests: Sequence[Request]) -> Stats:
         draw = Draw.POINT if all_greedy(requests) else acceptor.draw
@@ -479,7 +458,7 @@ def load(
             `suffix`, which needs no training, with a warning that says so.
         policy: a spec or a policy; by default the fastest with that drafter, `pct` with one that is named.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
-        costs: a cost model to use instead of measuring.
+        costs: fixed costs, instead of those that are learnt from the steps that run.
         dtype: of the weights that are loaded, or its name.
         device: to load them to.
         tokenizer: the target's; by default the one in the folder or under the hub id that the target was loaded from. Without
@@ -495,6 +474,8 @@ def load(
     method, grown, rule = (
         part_of(kind, given, True) for kind, given in (("drafter", drafter), ("policy", policy), ("acceptor", acceptor))
     )
+    if isinstance(target, str | Path):
+        start_probe(str(device or "cpu"), dtype if isinstance(dtype, torch.dtype) else None)
     model = target_of(target, dtype, device, tokenizer, **how)
     grown = grown or build("policy", usual_policy(model.name, method is not None))
     if method is None:
@@ -535,7 +516,7 @@ def target_of(
         UserError: it stands for none, or it is loaded and yet is said how to load it.
     """
     if isinstance(given, str | Path):
-        with understood(f"cannot load target {shown(str(given))}"):
+        with announced(f"loading target '{given}'", own_bar=True), understood(f"cannot load target {shown(str(given))}"):
             target = Target.load(known_as(str(given)), dtype, device, **how)
     elif isinstance(given, Target | PreTrainedModel):
         exactness = how.pop("exactness", None) if isinstance(given, PreTrainedModel) else None
@@ -609,7 +590,7 @@ def speculate(
         drafter: a spec, a checkpoint folder, or a method's knobs; by default the one that `load` takes.
         policy: a spec or a policy; by default that of `load`.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
-        costs: a cost model to use instead of measuring.
+        costs: fixed costs, instead of those that are learnt from the steps that run.
         seed: of the draws, for every call.
         streamer: told the prompt, each token and the end, as transformers does; for one row.
         tokenizer: for stop strings; the model's own by default.

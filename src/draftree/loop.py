@@ -14,7 +14,7 @@ import numpy as np
 
 from draftree.acceptors.base import Acceptor
 from draftree.boundary.phases import phase
-from draftree.costs import Prices
+from draftree.costs.curves import CostSource
 from draftree.drafters.base import Drafter
 from draftree.drafting import Drafting
 from draftree.models.target import Needs, Taps, Target
@@ -33,14 +33,14 @@ class Parts:
         drafter: proposes tokens.
         policy: grows them into trees.
         acceptor: keeps what the target itself would have produced.
-        costs: seconds of a draft step and of a target pass on this machine.
+        costs: seconds of a draft step and of a target pass on this machine; told the timings of each step.
     """
 
     target: Target
     drafter: Drafter[Any]
     policy: Policy
     acceptor: Acceptor
-    costs: Prices
+    costs: CostSource
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,13 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     target.commit(rows.cache, tree, verdict)
     checked = time.perf_counter()
     draft.commit(tree, verdict, verified)
+    committed = time.perf_counter()
     work = rows.work(draft.frontiers, tree, probes, draft.finds)
     with phase("grow"):
         memory = policy.observe(state.policy, tree, verdict, work, prices)
-    rows.clock(draft=time.perf_counter() - checked + drafted - start, verify=checked - drafted)
+    ended = time.perf_counter()
+    rows.clock(draft=ended - checked + drafted - start, verify=checked - drafted)
+    parts.costs.observe(draft.times(work, verdict, checked - drafted, committed - checked, ended - start))
     return rows.emit(target, tree, p, verdict, probes), State(draft.state, memory)
 
 

@@ -56,7 +56,7 @@ class Rows:
         stats: Stats | None = None,
     ) -> None:
         self.cache, self.stats, self._source, self._admitted = cache, Stats() if stats is None else stats, source, calls
-        self.requests, self._warned = [IDLE] * cache.rows, set[str]()
+        self.requests, self._warned, self._unread = [IDLE] * cache.rows, set[str](), set[int]()
         self.committed = [np.zeros(0, np.int64) for _ in range(cache.rows)]
         self.written: list[list[int]] = [[] for _ in range(cache.rows)]
         self.last, self.live, self._calls = (np.zeros(n, np.int64) for n in (cache.rows, 0, cache.rows))
@@ -88,7 +88,13 @@ class Rows:
             self.committed[row], self.last[row] = np.array(request.prompt[:-1], np.int64), request.prompt[-1]
         self._calls[rows], self._admitted = own_noise and self._admitted, self._admitted + 1
         self.live = np.union1d(self.live, rows)
+        self._unread.update(rows.tolist())
         return rows
+
+    def read_by_drafter(self) -> bool:
+        """Note that the drafter has read all sequences; return whether the prompt of one was among what it read."""
+        unread, self._unread = self._unread, set()
+        return bool(unread)
 
     def leave(self, row: int) -> list[int]:
         """Frees a row, whether its text has ended or not; returns what was written there."""

@@ -1,6 +1,16 @@
-"""Progress of long work, told to a callback."""
+"""Progress of long work: a callback, and a line about what is being waited for."""
 
-from typing import Protocol
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+PATIENCE = 2.0
+"""Seconds after which a wait is announced."""
+LOG = logging.getLogger("draftree")
+_shown = threading.local()
 
 
 class Tell(Protocol):
@@ -11,3 +21,50 @@ class Tell(Protocol):
 
 def silent(done: int, remark: str = "", of: int | None = None) -> None:
     """Ignores all progress."""
+
+
+@contextmanager
+def announced(what: str, own_bar: bool = False) -> Iterator[None]:
+    """Say what is being waited for once it has taken two seconds.
+
+    One line is logged. On a terminal a spinner turns until the work is done. Nothing is said inside other work that is
+    announced, nor where the command line shows progress of its own.
+
+    Args:
+        what: is being done, as "loading the target".
+        own_bar: whether the work shows a progress bar itself, so that no spinner is needed.
+    """
+    if getattr(_shown, "already", False):
+        yield
+        return
+    spinner: list[Any] = []
+
+    def say() -> None:
+        LOG.warning("%s takes a while", what)
+        if sys.stderr is not None and sys.stderr.isatty() and not own_bar:
+            from rich.console import Console
+
+            spinner.append(Console(stderr=True).status(f"{what} …"))
+            spinner[0].start()
+
+    timer = threading.Timer(PATIENCE, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        with shown():
+            yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if spinner:
+            spinner[0].stop()
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """Keep `announced` silent inside, because progress is shown already."""
+    before, _shown.already = getattr(_shown, "already", False), True
+    try:
+        yield
+    finally:
+        _shown.already = before

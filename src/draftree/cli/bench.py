@@ -15,7 +15,7 @@ from draftree.cli.options import AsJson, LoadingOptions, Machines, Seed, TargetN
 from draftree.errors import UserError
 
 if TYPE_CHECKING:
-    from draftree.costs import CostTable
+    from draftree.costs.curves import CostTable
     from draftree.engine import Engine
     from draftree.evaluation.bench import Bench
     from draftree.evaluation.cells import Cell, PromptResult
@@ -70,7 +70,6 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     from draftree.evaluation.bench import Bench, priced
     from draftree.evaluation.profile import per_token
     from draftree.evaluation.results import finished
-    from draftree.timing import Rounds
 
     if asked.profile is not None:
         plots.check(asked.profile)
@@ -83,13 +82,14 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     with terminal.busy("measuring what a step costs") as tell:
         if machines:
             engines, fixed = inputs.elsewhere(engines, machines, tell)
-        work = Bench(ready.cells, priced(engines, tell), requests, asked.seed, asked.repeats)
-        if not machines and not fixed:  # else what is counted is counted by what was given
-            work = replace(work, rounds=Rounds(work.target, {d: e.drafter for (d, _), e in engines.items()}, tell))
+        known = priced(engines, tell)
+        work = Bench(ready.cells, known, requests, asked.seed, asked.repeats)
+        if not machines and not fixed:  # policies go on learning, as they do in use
+            work = replace(work, engines=engines, read=work.prices)
     about = ready.about(work) | {"repeats": asked.repeats}
     with journalled(work, about, fixed, asked.out) as done:
         with terminal.busy("measuring the drafters by themselves"):
-            result = finished(work, {"": (done, work.counted_by)}, about, ready.categories(requests))
+            result = finished(work, {"": (done, work.prices)}, about, ready.categories(requests))
         if asked.profile is not None and not result["simulated"]:
             bars = {" ".join(filter(None, (r["drafter"], r["policy"]))): per_token(r) for r in result["rows"]}
             told = f"Where the time goes: {asked.target}, {ready.suite.name}, {len(requests)} prompts"

@@ -1,5 +1,6 @@
-"""`draftree costs`: measures the costs of passes on this machine."""
+"""`draftree costs`: measures the costs of passes on this machine explicitly."""
 
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ class CostsOptions:
     target: TargetName = "demo"
     drafter: DrafterSpec = None
     rows: list[int] = knob((1,), min=1, help="Texts written at a time, up to a power of two; repeat it.")
-    refresh: bool = knob(False, help="Measure again.")
+    refresh: bool = knob(False, help="Has no effect any more: costs are measured each time.")
     out: Path | None = knob(None, help="Also write them to a file, for --costs.")
     plot: Path | None = knob(None, help="Also draw them: a file ending in .png, .svg or .pdf.")
     loading: LoadingOptions = knob(None)
@@ -26,11 +27,15 @@ class CostsOptions:
 
 @asks_for
 def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
-    """Show what a draft step and a target pass cost on this machine, by tokens fed, length and number of the rows."""
+    """Measure what a draft step and a target pass cost on this machine, by number of tokens, context and batch size.
+
+    Costs are learnt while texts are written, so nobody has to run this. It fixes them in a file for --costs.
+    """
     from draftree.boundary import files
     from draftree.cli import inputs, plots, terminal
-    from draftree.costs import bracket
-    from draftree.timing import measured, store
+    from draftree.cost_estimate import identity, learnt_costs
+    from draftree.costs.curves import CostTable, bracket
+    from draftree.measure_costs import measure
 
     if asked.plot is not None:
         plots.check(asked.plot)
@@ -39,13 +44,16 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     spec, model, opened = inputs.opened(asked.drafter, asked.target, **asked.loading)
     title = f"{spec} for {asked.target}"
     with terminal.busy("measuring what a step costs") as tell:
-        for several in dict.fromkeys(map(bracket, asked.rows)):
-            table = measured(model, opened, several, asked.refresh, tell)
+        sizes = dict.fromkeys(map(bracket, asked.rows))
+        entries = [entry for several in sizes for entry in measure(model, opened, several, tell)]
+    about = identity(model) | {"drafter": opened.described, "date": time.strftime("%Y-%m-%d %H:%M")}
+    table, learnt = CostTable(tuple(entries), about), learnt_costs(model, opened)
+    learnt.teach(table)
     if asked.out is not None:
         table.save(asked.out)
     if asked.plot is not None:
         plots.draw_costs(table, title, asked.plot)
-    place = store(model, opened)
+    place = learnt.drafter.path
     if asked.as_json:
         emit(asdict(table) | {"ratio": table.ratio, "kept": str(place)})
     else:

@@ -56,14 +56,14 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     from draftree.cli import inputs, terminal
     from draftree.doctor import fit
     from draftree.evaluation import driven
-    from draftree.timing import measured
+    from draftree.measure_costs import settled_costs
 
     fixed = inputs.fixed_costs(asked.costs)
     spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
     with terminal.busy("letting the target answer some prompts"):
         texts = driven.answers(target) if asked.data is None else driven.read(target, asked.data)
     with terminal.busy("measuring what a step costs") as tell:
-        costs = (fixed or measured(target, drafter, tell=tell)).at(context=0, rows=1)
+        costs = (fixed or settled_costs(target, drafter, tell)).at(context=0, rows=1)
     with terminal.progress("doctor", None) as tell:
         report = fit.examine(target, drafter, texts, costs, tell)
     if asked.as_json:
@@ -107,10 +107,10 @@ def examine_layers(asked: DoctorOptions) -> None:
 def examine_output(asked: DoctorOptions) -> None:
     """Compares the output with plain decoding's; ends the program with exit status 1 where it is not the target's own."""
     from draftree.cli import inputs, terminal
+    from draftree.costs.curves import UNIT
     from draftree.doctor import lossless
     from draftree.doctor.cases import cases
-    from draftree.engine import UNIT
-    from draftree.timing import measured
+    from draftree.measure_costs import settled_costs
 
     plan = lossless.Extent(asked.max_new_tokens, trials=asked.trials)
     chosen, fixed = cases(asked.policy, asked.acceptor, asked.temperature), inputs.fixed_costs(asked.costs)
@@ -118,7 +118,7 @@ def examine_output(asked: DoctorOptions) -> None:
     prompts = lossless.prompts(target, asked.data, asked.limit, plan.max_new_tokens)
     if fixed is None and any(c.grown.reads_costs for c in chosen):
         with terminal.busy("measuring what a step costs") as tell:
-            fixed = measured(target, drafter, tell=tell)
+            fixed = settled_costs(target, drafter, tell)
     with terminal.progress("doctor --lossless", None) as tell:
         report = lossless.examine(target, drafter, prompts, chosen, plan, fixed or UNIT, tell)
     if asked.as_json:

@@ -59,10 +59,10 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     drafter = inputs.drafter(asked.drafter, asked.target)
     policy = usual_policy(asked.target, asked.drafter is not None) if asked.policy is None else asked.policy
     inputs.quiet()
-    with terminal.busy("loading") as tell:
+    with terminal.busy("loading"):
         engine = load(asked.target, drafter, policy, asked.acceptor, fixed, **asked.loading)
         ids = encode(engine.tokenizer, text if asked.raw else question(text))
-        engine = warm(engine, options.request(engine.target, ids), asked.baseline, tell)
+        warm(engine, options.request(engine.target, ids), asked.baseline)
     about = {"prompt": text, "target": asked.target, "drafter": drafter, "policy": policy}
     write(engine, options, ids, asked, about | {"temperature": f"{options.sampling.temperature:g}"})
 

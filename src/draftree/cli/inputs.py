@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from draftree.boundary.progress import Tell
 from draftree.cli import terminal
 from draftree.cli.console import remark
-from draftree.costs import CostTable
+from draftree.costs.curves import CostTable
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, usual_drafter
 from draftree.errors import UserError

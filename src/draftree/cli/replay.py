@@ -15,7 +15,7 @@ from draftree.cli.options import AsJson, asks_for
 from draftree.errors import UserError
 
 if TYPE_CHECKING:
-    from draftree.costs import CostTable
+    from draftree.costs.curves import CostTable
     from draftree.engine import Engine
     from draftree.evaluation.bench import Bench
     from draftree.evaluation.machines import Machine
@@ -78,7 +78,7 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
 
 def tables(work: "Bench") -> "dict[str, CostTable]":
     """The costs of each drafter, which trees depend on."""
-    from draftree.costs import CostTable
+    from draftree.costs.curves import CostTable
 
     return {d: c for d, c in work.prices.items() if isinstance(c, CostTable)}
 

@@ -20,8 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from draftree.boundary.progress import Tell
+from draftree.boundary.progress import shown as progress_shown
 from draftree.cli.console import STARTED, remark
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Recipe, Stage, plan_text
 from draftree.evaluation.compare import Comparison
 from draftree.request import Origin
@@ -133,11 +134,11 @@ def busy(what: str) -> Iterator[Tell]:
     """Shows a label and a spinner during work; the callback changes the label. Without a terminal, lines come in long work."""
     console, clock, doing = errors(), CLOCK, [what]
     if console.is_terminal:
-        with console.status(escape(what)) as status:
+        with progress_shown(), console.status(escape(what)) as status:
             yield lambda done, remark="", of=None: status.update(escape(remark))
         return
     start = clock.now()
-    with clock.beating(lambda: remark(f"{doing[-1]} … ({duration(clock.now() - start)} so far)")):
+    with progress_shown(), clock.beating(lambda: remark(f"{doing[-1]} … ({duration(clock.now() - start)} so far)")):
         yield lambda done, remark="", of=None: doing.append(remark)
 
 
@@ -169,7 +170,7 @@ def progress(what: str, total: int | None) -> Iterator[Tell]:
     def tell(done: int, remark: str = "", of: int | None = total) -> None:
         bar.update(task, completed=done, total=of, remark=remark)
 
-    with bar, nullcontext() if shown else clock.beating(lambda: remark(_standing(bar.tasks[0]))):
+    with progress_shown(), bar, nullcontext() if shown else clock.beating(lambda: remark(_standing(bar.tasks[0]))):
         yield tell
 
 
@@ -254,7 +255,8 @@ def show_costs(console: Console, title: str, measured: CostTable, kept: Path | N
     if where:
         console.print(f"measured on {escape(where)}", soft_wrap=True)
     if kept is not None:
-        console.print(f"[dim]kept in '{escape(str(kept))}'; --refresh measures again[/dim]", soft_wrap=True)
+        where = f"what was learnt in '{escape(str(kept))}' was corrected by them"
+        console.print(f"[dim]{where}; --out FILE saves them for --costs[/dim]", soft_wrap=True)
 
 
 def _curves(title: str, entries: Sequence[Costs]) -> Table:

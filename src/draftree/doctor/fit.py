@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from draftree.boundary.progress import Tell, silent
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.doctor.blocks import INJECTION, block_alternatives, uninjected
 from draftree.doctor.faults import (
     UNTRAINED,

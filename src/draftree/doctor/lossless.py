@@ -19,7 +19,7 @@ import numpy as np
 
 from draftree.boundary.knobs import Knobs, knob
 from draftree.boundary.progress import Tell, silent
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import UNIT, Costs, CostTable
 from draftree.data.prompts import encode
 from draftree.doctor import verdicts
 from draftree.doctor.cases import Case
@@ -39,7 +39,7 @@ from draftree.doctor.noise import (
 from draftree.doctor.statistics import critical, detectable, two_sample
 from draftree.doctor.verdicts import Compared, Frequencies, Parted, Report
 from draftree.drafters.base import Drafter
-from draftree.engine import UNIT, Engine, common
+from draftree.engine import Engine, common
 from draftree.errors import UserError
 from draftree.evaluation import suites
 from draftree.evaluation.driven import TEXTS, TOKENS, fitting, read, spread

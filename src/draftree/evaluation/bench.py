@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from draftree.boundary.progress import Tell, silent
-from draftree.costs import Costs, CostTable
+from draftree.cost_estimate import learnt_costs
+from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, cache_of, common, plain
 from draftree.evaluation.cells import FOLLOWING, Cell, PromptResult, Quality
@@ -21,19 +22,17 @@ from draftree.evaluation.journal import Journal
 from draftree.evaluation.oracle import reaches
 from draftree.evaluation.recording import Recording, Text
 from draftree.evaluation.recordings import Recordings
+from draftree.measure_costs import settled_costs
 from draftree.models.cache import SlotCache
 from draftree.models.target import Target
 from draftree.registry import build
 from draftree.request import Request
 from draftree.rows import Generation
 from draftree.sampling.settings import Sampling
-from draftree.timing import Rounds, agreed, measured
 from draftree.tree import Ints
 
 TOGETHER = 8
 """Texts along which a drafter is driven at a time."""
-OFTEN = 40
-"""Rounds of costs in a run, about."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Bench:
         seed: of the draws.
         repeats: how often each text is written.
         recordings: of the texts, where they are replayed instead of written.
-        rounds: of the costs, timed between the prompts.
+        read: by drafter the learnt costs when the run began, where policies read costs that are learnt while it runs.
         sessions: each cell's engine behind its last prompt, with what its drafter keeps from prompt to prompt.
         plains: each baseline's last text and cache, where questions follow on one another.
     """
@@ -58,7 +57,7 @@ class Bench:
     seed: int = 0
     repeats: int = 1
     recordings: Recordings | None = None
-    rounds: Rounds | None = None
+    read: Mapping[str, Costs | CostTable] = field(default_factory=dict)
     sessions: dict[Cell, Engine] = field(default_factory=dict)
     plains: dict[Cell, tuple[tuple[int, ...], SlotCache]] = field(default_factory=dict)
 
@@ -117,13 +116,8 @@ class Bench:
 
     @property
     def prices(self) -> dict[str, Costs | CostTable]:
-        """The cost model of each drafter, where that is known: what its policies read."""
-        return {d: e.costs for (d, _), e in self.engines.items() if e.costs is not None}
-
-    @property
-    def counted_by(self) -> dict[str, Costs | CostTable]:
-        """That by which the work done is counted: of the minutes in which it was done, where those were timed."""
-        return self.prices if self.rounds is None else self.rounds.tables(self.prices)
+        """The costs of each drafter by which work is counted: fixed ones, or what was learnt up to now."""
+        return {d: e.costs or learnt_costs(e.target, e.drafter).table() for (d, _), e in self.engines.items()}
 
     def quality(self, drafter: str, done: Sequence[Mapping[Cell, PromptResult]], costs: Costs | CostTable) -> Quality:
         """A drafter's overlap with the target, its relative cost, and how far its drafts reach, along the plain texts."""
@@ -179,18 +173,14 @@ class Bench:
             if index >= len(done):
                 done.append(self.prompt(index))
                 journal.add(done[-1])
-                if self.rounds is not None and index % max(len(self.requests) // OFTEN, 1) == 0:
-                    self.rounds.once()
             advance(index + 1)
         return done
 
 
 def priced(engines: Mapping[tuple[str, str], Engine], tell: Tell = silent) -> dict[tuple[str, str], Engine]:
-    """The same engines with the costs that were given for their drafter, or else this machine's."""
+    """The same engines with fixed costs: those that were given for their drafter, or what this machine has learnt."""
     known = {drafter: engine.costs for (drafter, _), engine in engines.items()}
-    timed = dict[str, CostTable]()
     for drafter, engine in {d: e for (d, _), e in engines.items() if e.costs is None}.items():
         named = lambda done, remark="", of=None, drafter=drafter: tell(done, f"{drafter}: {remark}", of)
-        timed[drafter] = measured(engine.target, engine.drafter, tell=named)
-    known |= agreed(timed)
+        known[drafter] = settled_costs(engine.target, engine.drafter, named)
     return {pair: replace(engine, costs=known[pair[0]]) for pair, engine in engines.items()}

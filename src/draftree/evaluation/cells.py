@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from draftree.costs import CostTable
+from draftree.costs.curves import CostTable
 from draftree.data.prompts import encode, question
 from draftree.data.rows import Messages
 from draftree.engine import Engine

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.boundary.progress import Tell, silent
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.engine import Engine, common
 from draftree.evaluation.cells import PromptResult
 from draftree.models.target import Needs, Target
@@ -15,7 +14,6 @@ from draftree.request import Emitted, Request
 from draftree.rows import Generation
 from draftree.sampling.distributions import processed
 from draftree.stats import Stats
-from draftree.timing import measured
 
 WARM_PROMPT, WARM_TOKENS = 64, 16
 """Tokens of the warm-up: read of the first prompt, and written behind it, before anything is timed."""
@@ -81,19 +79,16 @@ class Comparison:
         return {"stats": self.stats.as_json(), "baseline": baseline, "speedup": self.speedup}
 
 
-def warm(engine: Engine, request: Request, baseline: bool, tell: Tell = silent) -> Engine:
-    """Runs for a moment what is timed later; returns the engine with the costs that its policy asks for.
+def warm(engine: Engine, request: Request, baseline: bool) -> None:
+    """Run for a moment what is timed later.
 
     What drafter, policy and caches keep of the warm-up is dropped: what is timed shall not find its own beginning.
     """
-    if engine.policy.reads_costs:  # mistakes come before measuring, and whatever may be asked is compiled before timing
+    if engine.policy.reads_costs:  # under cheap drafts whatever may be asked for runs once
         replace(engine, costs=CHEAP, learned={}).write([short(request)], reuse=False)
-        if engine.costs is None:
-            engine = replace(engine, costs=measured(engine.target, engine.drafter, tell=tell))
     replace(engine, learned={}).write([short(request)], reuse=False)
     if baseline:
         engine.plain([short(request)])
-    return engine
 
 
 def compare(engine: Engine, request: Request, first: Generation) -> Comparison:

@@ -20,14 +20,14 @@ from torch.overrides import TorchFunctionMode
 from draftree.boundary.files import Entries, read_object
 from draftree.boundary.knobs import Part, knob
 from draftree.boundary.progress import Tell, silent
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.errors import UnknownName
+from draftree.measure_costs import CANDIDATES, DRAFTED, FED, FED_WIDE, settled_costs
 from draftree.models.target import Target
 from draftree.policies.base import append
 from draftree.sampling.drawing import Drawing
-from draftree.timing import CANDIDATES, DRAFTED, FED, FED_WIDE, measured
 from draftree.tree import Tree, Verdict
 
 FOLDER = Path(__file__).parents[1] / "machines"
@@ -218,7 +218,7 @@ def drafting(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Draf
     parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
     seconds = dict.fromkeys(DRAFTED, 0.0)
     for part in (part for part in parts if part.searches):
-        timed = min(measured(target, part, tell=tell).entries, key=lambda e: e.context)
+        timed = min(settled_costs(target, part, tell).entries, key=lambda e: e.context)
         seconds = {f: s + timed.draft_seconds(f) for f, s in seconds.items()}
     return Drafting(
         step.layers / layer, step.heads / head, commit.layers / layer, commit.heads / head,

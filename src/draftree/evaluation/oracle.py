@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from draftree.boundary.files import Entries
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.evaluation import worklog

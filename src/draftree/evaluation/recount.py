@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from draftree.costs import CostTable, counted, counted_plain
+from draftree.costs.curves import CostTable, counted, counted_plain
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import oracle, worklog
 from draftree.evaluation.intervals import ResultRow

@@ -14,7 +14,7 @@ import numpy as np
 
 from draftree.acceptors.base import Acceptor
 from draftree.boundary.files import Entries, read_object, write_text
-from draftree.costs import Costs, CostTable, counted, counted_plain
+from draftree.costs.curves import Costs, CostTable, counted, counted_plain
 from draftree.errors import UserError
 from draftree.evaluation import worklog
 from draftree.evaluation.cells import Cell, PromptResult, Quality

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.costs import CostTable
+from draftree.costs.curves import CostTable
 from draftree.evaluation import oracle, report
 from draftree.evaluation.bench import Bench
 from draftree.evaluation.cells import Cell, PromptResult
@@ -44,9 +44,8 @@ def finished(work: Bench, runs: Mapping[str, Run], about: Mapping[str, Any], cat
     if simulated or work.recordings is not None:
         rows = list(map(report.unclocked, rows))  # what is clocked here does not stand beside what is not
     reads = {d: asdict(drafting(work.target, e.drafter)) for (d, _), e in work.engines.items()}
-    read = prices if work.rounds is None else work.prices
-    told = {**about, "drafting": reads, "costs": {d: asdict(c) for d, c in read.items()}}
-    if work.rounds is not None:
+    told = {**about, "drafting": reads, "costs": {d: asdict(c) for d, c in (work.read or prices).items()}}
+    if work.read:
         told["counted_by"] = {d: asdict(c) for d, c in prices.items()}
     if any(runs):
         told["machines"] = {m: dict(Machine.load(m).table.about) for m in runs}

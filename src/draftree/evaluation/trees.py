@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Drafter
 from draftree.evaluation.recording import Recording, Text
 from draftree.models.target import Target

@@ -28,7 +28,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError, shown
 from draftree.hf.batch import Call, prompts, write
 from draftree.models.architectures import CACHES

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from draftree.boundary.knobs import Part
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.kernels.growing import appended, leading, leading_of_layer
 from draftree.stats import Work
 from draftree.tree import Below, Bools, Candidates, Floats, Ints, Room, Tree, Verdict

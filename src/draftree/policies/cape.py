@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.errors import UserError
 from draftree.kernels.growing import ranked
 from draftree.policies.base import Layered, append, fit

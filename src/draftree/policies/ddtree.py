@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.kernels.growing import ranked
 from draftree.policies.base import Expand, Policy, append, fit, path_log_q
 from draftree.tree import Bools, Floats, Ints, Room, Tree

@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.policies.base import Expand, Plan, Policy, append, best, fit
 from draftree.tree import Room, Tree
 

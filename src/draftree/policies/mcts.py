@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.kernels.compiled import compiled
 from draftree.kernels.growing import ranked
 from draftree.policies.base import Expand, Policy, append, best, fit

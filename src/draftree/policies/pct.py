@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import final
 
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.policies.base import Layered, append, log, path_log_q
 from draftree.tree import Candidates, Ints, Tree
 

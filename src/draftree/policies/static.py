@@ -15,7 +15,7 @@ from typing import Any, TypeGuard, final
 import numpy as np
 
 from draftree.boundary.files import read_json
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.errors import UnknownName, UserError, shown
 from draftree.policies.base import Expand, Policy, append
 from draftree.tree import Ints, Room, Tree

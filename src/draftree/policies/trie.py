@@ -6,7 +6,7 @@ from typing import Any, final
 import numpy as np
 
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.policies.base import Expand, Policy, append, best, fit, path_log_q, top
 from draftree.tree import Room, Tree
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.calibration import Logistic
-from draftree.costs import Costs, Curve
+from draftree.costs.curves import Costs, Curve
 from draftree.kernels.growing import lessons, outcomes, promising, selected, values, worth_expanding
 from draftree.policies.base import ZEROS, Expand, Policy, Search, append, best, fit, top
 from draftree.stats import Work

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from draftree.acceptors.base import Acceptor
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter, Trainable
 from draftree.engine import Engine, Held
 from draftree.errors import UserError

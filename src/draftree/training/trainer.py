@@ -21,16 +21,15 @@ from torch import Tensor, nn
 from draftree.boundary.files import append, filled
 from draftree.boundary.interruption import Interrupted, postponed
 from draftree.boundary.knobs import knob
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import UNIT, Costs, CostTable
 from draftree.data.samples import Sample, digest
 from draftree.drafters.base import Batch, Recipe, Trainable
-from draftree.engine import UNIT
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG
+from draftree.measure_costs import settled_costs
 from draftree.models.target import Target
 from draftree.policies.base import Policy
 from draftree.registry import build
-from draftree.timing import measure
 from draftree.training import state
 from draftree.training.features import Shards
 from draftree.training.measures import evaluate, tree_length
@@ -256,7 +255,7 @@ class Run:
                 state.note(out, said, first)
         processes.same(first, "the states to go on from")
         teacher, policy = Teacher(target, drafter.needs, samples, plan.seed, shards), build("policy", plan.policy)
-        costs = CostTable(measure(target, drafter)) if policy.reads_costs else UNIT  # in float32: they are of this run alone
+        costs = settled_costs(target, drafter) if policy.reads_costs else UNIT  # in float32: they are of this run alone
         return cls(plan, out, drafter, teacher, accelerator, processes, objective, optimizer, learnt, held, first, steps, said,
                    policy, costs)  # fmt: skip
 

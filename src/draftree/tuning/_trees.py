@@ -16,7 +16,7 @@ import numpy as np
 from draftree.boundary.files import read_object, understood, whole, write_text
 from draftree.boundary.knobs import check, knob, parsed
 from draftree.boundary.progress import Tell, silent
-from draftree.costs import Costs
+from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
 from draftree.data.rows import rows
 from draftree.drafters.base import Drafter, Trainable

@@ -20,7 +20,7 @@ import numpy as np
 
 from draftree.boundary.knobs import check, knob, parsed
 from draftree.boundary.progress import Tell
-from draftree.costs import Costs, CostTable
+from draftree.costs.curves import Costs, CostTable
 from draftree.data import rows
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
@@ -29,8 +29,8 @@ from draftree.evaluation import driven
 from draftree.evaluation.driven import Block, answered, replay, spread
 from draftree.evaluation.recording import Text
 from draftree.evaluation.report import save
+from draftree.measure_costs import settled_costs
 from draftree.models.target import Target
-from draftree.timing import measured
 from draftree.training.job import Fitted, items
 from draftree.tree import MAX_NODES, Bools, Floats, Ints
 from draftree.tuning._shapes import Paths, Shape, fastest, searched
@@ -316,7 +316,7 @@ class Search(Tuning):
             ranks += drive(target, drafter, texts[i : i + BATCH], self.settings.depth, self.settings.width).texts
         tell(len(texts), "measuring what a step costs", len(texts))
         context = round(float(np.mean([(t.start + len(t.tokens)) / 2 for t in texts])))
-        costs = (self.costs or measured(target, drafter)).at(context, 1)
+        costs = (self.costs or settled_costs(target, drafter)).at(context, 1)
         tell(len(texts), "searching", len(texts))
         about = {"target": target.name, "drafter": self.drafter, "data": list(map(str, data))}
         said = written(self.settings, Driven(ranks, self.settings.width), costs) | about

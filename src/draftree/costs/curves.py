@@ -1,4 +1,4 @@
-"""The seconds of a draft step and of a target pass on a machine; `timing` measures them.
+"""The seconds of a draft step and of a target pass on a machine, by number of tokens; `online` learns them.
 
 A cost depends on the device, the dtype, both models, how many tokens are fed, how many rows there are and how long they
 are; on a GPU a pass over 16 tokens costs what one token costs, on a CPU it may cost three times as much. Policies read
@@ -9,7 +9,7 @@ Shapes: W measured widths.
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 
 from draftree.boundary.files import Entries, read_object, write_text
 from draftree.boundary.knobs import Part, knob, real, whole
+from draftree.costs.timings import StepTimes
 from draftree.errors import UserError, shown
 from draftree.kernels.growing import between
 from draftree.stats import Work
@@ -105,6 +106,9 @@ class Costs(Part):
         """These, wherever they were measured; a `CostTable` chooses."""
         return self
 
+    def observe(self, step: StepTimes) -> None:
+        """Ignore a step's timings: these costs are fixed."""
+
     @cached_property
     def draft_curve(self) -> Curve:
         """sₐ at the measured widths; linear between them."""
@@ -116,11 +120,19 @@ class Costs(Part):
         return _sorted(self.target)
 
 
-class Prices(Protocol):
-    """Who tells the costs of a step: costs, a table of them, or somebody who has to measure them first."""
+class CostSource(Protocol):
+    """Gives the costs of a step: fixed costs, a table of them, or costs that are learnt from the steps that run."""
 
     def at(self, context: int, rows: int) -> Costs:
-        """The costs of a step behind so many tokens, of so many rows."""
+        """Return the costs of a step.
+
+        Args:
+            context: tokens in the KV cache of the longest sequence.
+            rows: the number of sequences.
+        """
+
+    def observe(self, step: StepTimes) -> None:
+        """Learn from the timings of a step that has run; fixed costs ignore them."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +172,9 @@ class CostTable:
         if (context, rows) not in self._found:  # asked at every step, so remembered
             self._found[context, rows] = self._between(context, rows)
         return self._found[context, rows]
+
+    def observe(self, step: StepTimes) -> None:
+        """Ignore a step's timings: these costs are fixed."""
 
     def _between(self, context: int, rows: int) -> Costs:
         nearest = min(self.by_rows, key=lambda r: abs(math.log(r / rows)))
@@ -209,6 +224,10 @@ class CostTable:
             raise UserError(f"'{path}' is not {what}: {error}") from error
 
 
+UNIT = Costs({1: 1.0}, {1: 1.0})
+"""Stands for the costs where the policy does not read any."""
+
+
 def counted(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, float]:
     """Seconds of some steps by a cost model, whatever they took: all of them, and the drafter's part."""
     work = list(work)
@@ -219,6 +238,17 @@ def counted(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, floa
 def counted_plain(costs: Costs | CostTable, work: Iterable[Work]) -> float:
     """Seconds of the target's passes alone by a cost model, which is all that plain decoding does."""
     return sum(costs.at(w.context, w.rows).target_seconds(w.fed / w.rows) for w in work)
+
+
+def monotone(seconds: Sequence[float]) -> list[float]:
+    """Return the nearest nondecreasing figures: neighbours that fall share their mean (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for value in seconds:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, m), (b, n) = pools[-2:]
+            pools[-2:] = [((a * m + b * n) / (m + n), m + n)]
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 def bracket(rows: int) -> int:

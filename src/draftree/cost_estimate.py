@@ -1,0 +1,132 @@
+"""The learnt costs of a target with a drafter: what their passes read and compute, and the files the costs are kept in."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import nn
+
+from draftree.boundary.machine import kept, machine
+from draftree.costs.model import Size
+from draftree.costs.online import Learner, OnlineCosts
+from draftree.costs.probe import machine_speed
+from draftree.drafters._fused import FusedDrafter
+from draftree.drafters.base import Drafter
+from draftree.models.between import shortened
+from draftree.models.compiling import compiled_kinds
+from draftree.models.decoder import Decoder
+from draftree.models.linears import packed_shapes
+from draftree.models.target import Target
+
+OPERATIONS = 40
+"""Small operations of a layer that is computed by torch."""
+FUSED_OPERATIONS = 2
+"""Those of a layer that is computed by one call."""
+LOOK_UP = Size(seconds=3e-5)
+"""Of a draft step, a commit or a retrieval that needs no network."""
+_LEARNERS: dict[str, Learner] = {}
+
+
+def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
+    """Return the costs that this machine has learnt for a pairing; engines of one process share what they learn.
+
+    Nothing is measured here: without earlier steps the costs are an estimate (`costs.model`).
+    """
+    decoder = target.decoder
+    about = identity(target)
+    of_draft = about | {"drafter": drafter.described}
+    draft = draft_size(drafter, decoder)
+    sizes = {"draft": draft, "commit": LOOK_UP, "find": LOOK_UP}
+    return OnlineCosts(
+        _learner("costs-target", about, {"target": target_size(decoder)}, decoder),
+        _learner("costs-drafter", of_draft, sizes, decoder),
+    )
+
+
+def identity(target: Target) -> dict[str, str]:
+    """Return what the costs of a target depend on: hardware, model, dtype, kernels, threads and versions."""
+    decoder = target.decoder
+    shape = {k: str(getattr(decoder.config, k, "")) for k in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")}
+    shape["parameters"] = str(sum(p.numel() for p in decoder.model.parameters()))
+    return {
+        **machine(decoder.device), **shape, "dtype": str(decoder.dtype).removeprefix("torch."),
+        "attention": str(decoder.config._attn_implementation), "target": target.name,
+        "packed": " ".join(packed_shapes(decoder.model)), "between": " ".join(shortened(decoder.model)),
+        "compiled": " ".join(compiled_kinds(decoder.model)), "draftree": version("draftree"),
+    }  # fmt: skip
+
+
+def target_size(decoder: Decoder) -> Size:
+    """Return what a pass of a target reads and computes."""
+    head = decoder.vocab * decoder.hidden
+    weight = decoder.model.get_output_embeddings().weight
+    return _network_size(decoder, decoder.layers, head, head * weight.element_size(), len(decoder.layers))
+
+
+def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
+    """Return what a draft step reads and computes.
+
+    Args:
+        drafter: whose step it is; a fusion's parts are counted one after the other.
+        decoder: of the target, whose head a drafter without one of its own uses.
+    """
+    parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
+    size = Size()
+    for part in parts:
+        network = getattr(part, "model", None) or getattr(getattr(part, "decoder", None), "model", None)
+        if part.searches or not isinstance(network, nn.Module):
+            size += LOOK_UP
+            continue
+        widest = max((p.shape[0] for p in network.parameters() if p.dim() == 2), default=0)
+        head = 0 if widest > decoder.vocab // 8 else decoder.vocab * decoder.hidden
+        layers = max(int(getattr(getattr(network, "config", None), "num_hidden_layers", 1) or 1), 1)
+        size += _network_size(decoder, network, head, head * decoder.dtype.itemsize, layers)
+    return size
+
+
+def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: float, layers: int) -> Size:
+    config = decoder.config
+    experts = next((p.shape[0] for p in network.parameters() if p.dim() == 3), 1)
+    routed = min(int(getattr(config, "num_experts_per_tok", 1) or 1), experts)
+    weights, read, of_experts = float(head), float(head_bytes), 0.0
+    for owner, p in _multiplied(network):
+        count = p.numel() * (2 if p.dtype is torch.uint8 else 1)  # of four bits, two stand in a byte
+        if p.dim() == 3:
+            weights += count * routed / experts
+            of_experts += p.nbytes
+        elif p.dim() == 2 and not isinstance(owner, nn.Embedding):
+            weights += count
+            read += p.nbytes
+    heads = int(getattr(config, "num_attention_heads", 1) or 1)
+    width = int(getattr(config, "head_dim", None) or decoder.hidden // heads)
+    stored = int(getattr(config, "num_key_value_heads", None) or heads)
+    each = FUSED_OPERATIONS if compiled_kinds(network) else OPERATIONS
+    return Size(
+        weights=weights,
+        bytes=read,
+        expert_bytes=of_experts,
+        experts=experts,
+        routed=routed,
+        kv_bytes=float(2 * layers * stored * width * decoder.dtype.itemsize),
+        attention=float(2 * layers * heads * width),
+        operations=float(each * layers),
+    )
+
+
+def _multiplied(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """Yield the parameters of a network with the modules that own them, each parameter once."""
+    seen = set[int]()
+    for module in network.modules():
+        for p in module.parameters(recurse=False):
+            if id(p) not in seen:
+                seen.add(id(p))
+                yield module, p
+
+
+def _learner(kind: str, about: Mapping[str, str], sizes: Mapping[str, Size], decoder: Decoder) -> Learner:
+    path = kept(kind, about)
+    if str(path) not in _LEARNERS:
+        _LEARNERS[str(path)] = Learner(path, about, sizes, partial(machine_speed, decoder.device, decoder.dtype))
+    return _LEARNERS[str(path)]

@@ -1,0 +1,319 @@
+"""A cost model that starts from an estimate and is corrected by timings: s(tokens, context, sequences).
+
+The estimate is a roofline: a pass reads its weights and the KV cache at the memory's bandwidth, or multiplies at the
+processor's rate, whichever takes longer, and every operation has an overhead. What the estimate gets wrong is learnt as a
+correction of the logarithm of the seconds, a linear function of the place of a pass:
+
+    log s(place) = log estimate(place) + h(place) · θ
+
+h holds linear interpolation weights on a grid of token counts, of context lengths and of numbers of sequences, and an
+indicator for the first draft step of a tree. θ has a Gaussian prior under which neighbouring grid points are correlated, so
+that a timing corrects its neighbours too (a Kalman filter: West & Harrison, Bayesian Forecasting and Dynamic Models,
+section 4.3). The level of θ drifts, so that a change of load is followed.
+
+Shapes: G entries of θ, P places, W widths.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from draftree.costs.curves import WIDEST
+from draftree.tree import Floats
+
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40, 48, 64, 65, 96, 128, 129, 192, 256, 512, 1024)
+"""Grid points for the number of tokens of all sequences; kernels often step after 8, 16, 32, 64 and 128."""
+CONTEXTS = (64, 256, 1024, 4096, 16384, 65536)
+"""Grid points for the context length of a sequence."""
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
+"""Grid points for the number of sequences."""
+LEVEL, SLOPE, STEPS = 1.4, 0.25, 0.15
+"""Prior standard deviations of θ: of its level, of its slope per doubling of the tokens, and of local steps. A level or a slope
+between 1 and 16 tokens that is wrong by a factor of 4 lies within 1.4 of them."""
+REACH = 0.25
+"""Doublings of the tokens over which local steps are correlated."""
+OTHER = 0.3
+"""Prior standard deviation per doubling of the context or of the sequences, and of the first draft step."""
+NOISE, MEASURED_NOISE = 0.1, 0.03
+"""Standard deviation of the logarithm of one timing of a running step, and of a figure that was measured explicitly."""
+DRIFT, FORGET = 0.02, 1e-5
+"""Standard deviation by which the level drifts per timing, and the share of the prior that comes back with each."""
+OUTLIER = 3.0
+"""A timing further away than so many standard deviations is an outlier."""
+CONFIRMED = 3
+"""Outliers in a row, in the same direction, that count as a change and not as outliers."""
+RELOADED = 0.1
+"""Standard deviation added to the level when a model is read from disk: another process may run under another load."""
+
+
+class Place(NamedTuple):
+    """The place of a pass in the model.
+
+    Attributes:
+        tokens: of all sequences together.
+        context: tokens in the KV cache of the longest sequence.
+        sequences: how many there are.
+        first: whether it is the first draft step of a tree.
+    """
+
+    tokens: float
+    context: int = 0
+    sequences: int = 1
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a machine does in a second.
+
+    Attributes:
+        bandwidth: bytes read from memory.
+        rate: multiplications with an addition, in the dtype at hand.
+        overhead: seconds of one small operation.
+    """
+
+    bandwidth: float
+    rate: float
+    overhead: float
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one pass of a network reads and computes.
+
+    Attributes:
+        weights: multiplications with an addition, per token, outside attention.
+        bytes: of weights that every pass reads.
+        expert_bytes: of the weights of all experts, of which a pass reads those its tokens are routed to.
+        experts: how many experts a layer has.
+        routed: experts per token.
+        kv_bytes: of the KV cache, per token of context.
+        attention: multiplications with an addition, per token and token of context.
+        operations: small operations, each with an overhead.
+        seconds: a constant, of what is not a network.
+    """
+
+    weights: float = 0.0
+    bytes: float = 0.0
+    expert_bytes: float = 0.0
+    experts: int = 1
+    routed: int = 1
+    kv_bytes: float = 0.0
+    attention: float = 0.0
+    operations: float = 0.0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Size") -> "Size":
+        """Return the size of both passes, one after the other; experts are those of the first."""
+        summed = ("weights", "bytes", "expert_bytes", "kv_bytes", "attention", "operations", "seconds")
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in summed})
+
+    def estimate(self, speed: Speed, place: Place) -> float:
+        """Return the seconds of a pass by the roofline."""
+        return float(self.estimates(speed, np.array([place.tokens]), place.context, place.sequences)[0])
+
+    def estimates(self, speed: Speed, tokens: Floats, context: int, sequences: int) -> Floats:
+        """Return the seconds [W] of passes over several numbers of tokens [W]."""
+        touched = 1 - (1 - self.routed / self.experts) ** tokens
+        read = (self.bytes + touched * self.expert_bytes) / speed.bandwidth
+        cache = self.kv_bytes * context * sequences / speed.bandwidth
+        multiplied, attended = tokens * (self.weights / speed.rate), tokens * (self.attention * context / speed.rate)
+        constant = self.seconds + self.operations * speed.overhead
+        return np.asarray(constant + np.maximum(read, multiplied) + np.maximum(cache, attended))
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What was learnt about the logarithm of the seconds: a Gaussian over θ.
+
+    Attributes:
+        mean: [G].
+        covariance: [G, G].
+        timings: how many it has learnt from.
+        outliers: how many of the last timings were outliers, negative if they were too fast.
+    """
+
+    mean: Floats
+    covariance: Floats
+    timings: int = 0
+    outliers: int = 0
+
+    @classmethod
+    def prior(cls) -> Self:
+        """Return the correction before anything was timed."""
+        return cls(np.zeros(len(_PRIOR)), _PRIOR)
+
+    def learn(self, place: Place, log_ratio: float, measured: bool = False) -> "Correction":
+        """Return the correction after one timing.
+
+        An outlier changes nothing until a third one in a row points in the same direction. Then the level is taken to have
+        changed.
+
+        Args:
+            place: of the pass that was timed.
+            log_ratio: the logarithm of its seconds over the estimate.
+            measured: whether they are the median of several repetitions, which is no outlier.
+        """
+        at, weights = _features(place)
+        gain = self.covariance[:, at] @ weights
+        variance = float(weights @ gain[at]) + (MEASURED_NOISE if measured else NOISE) ** 2
+        residual = log_ratio - float(self.mean[at] @ weights)
+        covariance, outliers = self.covariance, 0
+        if not measured and abs(residual) > OUTLIER * math.sqrt(variance):
+            outliers = self.outliers + 1 if residual > 0 else self.outliers - 1
+            if outliers * self.outliers < 0:
+                outliers = 1 if residual > 0 else -1
+            if abs(outliers) < CONFIRMED:
+                return replace(self, outliers=outliers)
+            covariance = covariance + residual**2 * _LEVEL
+            gain = covariance[:, at] @ weights
+            variance, outliers = float(weights @ gain[at]) + NOISE**2, 0
+        mean = self.mean + gain * (residual / variance)
+        covariance = (1 - FORGET) * (covariance - np.outer(gain, gain / variance)) + _DRIFT
+        return Correction(mean, covariance, self.timings + 1, outliers)
+
+    def fuse(self, other: "Correction") -> "Correction":
+        """Return what both know together; `other` may have been learnt by another process."""
+        both = self.covariance + other.covariance + 1e-9 * np.eye(len(self.mean))  # some entries of θ are 0 for certain
+        gain = np.linalg.solve(both, self.covariance).T
+        mean, covariance = self.mean + gain @ (other.mean - self.mean), self.covariance - gain @ self.covariance
+        return Correction(mean, (covariance + covariance.T) / 2, max(self.timings, other.timings))
+
+    def at(self, places: tuple[Place, ...]) -> Floats:
+        """Return the correction [P] of several places."""
+        return np.asarray(_matrix(places) @ self.mean)
+
+    def deviation(self, places: tuple[Place, ...]) -> Floats:
+        """Return the standard deviation [P] of the correction of several places."""
+        h = _matrix(places)
+        return np.asarray(np.sqrt(np.maximum(((h @ self.covariance) * h).sum(axis=1), 0)))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as lists, the lower triangle of the covariance alone."""
+        lower = self.covariance[np.tril_indices(len(self.mean))]
+        return {
+            "mean": [float(f"{x:.6g}") for x in self.mean],
+            "covariance": [float(f"{x:.9g}") for x in lower],
+            "timings": self.timings,
+        }
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Self:
+        """Return what `as_json` wrote, a little less certain.
+
+        Raises:
+            ValueError: it is something else, or of another grid.
+        """
+        mean, lower = np.array(stored["mean"], np.float64), np.array(stored["covariance"], np.float64)
+        count = len(_PRIOR)
+        if mean.shape != (count,) or lower.shape != (count * (count + 1) // 2,) or not np.isfinite([*mean, *lower]).all():
+            raise ValueError("the correction is of another grid")
+        covariance = np.zeros((count, count))
+        covariance[np.tril_indices(count)] = lower
+        covariance = covariance + np.tril(covariance, -1).T
+        return cls(mean, covariance + RELOADED**2 * _LEVEL, int(stored["timings"]))
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of one kind of pass: an estimate with its correction. Immutable: `learn` returns another one.
+
+    Attributes:
+        size: of the pass.
+        speed: of the machine.
+        correction: what timings have taught.
+    """
+
+    size: Size
+    speed: Speed
+    correction: Correction
+
+    def learn(self, place: Place, seconds: float, measured: bool = False) -> "CostModel":
+        """Return the model after one timing; see `Correction.learn`."""
+        ratio = math.log(max(seconds, 1e-9) / self.size.estimate(self.speed, place))
+        return CostModel(self.size, self.speed, self.correction.learn(place, ratio, measured))
+
+    def seconds(self, place: Place) -> float:
+        """Return the expected seconds of a pass."""
+        return float(self.curve((place.tokens,), place.context, place.sequences, place.first)[0])
+
+    def curve(
+        self, tokens: Sequence[float], context: int, sequences: int, first: bool = False, optimism: float = 0.0
+    ) -> Floats:
+        """Return the expected seconds [W] of passes over several numbers of tokens.
+
+        Args:
+            tokens: [W] of all sequences together.
+            context: tokens in the KV cache of the longest sequence.
+            sequences: how many there are.
+            first: whether they are first draft steps.
+            optimism: standard deviations by which passes are taken to be faster than expected.
+        """
+        places = tuple(Place(n, context, sequences, first) for n in tokens)
+        correction = self.correction.at(places)
+        if optimism:
+            correction = correction - optimism * self.correction.deviation(places)
+        return self.size.estimates(self.speed, np.array(tokens), context, sequences) * np.exp(correction)
+
+
+@lru_cache(maxsize=4096)
+def _features(place: Place) -> tuple[Any, Floats]:
+    """Return the entries of θ that a place depends on, and their weights."""
+    at, weights, offset = list[int](), list[float](), 0
+    for grid, value in ((TOKENS, place.tokens), (CONTEXTS, place.context), (SEQUENCES, place.sequences)):
+        x = min(max(float(value), grid[0]), grid[-1])
+        i = min(int(np.searchsorted(grid, x, side="right")) - 1, len(grid) - 2)
+        share = math.log(x / grid[i]) / math.log(grid[i + 1] / grid[i])
+        for entry, weight in ((i, 1 - share), (i + 1, share)):
+            if weight > 0:
+                at.append(offset + entry)
+                weights.append(weight)
+        offset += len(grid)
+    if place.first:
+        at.append(offset)
+        weights.append(1.0)
+    return np.array(at), np.array(weights)
+
+
+@lru_cache(maxsize=256)
+def _matrix(places: tuple[Place, ...]) -> Floats:
+    """Return h [P, G] of several places."""
+    h = np.zeros((len(places), len(_PRIOR)))
+    for row, place in zip(h, places, strict=True):
+        at, weights = _features(place)
+        row[at] = weights
+    return h
+
+
+def _prior() -> Floats:
+    """Return the covariance [G, G] of θ before anything was timed.
+
+    Over tokens it is a level, a slope, a random walk in log2 of the tokens, and local steps. Over contexts and sequences it is
+    a random walk that begins at 256 tokens and at one sequence, where the correction is 0 because the level has it.
+    """
+    tokens = np.log2(TOKENS)
+    apart = np.abs(tokens[:, None] - tokens)
+    walk = np.minimum(tokens[:, None], tokens)
+    over_tokens = LEVEL**2 + SLOPE**2 * (np.outer(tokens, tokens) + walk) + STEPS**2 * np.exp(-apart / REACH)
+    found = np.zeros((len(TOKENS) + len(CONTEXTS) + len(SEQUENCES) + 1,) * 2)
+    found[: len(TOKENS), : len(TOKENS)] = over_tokens
+    offset = len(TOKENS)
+    for grid, origin in ((CONTEXTS, 256), (SEQUENCES, 1)):
+        x = np.log2(np.array(grid) / origin)
+        same_side = np.outer(x, x) > 0
+        walk = np.where(same_side, np.minimum(np.abs(x)[:, None], np.abs(x)), 0)
+        found[offset : offset + len(grid), offset : offset + len(grid)] = OTHER**2 * walk
+        offset += len(grid)
+    found[-1, -1] = OTHER**2
+    return found
+
+
+_PRIOR = _prior()
+_LEVEL = np.zeros_like(_PRIOR)
+_LEVEL[: len(TOKENS), : len(TOKENS)] = 1.0
+_DRIFT = DRIFT**2 * _LEVEL + FORGET * _PRIOR
+assert TOKENS[-1] < WIDEST

@@ -1,0 +1,236 @@
+"""Costs that are learnt from the steps that run, shared by the engines of a process and kept on disk.
+
+Nobody waits for a measurement: the first steps use the estimate of `model`, and each step that runs corrects it. Corrections
+are written once a minute and when the process ends. Several processes may use one file: who writes fuses what it knows with
+what stands there.
+"""
+
+import atexit
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from draftree.boundary.files import locked, read_object, write_text
+from draftree.costs.curves import Costs, CostTable, monotone
+from draftree.costs.model import Correction, CostModel, Place, Size, Speed
+from draftree.costs.timings import StepTimes
+from draftree.errors import UserError
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40, 48, 64, 65, 96, 128)
+"""Tokens of each sequence at which curves have a point."""
+SAMPLED = (128, 1024)
+"""Contexts at which a table is written down for counting."""
+EVERY = 60.0
+"""Seconds between two writes."""
+CONTEXT_STEP = 64
+"""Contexts are rounded to multiples of so many tokens, so that curves need not be computed for every step."""
+SETTLED, SELDOM = 200, 4
+"""Timings from which on one step in so many is learnt from, unless it was unexpected."""
+UNEXPECTED = 0.2
+"""Difference of the logarithm of a step's seconds from the expected ones from which on it is always learnt from."""
+SHARE, CREDIT, MOST = 0.01, 2.0, 8.0
+"""Share of the time that exploring may lose, and passes over a token that it may lose at first and at most at a time."""
+EXPLORED = 4
+"""One step in so many explores at most, so that the others tell the rate without exploring."""
+OPTIMISM, UNCERTAIN = 1.0, 0.25
+"""Standard deviations by which exploring steps take passes to be faster, and the deviation from which on exploring pays."""
+FORGOTTEN = 1 / 64
+"""Share of a step in the running rate of tokens per second."""
+
+
+@final
+class Learner:
+    """The cost models of one file: a name and a model each. Engines of one process share it.
+
+    Args:
+        path: where corrections are kept; None to keep them in this process alone.
+        about: what the file is for: hardware, model and versions.
+        sizes: of each kind of pass.
+        speed: of the machine; asked for where no file says it.
+    """
+
+    def __init__(
+        self, path: Path | None, about: Mapping[str, str], sizes: Mapping[str, Size], speed: Callable[[], Speed]
+    ) -> None:
+        self.path, self.about = path, about
+        self._stamp, stored = self._read()
+        known, corrections = (speed(), {}) if stored is None else stored
+        self.speed, prior = known, Correction.prior()
+        self.models = {name: CostModel(size, known, corrections.get(name, prior)) for name, size in sizes.items()}
+        self._warm, self._written, self.version = set[str](), time.monotonic(), 0
+        if path is not None:
+            atexit.register(self.save)
+
+    def learn(self, name: str, place: Place, seconds: float, measured: bool = False) -> None:
+        """Correct one model by one timing.
+
+        The first timing of a running step in a process is left out: it includes work that is done once.
+        """
+        if name not in self._warm and not measured:
+            self._warm.add(name)
+            return
+        before = self.models[name].correction.timings
+        self.models[name] = self.models[name].learn(place, seconds, measured)
+        self.version += self.models[name].correction.timings > before
+
+    def save_sometimes(self) -> None:
+        """Write the corrections if a minute has passed since they were written."""
+        if time.monotonic() - self._written > EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """Write the corrections, fused with what another process may have written meanwhile.
+
+        A home that cannot be written to is done without: costs are learnt again in the next process.
+        """
+        self._written = time.monotonic()
+        if self.path is None or not any(model.correction.timings for model in self.models.values()):
+            return
+        with suppress(OSError, UserError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.path, wait=True):
+                corrections = {name: model.correction for name, model in self.models.items()}
+                stamp, stored = self._read()
+                if stamp != self._stamp and stored is not None and stored[0] == self.speed:
+                    corrections = {n: c.fuse(stored[1][n]) if n in stored[1] else c for n, c in corrections.items()}
+                models = {name: correction.as_json() for name, correction in corrections.items()}
+                write_text(self.path, json.dumps({"about": dict(self.about), "speed": asdict(self.speed), "models": models}))
+                self._stamp = self.path.stat().st_mtime_ns
+
+    def _read(self) -> tuple[int, tuple[Speed, dict[str, Correction]] | None]:
+        """Return when the file was written, and its speed and corrections; none where it cannot be read."""
+        if self.path is None or not self.path.is_file():
+            return 0, None
+        try:
+            stamp, file = self.path.stat().st_mtime_ns, read_object(self.path, "a file of costs")
+            corrections = {name: Correction.of(stored) for name, stored in file["models"].items()}
+            return stamp, (Speed(**file["speed"]), corrections)
+        except (OSError, UserError, KeyError, TypeError, ValueError, AttributeError):
+            return 0, None
+
+
+@final
+class OnlineCosts:
+    """The learnt costs of a target with a drafter.
+
+    Where the curves are uncertain, some steps explore: they take passes to be as fast as they may well be. What such steps lose
+    against the running rate of tokens per second is bounded by a hundredth of the time.
+
+    Args:
+        target: the learner with the model "target".
+        drafter: the learner with the models "draft", "commit" and "find".
+    """
+
+    def __init__(self, target: Learner, drafter: Learner) -> None:
+        self.target, self.drafter = target, drafter
+        self._known: dict[tuple[int, int, bool], Costs] = {}
+        self._version = (-1, -1)
+        self._allowed, self._token = CREDIT, 0.0
+        self._exploring, self._steps = False, 0
+        self._gained, self._spent = 0.0, 0.0
+
+    def at(self, context: int, rows: int) -> Costs:
+        """Return the costs of a step.
+
+        Args:
+            context: tokens in the KV cache of the longest sequence.
+            rows: the number of sequences.
+        """
+        context = -(-context // CONTEXT_STEP) * CONTEXT_STEP
+        if self._version != (version := (self.target.version, self.drafter.version)):
+            self._known, self._version = {}, version
+        expected = self._costs(context, rows, False)
+        self._token = expected.token
+        turn = self._steps % EXPLORED == EXPLORED - 1
+        self._exploring = turn and self._allowed > 1 and self._uncertain(context, rows)
+        return self._costs(context, rows, True) if self._exploring else expected
+
+    def observe(self, step: StepTimes) -> None:
+        """Learn from a step that has run."""
+        self._account(step)
+        self._steps += 1
+        context = -(-step.context // CONTEXT_STEP) * CONTEXT_STEP
+        place = Place(step.tokens, context, step.sequences)
+        model = self.target.models["target"]
+        if model.correction.timings > SETTLED and self._steps % SELDOM:
+            expected = self._costs(context, step.sequences, False).target_seconds(step.tokens / step.sequences)
+            if abs(np.log(step.target / expected)) < UNEXPECTED:
+                return
+        self.target.learn("target", place, step.target)
+        learn = self.drafter.learn
+        for i, draft in enumerate(step.drafts):
+            if i or not step.prompt_read:
+                learn("draft", Place(draft.tokens, context, step.sequences, first=i == 0), draft.seconds)
+        if step.commit > 0:
+            learn("commit", Place(1, context, step.sequences), step.commit)
+        if step.finds and step.find > 0:
+            learn("find", Place(1, context, step.sequences), step.find / step.finds)
+        self.target.save_sometimes()
+        self.drafter.save_sometimes()
+
+    def table(self) -> CostTable:
+        """Return the expected costs at two contexts and of one sequence, to count by and to save."""
+        about = {**self.target.about, **self.drafter.about, "learnt": str(self.target.models["target"].correction.timings)}
+        return CostTable(tuple(self._costs(context, 1, False) for context in SAMPLED), about)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the curves are known well enough to count by them: over up to 32 tokens of one sequence."""
+        places = tuple(Place(n, SAMPLED[0]) for n in (1, 2, 4, 8, 16, 32))
+        models = self.target.models["target"], self.drafter.models["draft"]
+        return all(model.correction.deviation(places).max() < UNCERTAIN for model in models)
+
+    def teach(self, table: CostTable) -> None:
+        """Learn from costs that were measured explicitly."""
+        for entry in table.entries:
+            rows, context = entry.rows, entry.context
+            for learner, name, curve in ((self.target, "target", entry.target), (self.drafter, "draft", entry.draft)):
+                for width, seconds in curve.items():
+                    learner.learn(name, Place(width * rows, context, rows), seconds, measured=True)
+            first = Place(rows, context, rows, first=True)
+            self.drafter.learn("draft", first, entry.draft_seconds(1) + entry.catch_up, measured=True)
+            for name, seconds in (("commit", entry.commit), ("find", entry.find)):
+                if seconds > 0:
+                    self.drafter.learn(name, Place(1, context, rows), seconds, measured=True)
+        self.target.save()
+        self.drafter.save()
+
+    def _account(self, step: StepTimes) -> None:
+        """Charge an exploring step for what it lost against the running rate, and let a share of the time be explored."""
+        if not self._token or step.seconds <= 0:
+            return
+        lost = 0.0
+        if self._exploring and self._gained:
+            lost = step.seconds - step.gained * self._spent / self._gained
+        else:
+            self._gained += step.gained - FORGOTTEN * self._gained
+            self._spent += step.seconds - FORGOTTEN * self._spent
+        self._allowed = min(self._allowed + (SHARE * step.seconds - lost) / self._token, MOST)
+
+    def _uncertain(self, context: int, rows: int) -> bool:
+        """Whether passes over up to 32 tokens of each sequence are uncertain."""
+        at = tuple(Place(n * rows, context, rows) for n in (2, 4, 8, 16, 32))
+        return bool(self.target.models["target"].correction.deviation(at).max() > UNCERTAIN)
+
+    def _costs(self, context: int, rows: int, exploring: bool) -> Costs:
+        key = context, rows, exploring
+        if key not in self._known:
+            self._known[key] = self._compute(context, rows, OPTIMISM if exploring else 0.0)
+        return self._known[key]
+
+    def _compute(self, context: int, rows: int, optimism: float) -> Costs:
+        tokens = tuple(float(n * rows) for n in WIDTHS)
+        curves = [
+            learner.models[name].curve(tokens, context, rows, optimism=optimism)
+            for learner, name in ((self.target, "target"), (self.drafter, "draft"))
+        ]
+        target, draft = (dict(zip(WIDTHS, monotone(curve.tolist()), strict=True)) for curve in curves)
+        first = float(self.drafter.models["draft"].curve((float(rows),), context, rows, first=True, optimism=optimism)[0])
+        commit, find = (self.drafter.models[n].seconds(Place(1, context, rows)) for n in ("commit", "find"))
+        return Costs(draft, target, commit, context, rows, find, max(first - draft[1], 0.0))

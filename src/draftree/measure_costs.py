@@ -1,0 +1,178 @@
+"""Draft steps and target passes, measured explicitly on this machine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+
+from draftree.boundary.machine import interleaved
+from draftree.boundary.progress import Tell, announced, silent
+from draftree.cost_estimate import learnt_costs
+from draftree.costs.curves import Costs, CostTable, monotone
+from draftree.drafters.base import Drafter
+from draftree.models.cache import SlotCache
+from draftree.models.target import Target
+from draftree.policies.base import append
+from draftree.sampling.drawing import Drawing
+from draftree.tree import Candidates, Ints, Tree, Verdict
+
+FED, FED_WIDE = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)
+"""Tokens of a row at which a target pass is timed; the second ones on accelerators alone, where the cost bends late."""
+DRAFTED = (1, 2, 4, 8, 16, 32)
+"""Frontier nodes of a row at which a draft step is timed."""
+TOGETHER = 1024
+"""Tokens of all rows in a timed pass at most, the narrowest aside; beyond them costs are linear."""
+CONTEXTS = (128, 1024)
+"""Committed tokens of a row at which both are timed, as far as the target's context allows."""
+CANDIDATES = 5
+"""Candidates that a timed draft step proposes after each node."""
+COMMITTED = 3
+"""Tokens of each row in a timed commit: a root and two accepted nodes."""
+LONGEST = 4.0
+"""Seconds in which draft steps and passes are timed, all of them together."""
+
+
+def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> CostTable:
+    """Return the learnt costs of a pairing, for what is counted by them and not only decided.
+
+    Where too few steps have run to trust them, they are measured now, once.
+
+    Args:
+        target: the verified model.
+        drafter: the proposing one.
+        tell: called with what is being measured.
+    """
+    costs = learnt_costs(target, drafter)
+    if not costs.settled:
+        with announced("measuring what draft steps and target passes cost"):
+            costs.teach(CostTable(measure(target, drafter, 1, tell)))
+    return costs.table()
+
+
+def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
+    """Tokens of each row at which a target pass is timed, and frontier nodes at which a draft step is."""
+    fed = FED if device == "cpu" else FED + FED_WIDE
+    passes, steps = ([w for w in several if w * rows <= TOGETHER or w <= 4] for several in (fed, DRAFTED))
+    return passes, steps
+
+
+def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = silent) -> tuple[Costs, ...]:
+    """Times target passes, draft steps and commits behind rows of several lengths, all of them in turns.
+
+    Commits are timed right behind a pass, as they are done when a text is written: it leaves other things in the caches. So is
+    the first draft step of a tree, and what it takes more than a further one, behind another, is part of the catching up.
+    """
+    device, (passes, steps) = target.decoder.device, widths(rows, target.decoder.device.type)
+    settings = _settings(target, drafter, rows, tell)
+    behind = " and ".join(str(s.context) for s in settings)
+    told = f"timing draft steps and passes over 1 to {max(passes)} tokens, behind {_rows(rows)} of {behind} tokens"
+    tell(0, told)
+    works = [w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, (*steps, 1)))]
+    a_pass = settings[0].target_pass(1)
+    before = [b for s in settings for b in (*[None] * len(passes), *[_both(a_pass, s.draft_step(1))] * len(steps), a_pass)]
+    seconds = iter(interleaved(works, device, LONGEST, before))
+    finds = interleaved([s.find() for s in settings], device, 0.1, [a_pass] * len(settings))
+    both = [_both(work, undo) for s in settings for work, undo in s.commit()]
+    commits = interleaved(both, device, 0.4, [a_pass] * len(both))  # last: it moves the caches on
+    costs = []
+    for setting, commit, catch_up, find in zip(settings, commits[::2], commits[1::2], finds, strict=True):
+        target_curve, draft = (dict(zip(at, monotone([next(seconds) for _ in at]), strict=True)) for at in (passes, steps))
+        catch_up += max(next(seconds) - draft[1], 0.0)
+        costs.append(Costs(draft, target_curve, commit, setting.context, rows, find, catch_up))
+    return tuple(costs)
+
+
+def _both(work: Callable[[], Any], undo: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: (work(), undo())
+
+
+def _rows(rows: int) -> str:
+    return f"{rows} row{'s' * (rows > 1)}"
+
+
+def _settings(target: Target, drafter: Drafter[Any], rows: int, tell: Tell) -> "list[_Setting]":
+    """Rows of the lengths behind which costs are measured."""
+    longest, settings = max(1, target.decoder.context - 4), []  # it and a drafter of the same context have to read on
+    for context in sorted({min(c, longest) for c in CONTEXTS}):
+        tell(0, f"reading {_rows(rows)} of {context} tokens")
+        settings.append(_Setting.read(target, drafter, rows, context, max(widths(rows, target.decoder.device.type)[0])))
+    return settings
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """Rows of one length that target and drafter have read."""
+
+    target: Target
+    drafter: Drafter[Any]
+    context: int
+    cache: SlotCache
+    planted: Tree
+    begun: Any
+    state: Any
+
+    @classmethod
+    def read(cls, target: Target, drafter: Drafter[Any], rows: int, context: int, widest: int) -> Self:
+        vocab = target.decoder.vocab
+        prompts, every, one = [np.arange(context) % vocab] * rows, np.arange(rows), np.ones(rows, np.int64)
+        cache = target.new_cache(rows, context + widest + 1)
+        taps = target.prefill(cache, prompts, drafter.needs).taps
+        planted = Tree.planted(every, one)
+        begun = drafter.caught_up(drafter.start(prompts, one, taps))
+        _, state = drafter.expand(begun, planted, every, CANDIDATES, Drawing())
+        return cls(target, drafter, context, cache, planted, begun, state)
+
+    def target_pass(self, n: int) -> Callable[[], Any]:
+        """A pass over n tokens of each row."""
+        return partial(self.target.verify, self.cache, self._star(n), self.drafter.needs)
+
+    def draft_step(self, f: int) -> Callable[[], Any]:
+        """A draft step over f nodes of each row, behind roots already fed; its candidates become nodes.
+
+        Of a drafter whose pass over the roots tells what comes after those nodes too, it is that pass.
+        """
+        tree, rows, state = self._star(f + 1), self.planted.roots, self.state
+        frontier = np.arange(rows, rows * (f + 1))
+        if not self.drafter.passes(state, tree, frontier):
+            frontier, state = np.arange(rows), self.begun
+
+        def step() -> Tree:
+            candidates, _ = self.drafter.expand(state, tree, frontier, CANDIDATES, Drawing())
+            return append(tree, frontier, candidates)
+
+        return step
+
+    def find(self) -> Callable[[], Any]:
+        """A look for what the drafter finds behind a node of each row without a pass."""
+        tree, rows = self._star(2), self.planted.roots
+        return partial(self.drafter.find, self.state, tree, np.arange(rows, 2 * rows), CANDIDATES, Drawing())
+
+    def commit(self) -> tuple[tuple[Callable[[], Any], Callable[[], Any]], ...]:
+        """The drafter's commit of a root and a chain accepted below it in each row, after the target's, and what it puts off.
+
+        Each with what undoes it.
+        """
+        rows, tree, state = self.planted.roots, self.planted, self.state
+        for _ in range(COMMITTED - 1):
+            tree = self._below(tree, len(tree) - rows + np.arange(rows))
+            _, state = self.drafter.expand(state, tree, len(tree) - rows + np.arange(rows), CANDIDATES, Drawing())
+        paths = tuple(np.arange(row + rows, len(tree), rows) for row in range(rows))
+        verdict, before = Verdict(paths, np.ones(rows, np.int64)), np.full(rows, self.context)
+        taps = self.target.verify(self.cache, tree, self.drafter.needs).taps
+        taps = taps.take(np.concatenate([verdict.kept(row) for row in range(rows)]))
+        self.target.commit(self.cache, tree, verdict)
+        undo = partial(self.drafter.truncate, state, before)
+        commit = partial(self.drafter.commit, state, tree, verdict, taps)
+        committed, _ = commit(), undo()
+        return (commit, undo), (partial(self.drafter.caught_up, committed), undo)
+
+    def _star(self, nodes: int) -> Tree:
+        """Every root with nodes − 1 children, child by child."""
+        return self._below(self.planted, np.tile(np.arange(self.planted.roots), nodes - 1))
+
+    def _below(self, tree: Tree, parents: Ints) -> Tree:
+        """A tree with a further node behind each of some."""
+        tokens, zero = np.arange(len(parents)) % self.target.decoder.vocab, np.zeros(len(parents))
+        return tree.append(parents, tokens, zero, zero, Candidates(tokens[None], zero[None]))

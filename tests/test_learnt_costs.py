@@ -1,0 +1,357 @@
+"""Costs that are learnt from running steps: the model, its files, exploring, and that no text depends on them."""
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from draftree import cost_estimate
+from draftree.cost_estimate import draft_size, identity, learnt_costs, target_size
+from draftree.costs import online, probe
+from draftree.costs.curves import Costs, CostTable
+from draftree.costs.model import Correction, CostModel, Place, Size, Speed
+from draftree.costs.online import Learner, OnlineCosts
+from draftree.costs.timings import DraftStep, StepTimes
+from draftree.drafters.edd import EDD
+from draftree.drafters.pld import PLD
+from draftree.engine import Engine
+from draftree.measure_costs import settled_costs
+from draftree.models.target import Target
+from draftree.policies.yield_ import Yield
+from draftree.request import Request
+from draftree.sampling.settings import Sampling
+from draftree.testing import tiny_target
+
+SPEED = Speed(bandwidth=1e10, rate=1e11, overhead=0.0)
+BOUND, FLAT = Size(weights=1e8, bytes=2e7), Size(weights=1e6, bytes=2e8)
+"""A pass that multiplies most of the time, so that each token costs the same; and one that reads, so that tokens are free."""
+WIDTHS = np.arange(1, 17)
+Curve = Callable[[float], float]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Learnt costs stay inside the test."""
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target()
+
+
+def model(size: Size = FLAT) -> CostModel:
+    return CostModel(size, SPEED, Correction.prior())
+
+
+def taught(start: CostModel, true: Curve, steps: int, seed: int = 0, noise: float = 0.05) -> CostModel:
+    """Return a model after steps over 1 to 16 tokens, timed with noise."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        n = int(rng.choice(WIDTHS))
+        start = start.learn(Place(n), true(n) * math.exp(noise * rng.normal()))
+    return start
+
+
+def apart(found: CostModel, true: Curve) -> float:
+    """Return the largest relative error of a curve that must not fall, over 1 to 16 tokens."""
+    curve = online.monotone(found.curve(tuple(map(float, WIDTHS)), 0, 1).tolist())
+    return float(np.abs(np.array(curve) / [true(n) for n in WIDTHS] - 1).max())
+
+
+WRONG: dict[str, tuple[Size, Curve]] = {
+    "four times too fast": (FLAT, lambda n: 4 * FLAT.estimate(SPEED, Place(n))),
+    "four times too slow": (FLAT, lambda n: FLAT.estimate(SPEED, Place(n)) / 4),
+    "a slope that is not there": (BOUND, lambda n: 8e-3 * (1 + 0.25 * (n - 1) / 15)),
+    "four times too flat": (FLAT, lambda n: 0.02 * (1 + 3 * (n - 1) / 15)),
+    "stairs": (FLAT, lambda n: 0.02 * (1 + 0.6 * ((n - 1) // 8))),
+}
+
+
+@pytest.mark.parametrize("case", [case for case in WRONG if case != "stairs"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_wrong_estimate_is_corrected_within_fifty_steps(case: str, seed: int) -> None:
+    size, true = WRONG[case]
+    assert apart(model(size), true) > 0.3, "it was wrong"
+    assert apart(taught(model(size), true, 50, seed), true) < 0.1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_curve_with_a_step_is_learnt(seed: int) -> None:
+    size, true = WRONG["stairs"]
+    assert apart(taught(model(size), true, 150, seed), true) < 0.1
+
+
+def test_one_slow_step_moves_no_curve() -> None:
+    true = lambda n: 0.02 + 0.001 * n
+    before = taught(model(), true, 100)
+    widths = tuple(map(float, online.WIDTHS))
+    after = before.learn(Place(4), 50 * true(4))
+    moved = np.abs(after.curve(widths, 0, 1) / before.curve(widths, 0, 1) - 1)
+    assert moved.max() < 0.05
+    calm = taught(after, true, 20, seed=1)
+    assert apart(calm, true) < 0.1
+
+
+def test_a_doubled_load_is_followed_within_a_hundred_steps() -> None:
+    true = lambda n: 0.02 + 0.001 * n
+    doubled = lambda n: 2 * true(n)
+    after = taught(taught(model(), true, 300), doubled, 100, seed=1)
+    assert apart(after, doubled) < 0.1
+    beyond = after.seconds(Place(64)) / taught(model(), true, 300).seconds(Place(64))
+    assert beyond == pytest.approx(2, rel=0.15), "widths that were not timed meanwhile follow too"
+
+
+def test_contexts_and_batches_are_learnt_apart_from_widths() -> None:
+    found, rng = model(), np.random.default_rng(0)
+    true = lambda n, context, rows: 0.01 * (1 + n / 16) * (1 + context / 4096) * rows**0.2
+    for _ in range(400):
+        n, context, rows = int(rng.choice(WIDTHS)), int(rng.choice([64, 256, 1024, 4096])), int(rng.choice([1, 2, 4]))
+        found = found.learn(Place(n * rows, context, rows), true(n * rows, context, rows) * math.exp(0.05 * rng.normal()))
+    for place in (Place(8, 1024, 1), Place(8, 64, 4), Place(4, 4096, 2)):
+        assert found.seconds(place) == pytest.approx(true(*place[:3]), rel=0.15)
+
+
+VALUES = [0.8**i * 0.9 for i in range(1, 33)]
+"""Acceptance probabilities of the best nodes of a tree, which a simulated step chooses from."""
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_estimates_cost_little_time(case: str, home: Path) -> None:
+    size, true = WRONG[case]
+    draft = 0.002  # seconds of the single draft step
+
+    def tokens_per_second(costs: Callable[[int], float], n: int) -> float:
+        return (1 + sum(VALUES[:n])) / (draft * (n > 0) + costs(1 + n))
+
+    best = max(tokens_per_second(true, n) for n in range(33))
+    learner = Learner(None, {}, {"target": size}, lambda: SPEED)
+    drafter = Learner(None, {}, {name: Size(seconds=draft) for name in ("draft", "commit", "find")}, lambda: SPEED)
+    costs, rng, spent, gained = OnlineCosts(learner, drafter), np.random.default_rng(0), 0.0, 0.0
+    for _ in range(500):
+        believed = costs.at(0, 1)
+        n = max(range(33), key=lambda n: tokens_per_second(believed.target_seconds, n))
+        seconds = true(1 + n) * math.exp(0.05 * rng.normal())
+        written = 1 + sum(VALUES[:n])
+        spent, gained = spent + draft * (n > 0) + true(1 + n), gained + written
+        drafts = (DraftStep(1, draft),) * (n > 0)
+        costs.observe(StepTimes(0, 1, 1 + n, seconds, drafts, seconds=seconds + draft * (n > 0), gained=round(written)))
+    assert spent <= 1.03 * gained / best
+
+
+def test_exploring_stops_where_all_is_known_and_loses_little() -> None:
+    learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
+    drafter = Learner(None, {}, dict.fromkeys(("draft", "commit", "find"), FLAT), lambda: SPEED)
+    costs = OnlineCosts(learner, drafter)
+    expected, optimistic = costs.at(0, 1), [costs.at(0, 1)]
+    for _ in range(online.EXPLORED):
+        costs.observe(StepTimes(0, 1, 1, 0.02, seconds=0.02))
+        optimistic.append(costs.at(0, 1))
+    assert min(c.target_seconds(32) for c in optimistic) < 0.8 * expected.target_seconds(32), "uncertain widths are tried"
+    table = CostTable(
+        (Costs(dict.fromkeys((1, 2, 4, 8, 16, 32), 0.001), {n: 0.02 + 0.001 * n for n in (1, 2, 4, 8, 16, 32)}, context=128),)
+    )
+    for _ in range(4):
+        costs.teach(table)
+    seen = set()
+    for _ in range(2 * online.EXPLORED):
+        costs.observe(StepTimes(100, 1, 1, 0.021, seconds=0.021))
+        seen.add(round(costs.at(100, 1).target_seconds(32), 6))
+        assert not costs._exploring
+    assert costs.settled
+
+
+def learner(path: Path, size: Size = FLAT) -> Learner:
+    return Learner(path, {"device": "a"}, {"target": size}, lambda: SPEED)
+
+
+def test_what_was_learnt_is_kept_for_the_next_process(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "costs.json"
+    first = learner(path)
+    for _ in range(20):
+        first.learn("target", Place(4), 0.05)
+    first.save()
+    second = Learner(path, {}, {"target": FLAT}, lambda: pytest.fail("the machine was probed again"))
+    assert second.models["target"].seconds(Place(4)) == pytest.approx(0.05, rel=0.02)
+    assert second.models["target"].correction.timings == 19, "the first timing of a process is left out"
+    assert json.loads(path.read_text())["about"] == {"device": "a"}
+
+
+def test_processes_that_share_a_file_keep_what_both_have_learnt(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    one, other = learner(path), learner(path)
+    for _ in range(30):
+        one.learn("target", Place(1), 0.04)
+        other.learn("target", Place(16), 0.08)
+    one.save()
+    other.save()
+    both = learner(path).models["target"]
+    assert both.seconds(Place(1)) == pytest.approx(0.04, rel=0.1)
+    assert both.seconds(Place(16)) == pytest.approx(0.08, rel=0.1)
+
+
+def test_writers_at_the_same_time_leave_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    several = [learner(path) for _ in range(4)]
+    for each in several:
+        for _ in range(3):
+            each.learn("target", Place(1), 0.04)
+    threads = [threading.Thread(target=each.save) for each in several for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert learner(path).models["target"].correction.timings == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["costs.json"]
+
+
+BROKEN = ["{", "[]", "{}", '{"speed": {}, "models": {}}', '{"speed": 1, "models": {"target": {"mean": [1]}}}']
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_file_that_cannot_be_read_counts_as_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    found = learner(path)
+    assert found.models["target"].correction.timings == 0
+    found.learn("target", Place(1), 0.03)
+    found.learn("target", Place(1), 0.03)
+    found.save()
+    assert learner(path).models["target"].correction.timings == 1
+
+
+def test_a_home_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("where the folder should be")
+    found = learner(tmp_path / "file" / "costs.json")
+    for _ in range(2):
+        found.learn("target", Place(1), 0.03)
+    found.save()
+    assert found.models["target"].correction.timings == 1
+
+
+def test_costs_are_written_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, path = [0.0], tmp_path / "costs.json"
+    monkeypatch.setattr(online.time, "monotonic", lambda: now[0])
+    found = learner(path)
+    for second in (1, 59, 61):
+        now[0] = second
+        found.learn("target", Place(1), 0.03)
+        found.save_sometimes()
+        assert path.exists() == (second > 60)
+
+
+def test_a_probe_takes_less_than_half_a_second_and_is_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe._probe.cache_clear()
+    found = probe.machine_speed(torch.device("cpu"), torch.float32)
+    assert found.bandwidth > 1e8
+    assert found.rate > 1e8
+    assert 0 < found.overhead < 1e-3
+    probe._probe.cache_clear()
+    monkeypatch.setattr(probe, "probe", lambda device, dtype: pytest.fail("it was probed again"))
+    assert probe.machine_speed(torch.device("cpu"), torch.float32) == found
+    probe._probe.cache_clear()
+
+
+def test_a_machine_that_cannot_be_probed_is_assumed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: torch.device, dtype: torch.dtype) -> Speed:
+        raise RuntimeError("out of memory")
+
+    probe._probe.cache_clear()
+    monkeypatch.setattr(probe, "probe", fail)
+    assert probe.machine_speed(torch.device("cpu"), torch.float64) == probe.ASSUMED
+    probe._probe.cache_clear()
+
+
+def test_sizes_count_the_weights_of_a_pass(target: Target) -> None:
+    decoder = target.decoder
+    found = target_size(decoder)
+    linear = sum(m.weight.numel() for m in decoder.model.modules() if isinstance(m, torch.nn.Linear))
+    assert found.weights == linear
+    assert found.bytes == linear * decoder.dtype.itemsize
+    assert draft_size(PLD().open(target), decoder) == cost_estimate.LOOK_UP
+    edd = draft_size(EDD().example(target), decoder)
+    assert 0 < edd.weights < 2 * found.weights
+
+
+def test_experts_are_read_as_far_as_tokens_are_routed_to_them() -> None:
+    size = Size(expert_bytes=8e9, experts=8, routed=2)
+    one, many = (size.estimate(SPEED, Place(n)) for n in (1, 64))
+    assert one == pytest.approx(2e9 / SPEED.bandwidth)
+    assert many == pytest.approx(8e9 / SPEED.bandwidth, rel=1e-6)
+
+
+def test_engines_of_one_process_share_what_they_learn(target: Target) -> None:
+    one, other = (Engine(target, PLD().open(target), Yield()) for _ in range(2))
+    one.write([Request([1, 2, 1, 2, 1], 12)])
+    costs = other.step_costs
+    assert isinstance(costs, OnlineCosts)
+    assert costs.target.models["target"].correction.timings > 0
+    assert {"device", "threads", "torch", "dtype", "attention", "target", "parameters", "draftree"} <= set(identity(target))
+
+
+def test_nothing_is_measured_before_a_text(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("draftree.measure_costs.measure", "draftree.boundary.machine.interleaved"):
+        monkeypatch.setattr(place, lambda *args, **kwargs: pytest.fail("costs were measured"))
+    engine = Engine(target, PLD().open(target), Yield())
+    for batch in (1, 2, 3, 5):
+        assert len(engine.write([Request([1, 2, 1], 4)] * batch).tokens) == batch
+
+
+def test_fixed_costs_stay_what_they_are(target: Target) -> None:
+    fixed = Costs({1: 0.1}, {1: 1.0})
+    engine = Engine(target, PLD().open(target), Yield(), costs=fixed)
+    engine.write([Request([1, 2, 1, 2, 1], 12)])
+    assert engine.step_costs is fixed
+
+
+def test_costs_to_count_by_are_measured_where_too_little_is_known(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, told = PLD().open(target), list[str]()
+    first = settled_costs(target, drafter, lambda done, remark="", of=None: told.append(remark))
+    assert told
+    assert learnt_costs(target, drafter).settled
+    told.clear()
+    again = settled_costs(target, drafter, lambda done, remark="", of=None: told.append(remark))
+    assert not told
+    assert again.entries == first.entries
+
+
+class Random:
+    """Costs that are other ones at every step."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def at(self, context: int, rows: int) -> Costs:
+        curves = (dict(zip((1, 4, 16, 64), 10 ** self._rng.uniform(-5, 0, 4), strict=True)) for _ in range(2))
+        return Costs(*curves, commit=float(self._rng.uniform(0, 0.1)), catch_up=float(self._rng.uniform(0, 0.1)))
+
+    def observe(self, step: StepTimes) -> None:
+        pass
+
+
+@pytest.fixture
+def random_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "step_costs", property(lambda engine: Random(engine.calls + 1)))
+
+
+@pytest.mark.usefixtures("random_costs")
+@pytest.mark.parametrize("policy", ["yield", "pct", "opttree"])
+@pytest.mark.parametrize("drafter", [PLD(), EDD()], ids=["pld", "edd"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_text_depends_on_costs(target: Target, drafter: PLD | EDD, policy: str, temperature: float) -> None:
+    from draftree.registry import build
+
+    opened = drafter.example(target) if isinstance(drafter, EDD) else drafter.open(target)
+    engine = Engine(target, opened, build("policy", policy))
+    prompts = [[1, 2, 3, 1, 2], [4, 5], [7, 7, 7, 7]]
+    requests = [replace(Request(p, 14), sampling=Sampling(temperature=temperature, seed=3)) for p in prompts]
+    plain = engine.plain(requests).tokens
+    for _ in range(4):
+        assert engine.write(requests, reuse=False).tokens == plain
