@@ -2,8 +2,8 @@
 
     python benchmarks/first_token.py [--target demo --target smollm2] [--batch 1 --batch 2 …] [--repeats 3]
 
-Each figure is a process of its own. The first one begins with an empty cache folder; a GGUF file is dequantised before, once per
-model. Printed are the seconds from the call to its first token, in the first process and in later ones, and their ratio.
+Each figure is a process of its own. The first one begins with an empty cache folder; a GGUF file is dequantised before.
+Printed are the seconds from the call to its first token, in the first process and in later ones, and their ratio.
 """
 
 import argparse

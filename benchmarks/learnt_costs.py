@@ -3,7 +3,8 @@
     python benchmarks/learnt_costs.py --suite FILE [--target smollm2] [--limit 24] [--tokens 64] [--session 4]
 
 Three engines write the same prompts in turn with the target's usual drafter: with costs measured explicitly before, with learnt
-costs that earlier steps have settled (warm), and with learnt costs that begin from the estimate every few prompts (cold). Printed are ratios of tokens per second to the first one, with 95 % intervals over prompts.
+costs that earlier steps have settled (warm), and with learnt costs that begin from the estimate every few prompts (cold). Printed
+are ratios of tokens per second to the first one, with 95 % intervals over prompts.
 """
 
 import argparse
@@ -71,9 +72,7 @@ def main() -> None:
         over, under = np.array(seconds["measured"]), np.array(seconds[name])
         low, high = ratio_bounds([over], [under], picked)
         ratio, drafted, usual = over.sum() / under.sum(), np.mean(nodes[name]), np.mean(nodes["measured"])
-        print(
-            f"{name}: {ratio:.3f} [{low:.3f}, {high:.3f}] × measured, {drafted:.1f} nodes a step ({np.mean(nodes['measured']):.1f})"
-        )
+        print(f"{name}: {ratio:.3f} [{low:.3f}, {high:.3f}] × measured, {drafted:.1f} nodes a step, measured {usual:.1f}")
     print(json.dumps(machine(engine.target.decoder.device) | {"prompts": len(requests), "tokens": asked.tokens}))
 
 
