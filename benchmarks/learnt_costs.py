@@ -2,8 +2,8 @@
 
     python benchmarks/learnt_costs.py --suite FILE [--target smollm2] [--limit 24] [--tokens 64] [--session 4]
 
-Three engines write the same prompts in turn with the target's usual drafter: with costs measured explicitly before, with learnt
-costs that earlier steps have settled (warm), and with learnt costs that begin from the estimate every few prompts (cold). Printed
+Three engines write the same prompts in turn with the target's usual drafter: with costs measured explicitly before, with
+learnt costs that earlier steps have settled (warm), and with learnt costs that begin from the estimate every few prompts (cold). Printed
 are ratios of tokens per second to the first one, with 95 % intervals over prompts.
 """
 

@@ -476,6 +476,8 @@ def load(
     )
     if isinstance(target, str | Path):
         start_probe(str(device or "cpu"), dtype if isinstance(dtype, torch.dtype) else None)
+    elif isinstance(target, PreTrainedModel):
+        start_probe(str(target.device), target.dtype)
     model = target_of(target, dtype, device, tokenizer, **how)
     grown = grown or build("policy", usual_policy(model.name, method is not None))
     if method is None:
