@@ -2,9 +2,9 @@
 
     python benchmarks/learnt_costs.py --suite FILE [--target smollm2] [--limit 24] [--tokens 64] [--session 4]
 
-Three engines write the same prompts in turn with the target's usual drafter: with costs measured explicitly before, with
-learnt costs that earlier steps have settled (warm), and with learnt costs that begin from the estimate every few prompts (cold). Printed
-are ratios of tokens per second to the first one, with 95 % intervals over prompts.
+Three engines write the same prompts in turn with the target's usual drafter. The first has costs that were measured explicitly
+before. The second has learnt costs that earlier steps have settled (warm). The third begins from the estimate every few prompts
+(cold). Printed are ratios of tokens per second to the first one, with 95 % intervals over prompts.
 """
 
 import argparse

@@ -355,3 +355,10 @@ def test_no_text_depends_on_costs(target: Target, drafter: PLD | EDD, policy: st
     plain = engine.plain(requests).tokens
     for _ in range(4):
         assert engine.write(requests, reuse=False).tokens == plain
+
+
+def test_a_table_has_what_was_learnt_up_to_now(target: Target) -> None:
+    costs = learnt_costs(target, PLD().open(target))
+    before = costs.table().entries[0].target[1]
+    costs.teach(CostTable((Costs({1: 0.001}, {1: 3 * before}, context=128),)))
+    assert costs.table().entries[0].target[1] == pytest.approx(3 * before, rel=0.05)

@@ -143,8 +143,6 @@ class OnlineCosts:
             rows: the number of sequences.
         """
         context = -(-context // CONTEXT_STEP) * CONTEXT_STEP
-        if self._version != (version := (self.target.version, self.drafter.version)):
-            self._known, self._version = {}, version
         expected = self._costs(context, rows, False)
         self._token = expected.token
         turn = self._steps % EXPLORED == EXPLORED - 1
@@ -219,6 +217,8 @@ class OnlineCosts:
         return bool(self.target.models["target"].correction.deviation(at).max() > UNCERTAIN)
 
     def _costs(self, context: int, rows: int, exploring: bool) -> Costs:
+        if self._version != (version := (self.target.version, self.drafter.version)):
+            self._known, self._version = {}, version
         key = context, rows, exploring
         if key not in self._known:
             self._known[key] = self._compute(context, rows, OPTIMISM if exploring else 0.0)
