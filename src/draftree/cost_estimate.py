@@ -60,9 +60,7 @@ def identity(target: Target) -> dict[str, str]:
 
 def target_size(decoder: Decoder) -> Size:
     """Return what a pass of a target reads and computes."""
-    head = decoder.vocab * decoder.hidden
-    weight = decoder.model.get_output_embeddings().weight
-    return _network_size(decoder, decoder.layers, head, head * weight.element_size(), len(decoder.layers))
+    return _network_size(decoder, decoder.model, 0, 0, int(decoder.config.num_hidden_layers))
 
 
 def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
@@ -91,12 +89,12 @@ def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: f
     experts = next((p.shape[0] for p in network.parameters() if p.dim() == 3), 1)
     routed = min(int(getattr(config, "num_experts_per_tok", 1) or 1), experts)
     weights, read, of_experts = float(head), float(head_bytes), 0.0
-    for owner, p in _multiplied(network):
+    for p in _multiplied(network):
         count = p.numel() * (2 if p.dtype is torch.uint8 else 1)  # of four bits, two stand in a byte
         if p.dim() == 3:
             weights += count * routed / experts
             of_experts += p.nbytes
-        elif p.dim() == 2 and not isinstance(owner, nn.Embedding):
+        elif p.dim() == 2:
             weights += count
             read += p.nbytes
     heads = int(getattr(config, "num_attention_heads", 1) or 1)
@@ -115,14 +113,15 @@ def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: f
     )
 
 
-def _multiplied(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
-    """Yield the parameters of a network with the modules that own them, each parameter once."""
+def _multiplied(network: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of a network, each once, but for those that are only looked up."""
     seen = set[int]()
     for module in network.modules():
-        for p in module.parameters(recurse=False):
-            if id(p) not in seen:
-                seen.add(id(p))
-                yield module, p
+        if not isinstance(module, nn.Embedding):
+            for p in module.parameters(recurse=False):
+                if id(p) not in seen:
+                    seen.add(id(p))
+                    yield p
 
 
 def _learner(kind: str, about: Mapping[str, str], sizes: Mapping[str, Size], decoder: Decoder) -> Learner:
