@@ -301,7 +301,7 @@ def test_costs_fit_a_terminal_and_a_picture(draftree, folder: str, tmp_path: Pat
     status, out, _ = draftree(*ask)
     assert status == 0
     assert "target pass" in picture.read_text()
-    for word in ("pld for", ", 2 rows", "sₜ/sₜ(1)", "measured on", "corrected by them", "--refresh"):
+    for word in ("pld for", ", 2 rows", "sₜ/sₜ(1)", "measured on", "corrected by them", "--out FILE"):
         assert word in out
     shown = Console(file=io.StringIO(), width=80)
     both = [Costs({1: 0.001, 32: 0.02}, {1: 0.123456, 128: 12.3}, 0.001, context) for context in (128, 1020, 4096)]
