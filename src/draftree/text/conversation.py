@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from draftree.boundary.knobs import unicode
-from draftree.data.prompts import is_chat
+from draftree.data.prompts import is_chat, with_system
 from draftree.data.rows import Messages
 from draftree.errors import UserError, shown
 from draftree.rows import Writer
@@ -15,7 +15,7 @@ from draftree.text.options import Options
 
 @final
 @dataclass
-class Chat:
+class Conversation:
     """A conversation: the template renders all of it anew for every turn; its part in the caches is not read again.
 
     Attributes:
@@ -71,9 +71,12 @@ class Chat:
         self.messages = [*self._asked(text), {"role": "assistant", "content": answer.text}]
 
 
-def begun(engine: Writer, messages: Messages | str | None, options: Mapping[str, Any]) -> Chat:
-    """A chat that goes on from messages; a text is that of a system message."""
-    history = [{"role": "system", "content": messages}] if isinstance(messages, str) else messages
-    if history is not None and not is_chat(history):
-        raise UserError(f"messages is {shown(history)}, allowed is a text, or messages that each have a role and a content")
-    return Chat(engine, list(history or []), Options.of(None, options))
+def started(engine: Writer, system: str | None, messages: Messages | None, options: Mapping[str, Any]) -> Conversation:
+    """Return a conversation that continues messages, after a system message where one is given.
+
+    Raises:
+        UserError: the messages are malformed, or an option does not exist or is out of its range.
+    """
+    if messages is not None and not is_chat(messages):
+        raise UserError(f"messages is {shown(messages)}, allowed is a list of messages that each have a role and a content")
+    return Conversation(engine, with_system(system, messages or []), Options.of(None, options))
