@@ -7,6 +7,7 @@ python benchmarks/tables.py --check    # writes nothing; exit status 1 if a file
 
 import argparse
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import machines
+from draftree.evaluation.papers import CLAIMS
 from draftree.evaluation.report import NGRAM, read
 from draftree.evaluation.tables import shown
 
@@ -36,7 +38,7 @@ def written(results: Path = RESULTS) -> dict[Path, str]:
     """Return the text of every generated file, by its path in the repository."""
     found = {FOLDER / page["file"]: rendered(page, results) for page in tomllib.loads(PAGES.read_text("utf-8"))["page"]}
     readme = SPEED.sub(lambda m: f"{m[1]}{speed(results)}\n{m[2]}", (ROOT / "README.md").read_text("utf-8"))
-    return {**found, PICTURE: picture(results), Path("README.md"): readme}
+    return {**found, Path("docs", "reference", "papers.md"): papers(results), PICTURE: picture(results), Path("README.md"): readme}
 
 
 def rendered(page: Mapping[str, Any], results: Path) -> str:
@@ -57,12 +59,20 @@ def block(table: Mapping[str, Any], results: Path) -> str:
     result = read(results / f"{table['result']}.json")
     left_out = tuple(table.get("without", ()))
     kept = [r for r in result["rows"] if not left_out or not str(r.get("way", r.get("policy"))).startswith(left_out)]
+    kept = [{k: reworded(v, table.get("words", {})) for k, v in row.items()} for row in kept]
     columns, names = table.get("columns", COLUMNS), table.get("names", {})
     source = f"Saved as `benchmarks/results/{table['result']}.json`."
     if "prompts" in kept[0] and "suite" in result["provenance"] and not any("/" in c and c in names for c in columns):
         text, _, below = markdown(result | {"rows": kept}, columns).partition("\n\n")
         return f"{text}\n\n{below[:-1]} {source}*"
     return f"{plain({'rows': kept}, columns, names)}\n\n*{where(result)}{source}*"
+
+
+def reworded(value: Any, words: Mapping[str, str]) -> Any:
+    """Return a text with some of its words replaced, anything else as it is."""
+    for old, new in words.items() if isinstance(value, str) else ():
+        value = value.replace(old, new)
+    return value
 
 
 def where(result: Mapping[str, Any]) -> str:
@@ -75,6 +85,21 @@ def where(result: Mapping[str, Any]) -> str:
     day = [about["date"][:10]] if "date" in about else []
     said = ", ".join(filter(None, [" ".join(named), *machine, *day]))
     return f"{said}. " if said else ""
+
+
+def papers(results: Path) -> str:
+    """Return the page that lists, for each table and figure of a paper, the pairings that test it and what came out."""
+    saved = {(r["paper"], r["table"], r["claim"]): r["verdict"] for r in read(results / "evidence_claims.json")["rows"]}
+    text = [GENERATED, PAGES.with_name("papers.md").read_text("utf-8").strip()]
+    for paper in dict.fromkeys(claim.paper for claim in CLAIMS):
+        rows = []
+        for claim in (c for c in CLAIMS if c.paper == paper):
+            pairing = f"`{claim.mine}`, `{claim.other}`" if claim.mine else f"not run: {claim.not_run}"
+            verdict = saved.get((paper, claim.table, claim.claim), "")
+            rows.append([claim.table.replace("Fig.", "Figure"), claim.claim, claim.figures, pairing, verdict])
+        text.append(f"## {paper}\n\n<!-- only parsed -->\n```\ndraftree tables --paper {shlex.quote(paper)} --out claims.json\n```")
+        text.append(lines(["table", "claim", "paper", "compare", "SmolLM2"], rows))
+    return "\n\n".join(text) + "\n"
 
 
 SPEEDS = (
