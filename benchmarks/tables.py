@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = Path(__file__).with_name("pages.toml")
 FOLDER = Path("docs", "reference", "benchmarks")
+PAPERS = Path("docs", "reference", "papers.md")
 PICTURE = Path("docs", "images", "speed.svg")
 COLUMNS = ("drafter", "policy", "τ [95 %]", "nodes/step", "depth/step", "speed-up [95 %]", "same output")
 """The columns of a benchmark's table by default; with one for the temperature where there are several."""
@@ -38,7 +39,12 @@ def written(results: Path = RESULTS) -> dict[Path, str]:
     """Return the text of every generated file, by its path in the repository."""
     found = {FOLDER / page["file"]: rendered(page, results) for page in tomllib.loads(PAGES.read_text("utf-8"))["page"]}
     readme = SPEED.sub(lambda m: f"{m[1]}{speed(results)}\n{m[2]}", (ROOT / "README.md").read_text("utf-8"))
-    return {**found, Path("docs", "reference", "papers.md"): papers(results), PICTURE: picture(results), Path("README.md"): readme}
+    return {
+        **found,
+        Path("docs", "reference", "papers.md"): papers(results),
+        PICTURE: picture(results),
+        Path("README.md"): readme,
+    }
 
 
 def rendered(page: Mapping[str, Any], results: Path) -> str:
@@ -97,21 +103,22 @@ def papers(results: Path) -> str:
             pairing = f"`{claim.mine}`, `{claim.other}`" if claim.mine else f"not run: {claim.not_run}"
             verdict = saved.get((paper, claim.table, claim.claim), "")
             rows.append([claim.table.replace("Fig.", "Figure"), claim.claim, claim.figures, pairing, verdict])
-        text.append(f"## {paper}\n\n<!-- only parsed -->\n```\ndraftree tables --paper {shlex.quote(paper)} --out claims.json\n```")
+        text.append(
+            f"## {paper}\n\n<!-- only parsed -->\n```\ndraftree tables --paper {shlex.quote(paper)} --out claims.json\n```"
+        )
         text.append(lines(["table", "claim", "paper", "compare", "SmolLM2"], rows))
     return "\n\n".join(text) + "\n"
 
 
+STOCK, PLAIN = "transformers: generate, stock kernels", "plain decoding"
+OURS, FOUR = "draftree: eagle3+suffix yield", "draftree, 4 bits: eagle3+suffix yield"
 SPEEDS = (
-    ("20 math questions", "AVX-512, bfloat16", "smollm2_peers_compiled", "transformers: generate, stock kernels", "plain decoding",
-     "draftree: eagle3+suffix yield"),
-    ("18 questions of six tasks", "AVX-512, bfloat16", "smollm2_peers_tasks", "transformers: generate, stock kernels",
-     "plain decoding", "draftree: eagle3+suffix yield"),
-    ("20 math questions", "AVX-512, 4 bits", "smollm2_peers_compiled", "", "draftree, 4 bits: plain",
-     "draftree, 4 bits: eagle3+suffix yield"),
+    ("20 math questions", "AVX-512, bfloat16", "smollm2_peers_compiled", STOCK, PLAIN, OURS),
+    ("18 questions of six tasks", "AVX-512, bfloat16", "smollm2_peers_tasks", STOCK, PLAIN, OURS),
+    ("20 math questions", "AVX-512, 4 bits", "smollm2_peers_compiled", "", "draftree, 4 bits: plain", FOUR),
     ("6 math questions", "AVX2, float32", "avx2", "", "plain decoding/float32", "draftree: default/float32"),
     ("6 math questions", "AVX2, bfloat16", "avx2", "", "plain decoding/bfloat16", "draftree: default/bfloat16"),
-)  # fmt: skip
+)
 """The rows of the README's table: prompts, machine, result, and the ways that are compared in it."""
 
 
@@ -135,11 +142,11 @@ def rates(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 BARS = {
-    "transformers: generate, stock kernels": "transformers, generate",
+    STOCK: "transformers, generate",
     "transformers: prompt lookup, stock kernels": "transformers, prompt lookup",
     "OpenVINO GenAI: prompt lookup": "OpenVINO, prompt lookup, 4 bits",
-    "draftree: eagle3+suffix yield": "draftree",
-    "draftree, 4 bits: eagle3+suffix yield": "draftree, 4 bits",
+    OURS: "draftree",
+    FOUR: "draftree, 4 bits",
 }
 
 
