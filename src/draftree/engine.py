@@ -51,7 +51,7 @@ from draftree.tree import Draw, Ints
 UNIT = Costs({1: 1.0}, {1: 1.0})
 """Stands for the costs where the policy does not read any."""
 USUAL = {DEMO: ("edd", "pct"), SMOLLM2: ("eagle3+suffix", "yield")}
-"""Drafter and policy where no drafter is named: the fastest shipped for a target (docs/smollm2.md, docs/results.md)."""
+"""Drafter and policy where no drafter is named: the fastest shipped for a target (docs/reference/benchmarks/)."""
 UNTRAINED = ("suffix", "yield")
 """For other targets: they need no training."""
 NAMED = "pct"
