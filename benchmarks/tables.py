@@ -106,7 +106,7 @@ def papers(results: Path) -> str:
         text.append(
             f"## {paper}\n\n<!-- only parsed -->\n```\ndraftree tables --paper {shlex.quote(paper)} --out claims.json\n```"
         )
-        text.append(lines(["table", "claim", "paper", "compare", "SmolLM2"], rows))
+        text.append(lines(["table", "claim", "paper", "compare", "here"], rows))
     return "\n\n".join(text) + "\n"
 
 

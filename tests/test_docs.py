@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -238,6 +239,16 @@ def test_the_public_names_are_listed() -> None:
     assert sorted(told) == sorted([*public.__all__, "testing"])
 
 
+def script(path: str) -> ModuleType:
+    """A file that is no part of a package, as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_the_readme_is_short() -> None:
     text = FRONT[0].read_text("utf-8")
     lines = text.splitlines()
@@ -250,17 +261,23 @@ def test_the_readme_is_short() -> None:
 
 def test_the_readme_shows_what_the_demo_prints() -> None:
     """But for figures by the clock."""
-    spec = importlib.util.spec_from_file_location("demo", ROOT / "benchmarks" / "demo.py")
-    assert spec is not None
-    assert spec.loader is not None
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
+    demo = script("benchmarks/demo.py")
     shown = re.findall(r"<!-- demo -->\n```\n(.*?)```", FRONT[0].read_text("utf-8"), re.DOTALL)[0].splitlines()
     stats = {"steps": 12, "new_tokens": 34, "acceptance_length": 35 / 12, "tokens_per_second": 79.0}
     plain = {"same_output": True, "same_bits": True, "tokens_per_second": 46.0}
     result = {"text": " ".join(shown[:2]), "stats": stats, "baseline": plain, "speedup": 1.72}
     assert demo.report(result) == shown
     assert len(shown) <= 6
+
+
+def test_the_site_fills_in_options_of_commands_and_parts() -> None:
+    hooks = script("tools/site_hooks.py")
+    page = hooks.on_page_markdown("a\n\n<!-- commands -->\n\n<!-- parts: policy -->\n")
+    assert "<!--" not in page
+    assert "### draftree datastore build" in page
+    assert "| `--drafter` |" in page
+    assert "| `width` | `8` | candidates after each node" in page
+    assert hooks.sentence("# T\n\n| a |\n\nSee [that](x.md). More.") == "See that."
 
 
 def test_there_is_something_to_run() -> None:

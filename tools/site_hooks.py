@@ -94,6 +94,6 @@ def on_post_build(config: Any, **_: Any) -> None:
 def sentence(source: str) -> str:
     """Return the first sentence of a page's text."""
     text = re.sub(r"<!--.*?-->|```.*?```", "", source, flags=re.DOTALL)
-    plain = [block for block in re.split(r"\n\s*\n", text) if block.strip() and block.lstrip()[0] not in "#|!*-:>"]
+    plain = [block for block in re.split(r"\n\s*\n", text) if block.strip() and block.lstrip()[0] not in "#|!-:>"]
     words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join((plain or [""])[0].split()))
     return re.split(r"(?<=[.:?])\s", words)[0].rstrip(":") if words else ""
