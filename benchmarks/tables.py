@@ -102,7 +102,7 @@ def papers(results: Path) -> str:
         for claim in (c for c in CLAIMS if c.paper == paper):
             pairing = f"`{claim.mine}`, `{claim.other}`" if claim.mine else f"not run: {claim.not_run}"
             verdict = saved.get((paper, claim.table, claim.claim), "")
-            rows.append([claim.table.replace("Fig.", "Figure"), claim.claim, claim.figures, pairing, verdict])
+            rows.append([claim.table, claim.claim, claim.figures, pairing, verdict])
         text.append(
             f"## {paper}\n\n<!-- only parsed -->\n```\ndraftree tables --paper {shlex.quote(paper)} --out claims.json\n```"
         )

@@ -43,8 +43,13 @@ def commands() -> Iterator[str]:
 def row(option: Any) -> tuple[str, str, str]:
     """Return the line of an option: its names, its default and its help."""
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    default = "" if option.required or option.default is None or callable(option.default) else f"`{option.default}`"
-    return names, default if default not in ("`()`", "`[]`", "``") else "", getattr(option, "help", "") or ""
+    default = None if option.required or callable(option.default) else option.default
+    return names, shown(default), getattr(option, "help", "") or ""
+
+
+def shown(default: Any) -> str:
+    """Return a default as Markdown; nothing for an empty one."""
+    return "" if default is None or default in ("", (), []) else f"`{default}`"
 
 
 def parts(kind: str) -> Iterator[str]:
@@ -52,7 +57,7 @@ def parts(kind: str) -> Iterator[str]:
     for name in registry.own_names(kind):
         yield f"### {name}\n\n{registry.summary(kind, name)}"
         described = attributes(registry.part(kind, name))
-        options = [(f"`{key}`", f"`{value}`", described.get(key, "")) for key, value in registry.knobs(kind, name).items()]
+        options = [(f"`{k}`", shown(v), described.get(k, "")) for k, v in registry.knobs(kind, name).items()]
         yield table(("option", "default", "meaning"), options) if options else "No options."
 
 
