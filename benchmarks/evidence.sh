@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Forty pairings × temperatures 0 and 1 × 20 prompts × 48 tokens on SmolLM2-135M, on one core: docs/results.md, "Forty pairings".
+# Forty pairings × temperatures 0 and 1 × 20 prompts × 48 tokens on SmolLM2-135M, on one core: docs/reference/benchmarks/smollm2.md, "Forty pairings".
 #
 #     cd FOLDER; …/benchmarks/evidence.sh [pairings|machines|recounted|claims…]     # all of them by default
 #
 # FOLDER holds spec_bench.jsonl, gsm8k_train.jsonl and `drafters`: glide and mtp of recipes/smollm2_drafters.py, and dspark,
-# dflash, jetspec, peagle and edd-1848, each taught by its first 1,848 answers (docs/smollm2.md, "Drafters of blocks"). The other
+# dflash, jetspec, peagle and edd-1848, each taught by its first 1,848 answers (docs/reference/benchmarks/smollm2.md, "Block drafters"). The other
 # drafters are shipped. The model writes every text once; all else is replayed along these texts. An interrupted run, killed
 # even, goes on where it was by the same command.
 set -euo pipefail

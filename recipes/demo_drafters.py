@@ -32,7 +32,7 @@ NUMBERS = {
     "--batch-size": "8", "--lr": "2e-3", "--schedule": "cosine", "--floor": "0.05", "--warmup": "50", "--betas": "0.9 0.999",
     "--weight-decay": "0.01", "--clip": "1.0", "--clip-by": "norm", "--max-tokens": "256",
 }  # fmt: skip
-"""The same for all drafters, so that they can be compared, and not those of each one's paper (docs/methods/training.md)."""
+"""The same for all drafters, so that they can be compared; each paper's own are in docs/how-to/train-a-drafter.md."""
 
 
 def code(path: pathlib.Path, size: int = 1_500_000) -> None:

@@ -36,7 +36,7 @@ NUMBERS = (
     "--clip", 1.0, "--clip-by", "norm", "--max-tokens", 768, "--bf16", "--cache-features", "--accumulate", 4,
     "--evaluate-every", 500, "--keep-every", 460,
 )  # fmt: skip
-"""The same for all drafters, and not those of each one's paper (docs/methods/training.md)."""
+"""The same for all drafters, and not those of each one's paper (docs/how-to/train-a-drafter.md)."""
 
 
 def run(*command: object) -> None:

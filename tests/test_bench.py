@@ -472,25 +472,33 @@ def tables() -> ModuleType:
 def test_a_table_is_written_from_its_result(tables: ModuleType, folder: str, prompts: Path, tmp_path: Path) -> None:
     run("--suite", str(prompts), "--target", folder, "--drafter", "pld", "--policy", "chain", "--max-new-tokens", "8",
         "--limit", "2", "--out", str(tmp_path / "short.json"))  # fmt: skip
-    before = "a\n<!-- table:short -->\nold\n<!-- /table -->\n<!-- table:none -->\nkept\n<!-- /table -->\n"
-    after = tables.refreshed(before, tmp_path)
+    after = tables.block({"result": "short"}, tmp_path)
     assert "| drafter | policy | τ [95 %] | nodes/step | depth/step | speed-up [95 %] | same output |" in after
     assert "| plain |  | 1.00 [1.00, 1.00] |" in after
-    assert "old" not in after
-    assert after.endswith("<!-- table:none -->\nkept\n<!-- /table -->\n")
-    assert tables.refreshed(after, tmp_path) == after
-    left = tables.refreshed("<!-- table:short without: chain columns: policy, same output -->\n<!-- /table -->", tmp_path)
+    assert after.endswith("Saved as `benchmarks/results/short.json`.*")
+    left = tables.block({"result": "short", "columns": ["policy", "same output"], "without": ["chain"]}, tmp_path)
     assert "| policy | same output |" in left
     assert "| chain |" not in left
     assert "| chain |" in after.replace("pld | chain", "| chain")
+    page = {"title": "T", "intro": "I", "section": [{"heading": "H", "text": "S", "table": [{"result": "short"}]}]}
+    assert tables.rendered(page, tmp_path).startswith(f"{tables.GENERATED}\n\n# T\n\nI\n\n## H\n\nS\n\n| drafter |")
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/results.md", "docs/smollm2.md", "docs/performance.md"])
-def test_a_document_says_what_the_saved_results_say(tables: ModuleType, document: str) -> None:
-    text = (ROOT / document).read_text()
-    results = ROOT / "benchmarks" / "results"
-    assert all((results / f"{name}.json").is_file() for name in re.findall(r"<!-- table:(\S+)", text))
-    assert tables.refreshed(text, results) == text
+def test_pages_picture_and_readme_say_what_the_saved_results_say(tables: ModuleType) -> None:
+    for path, text in tables.written().items():
+        assert (ROOT / path).read_text("utf-8") == text, f"{path}: run python benchmarks/tables.py"
+
+
+def test_the_factors_in_the_readme_are_those_of_the_results(tables: ModuleType) -> None:
+    def factor(name: str, way: str, other: str) -> float:
+        known = tables.rates(json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8")))
+        return float(known[way] / known[other])
+
+    tasks, text = "smollm2_peers_tasks", " ".join((ROOT / "README.md").read_text("utf-8").split())
+    whole, kernels = factor(tasks, tables.OURS, tables.STOCK), factor(tasks, tables.PLAIN, tables.STOCK)
+    drafts, math = factor(tasks, tables.OURS, tables.PLAIN), factor("smollm2_peers_compiled", tables.OURS, tables.PLAIN)
+    assert f"{whole:.1f} times as fast as with `transformers`" in text
+    assert f"kernels bring {kernels:.1f} ×, drafting {drafts:.1f} × ({math:.1f} × on math)" in text
 
 
 def test_tokens_of_a_step_by_where_in_the_text_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,10 +570,15 @@ def test_a_difference_is_told_with_its_place_and_margin() -> None:
 def test_figures_of_other_scripts_become_a_table(tables: ModuleType, tmp_path: Path) -> None:
     rows = [{"draft": "guided", "found": {"1.0": 0.123}, "n": 4}, {"draft": "free", "found": {"1.0": 2.0}, "n": 5}]
     (tmp_path / "some.json").write_text(json.dumps({"provenance": {"seed": 0}, "rows": rows}))
-    block = "<!-- figures:{} columns: {} -->\n{}\n<!-- /figures -->\n"
-    before = block.format("some", "draft, found/1.0, n", "old") + block.format("none", "a", "kept")
-    after = tables.refreshed(before, tmp_path)
-    assert "| draft | found/1.0 | n |\n| --- | --- | --- |\n| guided | 0.12 | 4 |\n| free | 2.00 | 5 |\n" in after
-    assert "kept" in after
+    table = {
+        "result": "some",
+        "columns": ["draft", "found/1.0", "n"],
+        "names": {"n": "count"},
+        "words": {"guided": "with a guide"},
+    }
+    after = tables.block(table, tmp_path)
+    assert after.startswith(
+        "| draft | found/1.0 | count |\n| --- | --- | --- |\n| with a guide | 0.12 | 4 |\n| free | 2.00 | 5 |\n"
+    )
     with pytest.raises(UserError, match="unknown column 'm': known are draft, found, n"):
-        tables.refreshed(before.replace(", n -->", ", m -->"), tmp_path)
+        tables.block(table | {"columns": ["draft", "m"]}, tmp_path)

@@ -162,6 +162,21 @@ def test_messages_go_through_the_template(engine: Engine, target: Target) -> Non
     assert found.tokens == plainly(target, question(PROMPT), max_new_tokens=9)
 
 
+def test_chat_answers_a_question_messages_or_a_list_of_either(engine: Engine, target: Target) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    options: dict[str, Any] = {"max_new_tokens": 9, "ignore_eos": True}
+    expected = plainly(target, [system, *question(PROMPT)], **options)
+    assert engine.chat(PROMPT, system="Be brief.", **options).tokens == expected
+    assert engine.chat([system, *question(PROMPT)], **options).tokens == expected
+    assert engine.chat(question(PROMPT)[0], **options).tokens == plainly(target, question(PROMPT), **options)
+    assert [c.tokens for c in engine.chat([PROMPT, "b"], system="Be brief.", **options)] == [
+        expected,
+        plainly(target, [system, *question("b")], **options),
+    ]
+    assert [c.tokens for c in engine.chat([question(PROMPT)], system="Be brief.", **options)] == [expected]
+    assert asyncio.run(engine.achat(PROMPT, system="Be brief.", **options)).tokens == expected
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [
@@ -170,7 +185,7 @@ def test_messages_go_through_the_template(engine: Engine, target: Target) -> Non
         (lambda e: e.stream(PROMPT, temperature=-3), "temperature is -3"),
         (lambda e: e.stream([999]), "token id 999"),
         (lambda e: e.complete([]), "empty"),
-        (lambda e: e.chat(stops="x"), "did you mean 'stop'"),
+        (lambda e: e.chat("a", stops="x"), "did you mean 'stop'"),
         (lambda e: asyncio.run(e.acomplete(PROMPT, top_k=-1)), "top_k is -1"),
         (lambda e: asyncio.run(e.acomplete([9] * 200)), "200 tokens"),
     ],
@@ -308,7 +323,7 @@ class Fed:
 
 def test_a_chat_keeps_its_messages_and_its_cache(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, fed = Engine(target, Sometimes([[]], 260), Chain(3)), Fed(target, monkeypatch)
-    chat = engine.chat("Be brief.", max_new_tokens=6)
+    chat = engine.conversation("Be brief.", max_new_tokens=6)
     ascii_only = list(range(98, 260))  # an answer that is not text would be rendered as other tokens than it was written in
     first = chat.say("hi", suppress=ascii_only)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
@@ -325,7 +340,7 @@ def test_a_chat_keeps_its_messages_and_its_cache(target: Target, monkeypatch: py
 
 def test_a_chat_streams_and_forgets_what_failed(target: Target) -> None:
     engine = Engine(target, Sometimes([[]], 260), Chain(3))
-    chat = engine.chat(max_new_tokens=8, ignore_eos=True)
+    chat = engine.conversation(max_new_tokens=8, ignore_eos=True)
     told = "".join(t.text for t in chat.stream("hi"))
     assert chat.messages == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": told}]
     before = list(chat.messages)
@@ -347,7 +362,7 @@ def test_a_chat_streams_and_forgets_what_failed(target: Target) -> None:
 def test_the_demos_second_turn_reads_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = load("demo", "edd", "chain:length=3")
     fed = Fed(engine.target, monkeypatch)
-    chat = engine.chat(max_new_tokens=24)
+    chat = engine.conversation(max_new_tokens=24)
     answers = [chat.say("Tom has 3 apples and buys 5. How many has he?"), chat.say("And if he eats 2?")]
     (_, one), (read, two) = fed.reads
     assert two - read >= one + len(answers[0].tokens) - 1, "the prompt and the answer, but for its last token, were there"

@@ -1,7 +1,7 @@
 """What README, CONTRIBUTING and the pages of docs/ show is run as it stands there.
 
-**Python** blocks of a page run one after the other in one namespace. Where a block without a language follows, it is what the
-one before prints.
+**Python** blocks of a page run one after the other in one namespace, with the demo's folder in the place of the hub id HUB.
+Where a block without a language follows, it is what the one before prints.
 
 **Commands**, `draftree …` and `python -m draftree…`, run in the order of their page, in a folder with small files of the
 names that they use. For FOLDER stands a small target, or a drafter of the target that is named; on a page that makes a
@@ -13,6 +13,7 @@ Of scripts (`python benchmarks/…`, `python recipes/…`) and of commands insid
 options exist.
 """
 
+import importlib.util
 import json
 import re
 import shlex
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -39,7 +41,8 @@ from folders import target_folder
 from packages import forget, install
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")]
+PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
 MARK = r"(?:<!-- only parsed(?P<mark>[^>]*?) ?-->\n)?"
 BLOCK = re.compile(MARK + r"^ *```(?P<kind>[^\n]*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"(?:accelerate launch .* -m|python -m)? ?draftree\b")
@@ -47,6 +50,10 @@ INLINE = re.compile(r"`(draftree [^`]+|python (?:benchmarks|recipes)/[^`]+)`")
 PROMPT = '{"prompt": "Tom has 3 apples. How many?", "completion": "He has 3 apples."}\n'
 NEEDS = {"--plot": "matplotlib", "--pictures": "matplotlib", "draftree tune": "optuna", "draftree report": "jinja2"}
 """Words of commands, and the optional package without which these are only parsed."""
+TOP = {"--help", "--version", "--install-completion", "--show-completion"}
+"""Options of the program itself."""
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""The model that a reader may take; the demo stands for it in the tests, which need no network."""
 CHATS = "".join(PROMPT.replace("3", str(n)) for n in range(12))
 
 
@@ -154,7 +161,7 @@ def test_the_python_of_a_page_runs(name: str) -> None:
     space = {"__name__": "page"}
     for text, prints in read(ROOT / name).python:
         with redirect_stdout(StringIO()) as out:
-            exec(text, space)
+            exec(text.replace(HUB, str(demo_folder())), space)
         assert prints is None or out.getvalue() == prints
 
 
@@ -190,7 +197,9 @@ def test_what_a_page_names_is_there(name: str) -> None:
     """Source files, scripts and their options, links to other pages, and commands inside a sentence with their options."""
     path = ROOT / name
     text = path.read_text("utf-8")
-    for file in re.findall(r"\b(?:src/draftree|benchmarks|recipes|tests|docs)/[\w/.-]+\.(?:py|sh|json|md|svg)\b", text):
+    for file in re.findall(
+        r"(?<![\w/.])(?:src/draftree|benchmarks|recipes|tests|docs)/[\w/.-]+\.(?:py|sh|json|md|svg)\b", text
+    ):
         assert (ROOT / file).is_file() or "NAME" in file, file
     for file in re.findall(r"`((?:drafters|policies|acceptors|models|sampling|formats)/\w+(?:/\w+)*\.py)`", text):
         assert (ROOT / "src" / "draftree" / file).is_file(), file
@@ -204,8 +213,8 @@ def test_what_a_page_names_is_there(name: str) -> None:
     commands = {word for c in typer.main.get_command(app).commands.values() for word in _options(c)}  # type: ignore[attr-defined]
     for line in INLINE.findall(text):
         if line.startswith("draftree "):
-            assert set(re.findall(r"--[\w-]+", line)) <= commands | {"--help", "--version"}, line
-            assert line.split()[1] in commands, line
+            assert set(re.findall(r"--[\w-]+", line)) <= commands | TOP, line
+            assert line.split()[1] in commands | TOP, line
 
 
 def _options(command: typer.core.TyperCommand | TyperGroup) -> set[str]:
@@ -215,15 +224,60 @@ def _options(command: typer.core.TyperCommand | TyperGroup) -> set[str]:
 
 def test_every_page_is_listed() -> None:
     """In the site's navigation, and in the page that lists all."""
-    pages = {str(path.relative_to(ROOT / "docs")) for path in PAGES[2:]}
+    pages = {str(path.relative_to(ROOT / "docs")) for path in PAGES[len(FRONT) :]}
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    assert set(re.findall(r"[\w/]+\.md", str(nav))) == pages
-    assert set(re.findall(r"\]\(([\w/]+\.md)\)", (ROOT / "docs" / "index.md").read_text())) == pages - {"index.md"}
+    assert set(re.findall(r"[\w/-]+\.md", str(nav))) == pages
+    decisions = {page for page in pages if "/decisions/0" in page}
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert set(re.findall(r"\]\(([\w/-]+\.md)\)", index)) == pages - {"index.md"} - decisions
+    listed = (ROOT / "docs" / "explanation" / "decisions" / "index.md").read_text()
+    assert {f"explanation/decisions/{name}" for name in re.findall(r"\]\(([\w-]+\.md)\)", listed)} == decisions
 
 
 def test_the_public_names_are_listed() -> None:
-    told = re.findall(r"^::: draftree\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    told = re.findall(r"^::: draftree\.(\w+)$", (ROOT / "docs" / "reference" / "api.md").read_text(), re.MULTILINE)
     assert sorted(told) == sorted([*public.__all__, "testing"])
+
+
+def script(path: str) -> ModuleType:
+    """A file that is no part of a package, as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_is_short() -> None:
+    text = FRONT[0].read_text("utf-8")
+    lines = text.splitlines()
+    assert len(lines) <= 150
+    assert len(text.split()) <= 1200
+    assert max(map(len, lines)) <= 100
+    assert any("import draftree" in line for line in lines[:40])
+    assert len(FRONT[2].read_text("utf-8").splitlines()) <= 60
+
+
+def test_the_readme_shows_what_the_demo_prints() -> None:
+    """But for figures by the clock."""
+    demo = script("benchmarks/demo.py")
+    shown = re.findall(r"<!-- demo -->\n```\n(.*?)```", FRONT[0].read_text("utf-8"), re.DOTALL)[0].splitlines()
+    stats = {"steps": 12, "new_tokens": 34, "acceptance_length": 35 / 12, "tokens_per_second": 79.0}
+    plain = {"same_output": True, "same_bits": True, "tokens_per_second": 46.0}
+    result = {"text": " ".join(shown[:2]), "stats": stats, "baseline": plain, "speedup": 1.72}
+    assert demo.report(result) == shown
+    assert len(shown) <= 6
+
+
+def test_the_site_fills_in_options_of_commands_and_parts() -> None:
+    hooks = script("tools/site_hooks.py")
+    page = hooks.on_page_markdown("a\n\n<!-- commands -->\n\n<!-- parts: policy -->\n")
+    assert "<!--" not in page
+    assert "### draftree datastore build" in page
+    assert "| `--drafter` |" in page
+    assert "| `probe` | `0.01` | where drafting" in page
+    assert hooks.sentence("# T\n\n| a |\n\nSee [that](x.md). More.") == "See that."
 
 
 def test_there_is_something_to_run() -> None:

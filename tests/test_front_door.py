@@ -293,12 +293,17 @@ CALLS: list[tuple[Callable[[Engine], Any], str]] = [
     (lambda e: e.write([Request([5])], 0.7), "sampling is 0.7, allowed is a Sampling"),  # type: ignore[arg-type]
     (lambda e: e.write([Request([5])], on_tokens=5), "on_tokens is 5, allowed is what can be called, or None"),  # type: ignore[arg-type]
     (lambda e: e.plain([Request([5])], "greedy"), "sampling is 'greedy'"),  # type: ignore[arg-type]
-    (lambda e: e.chat().say(None), "the text is None, allowed is a text"),  # type: ignore[arg-type]
-    (lambda e: e.chat().say("\ud800"), "the text is '.ud800', allowed is a text"),
-    (lambda e: e.chat().stream(5), "the text is 5"),  # type: ignore[arg-type]
-    (lambda e: e.chat(5), "messages is 5, allowed is a text, or messages"),  # type: ignore[arg-type]
-    (lambda e: e.chat(["a"]), r"messages is \['a'\]"),  # type: ignore[list-item]
-    (lambda e: e.chat([{"role": "user", "content": b"a"}]), "messages is"),  # type: ignore[dict-item]
+    (lambda e: e.conversation().say(None), "the text is None, allowed is a text"),  # type: ignore[arg-type]
+    (lambda e: e.conversation().say("\ud800"), "the text is '.ud800', allowed is a text"),
+    (lambda e: e.conversation().stream(5), "the text is 5"),  # type: ignore[arg-type]
+    (lambda e: e.chat(5), "messages is 5, allowed is a text, messages"),
+    (lambda e: e.chat([]), r"messages is \[\]"),
+    (lambda e: e.chat([5, 6]), r"messages is \[5, 6\].*`complete` takes token ids"),
+    (lambda e: e.chat([{"role": "user", "content": b"a"}]), "messages is"),
+    (lambda e: e.chat([{"role": "system", "content": "b"}], system="a"), "begin with a system message"),
+    (lambda e: e.chat("a", system=5), "system is 5, allowed is a text"),
+    (lambda e: e.conversation(["a"]), r"system is \['a'\], allowed is a text"),
+    (lambda e: e.conversation(messages="a"), "messages is 'a', allowed is a list of messages"),
     (lambda e: e.complete("\ud800"), "not valid Unicode"),
     (lambda e: e.complete("a", beginning=b"x"), "beginning is b'x', allowed is a text, or ids"),
     (lambda e: e.complete("a", suppress=b"x"), "suppress is b'x', allowed is ids"),
@@ -416,7 +421,7 @@ def survives(target: Target, method: Method, call: Callable[[Engine], Any], poin
 
 def test_an_interrupted_turn_leaves_a_chat_as_it_was(target: Target) -> None:
     options = {"max_new_tokens": 6, "ignore_eos": True}
-    chat, other = (Engine(target, Suffix().open(target), VCT(2, 2)).chat(**options) for _ in range(2))
+    chat, other = (Engine(target, Suffix().open(target), VCT(2, 2)).conversation(**options) for _ in range(2))
     first = chat.say("ab").text
     assert other.say("ab").text == first
     counting = Interrupter()
@@ -456,7 +461,7 @@ def test_a_listener_may_interrupt(target: Target, engine: Engine) -> None:
 
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_an_engine_is_neither_pickled_nor_copied(engine: Engine, how: Callable[[Any], Any]) -> None:
-    for held in (engine, engine.chat()):
+    for held in (engine, engine.conversation()):
         with pytest.raises(UserError, match="an Engine cannot be pickled or copied: it holds a model"):
             how(held) if held is engine else pickle.dumps(held)
 
@@ -571,8 +576,9 @@ PUBLIC: dict[str, Public] = {
     "complete": (lambda e: e.complete, {"prompt": "ab", **ASKED}),
     "stream": (lambda e: lambda **given: list(e.stream(**given)), {"prompt": "ab", **ASKED}),
     "acomplete": (lambda e: lambda **given: asyncio.run(e.acomplete(**given)), {"prompt": "ab", **ASKED}),
-    "chat": (lambda e: e.chat, {"messages": None, **ASKED}),
-    "say": (lambda e: e.chat(max_new_tokens=2).say, {"text": "ab", **ASKED}),
+    "chat": (lambda e: e.chat, {"messages": "ab", "system": None, **ASKED}),
+    "conversation": (lambda e: e.conversation, {"system": None, "messages": None, **ASKED}),
+    "say": (lambda e: e.conversation(max_new_tokens=2).say, {"text": "ab", **ASKED}),
     "generate": (lambda e: lambda inputs, **given: e.generate(inputs, max_new_tokens=2, **given),
                  {"inputs": torch.tensor([[5, 6]]), "seed": None, "streamer": None, "tokenizer": None}),
     "Options": (lambda e: Options, ASKED),
@@ -698,6 +704,6 @@ def test_options_are_served_or_told_in_a_line_at_length(
 
 def test_every_public_callable_is_in_these_tests() -> None:
     """Those that are results, or hold what others check, have no arguments of their own to be wrong."""
-    results = {"Candidates", "Chat", "Completion", "DraftreeError", "Engine", "Generation", "Target", "Token", "Tree",
+    results = {"Candidates", "Completion", "Conversation", "DraftreeError", "Engine", "Generation", "Target", "Token", "Tree",
                "UserError", "Verdict", "demo_folder"}  # fmt: skip
     assert set(public.__all__) - results <= set(PUBLIC)

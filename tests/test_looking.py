@@ -1,4 +1,7 @@
-"""A policy that looks at everything changes nothing under `match`, and spoils rejection (docs/methods/acceptors.md)."""
+"""A policy that looks at everything changes nothing under `match`, and spoils rejection.
+
+docs/explanation/sampling-and-acceptance.md has the proof.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Literal

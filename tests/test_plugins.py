@@ -14,7 +14,7 @@ from draftree.errors import UserError
 from draftree.testing import Suite, __main__, cases
 from packages import forget, install
 
-PAGE = (Path(__file__).parents[1] / "docs" / "add_a_drafter.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "add-a-drafter.md").read_text("utf-8")
 SOURCE = re.findall(r'```python title="bigram.py"\n(.*?)```', PAGE, re.DOTALL)[0]
 POINTS = tomllib.loads(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])["project"]["entry-points"]
 CHAINED = '''
@@ -63,7 +63,7 @@ def nothing_stays() -> Iterator[None]:
 
 @pytest.fixture
 def bigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The drafter of docs/add_a_drafter.md, installed."""
+    """The drafter of docs/how-to/add-a-drafter.md, installed."""
     install(monkeypatch, tmp_path, "draftree-bigram", {"bigram": SOURCE}, POINTS)
 
 
@@ -89,7 +89,7 @@ def test_it_is_a_name_like_all_others(bigram: None, draftree: Callable[..., tupl
     told = json.loads(out)["drafters"]
     assert status == 0
     assert told["bigram"] == {
-        "summary": "Bigrams: what followed the same token earlier in the text, most often first. (package draftree-bigram)",
+        "summary": "Bigrams: draft the tokens that followed the same token earlier in the text. (package draftree-bigram)",
         "knobs": {"trust": 0.5},
         "package": "draftree-bigram",
         "training": [],

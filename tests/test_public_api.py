@@ -11,8 +11,8 @@ from draftree.registry import KINDS, knobs, names, part, summary
 
 PUBLIC = {
     "Candidates",
-    "Chat",
     "Completion",
+    "Conversation",
     "Costs",
     "DraftreeError",
     "Engine",

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from draftree.rows import Generation
     from draftree.sampling.grammar import Grammar
     from draftree.sampling.settings import Sampling
-    from draftree.text.chat import Chat
     from draftree.text.completion import Completion, Token
+    from draftree.text.conversation import Conversation
     from draftree.text.options import Options
     from draftree.tree import Candidates, Tree, Verdict
 
@@ -24,8 +24,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Candidates",
-    "Chat",
     "Completion",
+    "Conversation",
     "Costs",
     "DraftreeError",
     "Engine",
@@ -54,8 +54,8 @@ _MODULES = {
     "rows": ("Generation",),
     "sampling.grammar": ("Grammar",),
     "sampling.settings": ("Sampling",),
-    "text.chat": ("Chat",),
     "text.completion": ("Completion", "Token"),
+    "text.conversation": ("Conversation",),
     "text.options": ("Options",),
     "tree": ("Candidates", "Tree", "Verdict"),
 }

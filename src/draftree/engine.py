@@ -28,7 +28,7 @@ from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import Costs, CostSource, CostTable
 from draftree.costs.online import OnlineCosts
 from draftree.costs.probe import start_probe
-from draftree.data.prompts import Prompt, Prompts
+from draftree.data.prompts import Prompt, Prompts, chats_of
 from draftree.data.rows import Messages
 from draftree.drafters.base import Drafter, Method
 from draftree.errors import DraftreeWarning, UserError, shown
@@ -45,14 +45,14 @@ from draftree.rows import Generation, Rows
 from draftree.sampling.noise import Chance
 from draftree.sampling.settings import GREEDY, Sampling
 from draftree.stats import Stats
-from draftree.text import chat, completion
-from draftree.text.chat import Chat
+from draftree.text import completion
 from draftree.text.completion import Completion, Token, Writing
+from draftree.text.conversation import Conversation, started
 from draftree.text.options import Options
 from draftree.tree import Draw, Ints
 
 USUAL = {DEMO: ("edd", "pct"), SMOLLM2: ("eagle3+suffix", "yield")}
-"""Drafter and policy where no drafter is named: the fastest shipped for a target (docs/smollm2.md, docs/results.md)."""
+"""Drafter and policy where no drafter is named: the fastest shipped for a target (docs/reference/benchmarks/)."""
 UNTRAINED = ("suffix", "yield")
 """For other targets: they need no training."""
 NAMED = "pct"
@@ -180,14 +180,52 @@ class Engine:
         """`stream` for asyncio."""
         return completion.stream(self, prompt, Options.of(None, options))
 
-    def chat(self, messages: Messages | str | None = None, **options: Any) -> Chat:
-        """A conversation that keeps its messages, and what the caches hold of them from turn to turn.
+    @overload
+    def chat(self, messages: str | Messages, *, system: str | None = None, **options: Any) -> Completion: ...
+    @overload
+    def chat(self, messages: list[str] | list[Messages], *, system: str | None = None, **options: Any) -> list[Completion]: ...
+    def chat(
+        self, messages: str | Messages | list[str] | list[Messages], *, system: str | None = None, **options: Any
+    ) -> Completion | list[Completion]:
+        """Answer a question, or the messages of a chat, through the target's chat template.
+
+        Nothing is kept for the next call: `conversation` keeps its messages. A model without a chat template continues the text
+        of the messages.
 
         Args:
-            messages: those it goes on from; a text is that of a system message.
-            options: of every answer, the attributes of `Options`.
+            messages: a question; messages, each with a role and a content; or a list of either, which is one batch.
+            system: the system message, placed before the messages.
+            options: the attributes of `Options`.
+
+        Returns:
+            The answer; a list of answers for a list of strings or a list of chats.
+
+        Raises:
+            UserError: the messages are malformed or refused by the template, `system` is given twice, an option does not exist
+                or is out of its range, or the prompt is too long.
         """
-        return chat.begun(self, messages, options)
+        answered: Completion | list[Completion] = self.complete(chats_of(messages, system), **options)
+        return answered
+
+    async def achat(
+        self, messages: str | Messages | list[str] | list[Messages], *, system: str | None = None, **options: Any
+    ) -> Completion | list[Completion]:
+        """Run `chat` for asyncio, as `acomplete` runs `complete`."""
+        answered: Completion | list[Completion] = await self.acomplete(chats_of(messages, system), **options)
+        return answered
+
+    def conversation(self, system: str | None = None, messages: Messages | None = None, **options: Any) -> Conversation:
+        """Start a conversation that keeps its messages, and their part of the caches, from turn to turn.
+
+        Args:
+            system: the system message.
+            messages: earlier messages that the conversation continues.
+            options: the attributes of `Options`, for every answer.
+
+        Raises:
+            UserError: the messages are malformed, or an option does not exist or is out of its range.
+        """
+        return started(self, system, messages, options)
 
     def begin(
         self,

@@ -23,6 +23,7 @@ from draftree.cli import (
     costs,
     datastore,
     doctor,
+    env,
     export,
     generate,
     parts,
@@ -46,7 +47,7 @@ class Commands(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args:
+        if not args and not ctx.resilient_parsing:  # which is how completion asks
             known = ", ".join(sorted(self.commands))
             raise UserError(f"no command was given, known are {known}; {ctx.command_path} --help explains them")
         return super().parse_args(ctx, args)
@@ -54,7 +55,6 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    add_completion=False,
     help="Exactly what a causal language model would have written anyway, in far fewer forward passes.",
 )
 shelf = typer.Typer(cls=Commands, help="Build and show the corpora that drafters without training search.")
@@ -71,6 +71,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report.report,
     "tables": tables.tables,
     "recount": recount.recount,
+    "env": env.show_environment,
     "costs": costs.show_costs,
     "doctor": doctor.examine_drafter,
     "train": train.train,

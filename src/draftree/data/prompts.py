@@ -65,6 +65,52 @@ def _said(message: Any) -> bool:
     )
 
 
+def chats_of(given: Any, system: str | None = None) -> Any:
+    """Return the messages of a question or a chat; for a list of questions or chats, a list of their messages.
+
+    Args:
+        given: a question, a message, the messages of a chat, or a list of questions or chats.
+        system: the system message, placed before the messages.
+
+    Raises:
+        UserError: it is none of these, or there are two system messages.
+    """
+    if isinstance(given, Mapping):
+        given = [given]
+    if _asks(given):
+        return _chat(given, system)
+    if several(given, _asks) and len(given):
+        return [_chat(chat, system) for chat in given]
+    told = "allowed is a text, messages that each have a role and a content, or a list of either"
+    if row_of_ids(given) is not None and len(given):
+        told += "; `complete` takes token ids"
+    raise UserError(f"messages is {shown(given)}, {told}")
+
+
+def _asks(given: Any) -> bool:
+    """Return whether this is a question, or a chat of at least one message."""
+    return unicode(given) or (is_chat(given) and len(given) > 0)
+
+
+def _chat(given: str | Messages, system: str | None) -> Messages:
+    return with_system(system, question(given) if isinstance(given, str) else given)
+
+
+def with_system(system: str | None, messages: Messages) -> Messages:
+    """Return messages with a system message placed before them; a copy of the messages where there is none.
+
+    Raises:
+        UserError: the system message is not a text, or the messages begin with one.
+    """
+    if system is None:
+        return [*messages]
+    if not unicode(system):
+        raise UserError(f"system is {shown(system)}, allowed is a text")
+    if messages and messages[0]["role"] == "system":
+        raise UserError("system is given, but the messages begin with a system message; allowed is one of them")
+    return [{"role": "system", "content": system}, *messages]
+
+
 Content = str | Messages
 """Text to be continued as it is, or a chat to be answered."""
 

@@ -1,4 +1,4 @@
-"""Several drafters fused into one: what each proposes goes into one tree (docs/methods/fusion.md).
+"""Several drafters fused into one: what each proposes goes into one tree (docs/explanation/fusion.md).
 
 The first part with a whole q, a trained drafter, is the guide, and its q is left as it is. A token that another part
 finds gets the acceptance that such finds had so far, and the guide's other tokens share what is left: with nothing found

@@ -124,7 +124,7 @@ CLAIMS = (
           not_run=STORE + "benchmarks/paper_rows.sh aded_corpora"),
     Claim(ADED, "3", "almost no memory", "574 MB, REST 12 GB",
           not_run="is of files: `draftree datastore build` of both kinds says "
-          "their sizes, docs/results.md"),
+          "their sizes, docs/reference/benchmarks/toy.md"),
     Claim(ADED, "Fig. 3", "faster than plain decoding", "1.9 ×", "aded mcts", PLAIN, SECONDS),
     Claim(ADED, "Fig. 4a", "adapting lengthens", "at every length of the text", "aded mcts", "aded:adapt=false mcts"),
     Claim(ADED, "Fig. 4b", "steady over categories", "τ by category",

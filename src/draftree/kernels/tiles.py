@@ -26,7 +26,7 @@ middle in bfloat16, then four times words of eight numbers."""
 FEW, SHORT, AHEAD = 4, 1024, 7168
 """Up to how many rows a processor finds out by itself what will be read, and bytes before they are read that a matrix's are
 asked for: of so few rows, and of more. While a tile is computed, memory would otherwise rest; but what is asked for too soon
-stands in the way of what few rows are about to read (docs/performance.md)."""
+stands in the way of what few rows are about to read (docs/explanation/native-kernels.md)."""
 NEAR = 2
 """How near to the processor they are put, of 0 … 3: into its second cache. A block does not fit into the first one beside its
 rows, and passes over more than eight tokens, which read it several times, took a third longer when it was put there."""

@@ -28,7 +28,7 @@ def dequantised(path: Path) -> Path:
     one waits for the first.
 
     Args:
-        path: of the file. Weights of 16 or 32 bits keep their dtype, quantised ones become float16 (decision 64).
+        path: of the file. Weights of 16 or 32 bits keep their dtype, quantised ones become float16 (decision 11).
 
     Raises:
         UserError: it cannot be read, is of an architecture that cannot be served, or a package is missing; or the disk is full.

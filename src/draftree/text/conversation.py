@@ -1,0 +1,82 @@
+"""A conversation that keeps its messages from turn to turn."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from draftree.boundary.knobs import unicode
+from draftree.data.prompts import is_chat, with_system
+from draftree.data.rows import Messages
+from draftree.errors import UserError, shown
+from draftree.rows import Writer
+from draftree.text.completion import Completion, Token, Writing, complete
+from draftree.text.options import Options
+
+
+@final
+@dataclass
+class Conversation:
+    """A conversation: the template renders all of it anew for every turn; its part in the caches is not read again.
+
+    Attributes:
+        engine: answers.
+        messages: so far, each with its role and content.
+        options: of every answer, unless a turn names others.
+    """
+
+    engine: Writer
+    messages: Messages = field(default_factory=list)
+    options: Options = field(default_factory=Options)
+
+    def say(self, text: str, **options: Any) -> Completion:
+        """Says something as the user, and returns the answer; both are kept in `messages`.
+
+        Raises:
+            UserError: it is no text, an option does not exist or is out of its range, or the chat is too long; `messages` are
+                as before.
+        """
+        answer: Completion = self._answer(text, options).finish()
+        self._keep(text, answer)
+        return answer
+
+    def stream(self, text: str, **options: Any) -> Iterator[Token]:
+        """The answer token by token; of one that is closed early, what was written by then is kept in `messages`."""
+        writing = self._answer(text, options)
+
+        def told() -> Iterator[Token]:
+            try:
+                yield from writing.tokens()
+            except GeneratorExit:
+                self._keep(text, writing.result)
+                raise
+            self._keep(text, writing.result)
+
+        return told()
+
+    async def asay(self, text: str, **options: Any) -> Completion:
+        """`say` for asyncio; a turn that is cancelled is forgotten."""
+        answer: Completion = await complete(self.engine, self._asked(text), Options.of(self.options, options))
+        self._keep(text, answer)
+        return answer
+
+    def _asked(self, text: str) -> Messages:
+        if not unicode(text):
+            raise UserError(f"the text is {shown(text)}, allowed is a text")
+        return [*self.messages, {"role": "user", "content": text}]
+
+    def _answer(self, text: str, options: Mapping[str, Any]) -> Writing:
+        return Writing(self.engine, self._asked(text), Options.of(self.options, options))
+
+    def _keep(self, text: str, answer: Any) -> None:
+        self.messages = [*self._asked(text), {"role": "assistant", "content": answer.text}]
+
+
+def started(engine: Writer, system: str | None, messages: Messages | None, options: Mapping[str, Any]) -> Conversation:
+    """Return a conversation that continues messages, after a system message where one is given.
+
+    Raises:
+        UserError: the messages are malformed, or an option does not exist or is out of its range.
+    """
+    if messages is not None and not is_chat(messages):
+        raise UserError(f"messages is {shown(messages)}, allowed is a list of messages that each have a role and a content")
+    return Conversation(engine, with_system(system, messages or []), Options.of(None, options))
