@@ -34,6 +34,7 @@ from draftree.models.decoder import Decoder, pretrained
 from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
 from draftree.models.feed import Feed
 from draftree.models.four_bits import round_to_four_bits
+from draftree.models.hub import located
 from draftree.models.loaded import merged, placed, rounding
 from draftree.models.sources import ALLOWED, DTYPES, SMOLLM2, Loading, Source, hint, known, known_as, location
 from draftree.tree import Bools, Ints, Tree, Verdict
@@ -206,7 +207,7 @@ class Target:
         loading = Loading.of({"dtype": dtype, "device": device, **how})
         place, dtype = usable(device), named(dtype)
         with understood(f"cannot load target '{name}' (allowed: {ALLOWED}{hint(name)})"):
-            path = location(name)
+            path = located(location(name), loading.revision)
             config = AutoConfig.from_pretrained(path, **loading.found_by)
             kind = _class(config)
             if kind is not None or not loading.trust_remote_code:
@@ -467,6 +468,8 @@ def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerB
     """
     allowed = f"allowed: {ALLOWED}; load(…, tokenizer=…) takes one"
     with understood(f"target '{target}' has no tokenizer that can be read ({allowed})"):
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(location(target), **source.found_by)
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            located(location(target), source.revision), **source.found_by
+        )
         found("a")
         return found
