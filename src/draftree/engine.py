@@ -590,6 +590,7 @@ def load(
     how = translated(LOADING, how, [*(f.name for f in fields(Loading)), "target", "drafter"])
     target, drafter = how.pop("target", target), drafter_given(drafter, how)
     how.pop("drafter", None)
+    dtype, device = how.pop("dtype", dtype), how.pop("device", device)
     if isinstance(drafter, str) and drafter == PUBLISHED:
         drafter = best_for(named(target))
     method, grown, rule = parts_of(drafter, policy, acceptor)
@@ -708,7 +709,6 @@ def speculate(
     **prepared: Any,
 ) -> Any:
     """Make transformers' `generate` speculate: `model.generate(**inputs, custom_generate=draftree.speculate(…))`.
-
     Without arguments the parentheses may be left out: `custom_generate=draftree.speculate`.
 
     Prompts with padding on the left and hidden ids, `GenerationConfig`, logits processors, stopping criteria, `stop_strings`,
@@ -728,9 +728,9 @@ def speculate(
     - `scores` and `logits` of rows that have ended are 0; `cache` (before transformers 5.24 `past_key_values`) is None.
     - A row's processors and criteria see a batch whose rows all are that row, because rows are not written in step; rows after
       the first get copies of those that may remember something. Every processor is called once for each token, in order.
-    - A text ends with the model's context, with a warning. A processor that forbids every token is an error which names it, where transformers writes token 0. Ids that a mask hides
-      inside a row are refused for models with windows, and at the end of a row. The model is in evaluation mode during the
-      call. Logits that are not numbers are an error, whatever `remove_invalid_values` says.
+    - A text ends with the model's context, with a warning. A processor that forbids every token is an error, where transformers
+      writes token 0. Ids that a mask hides are refused inside a row for models with windows, and at the end of a row. The model
+      is in evaluation mode during the call. Logits that are not numbers are an error, whatever `remove_invalid_values` says.
     - In half precision a pass over a tree rounds otherwise than one over a token, so that ids may part where two scores are
       as good as equal. With `exactness="bits"` they are those of the attention `draftree` (`set_attn_implementation`), to the
       last bit.

@@ -30,6 +30,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
+from draftree.aliases import OPTION, SAME
 from draftree.costs import Costs, CostTable
 from draftree.errors import UserError, shown
 from draftree.hf.batch import Call, prompts, write
@@ -170,6 +171,12 @@ def generate(
     """
     model: Any = engine.target.decoder.model
     check_types(None, tokenizer)
+    if isinstance(inputs, str) or (isinstance(inputs, list) and all(isinstance(text, str) for text in inputs)):
+        told = "engine.chat('text') answers, engine.complete('text') continues a text"
+        raise UserError(f"inputs is {shown(inputs)}, allowed is a tensor of ids [B, n]: {told}")
+    for name in options.keys() & SAME[OPTION].keys():
+        if not hasattr(model.generation_config, name):
+            raise UserError(f"{name} is given, but engine.generate takes transformers' options: {SAME[OPTION][name]}")
     if not (inputs is None or (isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.dtype in IDS)):
         raise UserError(f"inputs is {shown(inputs)}, allowed is a tensor of ids [B, n]")
     for name, allowed in NOT_HERE.items():

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from draftree.aliases import DTYPE, accepted
 from draftree.boundary.files import understood
 from draftree.boundary.garbage import seldom
 from draftree.boundary.phases import in_phase
@@ -415,16 +416,17 @@ def _class(config: PreTrainedConfig) -> Any:
 
 
 def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """A dtype that may be given by its name.
+    """Return a dtype that may be given by its name; None for None and for `auto`.
 
     Raises:
         UnknownName: there is no such dtype, or nothing can be computed in it.
     """
-    if dtype is None:
+    if dtype is None or dtype == "auto":
         return None
     name = str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else shown(dtype)
+    name = accepted(DTYPE, name, DTYPES)
     if name not in DTYPES:
-        raise UnknownName("dtype", name, DTYPES)
+        raise UnknownName(DTYPE, name, DTYPES)
     found: torch.dtype = getattr(torch, name)
     return found
 

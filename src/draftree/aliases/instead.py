@@ -1,84 +1,8 @@
-"""Names that other tools use for options, commands and parts, each with draftree's own.
+"""What to write instead of names of other tools that mean something else, or something that draftree does not have."""
 
-The tools are transformers, vLLM, the OpenAI API, ollama, llama.cpp, llama-cpp-python, mlx_lm and lm_eval.
+from collections.abc import Mapping
 
-A name in `SAME` means what draftree's name means and is accepted for it. A name in `INSTEAD` means something else, or something
-that draftree does not have: the error says what to write. Both are keyed by the kind of name, as `UnknownName` is given it.
-"""
-
-import difflib
-import re
-from collections.abc import Iterable, Mapping
-
-OPTION, LOADING, COMMAND, DRAFTER, POLICY, ACCEPTOR = (
-    "option",
-    "option of loading a target",
-    "command",
-    "drafter",
-    "policy",
-    "acceptor",
-)
-ENGINE, MODULE, RESULT = "attribute of an Engine", "name in draftree", "attribute of a Completion"
-
-NEAR = 0.65
-"""The least similarity (difflib) of a name that is suggested."""
-
-SAME: Mapping[str, Mapping[str, str]] = {
-    OPTION: {
-        "max_tokens": "max_new_tokens",  # OpenAI, vLLM, mlx_lm, llama-cpp-python
-        "max_completion_tokens": "max_new_tokens",  # OpenAI
-        "max_output_tokens": "max_new_tokens",  # OpenAI
-        "n_predict": "max_new_tokens",  # llama.cpp
-        "predict": "max_new_tokens",  # llama.cpp
-        "num_predict": "max_new_tokens",  # ollama
-        "max_gen_toks": "max_new_tokens",  # lm_eval
-        "min_tokens": "min_new_tokens",  # vLLM
-        "temp": "temperature",  # mlx_lm, llama.cpp
-        "typical": "typical_p",  # llama.cpp
-        "stop_strings": "stop",  # transformers
-        "stop_sequences": "stop",
-        "until": "stop",  # lm_eval
-        "reverse_prompt": "stop",  # llama.cpp
-        "suppress_tokens": "suppress",  # transformers
-        "guided_json": "json_schema",  # vLLM
-        "guided_regex": "regex",  # vLLM
-        "top_logprobs": "logprobs",  # OpenAI
-        "timeout": "max_time",
-        "num_return_sequences": "n",  # transformers
-    },
-    LOADING: {
-        "model": "target",  # vLLM
-        "model_id": "target",
-        "model_path": "target",  # llama-cpp-python
-        "model_name": "target",
-        "model_name_or_path": "target",
-        "pretrained_model_name_or_path": "target",  # transformers
-        "assistant_model": "drafter",  # transformers
-        "draft_model": "drafter",  # mlx_lm, llama-cpp-python
-        "speculative_model": "drafter",  # vLLM
-        "torch_dtype": "dtype",  # transformers
-        "lora": "adapter",
-        "lora_path": "adapter",  # llama-cpp-python
-        "adapter_path": "adapter",  # mlx_lm
-    },
-    COMMAND: {"benchmark": "bench", "ls": "list", "gen": "generate", "check": "doctor", "convert": "export"},
-    DRAFTER: {
-        "ngram": "pld",  # vLLM
-        "prompt_lookup": "pld",  # transformers
-        "prompt_lookup_decoding": "pld",
-        "suffix_decoding": "suffix",
-        "suffix_tree": "suffix",
-        "lookahead_decoding": "lookahead",
-        "eagle_1": "eagle",
-        "eagle1": "eagle",
-        "deepseek_mtp": "mtp",  # vLLM
-        "qwen3_next_mtp": "mtp",  # vLLM
-        "glm4_moe_mtp": "mtp",  # vLLM
-    },
-    POLICY: {"linear": "chain", "sequence": "chain"},
-    ACCEPTOR: {"rejection_sampling": "rejection", "rejection_sampler": "rejection", "typical_acceptance": "typical"},
-}
-"""Names that are accepted, by kind."""
+from draftree.aliases.kinds import ACCEPTOR, COMMAND, DRAFTER, DTYPE, ENGINE, LOADING, MODULE, OPTION, POLICY, RESULT
 
 _SAMPLING = "temperature=1.0 samples, temperature=0 (the default) is greedy"
 _BEAMS = "beam search is not offered"
@@ -265,6 +189,12 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "pct": "pct is a policy: policy='pct'",
         "greedy": "greedy is an acceptor: acceptor='greedy'",
     },
+    DTYPE: {
+        "int8": "quantize='int8'",
+        "int4": "quantize='int4'",
+        "q4_0": "a .gguf file as target, or quantize='int4'",
+        "fp8": "quantize='int8', or load the model with transformers and give it",
+    },
     POLICY: {
         "tree": "pct, yield and eagle2 grow trees",
         "auto": "leave the policy out for the default one",
@@ -348,40 +278,3 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
     },
 }
 """What to write instead of names that are not accepted, by kind."""
-
-
-def plain(name: str) -> str:
-    """Return a name in lower case and without separators, as `eagle3` for `EAGLE-3`."""
-    return re.sub(r"[-_ .]", "", name.lower())
-
-
-def accepted(kind: str, got: str, known: Iterable[str]) -> str:
-    """Return draftree's name for a name: that of `SAME`, or the known one that differs in case and separators alone.
-
-    Args:
-        kind: of the name.
-        got: the name.
-        known: draftree's own names.
-
-    Returns:
-        draftree's name; the given one where it stands for none.
-    """
-    known = list(known)
-    if got in known:
-        return got
-    same = {plain(word): ours for word, ours in SAME.get(kind, {}).items() if ours in known}
-    own = {plain(name): name for name in known}
-    return own.get(plain(got)) or same.get(plain(got)) or got
-
-
-def instead(kind: str, got: str) -> str | None:
-    """Return what to write instead of a name of another tool, None where it is not in the table."""
-    return next((told for word, told in INSTEAD.get(kind, {}).items() if plain(word) == plain(got)), None)
-
-
-def nearest(kind: str, got: str, known: Iterable[str]) -> str | None:
-    """Return draftree's name nearest in spelling to a name, by way of other tools' names too; None where nothing is near."""
-    known = sorted(known)
-    same = {word: ours for word, ours in SAME.get(kind, {}).items() if ours in known}
-    near = difflib.get_close_matches(got, [*known, *same], n=1, cutoff=NEAR)
-    return same.get(near[0], near[0]) if near else None
