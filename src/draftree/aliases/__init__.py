@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from draftree.aliases.instead import INSTEAD
-from draftree.aliases.kinds import ACCEPTOR, COMMAND, DRAFTER, DTYPE, ENGINE, LOADING, MODULE, OPTION, POLICY, RESULT
+from draftree.aliases.kinds import ACCEPTOR, COMMAND, DRAFTER, DTYPE, ENGINE, FLAG, LOADING, MODULE, OPTION, POLICY, RESULT
 from draftree.aliases.same import SAME
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "DRAFTER",
     "DTYPE",
     "ENGINE",
+    "FLAG",
     "INSTEAD",
     "LOADING",
     "MODULE",

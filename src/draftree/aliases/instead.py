@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from draftree.aliases.kinds import ACCEPTOR, COMMAND, DRAFTER, DTYPE, ENGINE, LOADING, MODULE, OPTION, POLICY, RESULT
+from draftree.aliases.kinds import ACCEPTOR, COMMAND, DRAFTER, DTYPE, ENGINE, FLAG, LOADING, MODULE, OPTION, POLICY, RESULT
 
 _SAMPLING = "temperature=1.0 samples, temperature=0 (the default) is greedy"
 _BEAMS = "beam search is not offered"
@@ -144,6 +144,33 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "stream": _CALL,
         "streamer": "an argument of engine.generate; for token in engine.stream(…) reads a text as it comes",
         "system": "an argument of engine.chat and engine.conversation",
+    },
+    FLAG: {
+        "i": "there is no interactive command; in Python engine.conversation() keeps the messages",
+        "interactive": "there is no interactive command; in Python engine.conversation() keeps the messages",
+        "cnv": "there is no interactive command; in Python engine.conversation() keeps the messages",
+        "conversation": "there is no interactive command; in Python engine.conversation() keeps the messages",
+        "c": _CONTEXT,
+        "ctx_size": _CONTEXT,
+        "b": "it is not needed",
+        "gpu_layers": "--device cuda or --device cpu",
+        "draft": "--policy chain:length=5 bounds the draft; the default policy chooses",
+        "no_display_prompt": "the prompt is not printed",
+        "verbose": "--profile says where the time goes",
+        "v": "--profile says where the time goes",
+        "quiet": "2>/dev/null drops progress and remarks",
+        "file": "draftree generate MODEL < FILE reads the prompt from a file",
+        "f": "draftree generate MODEL < FILE reads the prompt from a file",
+        "host": "there is no server",
+        "port": "there is no server",
+        "chat_template_config": "--raw leaves the chat template out",
+        "no_chat_template": "--raw leaves the chat template out",
+        "num_fewshot": "lm_eval --model draftree runs its tasks",
+        "yes": "--force overwrites",
+        "y": "--force overwrites",
+        "eagle": "--drafter eagle3",
+        "quant": "--quantize int8",
+        "q": "--quantize int8",
     },
     COMMAND: {
         "run": _TODAY,

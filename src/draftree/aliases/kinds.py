@@ -1,11 +1,13 @@
 """The kinds of names in the tables, as `UnknownName` is given them."""
 
-OPTION, LOADING, COMMAND, DRAFTER, POLICY, ACCEPTOR = (
-    "option",
-    "option of loading a target",
-    "command",
-    "drafter",
-    "policy",
-    "acceptor",
-)
-DTYPE, ENGINE, MODULE, RESULT = "dtype", "attribute of an Engine", "name in draftree", "attribute of a Completion"
+OPTION = "option"
+LOADING = "option of loading a target"
+FLAG = "option of the command line"
+COMMAND = "command"
+DRAFTER = "drafter"
+POLICY = "policy"
+ACCEPTOR = "acceptor"
+DTYPE = "dtype"
+ENGINE = "attribute of an Engine"
+MODULE = "name in draftree"
+RESULT = "attribute of a Completion"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from draftree.aliases.kinds import ACCEPTOR, COMMAND, DRAFTER, DTYPE, LOADING, OPTION, POLICY
+from draftree.aliases.kinds import ACCEPTOR, COMMAND, DRAFTER, DTYPE, FLAG, LOADING, OPTION, POLICY
 
 SAME: Mapping[str, Mapping[str, str]] = {
     OPTION: {
@@ -41,6 +41,31 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "lora": "adapter",
         "lora_path": "adapter",  # llama-cpp-python
         "adapter_path": "adapter",  # mlx_lm
+    },
+    FLAG: {
+        "hf": "target",  # llama.cpp
+        "hf_repo": "target",  # llama.cpp
+        "md": "drafter",  # llama.cpp
+        "model_draft": "drafter",  # llama.cpp
+        "spec_model": "drafter",  # vLLM
+        "system_prompt": "system",  # mlx_lm, llama.cpp
+        "sys": "system",  # llama.cpp
+        "tasks": "suite",  # lm_eval
+        "dataset": "suite",
+        "dataset_name": "suite",  # vLLM
+        "data": "suite",
+        "prompts": "suite",
+        "num_prompts": "limit",  # vLLM
+        "num_samples": "limit",
+        "output": "out",
+        "output_path": "out",  # lm_eval
+        "output_json": "out",  # vLLM
+        "output_dir": "out",
+        "save": "out",
+        "overwrite": "force",
+        "random_seed": "seed",
+        "plain": "baseline",
+        "compare": "baseline",
     },
     COMMAND: {"benchmark": "bench", "ls": "list", "gen": "generate", "check": "doctor", "convert": "export"},
     DRAFTER: {

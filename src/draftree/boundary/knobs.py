@@ -132,10 +132,11 @@ def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
 
 
 @cache
-def _rules(of: type) -> tuple[tuple[str, Rule], ...]:
+def rules(of: type) -> tuple[tuple[str, Rule], ...]:
+    """Return the fields of a dataclass that have a rule, each with it."""
     hints, data = get_type_hints(of), {f.name: f.metadata for f in fields(of) if f.init}
-    rules = {name: more.get("rule") or rule_of(hints[name], more.get("range", Range())) for name, more in data.items()}
-    return tuple((name, rule) for name, rule in rules.items() if rule)
+    found = {name: more.get("rule") or rule_of(hints[name], more.get("range", Range())) for name, more in data.items()}
+    return tuple((name, rule) for name, rule in found.items() if rule)
 
 
 def check(of: Any, place: str = "") -> None:
@@ -149,7 +150,7 @@ def check(of: Any, place: str = "") -> None:
         UserError: it says what was got and what is allowed.
     """
     kind: type = type(of)
-    for name, (words, fine) in _rules(kind):
+    for name, (words, fine) in rules(kind):
         if not fine(value := getattr(of, name)):
             raise UserError(f"{place}{name} is {shown(value)}, allowed is {words}")
 

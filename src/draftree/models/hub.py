@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub import constants
 
 from draftree.boundary.files import understood
 
@@ -69,6 +69,8 @@ def reachable() -> bool:
 
 def stored(name: str, revision: str | None = None) -> Path | None:
     """Return the folder of the copy of a repository in the hub's cache, None where there is none."""
+    from huggingface_hub import try_to_load_from_cache  # it takes seconds, and the command line's checks seldom need it
+
     config = try_to_load_from_cache(name, "config.json", revision=revision)
     return Path(config).parent if isinstance(config, str) else None
 
@@ -98,6 +100,8 @@ def downloaded(name: str) -> Path:
     Raises:
         UserError: it cannot be downloaded.
     """
+    from huggingface_hub import snapshot_download
+
     with understood(f"'{name}' cannot be downloaded"):
         place = located(name)
         return Path(place if Path(place).is_dir() else snapshot_download(name, allow_patterns=FILES))

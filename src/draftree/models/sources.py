@@ -85,7 +85,7 @@ def location(name: str) -> str:
     return name
 
 
-PANEL = "How the target is loaded"
+PANEL = "Loading the model"
 Kernels = Literal["stock", "packed", "tiled"]
 """Whose kernels multiply by a CPU's weights: torch's own, oneDNN's over weights laid out for them, or ours (`tiled.py`)."""
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
