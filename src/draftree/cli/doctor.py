@@ -38,6 +38,8 @@ class DoctorOptions:
 def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     """Say whether a drafter fits a target and is healthy, and what is likely wrong where it is not.
 
+    The exit status is 1 where the verdict is bad.
+
     With --lossless, say whether the output is the target's own: texts beside plain decoding's, token for token, and for
     rules that promise no more than the distribution a test of frequencies. The exit status is 1 where it is not, and where
     no rule that was asked for promises it; beside others a rule that is lossy by design is only told as such.
@@ -70,6 +72,8 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
         emit(report.as_json())
     else:
         terminal.show_report(terminal.output(), f"{spec} for {asked.target}", report)
+    if report.bad:
+        raise typer.Exit(1)
 
 
 LOSSLESS = ("policy", "acceptor", "temperature", "limit", "max_new_tokens", "trials")

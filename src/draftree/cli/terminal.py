@@ -290,10 +290,15 @@ def show_report(console: Console, title: str, report: "Report") -> None:
         console.print(_attention(report.layers))
     for suspect in report.suspects:
         console.print(f"[red]{escape(suspect.cause)}[/]: {escape(suspect.evidence)}", soft_wrap=True)
-    weak = [f.name for f in report.findings if f.verdict != "ok"]
-    healthy = f"healthy; to be watched: {', '.join(weak)}" if weak else "healthy"
-    causes = "; ".join(s.cause for s in report.suspects)
-    console.print(f"[red]likely wrong: {escape(causes)}[/]" if causes else f"[green]{escape(healthy)}[/]", soft_wrap=True)
+    weak = [f.name for f in report.findings if f.verdict == "warn"]
+    watch = f"; to be watched: {', '.join(weak)}" if weak else ""
+    why = "; ".join(report.bad)
+    if report.suspects:
+        console.print(f"[red]bad, likely wrong: {escape(why)}[/]", soft_wrap=True)
+    elif report.bad:
+        console.print(f"[red]bad: {escape(why)}, and no known fault explains it{escape(watch)}[/]", soft_wrap=True)
+    else:
+        console.print(f"[green]healthy{escape(watch)}[/]", soft_wrap=True)
 
 
 def show_exact(console: Console, title: str, report: "ExactReport") -> None:
