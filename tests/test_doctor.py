@@ -29,7 +29,7 @@ from draftree.drafters.lm import LMDrafter
 from draftree.drafters.neural.masks import block_starts, dual_block
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation import driven
-from draftree.evaluation.driven import DEPTHS, Places, drive
+from draftree.evaluation.driven import Places, drive
 from draftree.evaluation.recording import Recording, Text
 from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Target

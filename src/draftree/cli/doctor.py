@@ -25,10 +25,10 @@ class DoctorOptions:
     )
     policy: list[str] = knob(("pct",), help="Of --lossless: a spec; repeat it for several.")
     acceptor: list[str] = knob((), help="Of --lossless: a spec; repeat it for several. By default all that are exact.")
-    temperature: list[float] = knob((0.0, 1.0), help="Of --lossless: 0 for greedy decoding; repeat it for several.")
+    temperature: list[float] = knob((0.0, 1.0), least=0, help="Of --lossless: 0 for greedy decoding; repeat it for several.")
     limit: int = knob(12, min=1, help="Of --lossless: how many texts.")
     max_new_tokens: int = knob(48, min=1, help="Of --lossless: how many tokens of each may be written.")
-    trials: int = knob(2000, help="Of --lossless: draws behind a root, for the tests of frequencies.")
+    trials: int = knob(2000, least=1, help="Of --lossless: draws behind a root, for the tests of frequencies.")
     costs: CostsFile = None
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False

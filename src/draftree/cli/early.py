@@ -35,18 +35,21 @@ PICTURES = {"trees": (".html", ".svg"), "profile": (".png", ".svg", ".pdf"), "pl
 KNOWN = {DEMO, SMOLLM2}
 
 
-def check(given: Mapping[str, Any], parts: Mapping[str, type]) -> None:
+def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None:
     """Refuse values of a command's options that cannot be right.
 
     Args:
+        of: the dataclass of the options.
         given: the values, by the name of the field; of a dataclass that stands for several options a mapping of its own.
         parts: these dataclasses.
 
     Raises:
         UserError: a value is not allowed, or a file or folder does not exist or cannot be written.
     """
-    for name, of in parts.items():
-        _check_values(of, given[name])
+    for name, part in parts.items():
+        if issubclass(part, Source | Loading | Parameters):
+            _check_values(part, given[name])
+    _check_values(of, given)
     for kind in FOLDERS:
         for spec in _several(given.get(kind)):
             check_spec(kind, spec)
@@ -75,12 +78,10 @@ def _several(value: Any) -> Sequence[Any]:
 
 def _check_values(of: type, values: Mapping[str, Any]) -> None:
     """Refuse values out of their range, of the options whose value the command line has as the dataclass has it."""
-    if not issubclass(of, Source | Loading | Parameters):
-        return
     same: dict[str, Field[Any]] = {f.name: f for f in fields(of) if f.metadata.get("kind") in (None, str | None)}
     kind: Any = of
     for name, (words, fine) in rules(kind):
-        if name in same and name in values and not fine(values[name]):
+        if name in same and values.get(name) is not None and not fine(values[name]):
             raise UserError(f"{name} is {shown(values[name])}, allowed is {words}")
     if {"min_new_tokens", "max_new_tokens"} <= values.keys() and values["min_new_tokens"] > values["max_new_tokens"]:
         most = values["max_new_tokens"]

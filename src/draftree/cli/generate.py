@@ -126,10 +126,10 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
     from draftree.text.completion import Reading
 
     console, reading = terminal.output(), Reading(engine.tokenizer, options.stops(engine.tokenizer))
-    plain_stream = asked.stream and not asked.as_json and not console.is_terminal
+    plain_stream = (asked.stream or console.is_terminal) and not asked.as_json and not terminal.colours(console)
     draw = partial(viewer.draw, console) if asked.show_trees and not asked.as_json else None
     watch = viewer.Watch(engine.tokenizer, draw) if asked.show_trees or asked.trees is not None else None
-    coloured = console.is_terminal and not asked.as_json
+    coloured = terminal.colours(console) and not asked.as_json
 
     def listen(events: list["Emitted"]) -> None:
         tokens = reading(events)

@@ -40,7 +40,7 @@ Machines = Annotated[
         "--machine", help="A machine that is not here, whose costs stand for --costs: figures are simulated; repeat it."
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")]
 
 
 def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]:
@@ -61,7 +61,7 @@ def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]
             given["target"] = one_model(ctx, given.pop("model"), given["target"])
         several = {f.name: part for f, _, part in _fields(of) if part}
         parts = {name: {g.name: given.pop(g.name) for g in fields(part)} for name, part in several.items()}
-        check(given | parts, several)
+        check(of, given | parts, several)
         command(ctx, of(**given, **parts))
 
     context = Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
