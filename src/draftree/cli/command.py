@@ -33,6 +33,7 @@ class Command(TyperCommand):
         Raises:
             UserError: an option does not exist.
         """
+        args = [str(arg) for arg in args]
         own = {flag: p for p in self.get_params(ctx) if isinstance(p, TyperOption) for flag in (*p.opts, *p.secondary_opts)}
         flags = {str(p.name): p.opts[0] for p in own.values()}
         end = args.index("--") if "--" in args else len(args)

@@ -74,9 +74,7 @@ def model_and_prompt(ctx: typer.Context, asked: GenerateOptions) -> GenerateOpti
 
 def is_model(word: str) -> bool:
     """Return whether an argument by itself names a model, and is no prompt: a known name, a path, or a hub id."""
-    return word in (DEMO, SMOLLM2) or (
-        " " not in word and (Path(word).exists() or bool(re.fullmatch(r"[\w.-]+/[\w.-]+", word)))
-    )
+    return word in (DEMO, SMOLLM2) or bool(re.fullmatch(r"[\w.-]+/[\w.-]+", word)) or (bool(word) and Path(word).exists())
 
 
 @asks_for

@@ -98,16 +98,16 @@ COUNTED = (
 MAIN = ("machine", "drafter", "policy", "acceptor", "T", "tokens/s", "speed-up [95 %]", "counted speed-up [95 %]", "τ [95 %]",
         "nodes/step", "same output")  # fmt: skip
 """The columns that answer a user's questions, in the order of a screen or a page; the others come after them."""
-FIRST = ("drafter", "policy", "T", "tokens/s", "tokens/pass (τ) [95 %]", "speed-up [95 %]", "same output")
+FIRST = ("drafter", "policy", "temperature", "tokens/s", "tokens/pass (τ)", "speed-up [95 %]", "same output")
 """The columns that a narrow terminal shows."""
-HEADS = {"τ [95 %]": "tokens/pass (τ) [95 %]", "nodes/step": "drafted/pass", "T": "temperature"}
+HEADS = {"τ [95 %]": "tokens/pass (τ)", "nodes/step": "drafted/pass", "T": "temperature"}
 """Heads that a screen or a page has in place of those of the documentation's tables."""
 LEGEND = {
     "tokens/s": "new tokens per second, the prompt's pass included",
     "speed-up [95 %]": "plain decoding's seconds over these by the clock, measured in turns; in brackets the 95 % interval",
     "counted speed-up [95 %]": "the same from the passes that were made and what each costs when it is measured by itself: "
     "free of what else the machine does, and without the time between passes",
-    "tokens/pass (τ) [95 %]": "tokens that one pass of the target yields; plain decoding has 1",
+    "tokens/pass (τ)": "tokens that one pass of the target yields; plain decoding has 1",
     "drafted/pass": "drafted tokens that one pass verifies",
     "same output": "whether every text is the one that plain decoding writes",
     "α": "accepted depth over the tree's depth",
@@ -125,9 +125,10 @@ LEGEND = {
 
 
 def readable(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return rows as a screen or a page shows them: the main columns first, under heads in plain words."""
+    """Return rows as a screen or a page shows them: the main columns first, under heads in plain words, τ without interval."""
     names = [*(name for name in MAIN if name in rows[0]), *(name for name in rows[0] if name not in MAIN)]
-    return [{HEADS.get(name, name): row[name] for name in names} for row in rows]
+    plain = [{**row, "τ [95 %]": row.get("τ [95 %]", "").partition(" [")[0]} for row in rows]
+    return [{HEADS.get(name, name): row[name] for name in names} for row in plain]
 
 
 def legend(names: Collection[str]) -> list[str]:
