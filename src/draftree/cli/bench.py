@@ -50,12 +50,12 @@ class CellsOptions:
     )
     acceptor: list[str] = knob((), help="A spec; repeat it for several. By default greedy at temperature 0, else match.")
     target: TargetName = "demo"
-    temperature: list[float] = knob((0.0,), least=0, help="0 for greedy decoding; repeat it for several.")
+    temperature: list[float] = knob((0.0,), least=0, short="-t", help="0 for greedy decoding; repeat it for several.")
     category: list[str] = knob((), help="Only prompts of this category; repeat it for several.")
     limit: int | None = knob(None, min=1, help="Only the first so many prompts.")
     per_category: int | None = knob(None, min=1, help="Only the first so many of each category.")
     all_turns: bool = knob(False, help="Ask every question of a conversation, and not the first alone; caches are kept.")
-    max_new_tokens: int = knob(128, least=1, help="How many tokens may be written.")
+    max_new_tokens: int = knob(128, least=1, short="-n", help="How many tokens may be written.")
     seed: Seed = 0
     costs: list[Path] = knob(
         (), help="A file `draftree costs --out` wrote; repeat it for one for each drafter, in their order."

@@ -35,7 +35,7 @@ class Command(TyperCommand):
         """
         args = [str(arg) for arg in args]
         own = {flag: p for p in self.get_params(ctx) if isinstance(p, TyperOption) for flag in (*p.opts, *p.secondary_opts)}
-        flags = {str(p.name): p.opts[0] for p in own.values()}
+        flags = {str(p.name): next((f for f in p.opts if f.startswith("--")), p.opts[0]) for p in own.values()}
         end = args.index("--") if "--" in args else len(args)
         translated = [_translated(arg, own, flags, args[i + 1 : i + 2], i and args[i - 1]) for i, arg in enumerate(args[:end])]
         return super().parse_args(ctx, [*translated, *args[end:]])
@@ -90,13 +90,13 @@ def _translated(arg: str, own: Mapping[str, Any], flags: Mapping[str, str], afte
             raise UserError(f"-t is {number}, but -t is the temperature; set OMP_NUM_THREADS={number} for that many threads")
     if is_value or not name.startswith("-") or name in own or _is_number(name) or name == "-":
         return arg
-    if not name.startswith("--") and name[:2] in own and name[:2] not in ("-h",):  # -n5
-        return arg
     word = name.lstrip("-").replace("-", "_")
     for kind in (FLAG, OPTION, LOADING):
         ours = accepted(kind, word, flags)
         if ours in flags:
             return flags[ours] + equals + value
+    if not name.startswith("--") and name[:2] in own and _is_number(name[2:]):  # -n5
+        return arg
     if (told := instead(FLAG, word) or instead(OPTION, word) or instead(LOADING, word)) is not None:
         raise UserError(f"unknown option '{name}': {told}")
     near = nearest(FLAG, name, own) or nearest(OPTION, word, flags)

@@ -59,7 +59,7 @@ def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None
     for name in READ:
         for path in _several(given.get(name)):
             if isinstance(path, Path) and not path.exists():
-                raise UserError(f"--{name.replace('_', '-')} is '{path}', but there is no such file or folder")
+                raise UserError(f"{name.replace('_', '-')} is '{path}', but there is no such file or folder")
     for name in WRITTEN:
         if isinstance(path := given.get(name), Path):
             writable(path, endings=PICTURES[name])

@@ -13,6 +13,7 @@ import typer
 from draftree.boundary.files import writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
+from draftree.cli.early import check_target
 from draftree.cli.options import AsJson, CostsFile, DrafterSpec, LoadingOptions, TargetName, asks_for, one_model
 from draftree.errors import UserError
 from draftree.models.sources import DEMO, SMOLLM2
@@ -66,6 +67,7 @@ def model_and_prompt(ctx: typer.Context, asked: GenerateOptions) -> GenerateOpti
     target = one_model(ctx, words.pop(0), asked.target) if first_is_model else asked.target
     if words and prompt is not None:
         raise UserError(f"the prompt is given twice, as '{words[0]}' and as --prompt, allowed is once")
+    check_target(target, asked.loading)
     prompt = words[0] if words else prompt
     if prompt is None and sys.stdin.isatty():
         raise UserError(f"there is no prompt: draftree generate {target} 'PROMPT', or a pipe into it")
