@@ -39,6 +39,7 @@ LEVELS: Mapping[str, tuple[str, ...]] = {
     "what comes in": ("boundary", "calibration"),
     "ground": ("tree", "stats", "errors", "demo"),
     "machine code": ("kernels",),
+    "names": ("aliases",),
 }
 """The parts by level, the highest first; a part imports from lower levels alone."""
 

@@ -14,6 +14,7 @@ from draftree.errors import UserError
 from draftree.models import attention
 from draftree.models.attention import Attending, attending
 from draftree.models.decoder import Decoder
+from draftree.models.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Ints
 from forests import texts
@@ -137,3 +138,11 @@ def test_what_cannot_be_measured_is_told() -> None:
 
 def test_dead_is_below_a_tenth() -> None:
     assert [Attending(output, 0.5).dead for output in (0.09, 0.1, float("nan"))] == [True, False, False]
+
+
+def test_compiled_layers_are_measured_like_others() -> None:
+    """A compiled layer runs no attention module in its own forward."""
+    plain, compiled = (Target.load("demo", dtype="float32", compile=chosen).decoder for chosen in (False, True))
+    expected, found = attending(plain, some()), attending(compiled, some())
+    assert [layer.output for layer in found] == pytest.approx([layer.output for layer in expected], rel=1e-3)
+    assert [layer.entropy for layer in found] == pytest.approx([layer.entropy for layer in expected], rel=1e-3)

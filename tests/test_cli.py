@@ -201,7 +201,7 @@ MISTAKES = {
     "no costs": (["generate", "x", "--drafter", "pld", "--costs", "none.json"], "none.json"),
     "no suite": (["bench", "--suite", "dmeo", "--out", "x.json", "--drafter", "pld"], "did you mean 'demo'"),
     "no category": (["bench", "--suite", "demo", "--category", "maths", "--out", "x.json"], "did you mean 'math'"),
-    "no out": (["bench", "--suite", "demo"], "--out"),
+    "a result that is there": (["bench", "--drafter", "pld", "--policy", "chain", "--out", "file"], "--force overwrites"),
     "out is a folder": (["bench", "--suite", "demo", "--out", ".", "--drafter", "pld", "--policy", "chain"], "folder"),
     "no picture": (["costs", "--drafter", "pld", "--plot", "x.gif"], "known are .pdf, .png, .svg"),
     "no rows": (["costs", "--drafter", "pld", "--rows", "0"], "--rows"),
@@ -382,7 +382,7 @@ def test_training_without_its_extra_says_what_to_install(draftree, monkeypatch) 
     for name in ("run", "trainer"):
         monkeypatch.delitem(sys.modules, f"draftree.training.{name}", raising=False)
         monkeypatch.delattr(f"draftree.training.{name}", raising=False)
-    status, _, err = draftree("train", "edd", "--data", "x", "--out", "o")
+    status, _, err = draftree("train", "edd", "--data", __file__, "--out", "o")
     assert status == 2
     assert "pip install 'draftree[train]'" in err
 

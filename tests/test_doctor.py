@@ -29,7 +29,7 @@ from draftree.drafters.lm import LMDrafter
 from draftree.drafters.neural.masks import block_starts, dual_block
 from draftree.errors import NotANumber, UserError
 from draftree.evaluation import driven
-from draftree.evaluation.driven import DEPTHS, Places, drive
+from draftree.evaluation.driven import Places, drive
 from draftree.evaluation.recording import Recording, Text
 from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Target
@@ -77,7 +77,8 @@ def test_a_shipped_drafter_is_healthy(demo: Target, texts: list[Text], name: str
     assert sum(d.places for d in report.depths) == sum(len(t.tokens) - 1 - t.start for t in texts)
     tau = 1 + sum(np.cumprod([d.accepted for d in report.depths]))
     assert finding(report, "acceptance length").value == pytest.approx(tau)
-    assert finding(report, "speed-up").value == pytest.approx(tau / (1 + DEPTHS * 0.1))
+    lengths = 1 + np.cumsum(np.cumprod([d.accepted for d in report.depths]))
+    assert finding(report, "speed-up").value == pytest.approx(max(tau / (1 + n * 0.1) for n, tau in enumerate(lengths, 1)))
 
 
 def test_a_hidden_layer_off_by_one_is_named(demo: Target, texts: list[Text]) -> None:
@@ -380,9 +381,21 @@ def test_the_command_prints_one_json_object(doctored, tmp_path: Path) -> None:
     data.write_text("".join(json.dumps({"text": f"{n} and {n} make {2 * n}, or so I was told. " * 3}) + "\n" for n in range(4)))
     folder = str(target_folder(tmp_path / "target"))
     status, out, err = doctored("--target", folder, "--drafter", "pld", "--data", str(data), "--json")
-    assert (status, err) == (0, "")
     found = json.loads(out)
-    assert set(found) == {"target", "drafter", "texts", "tokens", "findings", "depths", "layers", "suspects", "healthy"}
+    assert (status, err) == (1, ""), "a lookup is of no use to a target of random weights"
+    assert (found["healthy"], found["verdict"]) == (True, "bad")
+    assert set(found) == {
+        "target",
+        "drafter",
+        "texts",
+        "tokens",
+        "findings",
+        "depths",
+        "layers",
+        "suspects",
+        "healthy",
+        "verdict",
+    }
     assert len(found["layers"]) == 4
     assert set(found["layers"][0]) == {"output", "entropy"}
     assert (found["texts"], found["tokens"]) == (4, 4 * driven.TOKENS)

@@ -89,7 +89,7 @@ def coached(prompted: Mapping[str, Tensor], output: Any) -> Engine:
 def same(prompted: Mapping[str, Tensor], options: Callable[[], Options], drafted: bool = True) -> Tensor:
     """Asserts that a call writes the same ids as transformers, and returns the new ones; options may remember things."""
     theirs = model().generate(**prompted, **options())
-    hook = Hook(lambda _: engine)
+    hook = Hook(lambda *_: engine)
     engine = coached(prompted, theirs)
     ours = model().generate(**prompted, **options(), custom_generate=hook)
     assert torch.equal(ids_of(ours), ids_of(theirs))
@@ -364,7 +364,7 @@ def test_sampled_ids_are_those_of_plain_decoding_with_the_seed(options: Options)
     engine = Engine(target("llama"), Never([t.tolist() for t in TEXTS], VOCAB), POLICY)
     first = sampled(engine, seed=5, **options)
     good = Engine(target("llama"), coached(padded(TEXTS), first).drafter, POLICY)
-    hook = Hook(lambda _: good)
+    hook = Hook(lambda *_: good)
     told = {"do_sample": True, "max_new_tokens": 12, "return_dict_in_generate": True, "output_scores": True, **options}
     second = model().generate(**padded(TEXTS), **told, seed=5, custom_generate=hook)
     assert torch.equal(second.sequences, first)
@@ -443,7 +443,7 @@ def test_pure_processors_guide_drafts_and_no_others() -> None:
     theirs = model().generate(**padded(TEXTS[:1]), max_new_tokens=4)
     engine = coached(padded(TEXTS[:1]), theirs)
     options = {**OPTIONS["everything"](), "begin_suppress_tokens": [3], "forced_eos_token_id": EOS}
-    model().generate(**padded(TEXTS[:1]), max_new_tokens=6, **options, custom_generate=Spy(lambda _: engine))
+    model().generate(**padded(TEXTS[:1]), max_new_tokens=6, **options, custom_generate=Spy(lambda *_: engine))
     guides = batch(seen).requests(Sampling())[0].guides
     assert len(guides) == len(seen) - 1
     assert {type(g) for g in guides} <= PURE
@@ -468,7 +468,7 @@ def test_a_streamer_is_told_what_transformers_tells_it() -> None:
     written = model().generate(**prompted, **options, streamer=theirs)
     engine = coached(prompted, written)
     engine.generate(**prompted, **options, streamer=through_engine)
-    model().generate(**prompted, **options, custom_generate=Hook(lambda _: engine, streamer=through_hook))
+    model().generate(**prompted, **options, custom_generate=Hook(lambda *_: engine, streamer=through_hook))
     assert theirs.seen[-1] == "end"
     assert through_engine.seen == through_hook.seen == theirs.seen
     with pytest.raises(UserError, match="3 rows, a streamer takes 1"):
@@ -655,7 +655,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str, how: str) -> None
     options = {"input_ids": torch.tensor([[3, 8, 8]]), "max_new_tokens": 3, **copy.deepcopy(options)}
     engine = Engine(target("llama"), Never([[3]], VOCAB), POLICY)
     with pytest.raises(UserError, match=message):
-        model().generate(**options, custom_generate=Hook(lambda _: engine)) if how == "hook" else engine.generate(**options)
+        model().generate(**options, custom_generate=Hook(lambda *_: engine)) if how == "hook" else engine.generate(**options)
 
 
 def test_every_refused_option_has_a_test() -> None:
@@ -776,3 +776,32 @@ def test_a_wrong_seed_is_refused_in_greedy_calls_too(wrong: Any, sampled: bool) 
 def test_a_misspelt_part_is_told_at_once() -> None:
     with pytest.raises(UserError, match=r"unknown policy 'pctt'.*did you mean 'pct'"):
         speculate(policy="pctt")
+
+
+def test_generate_hands_its_streamer_and_its_assistant_to_the_hook() -> None:
+    theirs, ours = Told(), Told()
+    prompted = asked(QUESTIONS[1])
+    written = demo().model.generate(**prompted, max_new_tokens=24, streamer=theirs)
+    found = demo().model.generate(**prompted, max_new_tokens=24, streamer=ours, custom_generate=speculate)
+    assert torch.equal(found, written)
+    assert ours.seen == theirs.seen
+    with pytest.raises(UserError, match="streamer is given to generate and to speculate"):
+        demo().model.generate(**prompted, max_new_tokens=2, streamer=ours, custom_generate=speculate(streamer=Told()))
+    small = copy.deepcopy(demo().model)
+    hook = speculate(policy="chain:length=3")
+    found = demo().model.generate(**prompted, max_new_tokens=24, assistant_model=small, custom_generate=hook)
+    assert torch.equal(found, written)
+    assert hook.stats.acceptance_length > 3, "the model itself drafts what it writes"
+    with pytest.raises(UserError, match="assistant_model is given to generate and drafter to speculate"):
+        demo().model.generate(**prompted, max_new_tokens=2, assistant_model=small, custom_generate=speculate("pld"))
+
+
+def test_speculate_needs_no_parentheses_and_takes_a_model_by_transformers_name() -> None:
+    prompted = asked(QUESTIONS[1])
+    written = demo().model.generate(**prompted, max_new_tokens=24)
+    assert torch.equal(demo().model.generate(**prompted, max_new_tokens=24, custom_generate=speculate), written)
+    hook = speculate(assistant_model=copy.deepcopy(demo().model), policy="chain:length=3")
+    assert torch.equal(demo().model.generate(**prompted, max_new_tokens=24, custom_generate=hook), written)
+    assert hook.stats.acceptance_length > 3
+    with pytest.raises(UserError, match="policy bounds the draft"):
+        speculate(num_assistant_tokens=5)

@@ -81,14 +81,14 @@ def test_a_value_out_of_its_range_is_told_in_one_line(wrong: dict[str, Any], tol
 
 
 def test_an_option_that_does_not_exist_is_told_with_the_nearest() -> None:
-    with pytest.raises(UnknownName, match=r"unknown option 'max_tokens'.*did you mean 'max_new_tokens'"):
-        Options.of(None, {"max_tokens": 3})
+    with pytest.raises(UnknownName, match=r"unknown option 'max_new_token'.*did you mean 'max_new_tokens'"):
+        Options.of(None, {"max_new_token": 3})
     assert Options.of(Options(seed=3), {"top_k": 4}) == Options(seed=3, top_k=4)
 
 
 def test_every_option_has_its_help_and_its_place_in_the_docstring() -> None:
     names = {f.name for f in fields(Options)}
-    assert names == {f.name for f in fields(Parameters) if f.metadata["help"]}
+    assert names - {"n"} == {f.name for f in fields(Parameters) if f.metadata["help"]}
     for name in names:
         assert f"{name}: " in str(Options.__doc__)
 
@@ -184,7 +184,7 @@ def test_every_option_gives_the_text_of_plain_decoding(target: Target, name: str
 
 
 def test_every_option_is_in_that_test() -> None:
-    assert {f.name for f in fields(Options)} - set(EVERY) == {"max_new_tokens", "max_time"}
+    assert {f.name for f in fields(Options)} - set(EVERY) == {"max_new_tokens", "max_time", "n"}
 
 
 BEYOND_ASCII = list(range(98, 260))

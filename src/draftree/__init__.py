@@ -3,7 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from draftree.aliases import MODULE
 from draftree.boundary.garbage import seldom
+from draftree.errors import unknown
 
 if TYPE_CHECKING:
     from draftree.costs.curves import Costs
@@ -62,9 +64,14 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name on first use: torch takes seconds, and the command line's help does not need it."""
+    """Import a public name on first use: torch takes seconds, and the command line's help does not need it."""
     for module, names in _MODULES.items():
         if name in names:
             with seldom():
                 return getattr(import_module(f"draftree.{module}"), name)
-    raise AttributeError(f"module 'draftree' has no attribute '{name}'")
+    raise AttributeError(unknown(MODULE, name, import_module("draftree")))
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion in editors and shells."""
+    return [*__all__, "__version__"]

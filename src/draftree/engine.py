@@ -2,9 +2,9 @@
 
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,8 +20,9 @@ from draftree import loop
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
+from draftree.aliases import ENGINE, LOADING
 from draftree.boundary.files import understood
-from draftree.boundary.knobs import whole
+from draftree.boundary.knobs import translated, whole
 from draftree.boundary.phases import recorded
 from draftree.boundary.progress import announced
 from draftree.cost_estimate import learnt_costs
@@ -30,14 +31,15 @@ from draftree.costs.online import OnlineCosts
 from draftree.costs.probe import start_probe
 from draftree.data.prompts import Prompt, Prompts, chats_of
 from draftree.data.rows import Messages
+from draftree.drafters._given import LoadedModel, OpenDrafter
 from draftree.drafters.base import Drafter, Method
-from draftree.errors import DraftreeWarning, UserError, shown
-from draftree.formats.published import published_for
+from draftree.errors import DraftreeWarning, UserError, shown, unknown
+from draftree.formats.published import best_for, published_for
 from draftree.hf.generate import Hook, check_types
 from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
 from draftree.models.sources import ALLOWED, DEMO, SMOLLM2, Loading, known, known_as
-from draftree.models.target import Needs, Target, warn_of_training
+from draftree.models.target import Needs, Target, name_of, warn_of_training
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
 from draftree.request import Emitted, Request, all_greedy, check, under
@@ -55,6 +57,8 @@ USUAL = {DEMO: ("edd", "pct"), SMOLLM2: ("eagle3+suffix", "yield")}
 """Drafter and policy where no drafter is named: the fastest shipped for a target (docs/reference/benchmarks/)."""
 UNTRAINED = ("suffix", "yield")
 """For other targets: they need no training."""
+PUBLISHED = "published"
+"""Stands for the published drafter that is known for the target."""
 NAMED = "pct"
 """The policy with a drafter that is named."""
 
@@ -68,7 +72,7 @@ class Held:
     drafter_state: Any
 
 
-@dataclass
+@dataclass(repr=False)
 class Engine:
     """Writes with one target, one drafter and one policy.
 
@@ -94,7 +98,19 @@ class Engine:
     calls: int = field(default=0, repr=False)
     learned: dict[tuple[Policy, str, frozenset[Sampling], Acceptor], Any] = field(default_factory=dict, repr=False)
     _learnt: OnlineCosts | None = field(default=None, init=False, repr=False)
+    _recommended: bool = field(default=False, init=False, repr=False, compare=False)
     _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        rule = "" if self.acceptor is None else f", acceptor={self.acceptor!r}"
+        return f"Engine(target={self.target.name!r}, drafter={self.drafter!r}, policy={self.policy!r}{rule})"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(unknown(ENGINE, name, self))
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse a call as of a pipeline of transformers, and say what to call."""
+        raise UserError("an Engine is not called: engine.chat('text') answers, engine.complete('text') continues a text")
 
     def __reduce__(self) -> NoReturn:
         told = "it holds a model, its caches and a lock; load one in each process, or share one among threads"
@@ -137,30 +153,40 @@ class Engine:
         return Generation(rows.written, rows.stats)
 
     @overload
-    def complete(self, prompt: Prompt, **options: Any) -> Completion: ...
+    def complete(self, prompt: Prompt, *, stream: Literal[False] = False, **options: Any) -> Completion: ...
     @overload
-    def complete(self, prompt: Prompts, **options: Any) -> list[Completion]: ...
-    def complete(self, prompt: Prompt | Prompts, **options: Any) -> Completion | list[Completion]:
-        """Continues a text as it is, token ids, or a chat (a list of messages, through the template); or a list of such.
+    def complete(self, prompt: Prompts, *, stream: Literal[False] = False, **options: Any) -> list[Completion]: ...
+    @overload
+    def complete(self, prompt: Prompt, *, stream: Literal[True], **options: Any) -> Iterator[Token]: ...
+    @overload
+    def complete(self, prompt: Any, *, stream: bool, **options: Any) -> Any: ...
+    def complete(self, prompt: Prompt | Prompts, *, stream: bool = False, **options: Any) -> Any:
+        """Continue a text as it is, token ids, or a chat (a list of messages, through the template); or a list of these.
+
+        A question to a chat model goes to `chat`, which applies the chat template: without it such a model often ends at once.
 
         The texts of a list are written in one batch. Each is the text that it would be alone, of the same seed too: one seed,
         one text, so a prompt that stands there twice gets it twice. (`write` takes requests with numbers of their own.)
 
         Args:
             prompt: what to continue or to answer. What its elements are says what a list is: ids, messages, or prompts.
+            stream: return an iterator of tokens, as `stream` does.
             options: the attributes of `Options`, of all prompts.
 
         Returns:
-            The completion; of a list of prompts a list of them.
+            The completion; for `n` above 1 a list of n, and for a list of prompts a list of what each of them has.
 
         Raises:
             UserError: an option does not exist or is out of its range, or the prompt cannot be served.
         """
-        written: Completion | list[Completion] = Writing(self, prompt, Options.of(None, options)).finish()
+        if stream:
+            return self.stream(prompt, **options)
+        written = Writing(self, prompt, Options.of(None, options)).finish()
+        self._recommend_chat(prompt, written)
         return written
 
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Token]:
-        """`complete` token by token, each with the text that has become certain; closing it early ends the writing.
+    def stream(self, prompt: Any, **options: Any) -> Iterator[Token]:
+        """Yield the tokens of `complete`, each with the text that has become certain; closing it early ends the writing.
 
         Raises:
             UserError: as `complete`, or there are several prompts.
@@ -168,25 +194,54 @@ class Engine:
         return Writing(self, prompt, Options.of(None, options), alone=True).tokens()
 
     @overload
-    async def acomplete(self, prompt: Prompt, **options: Any) -> Completion: ...
+    async def acomplete(self, prompt: Prompt, *, stream: Literal[False] = False, **options: Any) -> Completion: ...
     @overload
-    async def acomplete(self, prompt: Prompts, **options: Any) -> list[Completion]: ...
-    async def acomplete(self, prompt: Prompt | Prompts, **options: Any) -> Completion | list[Completion]:
-        """`complete` for asyncio: steps run in worker threads, and several tasks take turns; cancelling ends the writing."""
-        written: Completion | list[Completion] = await completion.complete(self, prompt, Options.of(None, options))
+    async def acomplete(self, prompt: Prompts, *, stream: Literal[False] = False, **options: Any) -> list[Completion]: ...
+    @overload
+    async def acomplete(self, prompt: Prompt, *, stream: Literal[True], **options: Any) -> AsyncIterator[Token]: ...
+    @overload
+    async def acomplete(self, prompt: Any, *, stream: bool, **options: Any) -> Any: ...
+    async def acomplete(self, prompt: Prompt | Prompts, *, stream: bool = False, **options: Any) -> Any:
+        """Run `complete` for asyncio: steps run in worker threads, tasks take turns, and cancelling ends the writing."""
+        if stream:
+            return self.astream(prompt, **options)
+        written = await completion.complete(self, prompt, Options.of(None, options))
+        self._recommend_chat(prompt, written)
         return written
 
-    def astream(self, prompt: Prompt, **options: Any) -> AsyncIterator[Token]:
+    def _recommend_chat(self, prompt: Any, written: Any) -> None:
+        """Warn, once, of a text that looks like a question to a chat model and was not put into its chat template."""
+        if not isinstance(prompt, str) or self._recommended or not getattr(self.tokenizer, "chat_template", None):
+            return
+        first = written[0] if isinstance(written, list) else written
+        if (asks := prompt.rstrip().endswith("?")) or not first.text.strip():
+            self._recommended = True
+            why = "the prompt looks like a question" if asks else "the completion is empty"
+            told = f"{why}, and complete() continues a text as it is; chat() puts it into the model's chat template"
+            warnings.warn(told, DraftreeWarning, stacklevel=3)
+
+    def astream(self, prompt: Any, **options: Any) -> AsyncIterator[Token]:
         """`stream` for asyncio."""
         return completion.stream(self, prompt, Options.of(None, options))
 
     @overload
-    def chat(self, messages: str | Messages, *, system: str | None = None, **options: Any) -> Completion: ...
-    @overload
-    def chat(self, messages: list[str] | list[Messages], *, system: str | None = None, **options: Any) -> list[Completion]: ...
     def chat(
-        self, messages: str | Messages | list[str] | list[Messages], *, system: str | None = None, **options: Any
-    ) -> Completion | list[Completion]:
+        self, messages: str | Messages, *, system: str | None = None, stream: Literal[False] = False, **options: Any
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self,
+        messages: list[str] | list[Messages],
+        *,
+        system: str | None = None,
+        stream: Literal[False] = False,
+        **options: Any,
+    ) -> list[Completion]: ...
+    @overload
+    def chat(
+        self, messages: str | Messages, *, system: str | None = None, stream: Literal[True], **options: Any
+    ) -> Iterator[Token]: ...
+    def chat(self, messages: Any, *, system: str | None = None, stream: bool = False, **options: Any) -> Any:
         """Answer a question, or the messages of a chat, through the target's chat template.
 
         Nothing is kept for the next call: `conversation` keeps its messages. A model without a chat template continues the text
@@ -195,24 +250,21 @@ class Engine:
         Args:
             messages: a question; messages, each with a role and a content; or a list of either, which is one batch.
             system: the system message, placed before the messages.
+            stream: return an iterator of tokens, as `stream` does.
             options: the attributes of `Options`.
 
         Returns:
-            The answer; a list of answers for a list of strings or a list of chats.
+            The answer; a list of answers for a list of strings or a list of chats, and for `n` above 1.
 
         Raises:
             UserError: the messages are malformed or refused by the template, `system` is given twice, an option does not exist
                 or is out of its range, or the prompt is too long.
         """
-        answered: Completion | list[Completion] = self.complete(chats_of(messages, system), **options)
-        return answered
+        return self.complete(chats_of(messages, system), stream=stream, **options)
 
-    async def achat(
-        self, messages: str | Messages | list[str] | list[Messages], *, system: str | None = None, **options: Any
-    ) -> Completion | list[Completion]:
+    async def achat(self, messages: Any, *, system: str | None = None, stream: bool = False, **options: Any) -> Any:
         """Run `chat` for asyncio, as `acomplete` runs `complete`."""
-        answered: Completion | list[Completion] = await self.acomplete(chats_of(messages, system), **options)
-        return answered
+        return await self.acomplete(chats_of(messages, system), stream=stream, **options)
 
     def conversation(self, system: str | None = None, messages: Messages | None = None, **options: Any) -> Conversation:
         """Start a conversation that keeps its messages, and their part of the caches, from turn to turn.
@@ -475,7 +527,7 @@ def timed(
 
 def load(
     target: str | Path | PreTrainedModel | Target = "demo",
-    drafter: str | Path | Method | None = None,
+    drafter: str | Path | Method | PreTrainedModel | Target | Drafter[Any] | None = None,
     policy: str | Policy | None = None,
     acceptor: str | Acceptor | None = None,
     costs: Costs | CostTable | None = None,
@@ -484,7 +536,7 @@ def load(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **how: Any,
 ) -> Engine:
-    """Puts together a target, and the parts that specs name.
+    """Load a target, and put it together with the parts that are named.
 
     A model that was loaded before is used as it is and where it is. It is put into evaluation mode, with a warning where it was
     not, as with dropout no two passes would agree; and its weights must stay what they are while the engine is used.
@@ -492,8 +544,10 @@ def load(
     Args:
         target: `demo`, `smollm2`, a Hugging Face folder, a GGUF file (dequantised), a hub id, a loaded transformers model, or a
             loaded target.
-        drafter: a spec, a checkpoint folder, or a method's knobs; by default the fastest of what is shipped for the target, or
-            `suffix`, which needs no training, with a warning that says so.
+        drafter: a spec, the folder or hub id of a trained drafter or of a small language model, a method's options, a loaded
+            language model, or an open drafter. `published` downloads the published drafter that is known for the target. By
+            default the fastest that is shipped for the target, or `suffix`, which needs no training, with a warning. A
+            tokenizer here, `load(model, tokenizer)`, is the target's.
         policy: a spec or a policy; by default the fastest with that drafter, `pct` with one that is named.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
         costs: fixed costs, instead of those that are learnt from the steps that run.
@@ -502,16 +556,23 @@ def load(
         tokenizer: the target's; by default the one in the folder or under the hub id that the target was loaded from. Without
             one `write` and `generate` work, and what takes or gives text says what it lacks.
         how: the other options of loading a target, the attributes of `Loading`: revision, trust_remote_code, device_map,
-            attn_implementation, adapter, quantize, exactness, kernels. A loaded model takes exactness alone: `bits` where a
-            token's logits shall have the same bits in a tree as in a step; outside the engine it computes as before.
+            attn_implementation, adapter, quantize, exactness, kernels, compile. A loaded model takes exactness alone: `bits`
+            where a token's logits shall have the same bits in a tree as in a step; outside the engine it computes as before.
+            The names that transformers and vLLM have for arguments are accepted where they mean the same (`aliases.py`).
 
     Raises:
         UserError: something does not exist, is of the wrong type, or does not fit.
     """
+    if isinstance(drafter, PreTrainedTokenizerBase) and tokenizer is None:
+        tokenizer, drafter = drafter, None
     check_types(costs, tokenizer)
-    method, grown, rule = (
-        part_of(kind, given, True) for kind, given in (("drafter", drafter), ("policy", policy), ("acceptor", acceptor))
-    )
+    how = translated(LOADING, how, [*(f.name for f in fields(Loading)), "target", "drafter"])
+    target, drafter = how.pop("target", target), drafter_given(drafter, how)
+    how.pop("drafter", None)
+    dtype, device = how.pop("dtype", dtype), how.pop("device", device)
+    if isinstance(drafter, str) and drafter == PUBLISHED:
+        drafter = best_for(named(target))
+    method, grown, rule = parts_of(drafter, policy, acceptor)
     if isinstance(target, str | Path):
         start_probe(str(device or "cpu"), dtype if isinstance(dtype, torch.dtype) else None)
     elif isinstance(target, PreTrainedModel):
@@ -526,6 +587,33 @@ def load(
     return Engine(model, method.open(model), grown, rule, costs)
 
 
+def named(target: Any) -> str:
+    """Return the name of a target that is given as a name, a model or a target."""
+    if isinstance(target, Target):
+        return target.name
+    return name_of(target) if isinstance(target, PreTrainedModel) else str(target)
+
+
+def drafter_given(drafter: Any, named: Mapping[str, Any]) -> Any:
+    """Return the drafter that is given, as `drafter` or under another tool's name.
+
+    Raises:
+        UserError: it is given twice.
+    """
+    if drafter is not None and "drafter" in named:
+        raise UserError("the drafter is given twice, allowed is once")
+    return named.get("drafter", drafter)
+
+
+def parts_of(drafter: Any, policy: Any, acceptor: Any) -> tuple[Method | None, Policy | None, Acceptor | None]:
+    """Return the parts that specs, folders or the parts themselves stand for; None for none.
+
+    Raises:
+        UserError: one stands for none.
+    """
+    return part_of("drafter", drafter, True), part_of("policy", policy, True), part_of("acceptor", acceptor, True)
+
+
 def part_of(kind: str, given: Any, optional: bool = False) -> Any:
     """The part that a spec, a folder or the part itself stands for; None for none where that is allowed.
 
@@ -535,6 +623,10 @@ def part_of(kind: str, given: Any, optional: bool = False) -> Any:
     base = KINDS[kind][1]
     if isinstance(given, base) or (given is None and optional):
         return given
+    if kind == "drafter" and isinstance(given, Engine | Target | PreTrainedModel):
+        return LoadedModel(given.target if isinstance(given, Engine) else given)
+    if kind == "drafter" and isinstance(given, Drafter):
+        return OpenDrafter(given)
     if isinstance(given, str | Path):
         return build(kind, str(given))
     told = f"allowed is a spec ({', '.join(names(kind))}) or an instance of {base.__name__}{', or None' * optional}"
@@ -574,8 +666,9 @@ def usual_drafter(target: str) -> tuple[str, str]:
     if (usual := USUAL.get(known(target) or "")) is not None:
         return usual[0], ""
     told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED[0]}' drafts, which needs no training"
-    better = ", ".join(entry.drafter for entry in published_for(target))
-    return UNTRAINED[0], f"{told}; one that is trained for the target drafts better{better and f': {better}'}"
+    if there := published_for(target):
+        return UNTRAINED[0], f"{told}; drafter '{PUBLISHED}' downloads {there[0].drafter}, which is trained for it and faster"
+    return UNTRAINED[0], f"{told}; one that is trained for the target drafts better"
 
 
 def usual_policy(target: str, named: bool) -> str:
@@ -588,7 +681,7 @@ ENGINES = "_draftree"
 
 
 def speculate(
-    drafter: str | Path | Method | None = None,
+    drafter: str | Path | Method | PreTrainedModel | Target | Drafter[Any] | None = None,
     policy: str | Policy | None = None,
     acceptor: str | Acceptor | None = None,
     costs: Costs | CostTable | None = None,
@@ -596,8 +689,10 @@ def speculate(
     streamer: BaseStreamer | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     exactness: Literal["bits", "ties"] = "ties",
-) -> Hook:
-    """Makes transformers' `generate` speculate: `model.generate(**inputs, custom_generate=draftree.speculate(…))`.
+    **prepared: Any,
+) -> Any:
+    """Make transformers' `generate` speculate: `model.generate(**inputs, custom_generate=draftree.speculate(…))`.
+    Without arguments the parentheses may be left out: `custom_generate=draftree.speculate`.
 
     Prompts with padding on the left and hidden ids, `GenerationConfig`, logits processors, stopping criteria, `stop_strings`,
     `num_return_sequences`, `return_dict_in_generate` with `output_scores` and `output_logits` mean what they mean without it;
@@ -605,48 +700,57 @@ def speculate(
     and with the default acceptor those of plain decoding with the same seed, whatever the drafter. Beyond that:
 
     - `generate` takes one more argument, `seed`. Without one it is drawn from torch's global generator, so that
-      `torch.manual_seed` repeats a call.
-    - transformers keeps three of its arguments from every hook: `streamer`, which therefore is one here (and must not be given
-      to `generate` as well: it would never be told the tokens); `tokenizer`, which is one here where the model's own is not to
-      be used for `stop_strings`; and `assistant_model`, which is ignored. Stop strings in a generation config need
-      that tokenizer, so transformers refuses them: give `stop_strings=` itself. With `cache_implementation="paged"`
-      transformers goes another way before it asks any hook. `Engine.generate` has none of these limits.
-    - `scores` and `logits` of rows that have ended are 0, where transformers goes on computing after padding;
-      `cache`, before transformers 5.24 `past_key_values`, is None.
+      `torch.manual_seed` repeats a call. The seed's text is that of `Engine.complete` with it: transformers' own sampling draws
+      from torch's generator token by token, so the same seed gives another text there.
+    - `assistant_model` of `generate` drafts, as `drafter=assistant_model` does here; the policy bounds the drafts, and not
+      `num_assistant_tokens`.
+    - transformers does not give a hook its `tokenizer`, which is an argument here where the model's own is not to be used for
+      `stop_strings`. Stop strings in a generation config need that tokenizer, so transformers refuses them: give
+      `stop_strings=` itself. With `cache_implementation="paged"` transformers goes another way before it asks any hook.
+      `Engine.generate` has none of these limits.
+    - `scores` and `logits` of rows that have ended are 0; `cache` (before transformers 5.24 `past_key_values`) is None.
     - A row's processors and criteria see a batch whose rows all are that row, because rows are not written in step; rows after
       the first get copies of those that may remember something. Every processor is called once for each token, in order.
-    - A text ends with the model's context, with a warning; transformers goes on beyond it.
-    - A processor that forbids every token is an error which names it, where transformers writes token 0. Ids that a mask hides
-      inside a row are refused for models with windows, and at the end of a row.
-    - The model is in evaluation mode during the call. Logits that are not numbers are an error, whatever
-      `remove_invalid_values` says.
+    - A text ends with the model's context, with a warning. A processor that forbids every token is an error, where transformers
+      writes token 0. Ids that a mask hides are refused inside a row for models with windows, and at the end of a row. The model
+      is in evaluation mode during the call. Logits that are not numbers are an error, whatever `remove_invalid_values` says.
     - In half precision a pass over a tree rounds otherwise than one over a token, so that ids may part where two scores are
       as good as equal. With `exactness="bits"` they are those of the attention `draftree` (`set_attn_implementation`), to the
       last bit.
 
-    The engine is kept with the model: a second call with the same arguments opens nothing again.
+    The engine is kept with the model, for the next call with the same arguments.
 
     Args:
-        drafter: a spec, a checkpoint folder, or a method's knobs; by default the one that `load` takes.
+        drafter: what `load` takes: a spec, a folder or hub id, a method's options, or a loaded model.
         policy: a spec or a policy; by default that of `load`.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
         costs: fixed costs, instead of those that are learnt from the steps that run.
         seed: of the draws, for every call.
-        streamer: told the prompt, each token and the end, as transformers does; for one row.
+        streamer: given the prompt, the tokens of each accepted run one by one, and the end; by default that of `generate`.
         tokenizer: for stop strings; the model's own by default.
-        exactness: `bits` where a token's logits shall have the same bits in a tree as in a step. Outside the call the model
-            computes as before.
+        exactness: `bits` where logits shall have the same bits in a tree as in a step; outside the call nothing changes.
 
     Raises:
-        UserError: a part does not exist or is of the wrong type; when called: one does not fit the model, or an option cannot
-            be honoured.
+        UserError: a part does not exist or does not fit the model, or an option cannot be honoured.
     """
+    if "generation_config" in prepared:  # transformers calls custom_generate=speculate itself: the model comes first
+        hook: Any = speculate(seed=seed, streamer=streamer, tokenizer=tokenizer, exactness=exactness)
+        return hook(drafter, policy, **prepared)
     check_types(costs, tokenizer)  # a mistake is told here, and not by the first call
     Loading(exactness=exactness)
-    method, grown, rule = (
-        part_of(kind, given, True) for kind, given in (("drafter", drafter), ("policy", policy), ("acceptor", acceptor))
-    )
-    return Hook(lambda model: opened(model, method, grown, rule, costs, exactness), seed, streamer, tokenizer)
+    parts = parts_of(drafter_given(drafter, translated(LOADING, prepared, ["drafter"])), policy, acceptor)
+    return Hook(lambda model, assistant: hooked(model, assistant, *parts, costs, exactness), seed, streamer, tokenizer)
+
+
+def hooked(model: PreTrainedModel, assistant: PreTrainedModel | None, drafter: Method | None, *more: Any) -> Engine:
+    """Return the engine around a model, with the assistant model of `generate` as drafter where it has one.
+
+    Raises:
+        UserError: there is a drafter, too.
+    """
+    if assistant is not None and drafter is not None:
+        raise UserError("assistant_model is given to generate and drafter to speculate, allowed is one of them")
+    return opened(model, drafter if assistant is None else LoadedModel(assistant), *more)
 
 
 class Engines(dict[Any, Engine]):

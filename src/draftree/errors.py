@@ -10,9 +10,10 @@ UserWarning
 └── DraftreeWarning         what does not change the text, but should be known
 """
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
+
+from draftree import aliases
 
 LONGEST, SHOWN = 600, 60
 """Characters of a message, and of a value that it repeats."""
@@ -51,13 +52,36 @@ class UserError(DraftreeError):
 
 
 class UnknownName(UserError):
-    """A name that is not known, told together with the known ones and the nearest of them."""
+    """A name that is not known.
+
+    The message says what to write instead of a name that other tools use (`aliases.py`). For any other name it lists the known
+    ones, and suggests the nearest in spelling where one is near.
+    """
 
     def __init__(self, kind: str, got: str, known: Iterable[str]) -> None:
+        if (told := aliases.instead(kind, got)) is not None:
+            super().__init__(f"unknown {kind} '{got}': {told}")
+            return
         names = sorted(known)
-        nearest = difflib.get_close_matches(got, names, n=1, cutoff=0.4)
-        hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
+        nearest = aliases.nearest(kind, got, names)
+        hint = f"; did you mean '{nearest}'?" if nearest else ""
         super().__init__(f"unknown {kind} '{got}': known are {', '.join(names) or 'none'}{hint}")
+
+
+def unknown(kind: str, name: str, of: Any) -> str:
+    """Return the message of an `AttributeError`: what to write instead, or the nearest public name.
+
+    Args:
+        kind: of the name (`aliases.py`).
+        name: that does not exist.
+        of: the object or module that was asked for it.
+    """
+    if name.startswith("_"):
+        return f"no {kind}: {name!r}"
+    if (told := aliases.instead(kind, name)) is not None:
+        return f"no {kind}: '{name}'; write {told}"
+    nearest = aliases.nearest(kind, name, (known for known in dir(of) if not known.startswith("_")))
+    return f"no {kind}: '{name}'{f'; did you mean {nearest!r}?' if nearest else ''}"
 
 
 class NotANumber(DraftreeError):

@@ -4,7 +4,8 @@ A name that Python keeps for itself has an underscore behind it in the file's na
 
 name                        the part with its defaults
 name:key=value,key=value    some knobs set
-FOLDER                      a trained drafter by its checkpoint, or one that searches by its datastore
+FOLDER                      a trained drafter by its checkpoint, a datastore, or a plain language model (lm)
+OWNER/NAME                  the same from the Hugging Face hub
 a+b                         drafters fused, each of them a spec or a folder
 
 Other packages add parts by entry points: groups `draftree.drafters`, `draftree.policies` and `draftree.acceptors`, the part's
@@ -27,8 +28,11 @@ from os.path import exists, isdir
 from pathlib import Path
 from typing import Any
 
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
 from draftree import acceptors, drafters, policies
 from draftree.acceptors.base import Acceptor
+from draftree.aliases import accepted
 from draftree.boundary.files import Entries, understood
 from draftree.boundary.knobs import parsed
 from draftree.drafters._fused import Fused
@@ -36,6 +40,7 @@ from draftree.drafters.base import Method, Stage, TrainableMethod
 from draftree.drafters.lookup.datastore import Stored
 from draftree.errors import UnknownName, UserError, shown
 from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint, tensor_names
+from draftree.models.hub import check_path, downloaded, is_hub_id
 from draftree.policies.base import Policy
 from draftree.request import Request
 from draftree.sampling.processors import named
@@ -164,15 +169,41 @@ def build(kind: str, spec: str) -> Any:
     """
     if kind == "drafter" and len(several := fused(spec)) > 1:
         return Fused(tuple(build(kind, one) for one in several))
+    if kind == "drafter" and (isdir(spec) or is_hub_id(spec)):
+        return in_folder(spec if isdir(spec) else str(downloaded(spec)))
     name, _, rest = spec.partition(":")
-    if kind == "drafter" and isdir(spec):
-        method = part(kind, method_of(Path(spec)))
-        if not issubclass(method, Stored | TrainableMethod):
-            raise UserError(f"'{spec}' holds a '{method_of(Path(spec))}', which is not opened from a folder")
-        return method(datastore=spec) if issubclass(method, Stored) else method(checkpoint=spec)
+    name = accepted(kind, name, names(kind))
+    if kind == "drafter" and name not in names(kind) and not rest:
+        with understood(f"unknown drafter '{spec}'"):
+            check_path(spec)
     cls = part(kind, name)
     values = parsed(filter(None, rest.split(",")), cls, f"{kind} '{name}'")
     return cls(**values, named=frozenset(values)) if issubclass(cls, TrainableMethod) else cls(**values)
+
+
+def in_folder(folder: str) -> Method:
+    """Return the drafter that a folder holds: a trained drafter, a datastore, or a plain language model, which is an `lm`.
+
+    Raises:
+        UserError: it holds none of these.
+    """
+    try:
+        name = method_of(Path(folder))
+    except UserError:
+        if not is_language_model(Path(folder)):
+            raise
+        return part("drafter", "lm")(model=folder)  # type: ignore[no-any-return]
+    method = part("drafter", name)
+    if not issubclass(method, Stored | TrainableMethod):
+        raise UserError(f"'{folder}' holds a '{name}', which is not opened from a folder")
+    return method(datastore=folder) if issubclass(method, Stored) else method(checkpoint=folder)
+
+
+def is_language_model(folder: Path) -> bool:
+    """Return whether a folder holds a causal language model of transformers, with a tokenizer or without."""
+    config = Checkpoint.at(folder).config
+    known: set[str] = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    return bool(known.intersection(config.get("architectures") or ()))
 
 
 def fused(spec: str) -> list[str]:

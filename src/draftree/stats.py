@@ -36,7 +36,7 @@ class Work:
     finds: int = 0
 
 
-@dataclass
+@dataclass(repr=False)
 class Stats:
     """Figures of one or more generations.
 
@@ -67,6 +67,12 @@ class Stats:
     deepest: int | None = None
     phases: dict[str, float] = field(default_factory=dict)
     state_bytes: int = 0
+
+    def __repr__(self) -> str:
+        told = (
+            f"{self.new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s, acceptance_length={self.acceptance_length:.2f}"
+        )
+        return f"Stats({told})"
 
     @property
     def acceptance_length(self) -> float:

@@ -1,6 +1,6 @@
 """Dataclass fields that carry their range: instances are checked as they are made, and read from key=value texts."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from draftree.aliases import accepted
 from draftree.errors import UnknownName, UserError, shown
 
 LARGEST = 2**63 - 1
@@ -131,10 +132,11 @@ def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
 
 
 @cache
-def _rules(of: type) -> tuple[tuple[str, Rule], ...]:
+def rules(of: type) -> tuple[tuple[str, Rule], ...]:
+    """Return the fields of a dataclass that have a rule, each with it."""
     hints, data = get_type_hints(of), {f.name: f.metadata for f in fields(of) if f.init}
-    rules = {name: more.get("rule") or rule_of(hints[name], more.get("range", Range())) for name, more in data.items()}
-    return tuple((name, rule) for name, rule in rules.items() if rule)
+    found = {name: more.get("rule") or rule_of(hints[name], more.get("range", Range())) for name, more in data.items()}
+    return tuple((name, rule) for name, rule in found.items() if rule)
 
 
 def check(of: Any, place: str = "") -> None:
@@ -148,7 +150,7 @@ def check(of: Any, place: str = "") -> None:
         UserError: it says what was got and what is allowed.
     """
     kind: type = type(of)
-    for name, (words, fine) in _rules(kind):
+    for name, (words, fine) in rules(kind):
         if not fine(value := getattr(of, name)):
             raise UserError(f"{place}{name} is {shown(value)}, allowed is {words}")
 
@@ -188,6 +190,29 @@ def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
             raise UnknownName(f"key of {what}", key, known)
         values[key] = read(value, hints[key])
     return values
+
+
+def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return arguments under draftree's names: those that other tools use for the same are accepted (`aliases.py`).
+
+    Args:
+        kind: of the names, as `UnknownName` is given it.
+        given: the arguments.
+        known: draftree's names.
+
+    Raises:
+        UnknownName: a name is none of these.
+        UserError: one argument is given by two names.
+    """
+    found, names = dict[str, Any](), dict[str, str]()
+    for name, value in given.items():
+        ours = accepted(kind, name, known)
+        if ours not in known:
+            raise UnknownName(kind, name, known)
+        if ours in found:
+            raise UserError(f"{names[ours]} and {name} are given, allowed is one of them")
+        found[ours], names[ours] = value, name
+    return found
 
 
 def read(given: str, hint: Any) -> Any:

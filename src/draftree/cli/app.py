@@ -8,10 +8,9 @@ and mistakes in options do not wait for it.
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from draftree.boundary.garbage import seldom
 from draftree.boundary.interruption import STATUSES, Interrupted, raised
@@ -34,55 +33,48 @@ from draftree.cli import (
     train,
     tune,
 )
+from draftree.cli.command import Command, Group
 from draftree.cli.console import fail, remark
-from draftree.errors import DraftreeError, DraftreeWarning, UnknownName, UserError
-
-
-class Commands(TyperGroup):
-    """The commands; for one that does not exist, the nearest is named."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if not cmd_name.startswith("-") and cmd_name not in self.commands:
-            raise UnknownName("command", cmd_name, self.commands)
-        return super().get_command(ctx, cmd_name)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args and not ctx.resilient_parsing:  # which is how completion asks
-            known = ", ".join(sorted(self.commands))
-            raise UserError(f"no command was given, known are {known}; {ctx.command_path} --help explains them")
-        return super().parse_args(ctx, args)
-
+from draftree.errors import DraftreeError, DraftreeWarning
 
 app = typer.Typer(
-    cls=Commands,
-    help="Exactly what a causal language model would have written anyway, in far fewer forward passes.",
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Write exactly what a causal language model would have written, in far fewer forward passes.",
 )
-shelf = typer.Typer(cls=Commands, help="Build and show the corpora that drafters without training search.")
-app.add_typer(shelf, name="datastore")
-COMMANDS: dict[str, Callable[..., None]] = {
-    "generate": generate.generate,
-    "list": parts.list_parts,
-    "drafters": parts.list_drafters,
-    "advise": advise.advise,
-    "bench": bench.bench,
-    "replay": replay.replay,
-    "tune": tune.tune,
-    "analyse": analyse.analyse,
-    "report": report.report,
-    "tables": tables.tables,
-    "recount": recount.recount,
-    "env": env.show_environment,
-    "costs": costs.show_costs,
-    "doctor": doctor.examine_drafter,
-    "train": train.train,
-    "export": export.export_drafter,
-    "card": card.write_card,
-    "push": card.push,
+COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
+    "Write and look up": {
+        "generate": (generate.generate, "Answer a prompt, and show what speculation brings"),
+        "list": (parts.list_parts, "List drafters, policies, acceptors, suites and machines"),
+        "drafters": (parts.list_drafters, "List trained drafters by model, shipped and published"),
+        "env": (env.show_environment, "Print what a bug report needs: versions, hardware, kernels"),
+        "advise": (advise.advise, "Say whether to speculate here, with which drafter and policy"),
+    },
+    "Measure": {
+        "bench": (bench.bench, "Measure speed on prompts, next to plain decoding"),
+        "replay": (replay.replay, "Compare drafters and policies on recorded texts"),
+        "tune": (tune.tune, "Search for the best options of a policy"),
+        "analyse": (analyse.analyse, "Show a drafter's calibration, and what is accepted"),
+        "report": (report.report, "Write a saved result as one HTML page"),
+        "tables": (tables.tables, "Replay the tables of the papers"),
+        "recount": (recount.recount, "Count a saved result by another machine's costs"),
+        "costs": (costs.show_costs, "Measure what passes cost on this machine"),
+        "doctor": (doctor.examine_drafter, "Examine a drafter, or whether the output is lossless"),
+    },
+    "Train and publish": {
+        "train": (train.train, "Train a drafter or fit a policy; go on after an interruption"),
+        "export": (export.export_drafter, "Write a drafter in another program's layout"),
+        "card": (card.write_card, "Write the model card of a trained drafter"),
+        "push": (card.push, "Upload a trained drafter to the Hugging Face hub"),
+    },
 }
-for name, command in COMMANDS.items():
-    app.command(name=name)(command)
-shelf.command(name="build")(datastore.build_datastore)
-shelf.command(name="show")(datastore.show_datastore)
+for panel, commands in COMMANDS.items():
+    for name, (command, told) in commands.items():
+        app.command(name=name, cls=Command, rich_help_panel=panel, short_help=told)(command)
+shelf = typer.Typer(cls=Group, help="Build and show the corpora that drafters without training search.")
+app.add_typer(shelf, name="datastore", rich_help_panel="Train and publish", short_help="Build and show corpora for retrieval")
+shelf.command(name="build", cls=Command, short_help="Build a datastore from text")(datastore.build_datastore)
+shelf.command(name="show", cls=Command, short_help="Show what a datastore was built from")(datastore.show_datastore)
 
 
 @app.callback(invoke_without_command=True)

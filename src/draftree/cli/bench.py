@@ -1,17 +1,20 @@
 """`draftree bench`: compares drafters and policies on a suite of prompts."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
+from rich.markup import escape
 
 from draftree.boundary.files import locked, writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit, given, interruptible, remark
-from draftree.cli.options import AsJson, LoadingOptions, Machines, Seed, TargetName, asks_for
+from draftree.cli.early import may_overwrite
+from draftree.cli.options import AsJson, Force, LoadingOptions, Machines, Seed, TargetName, asks_for
 from draftree.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,12 +30,19 @@ if TYPE_CHECKING:
 class CellsOptions:
     """What is measured, on which prompts: the options of `draftree bench` and `draftree replay`."""
 
-    suite: str = knob(help="A shipped suite, a file of prompts, or FORMAT:FILE of a benchmark: see `draftree list`.")
-    out: Path = knob(help="Where the result is saved, as JSON.")
+    suite: str = knob("demo", help="A shipped suite, a file of prompts, or FORMAT:FILE of a benchmark: see `draftree list`.")
+    whole: bool = knob(False, help="Take a text file as one prompt, and not each of its lines.")
+    out: Path = knob(
+        None,
+        kind=Path | None,
+        short="-o",
+        help="Where the result is saved, as JSON; by default COMMAND-MODEL-SUITE.json in this folder.",
+    )
+    force: Force = False
     drafter: list[str] = knob(
         (), help="A spec or a checkpoint's folder; repeat it for several. By default the target's usual one, as of generate."
     )
-    policy: list[str] = knob(("pct",), help="A spec; repeat it for several.")
+    policy: list[str] = knob((), help="A spec; repeat it for several. By default the one that generate takes.")
     pair: list[str] = knob(
         (),
         metavar="'DRAFTER POLICY [ACCEPTOR]'",
@@ -40,18 +50,23 @@ class CellsOptions:
     )
     acceptor: list[str] = knob((), help="A spec; repeat it for several. By default greedy at temperature 0, else match.")
     target: TargetName = "demo"
-    temperature: list[float] = knob((0.0,), help="0 for greedy decoding; repeat it for several.")
+    temperature: list[float] = knob((0.0,), least=0, short="-t", help="0 for greedy decoding; repeat it for several.")
     category: list[str] = knob((), help="Only prompts of this category; repeat it for several.")
     limit: int | None = knob(None, min=1, help="Only the first so many prompts.")
     per_category: int | None = knob(None, min=1, help="Only the first so many of each category.")
     all_turns: bool = knob(False, help="Ask every question of a conversation, and not the first alone; caches are kept.")
-    max_new_tokens: int = knob(128, help="How many tokens may be written.")
+    max_new_tokens: int = knob(128, least=1, short="-n", help="How many tokens may be written.")
     seed: Seed = 0
     costs: list[Path] = knob(
         (), help="A file `draftree costs --out` wrote; repeat it for one for each drafter, in their order."
     )
     machine: Machines = knob(())
     loading: LoadingOptions = knob(None)
+
+    def placed(self, command: str) -> Self:
+        """Return the options with the file of the result, where none was named."""
+        names = (re.sub(r"\W+", "-", Path(name).stem.lower()).strip("-") for name in (self.target, self.suite))
+        return replace(self, out=self.out or Path("-".join([command, *names]) + ".json"))
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     from draftree.evaluation.profile import per_token
     from draftree.evaluation.results import finished
 
+    asked = asked.placed("bench")
     if asked.profile is not None:
         plots.check(asked.profile)
     if asked.all_turns and asked.repeats > 1:
@@ -172,19 +188,24 @@ def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
         UserError: something of it does not exist, does not fit, or cannot be written.
     """
     from draftree.cli import inputs
-    from draftree.engine import usual_drafter
+    from draftree.engine import usual_drafter, usual_policy
     from draftree.evaluation import suites
     from draftree.evaluation.cells import paired, product
 
     whole = not asked.pair or given(ctx, "drafter") or given(ctx, "policy")
-    crossed = (asked.drafter or [usual_drafter(asked.target)[0]], asked.policy) if whole else ([], [])
+    drafts = [inputs.drafter(spec, asked.target) for spec in asked.drafter]
+    policies = asked.policy or [usual_policy(asked.target, bool(drafts))]
+    crossed = (drafts or [usual_drafter(asked.target)[0]], policies) if whole else ([], [])
     pairs = paired(*crossed, asked.pair, asked.acceptor)
     drafters = list(dict.fromkeys(d for d, *_ in pairs))
-    suite, fixed = suites.load(asked.suite), inputs.costs_of_each(asked.costs, drafters)
+    suite, fixed = suites.load(asked.suite, asked.whole), inputs.costs_of_each(asked.costs, drafters)
     cells = product(pairs, asked.temperature)
     suite.select(asked.category)
     writable(asked.out)
     ctx.with_resource(locked(asked.out))
+    may_overwrite(asked.out, asked.force)
+    if suite.rule:
+        remark(f"'{asked.suite}': {suite.summary} ({suite.rule})")
     if whole and not asked.drafter:
         inputs.drafter(None, asked.target)  # says which it is
     return Prepared(asked, drafters, cells, suite, fixed, pairs, {})
@@ -232,6 +253,8 @@ def saved(result: dict[str, Any], asked: CellsOptions, requests: "list[Request]"
     clocked = "speedup" in result["rows"][0]
     shown = (tables.shown if clocked else tables.counted)(result["rows"], result["oracle"])
     simulated = "simulated, on " + ", ".join(sorted(set(asked.machine))) + ": " if result["simulated"] else ""
-    rows = terminal.narrowed(shown, console.width, tables.FIRST)
+    rows = terminal.narrowed(tables.readable(shown), console.width, tables.FIRST)
     console.print(terminal.table(f"{simulated}{texts}; saved in {asked.out}", rows))
+    for told in tables.legend(rows[0]):
+        console.print(f"[dim]{escape(told)}[/]", soft_wrap=True)
     terminal.line(tables.claims(result))

@@ -25,10 +25,10 @@ class DoctorOptions:
     )
     policy: list[str] = knob(("pct",), help="Of --lossless: a spec; repeat it for several.")
     acceptor: list[str] = knob((), help="Of --lossless: a spec; repeat it for several. By default all that are exact.")
-    temperature: list[float] = knob((0.0, 1.0), help="Of --lossless: 0 for greedy decoding; repeat it for several.")
+    temperature: list[float] = knob((0.0, 1.0), least=0, help="Of --lossless: 0 for greedy decoding; repeat it for several.")
     limit: int = knob(12, min=1, help="Of --lossless: how many texts.")
     max_new_tokens: int = knob(48, min=1, help="Of --lossless: how many tokens of each may be written.")
-    trials: int = knob(2000, help="Of --lossless: draws behind a root, for the tests of frequencies.")
+    trials: int = knob(2000, least=1, help="Of --lossless: draws behind a root, for the tests of frequencies.")
     costs: CostsFile = None
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
@@ -37,6 +37,8 @@ class DoctorOptions:
 @asks_for
 def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     """Say whether a drafter fits a target and is healthy, and what is likely wrong where it is not.
+
+    The exit status is 1 where the verdict is bad.
 
     With --lossless, say whether the output is the target's own: texts beside plain decoding's, token for token, and for
     rules that promise no more than the distribution a test of frequencies. The exit status is 1 where it is not, and where
@@ -70,6 +72,8 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
         emit(report.as_json())
     else:
         terminal.show_report(terminal.output(), f"{spec} for {asked.target}", report)
+    if report.bad:
+        raise typer.Exit(1)
 
 
 LOSSLESS = ("policy", "acceptor", "temperature", "limit", "max_new_tokens", "trials")

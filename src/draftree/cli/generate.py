@@ -1,7 +1,9 @@
 """`draftree generate`: answers or continues a prompt."""
 
+import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +13,11 @@ import typer
 from draftree.boundary.files import writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson, CostsFile, DrafterSpec, LoadingOptions, TargetName, asks_for
+from draftree.cli.early import check_target
+from draftree.cli.options import AsJson, CostsFile, DrafterSpec, LoadingOptions, TargetName, asks_for, one_model
 from draftree.errors import UserError
-from draftree.text.parameters import Parameters
+from draftree.models.sources import DEMO, SMOLLM2
+from draftree.text.parameters import MORE, Parameters
 
 if TYPE_CHECKING:
     from draftree.engine import Engine
@@ -25,33 +29,70 @@ if TYPE_CHECKING:
 class GenerateOptions:
     """The options of `draftree generate`."""
 
-    prompt: Annotated[str, typer.Argument(help="What to answer or to continue; - reads it from standard input.")]
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] [PROMPT]",
+            help="The model, as of --target, and what to answer; without a prompt, or with -, it is read from standard input.",
+        ),
+    ] = None
     target: TargetName = "demo"
+    prompt: str | None = knob(None, short="-p", help="What to answer or to continue, instead of the argument.")
+    system: str | None = knob(None, help="A system message before the prompt.")
     drafter: DrafterSpec = None
     policy: str | None = knob(None, help="A spec; by default the fastest with the usual drafter, pct with one that is named.")
     acceptor: str | None = knob(None, help="A spec; by default greedy at temperature 0, else match.")
     completion: Annotated[Mapping[str, Any], Parameters] = knob(None)
+    stream: bool = knob(False, help="Print the text as it is written, also where it does not go to a terminal.")
     raw: bool = knob(False, help="Continue the prompt as it is, without the chat template.")
     baseline: bool = knob(False, help="Run plain decoding too, and compare.")
-    show_trees: bool = knob(False, help="Draw each step's tree, or add it to the JSON.")
-    profile: bool = knob(False, help="Say where a step's time goes, beside what this machine could do at best.")
-    trees: Path | None = knob(None, help="Save a picture of each step's tree: a file .html or .svg.")
+    as_json: AsJson = False
+    show_trees: bool = knob(False, panel=MORE, help="Draw each step's tree, or add it to the JSON.")
+    profile: bool = knob(False, panel=MORE, help="Say where a step's time goes, next to what this machine could do at best.")
+    trees: Path | None = knob(None, panel=MORE, help="Save a picture of each step's tree: a file .html or .svg.")
     costs: CostsFile = None
     loading: LoadingOptions = knob(None)
-    as_json: AsJson = False
+
+
+def model_and_prompt(ctx: typer.Context, asked: GenerateOptions) -> GenerateOptions:
+    """Return the options with the model and the prompt that the arguments stand for.
+
+    Raises:
+        UserError: there are too many arguments, or one of the two is given twice or not at all.
+    """
+    words, prompt = asked.words or [], asked.prompt
+    if len(words) > 2:
+        raise UserError(f"{len(words)} arguments were given, allowed are MODEL and PROMPT: put the prompt into quotes")
+    first_is_model = len(words) == 2 or (len(words) == 1 and (prompt is not None or is_model(words[0])))
+    target = one_model(ctx, words.pop(0), asked.target) if first_is_model else asked.target
+    if words and prompt is not None:
+        raise UserError(f"the prompt is given twice, as '{words[0]}' and as --prompt, allowed is once")
+    check_target(target, asked.loading)
+    prompt = words[0] if words else prompt
+    if prompt is None and sys.stdin.isatty():
+        raise UserError(f"there is no prompt: draftree generate {target} 'PROMPT', or a pipe into it")
+    return replace(asked, target=target, prompt="-" if prompt is None else prompt)
+
+
+def is_model(word: str) -> bool:
+    """Return whether an argument by itself names a model, and is no prompt: a known name, a path, or a hub id."""
+    return word in (DEMO, SMOLLM2) or bool(re.fullmatch(r"[\w.-]+/[\w.-]+", word)) or (bool(word) and Path(word).exists())
 
 
 @asks_for
 def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     """Write what the target would write, in fewer passes."""
+    asked = model_and_prompt(ctx, asked)
     from draftree import viewer
     from draftree.cli import inputs, terminal
-    from draftree.data.prompts import encode, question
+    from draftree.data.prompts import encode, question, with_system
     from draftree.engine import load, usual_policy
     from draftree.evaluation.compare import warm
 
     options = inputs.options(asked.completion)
     text, fixed = inputs.prompt_text(asked.prompt), inputs.fixed_costs(asked.costs)
+    if asked.raw and asked.system is not None:
+        raise UserError("--system and --raw were given, allowed is one of them: a system message needs the chat template")
     if options.logprobs is not None and not asked.as_json:
         raise UserError("--logprobs was given, allowed is it only with --json")
     if asked.trees is not None:
@@ -61,7 +102,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     inputs.quiet()
     with terminal.busy("loading"):
         engine = load(asked.target, drafter, policy, asked.acceptor, fixed, **asked.loading)
-        ids = encode(engine.tokenizer, text if asked.raw else question(text))
+        ids = encode(engine.tokenizer, text if asked.raw else with_system(asked.system, question(text)))
         warm(engine, options.request(engine.target, ids), asked.baseline)
     about = {"prompt": text, "target": asked.target, "drafter": drafter, "policy": policy}
     write(engine, options, ids, asked, about | {"temperature": f"{options.sampling.temperature:g}"})
@@ -85,9 +126,10 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
     from draftree.text.completion import Reading
 
     console, reading = terminal.output(), Reading(engine.tokenizer, options.stops(engine.tokenizer))
+    plain_stream = (asked.stream or console.is_terminal) and not asked.as_json and not terminal.colours(console)
     draw = partial(viewer.draw, console) if asked.show_trees and not asked.as_json else None
     watch = viewer.Watch(engine.tokenizer, draw) if asked.show_trees or asked.trees is not None else None
-    coloured = console.is_terminal and not asked.as_json
+    coloured = terminal.colours(console) and not asked.as_json
 
     def listen(events: list["Emitted"]) -> None:
         tokens = reading(events)
@@ -95,6 +137,8 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
             watch(events)
         if coloured and draw is None:
             terminal.show_tokens(console, tokens)
+        elif plain_stream:
+            print("".join(token.text for token in tokens), end="", flush=True)
 
     first = engine.write([options.request(engine.target, ids)], on_tokens=listen, reuse=False)
     written = reading.completion(first.stats)
@@ -102,7 +146,7 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
         terminal.show_tokens(console, reading.tokens if draw else ())  # the text comes behind trees that are drawn
         console.print()
     elif not asked.as_json:
-        print(written.text, flush=True)
+        print("" if plain_stream else written.text, flush=True)
     if watch is not None and asked.trees is not None:
         viewer.save_picture(asked.trees, watch.steps, about)
     result = Comparison(first.tokens[0], first.stats)

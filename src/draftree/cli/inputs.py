@@ -15,9 +15,10 @@ from draftree.cli import terminal
 from draftree.cli.console import remark
 from draftree.costs.curves import CostTable
 from draftree.drafters.base import Drafter
-from draftree.engine import Engine, usual_drafter
+from draftree.engine import PUBLISHED, Engine, usual_drafter
 from draftree.errors import UserError
 from draftree.evaluation.machines import Machine, drafting
+from draftree.formats.published import best_for
 from draftree.models.target import Target
 from draftree.registry import build
 from draftree.sampling.grammar import Grammar
@@ -44,17 +45,19 @@ def quiet() -> None:
         ours.addHandler(Remarks())
 
 
-def prompt_text(prompt: str) -> str:
-    """The prompt, or standard input without its last line end where it is `-`.
+def prompt_text(prompt: str | None) -> str:
+    """Return the prompt, or standard input without its last line end where it is `-` or None.
 
     Raises:
         UserError: there is none.
     """
     try:
-        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        text = sys.stdin.read().removesuffix("\n") if prompt in ("-", None) else str(prompt)
         text.encode()
     except UnicodeError as error:
         raise UserError(f"the prompt is not valid UTF-8: {error}") from error
+    except OSError as error:
+        raise UserError(f"there is no prompt, and standard input cannot be read: {error}") from error
     if not text:
         raise UserError("the prompt is empty: it has 0 characters, at least 1 is needed")
     return text
@@ -159,6 +162,8 @@ def elsewhere(
 
 def drafter(spec: str | None, target: str) -> str:
     """The spec of a drafter, by default the usual one for the target; a remark says so if that one is not trained for it."""
+    if spec == PUBLISHED:
+        return best_for(target)
     usual, told = usual_drafter(target)
     if spec is None and told:
         remark(told)

@@ -10,21 +10,27 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from draftree.cli.early import check
+from draftree.errors import UserError
 from draftree.models.sources import ALLOWED, Loading, Source
-from draftree.text.parameters import END as LAST
 
 T = TypeVar("T")
-TargetName = Annotated[str, typer.Option("--target", help=f"What writes: {ALLOWED}.")]
+TargetName = Annotated[
+    str, typer.Option("-m", "--target", metavar="MODEL", help=f"The model: {ALLOWED}. It may also be the first argument.")
+]
+Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model, as of --target.")]
 LoadingOptions = Annotated[Mapping[str, Any], Loading]
 SourceOptions = Annotated[Mapping[str, Any], Source]
 DrafterSpec = Annotated[
     str | None,
     typer.Option(
         "--drafter",
-        help="A spec (name, or name:key=value,…) or a checkpoint's folder; by default edd where one is shipped, else suffix.",
+        metavar="SPEC",
+        help="A name (draftree list), name:key=value,…, a folder or hub id, or published; by default the model's fastest.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there, without asking.")]
 CostsFile = Annotated[
     Path | None, typer.Option("--costs", help="A file that `draftree costs --out` wrote; by default they are measured here.")
 ]
@@ -34,7 +40,7 @@ Machines = Annotated[
         "--machine", help="A machine that is not here, whose costs stand for --costs: figures are simulated; repeat it."
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")]
 
 
 def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]:
@@ -42,18 +48,25 @@ def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]
 
     A field is annotated as typer has it, or its metadata (see `knob`) say the option's `help`, `metavar` and `min`, and its
     `flag`, `kind` and `panel` where they are not `--` with the field's name, the field's type, and the general one. A field
-    that is annotated with a dataclass stands for all of that one's options, and holds their values by name; panels come there
-    in the order of their fields, `LAST` at the end.
+    that is annotated with a dataclass stands for all of that one's options, and holds their values by name. A command with a
+    `target` and no argument of its own takes the model as first argument, too.
     """
     of = get_type_hints(command)["asked"]
 
+    takes_model = _takes_model(of)
+
     @wraps(command)
     def called(ctx: typer.Context, **given: Any) -> None:
-        parts = {f.name: {g.name: given.pop(g.name) for g in fields(part)} for f, _, part in _fields(of) if part}
+        if takes_model:
+            given["target"] = one_model(ctx, given.pop("model"), given["target"])
+        several = {f.name: part for f, _, part in _fields(of) if part}
+        parts = {name: {g.name: given.pop(g.name) for g in fields(part)} for name, part in several.items()}
+        check(of, given | parts, several)
         command(ctx, of(**given, **parts))
 
     context = Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    called.__signature__ = inspect.Signature([context, *_parameters(of)])  # type: ignore[attr-defined]
+    model = [Parameter("model", Parameter.KEYWORD_ONLY, default=None, annotation=Model)] if takes_model else []
+    called.__signature__ = inspect.Signature([context, *model, *_parameters(of)])  # type: ignore[attr-defined]
     return called
 
 
@@ -65,16 +78,40 @@ def _fields(of: type) -> Iterator[tuple[Field[Any], Any, type | None]]:
         yield f, hints[f.name], last if isinstance(last, type) and is_dataclass(last) else None
 
 
+def _takes_model(of: type) -> bool:
+    """Return whether a command's options name a target, and none of them is an argument."""
+    hints = {f.name: hint for f, hint, part in _fields(of) if not part}
+    return "target" in hints and not any(_is_argument(hint) for hint in hints.values())
+
+
+def _is_argument(hint: Any) -> bool:
+    return any(isinstance(more, typer.models.ArgumentInfo) for more in getattr(hint, "__metadata__", ()))
+
+
+def one_model(ctx: typer.Context, argument: str | None, option: str) -> str:
+    """Return the model that is named as an argument or as an option.
+
+    Raises:
+        UserError: it is named as both.
+    """
+    if argument is None:
+        return option
+    source = ctx.get_parameter_source("target")
+    if source is not None and source.name == "COMMANDLINE":
+        raise UserError(f"the model is given twice, as '{argument}' and as --target '{option}', allowed is once")
+    return argument
+
+
 def _parameters(of: type) -> Iterator[Parameter]:
-    for f, hint, part in sorted(_fields(of), key=lambda found: found[0].metadata.get("panel") == LAST):
+    for f, hint, part in _fields(of):
         if part:
             yield from _parameters(part)
             continue
         more, kind = f.metadata, f.metadata.get("kind", hint)
         if get_origin(kind) is not Annotated:
-            flag = more.get("flag", "--" + f.name.replace("_", "-"))
-            panel = {"rich_help_panel": more["panel"]} if "panel" in more else {}
-            option = typer.Option(flag, help=more["help"], metavar=more.get("metavar"), min=more.get("min"), **panel)
+            flags = [*filter(None, [more.get("short")]), more.get("flag", "--" + f.name.replace("_", "-"))]
+            panel = {"rich_help_panel": more["panel"]} if more.get("panel") else {}
+            option = typer.Option(*flags, help=more["help"], metavar=more.get("metavar"), min=more.get("min"), **panel)
             kind = Annotated[kind, option]
         default: Any = Parameter.empty if f.default is MISSING else f.default
         if get_origin(get_args(kind)[0]) is list and f.default is not MISSING:

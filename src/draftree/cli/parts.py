@@ -30,13 +30,19 @@ def list_parts(as_json: AsJson = False) -> None:
         return
     console = terminal.output()
     for kind, parts in listed.items():
-        rows = [{"name": name, "about": p["summary"], "knobs": terminal.knobs_text(p["knobs"])} for name, p in parts.items()]
+        rows = [
+            {"name": name, "about": p["summary"], "knobs": terminal.knobs_text(p["knobs"]).replace(",", ", ")}
+            for name, p in parts.items()
+        ]
         console.print(terminal.table(kind, rows))
     console.print(terminal.table("training", [terminal.stage_row(name, s) for name, those in stages.items() for s in those]))
 
 
 def list_drafters(
-    target: Annotated[str | None, typer.Option("--for", help="Only for this target: a name, a folder, a hub id.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Only for this model, as of --for.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--for", "--target", "-m", metavar="MODEL", help="Only for this: a name, a folder, a hub id.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List trained drafters by target: those that draftree brings, and those that others have published."""
@@ -45,6 +51,7 @@ def list_drafters(
     from draftree.formats.published import published, published_for
     from draftree.models.sources import shipped
 
+    target = target or model
     own = [{"target": name, "drafter": method, "source": "draftree"} for name, method in shipped(target)]
     others = [asdict(entry) for entry in (published() if target is None else published_for(target))]
     if as_json:
@@ -52,7 +59,10 @@ def list_drafters(
     if not own and not others:
         remark(f"none is known for target '{target}'; 'suffix' and 'pld' need no training, and `draftree train` trains one")
         return None
-    for title, rows in (("shipped: --drafter NAME", own), ("published: hf download ID --local-dir DIR; --drafter DIR", others)):
+    for title, rows in (
+        ("shipped: --drafter NAME", own),
+        ("published: --drafter published, or --drafter ID (downloaded)", others),
+    ):
         if rows:
             terminal.output().print(terminal.table(title, rows))
     return None

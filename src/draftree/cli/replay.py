@@ -35,6 +35,7 @@ class ReplayOptions(CellsOptions):
 @asks_for
 def replay(ctx: typer.Context, asked: ReplayOptions) -> None:
     """Count what drafters × policies bring along recorded texts, without a pass of the target, here or on other machines."""
+    asked = asked.placed("replay")
     result, work = replayed(ctx, asked)
     saved(result, asked, list(work.requests), asked.as_json)
 

@@ -54,7 +54,9 @@ def rendered(result: "dict[str, object]", source: str) -> str:
 
     known = cast("dict[str, Any]", result)
     rows, about = known["rows"], known["provenance"]
-    shown = (tables.shown if page.clocked(known) else tables.counted)(rows, known.get("oracle", ()))
+    shown = tables.readable((tables.shown if page.clocked(known) else tables.counted)(rows, known.get("oracle", ())))
+    main = [tables.HEADS.get(name, name) for name in tables.MAIN]
+    main = [name for name in main if name in shown[0] and any(row[name] for row in shown)]
     best = next(iter(page.ranked(known)), None)
     texts = page.texts(known, best) if best else []
     suite = (about.get("suite") or {}).get("name", source)
@@ -65,7 +67,8 @@ def rendered(result: "dict[str, object]", source: str) -> str:
             "threads": hardware.get("threads", ""), "seed": about["seed"], "command": about["command"]}  # fmt: skip
     return Environment(autoescape=True).from_string(TEMPLATE.read_text("utf-8")).render(
         title=title, about={k: v for k, v in told.items() if v != ""}, simulated=known.get("simulated"),
-        columns=list(shown[0]), rows=shown, claims=tables.claims(known), gaps=page.gaps(known), texts=texts,
+        columns=main, rest=[name for name in shown[0] if name not in main], rows=shown, legend=tables.legend(shown[0]),
+        claims=tables.claims(known), gaps=page.gaps(known), texts=texts,
         shown=page.name_of(best) if best else "", verdict=page.verdict(known),
         pictures=[(name, Markup(svg)) for name, svg in _pictures(known)],
     )  # fmt: skip

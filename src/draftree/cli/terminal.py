@@ -1,5 +1,6 @@
 """Output of the command line: text as it is written, tables, and the progress of a run."""
 
+import os
 import re
 import sys
 import threading
@@ -44,9 +45,15 @@ WIDTH = 150
 
 
 def output() -> Console:
-    """Standard output."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
+    """Return the console of standard output: as wide as the terminal or as `COLUMNS` says, without escapes with `NO_COLOR`."""
+    plain: dict[str, Any] = {"color_system": None} if os.environ.get("NO_COLOR") else {}
+    console = Console(highlight=False, **plain)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=WIDTH, **plain)
+
+
+def colours(console: Console) -> bool:
+    """Return whether text can be coloured."""
+    return console.is_terminal and console.color_system is not None
 
 
 def line(text: str) -> None:
@@ -55,8 +62,9 @@ def line(text: str) -> None:
 
 
 def errors() -> Console:
-    """Standard error, for progress and remarks."""
-    return Console(stderr=True, highlight=False)
+    """Return the console of standard error, for progress and remarks."""
+    plain: dict[str, Any] = {"color_system": None} if os.environ.get("NO_COLOR") else {}
+    return Console(stderr=True, highlight=False, **plain)
 
 
 FIGURE = re.compile(r"[\d.]+( \[[\d., ]+\])?")
@@ -197,15 +205,15 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
     stats, plain = result.stats, result.plain
     lines = [f"{LEGEND}"] if coloured else []
     lines.append(
-        f"τ {stats.acceptance_length:.2f} · {stats.new_tokens} tokens in {len(stats.steps) + 1} forwards (the prompt's and "
-        f"{len(stats.steps)} steps) · {stats.nodes_per_step:.1f} nodes, depth {stats.depth_per_step:.1f} a step"
+        f"{stats.acceptance_length:.2f} tokens per pass (τ) · {stats.new_tokens} tokens in {len(stats.steps) + 1} passes (the "
+        f"prompt's and {len(stats.steps)} more) · {stats.nodes_per_step:.1f} drafted a pass, {stats.depth_per_step:.1f} deep"
     )
-    speed = f"{stats.tokens_per_second:.1f} tokens/s"
+    speed = f"{stats.tokens_per_second:.1f} tokens per second"
     if plain is None:
         lines.append(f"{speed} (drafting {stats.draft_seconds:.2f} s, verifying {stats.verify_seconds:.2f} s)")
     else:
         lines.append(
-            f"{speed}, plain decoding {plain.tokens_per_second:.1f} tokens/s · speed-up {result.speedup or 1:.2f} · "
+            f"{speed}, plain decoding {plain.tokens_per_second:.1f} · speed-up {result.speedup or 1:.2f} · "
             f"{verdict(result, keeps_text)}"
         )
         if (parted := result.difference) is not None:
@@ -292,10 +300,15 @@ def show_report(console: Console, title: str, report: "Report") -> None:
         console.print(_attention(report.layers))
     for suspect in report.suspects:
         console.print(f"[red]{escape(suspect.cause)}[/]: {escape(suspect.evidence)}", soft_wrap=True)
-    weak = [f.name for f in report.findings if f.verdict != "ok"]
-    healthy = f"healthy; to be watched: {', '.join(weak)}" if weak else "healthy"
-    causes = "; ".join(s.cause for s in report.suspects)
-    console.print(f"[red]likely wrong: {escape(causes)}[/]" if causes else f"[green]{escape(healthy)}[/]", soft_wrap=True)
+    weak = [f.name for f in report.findings if f.verdict == "warn"]
+    watch = f"; to be watched: {', '.join(weak)}" if weak else ""
+    why = "; ".join(report.bad)
+    if report.suspects:
+        console.print(f"[red]bad, likely wrong: {escape(why)}[/]", soft_wrap=True)
+    elif report.bad:
+        console.print(f"[red]bad: {escape(why)}, and no known fault explains it{escape(watch)}[/]", soft_wrap=True)
+    else:
+        console.print(f"[green]healthy{escape(watch)}[/]", soft_wrap=True)
 
 
 def show_exact(console: Console, title: str, report: "ExactReport") -> None:

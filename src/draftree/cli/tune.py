@@ -25,7 +25,7 @@ class TuneOptions:
     trials: int = knob(40, min=1, help="Settings that are tried, those of an interrupted search among them.")
     limit: int | None = knob(None, min=4, help="Only the first so many prompts.")
     max_new_tokens: int = knob(128, min=2, help="How many tokens may be written for each.")
-    temperature: float = knob(0.0, help="0 for greedy decoding; drawn by match above it.")
+    temperature: float = knob(0.0, least=0, help="0 for greedy decoding; drawn by match above it.")
     recording: Path = knob(Path("recording"), help="A folder of recordings; what is missing there is recorded first.")
     storage: Path | None = knob(None, help="A file in which optuna keeps the settings tried, to go on from.")
     costs: CostsFile = None

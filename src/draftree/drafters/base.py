@@ -61,6 +61,9 @@ class Drafter(ABC, Generic[State]):
         """A line that tells apart drafters that cost or learn differently."""
         return repr(self.knobs) if self.knobs else type(self).__name__
 
+    def __repr__(self) -> str:
+        return f"<drafter {self.described}>"
+
     @property
     def language_model(self) -> Target | None:
         """The language model that drafts, where it was made for itself and reads text by a tokenizer of its own."""

@@ -30,12 +30,21 @@ class LM(Method):
         if not self.model:
             raise UserError("drafter 'lm' needs a model: lm:model=FOLDER or lm:model=HUB-ID")
         small = Target.load(self.model, target.decoder.dtype, str(target.decoder.device))
-        return LMDrafter(small, None if small.decoder.vocab == target.decoder.vocab else Shared.of(target, small))
+        return language_model(small, target)
 
     def example(self, target: Target) -> "LMDrafter":
         model: Any = one_layer(target.decoder.config)
         model.to(target.decoder.dtype)
         return LMDrafter(Target(type(target.decoder)(model), "example"))
+
+
+def language_model(small: Target, target: Target) -> "LMDrafter":
+    """Return the drafter that a loaded language model is for a target.
+
+    Raises:
+        UserError: the vocabularies differ and share no tokens, or one has no tokenizer.
+    """
+    return LMDrafter(small, None if small.decoder.vocab == target.decoder.vocab else Shared.of(target, small))
 
 
 @final

@@ -1,8 +1,8 @@
 """Prompts to measure on: a shipped suite by name, or a file.
 
 A row of a file with `turns` (of which all but the first may be left out), `question`, `messages` or `conversations` is a chat;
-one with `prompt` or `text` is raw text. `category` may stand beside either. A file that is not JSONL is one raw text. A file of
-a benchmark is named with its format, see `formats`.
+one with `prompt` or `text` is raw text. `category` may stand beside either. Each line of a file `.txt` is a question; any other
+text file is one raw text. A file of a benchmark is named with its format, see `formats`.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any
 
 from draftree.boundary.files import understood
 from draftree.data.prompts import Content, question
-from draftree.data.rows import messages, rows
+from draftree.data.rows import READERS, Row, messages, rows
 from draftree.errors import UnknownName, UserError, shown
 from draftree.evaluation.formats import FORMATS, asked
 
@@ -42,11 +42,19 @@ class SuitePrompt:
 
 @dataclass(frozen=True)
 class Suite:
-    """The prompts of a file, and the hash of its bytes."""
+    """The prompts of a file, and the hash of its bytes.
+
+    Attributes:
+        name: of the suite, or of its file.
+        sha256: of the file.
+        prompts: in their order.
+        rule: how a text file was cut into prompts; empty for other files.
+    """
 
     name: str
     sha256: str
     prompts: tuple[SuitePrompt, ...]
+    rule: str = ""
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -75,8 +83,12 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in FOLDER.glob("*.jsonl")))
 
 
-def load(name: str) -> Suite:
-    """A shipped suite, the one in a file, or with the name of a format before a colon, a benchmark's own file.
+def load(name: str, whole: bool = False) -> Suite:
+    """Return a shipped suite, the one in a file, or with the name of a format before a colon, a benchmark's own file.
+
+    Args:
+        name: of the suite or the file.
+        whole: take a text file as one prompt; by default each line of a file `.txt` is a question.
 
     Raises:
         UserError: there is no such suite or file, or a row of it is not a prompt.
@@ -89,13 +101,25 @@ def load(name: str) -> Suite:
         raise UnknownName("suite (a file, or the name of a shipped one or of a format)", name, (*names(), *FORMATS))
     with understood(f"cannot read suite '{name}'"):
         data = path.read_bytes()
+        found, rule = _read(path, whole)
         prompts = tuple(
             SuitePrompt(i, content(row, where), str(row.get("category", "")), later(row))
-            for i, (row, where) in enumerate(rows(path))
+            for i, (row, where) in enumerate(found)
         )
     if not prompts:
         raise UserError(f"suite '{name}' holds no prompts: it has no rows")
-    return Suite(path.stem, hashlib.sha256(data).hexdigest(), prompts)
+    return Suite(path.stem, hashlib.sha256(data).hexdigest(), prompts, rule)
+
+
+def _read(path: Path, whole: bool) -> tuple[list[tuple[Row, str]], str]:
+    """Return the rows of a file, and how a text file was cut into them."""
+    if path.suffix.lower() in READERS:
+        return list(rows(path)), ""
+    if whole or path.suffix.lower() != ".txt":
+        return list(rows(path)), "the file is one prompt, continued as it is"
+    lines = enumerate(path.read_text("utf-8").splitlines(), 1)
+    asked = [({"question": line.strip()}, f"{path}:{number}") for number, line in lines if line.strip()]
+    return asked, "each line is a question; --whole takes the file as one prompt"
 
 
 def _benchmark(name: str, file: str) -> Suite:

@@ -1,6 +1,6 @@
 """A benchmark's rows of figures as text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from draftree.evaluation.intervals import LEVEL, ResultRow, beside_plain
@@ -95,8 +95,45 @@ COUNTED = (
     "counted speed-up [95 %]", "if varied",
 )  # fmt: skip
 """The columns of what was counted and not clocked."""
-FIRST = ("drafter", "policy", "T", "τ [95 %]", "speed-up [95 %]", "same output")
+MAIN = ("machine", "drafter", "policy", "acceptor", "T", "tokens/s", "speed-up [95 %]", "counted speed-up [95 %]", "τ [95 %]",
+        "nodes/step", "same output")  # fmt: skip
+"""The columns that answer a user's questions, in the order of a screen or a page; the others come after them."""
+FIRST = ("drafter", "policy", "temperature", "tokens/s", "tokens/pass (τ)", "speed-up [95 %]", "same output")
 """The columns that a narrow terminal shows."""
+HEADS = {"τ [95 %]": "tokens/pass (τ)", "nodes/step": "drafted/pass", "T": "temperature"}
+"""Heads that a screen or a page has in place of those of the documentation's tables."""
+LEGEND = {
+    "tokens/s": "new tokens per second, the prompt's pass included",
+    "speed-up [95 %]": "plain decoding's seconds over these by the clock, measured in turns; in brackets the 95 % interval",
+    "counted speed-up [95 %]": "the same from the passes that were made and what each costs when it is measured by itself: "
+    "free of what else the machine does, and without the time between passes",
+    "tokens/pass (τ)": "tokens that one pass of the target yields; plain decoding has 1",
+    "drafted/pass": "drafted tokens that one pass verifies",
+    "same output": "whether every text is the one that plain decoding writes",
+    "α": "accepted depth over the tree's depth",
+    "α of the bound": "τ over the deepest layer that the policy allows",
+    "overlap": "probability that a token drawn from the drafter is accepted, at temperature 1",
+    "sₐ/sₜ": "seconds of a draft step over those of a target pass, for one token each",
+    "E(Spd.)": "speed-up of chains by the formula of Leviathan et al., from overlap and sₐ/sₜ",
+    "bound": "speed-up if a pass over a tree cost what one over a token costs",
+    "depth/step": "depth of the trees",
+    "drafts/step": "draft steps before a pass",
+    "if varied": "counted speed-up where the machine's costs are varied",
+    "draft share": "share of the time that drafting takes",
+}
+"""What the heads of columns mean."""
+
+
+def readable(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return rows as a screen or a page shows them: the main columns first, under heads in plain words, τ without interval."""
+    names = [*(name for name in MAIN if name in rows[0]), *(name for name in rows[0] if name not in MAIN)]
+    plain = [{**row, "τ [95 %]": row.get("τ [95 %]", "").partition(" [")[0]} for row in rows]
+    return [{HEADS.get(name, name): row[name] for name in names} for row in plain]
+
+
+def legend(names: Collection[str]) -> list[str]:
+    """Return a line for each of these heads that is not plain words."""
+    return [f"{name.removesuffix(' [95 %]')}: {told}" for name, told in LEGEND.items() if name in names]
 
 
 ORACLE = "oracle (bound)"

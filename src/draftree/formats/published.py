@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from draftree.errors import UserError, shown
+
 FILE = Path(__file__).with_suffix(".json")
 
 
@@ -31,6 +33,18 @@ class Published:
 def published() -> tuple[Published, ...]:
     """All that are known."""
     return tuple(Published(**entry) for entry in json.loads(FILE.read_text("utf-8")))
+
+
+def best_for(target: str) -> str:
+    """Return the hub id of the first published drafter that is known for a target.
+
+    Raises:
+        UserError: none is known.
+    """
+    if not (known := published_for(target)):
+        told = "`draftree drafters` lists those that are; 'suffix' and 'pld' need no training"
+        raise UserError(f"drafter is 'published', but none is known for target {shown(target)}: {told}")
+    return known[0].drafter
 
 
 def published_for(target: str) -> tuple[Published, ...]:

@@ -7,6 +7,7 @@ Shapes: B rows of the batch, n ids of a padded prompt, T new tokens, V vocabular
 """
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
@@ -28,6 +30,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
+from draftree.aliases import OPTION, SAME
 from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError, shown
 from draftree.hf.batch import Call, prompts, write
@@ -57,7 +60,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """Options of a generation config that are not honoured: values beside None that ask for nothing, and what to do instead."""
 NOT_HERE: Mapping[str, str] = {
-    "assistant_model": "none; name a drafter instead, drafter='lm:…' is a small language model",
+    "assistant_model": "none; the engine has its drafter: draftree.load(model, drafter=assistant) drafts with a model",
     "assistant_tokenizer": "none; drafters share the target's tokenizer",
     "custom_generate": "none; this is a loop of its own",
     "synced_gpus": "none; an engine runs on one process",
@@ -73,9 +76,9 @@ class Hook:
     """The decoding loop that `speculate` returns: called by `model.generate(…, custom_generate=hook)`.
 
     Args:
-        opened: the engine for a model.
+        opened: returns the engine for a model and the assistant model given to `generate`, or None.
         seed: of the draws; drawn anew for each call where there is none.
-        streamer: told the prompt, each token and the end.
+        streamer: is given the prompt, the tokens of each accepted run one by one, and the end; by default that of `generate`.
         tokenizer: for stop strings; the target's own by default.
         reuse: whether a prefix shared with the last call is taken from the caches; only where nobody else can have
             changed the model's weights between the calls.
@@ -86,7 +89,7 @@ class Hook:
 
     def __init__(
         self,
-        opened: Callable[[PreTrainedModel], Writer],
+        opened: Callable[[PreTrainedModel, PreTrainedModel | None], Writer],
         seed: int | None = None,
         streamer: BaseStreamer | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -119,12 +122,10 @@ class Hook:
         """
         refuse_options({"token_healing": token_healing})
         refuse(model, generation_config, logits_processor, model_kwargs)
-        if self._streamer is not None:
-            if len(input_ids) > 1:
-                raise UserError(f"the batch has {len(input_ids)} rows, a streamer takes 1")
-            self._streamer.put(input_ids.cpu())
+        theirs = arguments_of_generate(model)
+        streamer = self._streamer_of(theirs.get("streamer"), input_ids)
         with inference(model):
-            engine = self._opened(model)
+            engine = self._opened(model, theirs.get("assistant_model"))
             criteria = [*stopping_criteria]
             if stop_strings is not None and not any(type(c) is StopStringCriteria for c in criteria):  # the user's own one wins
                 try:
@@ -134,10 +135,25 @@ class Hook:
             rows = prompts(input_ids, model_kwargs, engine.target.decoder.window is not None)
             call = Call(input_ids, rows, generation_config, [*logits_processor], criteria)
             sampling = call.sampling(self._seed if seed is None else Options(seed=seed).seed)
-            written, self.stats = write(engine, call, sampling, self._streamer, self._reuse)
-        if self._streamer is not None:
-            self._streamer.end()
+            written, self.stats = write(engine, call, sampling, streamer, self._reuse)
+        if streamer is not None:
+            streamer.end()
         return call.output(written)
+
+    def _streamer_of(self, theirs: BaseStreamer | None, input_ids: Tensor) -> BaseStreamer | None:
+        """Return the streamer of a call, given the prompt: transformers itself gives it to that of `generate`.
+
+        Raises:
+            UserError: there are two, or several rows.
+        """
+        if self._streamer is not None and theirs is not None:
+            raise UserError("streamer is given to generate and to speculate, allowed is one of them")
+        streamer = theirs if self._streamer is None else self._streamer
+        if streamer is not None and len(input_ids) > 1:
+            raise UserError(f"the batch has {len(input_ids)} rows, a streamer takes 1")
+        if self._streamer is not None:
+            self._streamer.put(input_ids.cpu())
+        return streamer
 
 
 def generate(
@@ -155,6 +171,12 @@ def generate(
     """
     model: Any = engine.target.decoder.model
     check_types(None, tokenizer)
+    if isinstance(inputs, str) or (isinstance(inputs, list) and all(isinstance(text, str) for text in inputs)):
+        told = "engine.chat('text') answers, engine.complete('text') continues a text"
+        raise UserError(f"inputs is {shown(inputs)}, allowed is a tensor of ids [B, n]: {told}")
+    for name in options.keys() & SAME[OPTION].keys():
+        if not hasattr(model.generation_config, name):
+            raise UserError(f"{name} is given, but engine.generate takes transformers' options: {SAME[OPTION][name]}")
     if not (inputs is None or (isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.dtype in IDS)):
         raise UserError(f"inputs is {shown(inputs)}, allowed is a tensor of ids [B, n]")
     for name, allowed in NOT_HERE.items():
@@ -164,7 +186,7 @@ def generate(
     told = [options, *(vars(c) for c in (config, default) if c is not None)]
     asked = {n: next((o[n] for o in told if o.get(n) is not None), None) for n in ("stop_strings", *REFUSED)}
     refuse_options(asked)
-    hook = Hook(lambda model: engine, seed, streamer, tokenizer, reuse=True)
+    hook = Hook(lambda model, assistant: engine, seed, streamer, tokenizer, reuse=True)
 
     def loop(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Tensor | GenerateDecoderOnlyOutput:
         # Without parameters of its own, which would take options away from transformers.
@@ -173,6 +195,21 @@ def generate(
     options = without_stop_strings(options, default)
     written: Tensor | GenerateDecoderOnlyOutput = model.generate(inputs, custom_generate=loop, **options)
     return written
+
+
+def arguments_of_generate(model: PreTrainedModel) -> Mapping[str, Any]:
+    """Return the arguments of the call of `generate` that has called the hook; none where it was called otherwise.
+
+    transformers does not pass `streamer` and `assistant_model` on to a callable `custom_generate`, so they are read from its
+    frame.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "generate" and frame.f_globals.get("__name__") == GenerationMixin.__module__:
+            values = frame.f_locals
+            return values if values.get("self") is model else {}
+        frame = frame.f_back  # type: ignore[assignment]
+    return {}
 
 
 def without_stop_strings(options: Mapping[str, Any], default: GenerationConfig | None) -> dict[str, Any]:

@@ -100,7 +100,8 @@ class _Watch:
             stack.callback(self._attention.register_forward_hook(lambda _m, _i, out: weights.append(out[1])).remove)
             for other in self._others:
                 stack.callback(other.register_forward_hook(lambda _m, _i, out: _nothing(out)).remove)
-            out = layer.forward(*args, **kwargs)  # not a call, which would come back here
+            # Neither a call, which would come back here, nor a compiled forward, which runs no attention module.
+            out = type(layer).forward(layer, *args, **kwargs)
         before, after = args[0].double(), (out[0] if isinstance(out, tuple) else out).double()
         half = before.shape[1] // 2
         self._outputs.append(((after - before).norm(dim=-1) / before.norm(dim=-1))[0, half:])

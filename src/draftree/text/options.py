@@ -17,8 +17,9 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from draftree.boundary.knobs import knob, optional
-from draftree.errors import UnknownName, UserError
+from draftree.aliases import OPTION
+from draftree.boundary.knobs import knob, optional, translated
+from draftree.errors import UserError
 from draftree.models.target import Target
 from draftree.request import Criterion, Request
 from draftree.sampling.choice import Choice
@@ -62,11 +63,14 @@ class Options(Parameters):
         max_time: seconds after which nothing more is written, counted from the request.
         logprobs: how many of the likeliest tokens' log-probabilities are told beside each token's own; None tells none.
         ignore_eos: whether EOS ends nothing.
+        n: how many texts are written for each prompt. The first is the text of `n=1`; with a temperature above 0 the others are
+            further samples of the same seed.
 
     Raises:
         UserError: a value is out of its range, or values exclude each other.
     """
 
+    n: int = knob(1, least=1)
     grammar: Grammar | None = knob(
         None, rule=("a Grammar (Grammar.lark, Grammar.regex, …)", optional(lambda value: isinstance(value, Grammar)))
     )
@@ -85,16 +89,21 @@ class Options(Parameters):
 
     @classmethod
     def of(cls, base: Self | None, given: Mapping[str, Any]) -> Self:
-        """Options by name, beyond those of a base.
+        """Return options by name, and those of a base where they are not named.
+
+        Names of other tools that mean the same are accepted (`aliases.py`). None stands for an option's default.
 
         Raises:
             UnknownName: there is no such option.
+            UserError: an option is given by two names.
         """
-        known = [f.name for f in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise UnknownName("option", name, known)
-        return cls(**given) if base is None else replace(base, **given)
+        defaults = {f.name: f.default for f in fields(cls)}
+        sampled = bool(given.get("temperature", given.get("temp")))
+        if "do_sample" in given and bool(given["do_sample"]) == sampled:  # it repeats what the temperature says
+            given = {name: value for name, value in given.items() if name != "do_sample"}
+        asked = translated(OPTION, given, defaults)
+        asked = {name: defaults[name] if value is None else value for name, value in asked.items()}
+        return cls(**asked) if base is None else replace(base, **asked)
 
     @property
     def sampling(self) -> Sampling:

@@ -10,9 +10,10 @@ from typing import Any
 from draftree.boundary.knobs import Knobs, Rule, knob, optional, real, several, text, unicode, whole
 from draftree.sampling.choice import Choice
 
-SHAPE, END = "What the answer must be", "Where it ends"
+SHAPE, END = "The form of the answer", "The end of the answer"
 penalty, shape, end = (partial(knob, panel=panel) for panel in ("Penalties and bans", SHAPE, END))
 """Fields by the part of a command's help that explains them."""
+MORE = "More output"
 UNKNOWN = "\ufffd"
 """Stands for the first bytes of a character until its last one is there."""
 
@@ -48,7 +49,7 @@ LOGPROBS_HELP = "With --json: each token's log-probability and the N likeliest's
 class Length(Knobs):
     """The bound of a text's length; a class of its own because it comes before all other fields."""
 
-    max_new_tokens: int = end(128, least=1, help="How many tokens may be written.")
+    max_new_tokens: int = knob(128, least=1, short="-n", help="How many tokens may be written.")
 
 
 @dataclass(frozen=True)
@@ -81,4 +82,4 @@ class Parameters(Choice, Length):
     )
     max_time: float | None = end(None, above=0, metavar="SECONDS", help="After which nothing more is written.")
     ignore_eos: bool = end(False, help="EOS ends nothing.")
-    logprobs: int | None = knob(None, least=0, metavar="N", help=LOGPROBS_HELP)
+    logprobs: int | None = knob(None, least=0, metavar="N", help=LOGPROBS_HELP, panel=MORE)

@@ -1,0 +1,13 @@
+"""The kinds of names in the tables, as `UnknownName` is given them."""
+
+OPTION = "option"
+LOADING = "option of loading a target"
+FLAG = "option of the command line"
+COMMAND = "command"
+DRAFTER = "drafter"
+POLICY = "policy"
+ACCEPTOR = "acceptor"
+DTYPE = "dtype"
+ENGINE = "attribute of an Engine"
+MODULE = "name in draftree"
+RESULT = "attribute of a Completion"

@@ -1,0 +1,181 @@
+"""A command of the command line: the words of other tools that it accepts, and its help."""
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from draftree.aliases import COMMAND, FLAG, LOADING, OPTION, accepted, instead, nearest
+from draftree.errors import UnknownName, UserError
+
+WIDEST = 100
+"""Columns of a help at most: longer lines are hard to read."""
+NAMES = 29
+"""Columns of the names of options; a longer one has its help on the next line."""
+LAST_PANELS = ("Loading the model",)
+"""Panels at the end of a help."""
+THREADS = 3
+"""From this number on `-t` is taken for a number of threads, as llama.cpp has it, and refused."""
+
+
+class Command(TyperCommand):
+    """A command that accepts the options of other tools where they mean the same, and says what to write where not."""
+
+    def __init__(self, name: str | None, **more: Any) -> None:
+        settings = {"help_option_names": ["-h", "--help"], **(more.pop("context_settings", None) or {})}
+        super().__init__(name, context_settings=settings, **more)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, with the names of other tools replaced by draftree's.
+
+        Raises:
+            UserError: an option does not exist.
+        """
+        args = [str(arg) for arg in args]
+        own = {flag: p for p in self.get_params(ctx) if isinstance(p, TyperOption) for flag in (*p.opts, *p.secondary_opts)}
+        flags = {str(p.name): next((f for f in p.opts if f.startswith("--")), p.opts[0]) for p in own.values()}
+        end = args.index("--") if "--" in args else len(args)
+        translated = [_translated(arg, own, flags, args[i + 1 : i + 2], i and args[i - 1]) for i, arg in enumerate(args[:end])]
+        return super().parse_args(ctx, [*translated, *args[end:]])
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help: the usage, what the command does, and its options, the main ones first."""
+        formatter.write(written(self, ctx))
+
+
+class Group(TyperGroup):
+    """Commands; for one that does not exist, the message says what to type."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        name = accepted(COMMAND, cmd_name, self.commands)
+        if not name.startswith("-") and name not in self.commands:
+            raise UnknownName(COMMAND, cmd_name, self.commands)
+        return super().get_command(ctx, name)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args:
+            known = ", ".join(sorted(self.commands))
+            raise UserError(f"no command was given, known are {known}; {ctx.command_path} --help explains them")
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help: the commands, each in a line, by what they are for."""
+        width = columns()
+        lines = [f"Usage: {ctx.command_path} COMMAND …", "", *_text(self.help, width), ""]
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            panel = getattr(command, "rich_help_panel", None) or "Commands"
+            panels.setdefault(panel, []).append((name, command.short_help or command.help or ""))
+        for panel, rows in panels.items():
+            lines += [panel, *_rows(rows, width, 12), ""]
+        options = [(", ".join(p.opts), getattr(p, "help", None) or "") for p in self.get_params(ctx)]
+        lines += ["Options", *_rows(options, width, 12), ""]
+        formatter.write("\n".join([*lines, f"{ctx.command_path} COMMAND --help explains a command.", ""]))
+
+
+def _translated(arg: str, own: Mapping[str, Any], flags: Mapping[str, str], after: Sequence[str], before: Any) -> str:
+    """Return an argument, under draftree's name where it is another tool's name of an option.
+
+    Raises:
+        UserError: it is an option that does not exist.
+    """
+    name, equals, value = arg.partition("=")
+    taken = own.get(str(before).partition("=")[0])
+    is_value = taken is not None and not taken.is_flag and "=" not in str(before)
+    if name == "-t" and name in own and (value if equals else after[0] if after else "").isdecimal():
+        number = int(value if equals else after[0])
+        if number >= THREADS:
+            raise UserError(f"-t is {number}, but -t is the temperature; set OMP_NUM_THREADS={number} for that many threads")
+    if is_value or not name.startswith("-") or name in own or _is_number(name) or name == "-":
+        return arg
+    word = name.lstrip("-").replace("-", "_")
+    for kind in (FLAG, OPTION, LOADING):
+        ours = accepted(kind, word, flags)
+        if ours in flags:
+            return flags[ours] + equals + value
+    if not name.startswith("--") and name[:2] in own and _is_number(name[2:]):  # -n5
+        return arg
+    if (told := instead(FLAG, word) or instead(OPTION, word) or instead(LOADING, word)) is not None:
+        raise UserError(f"unknown option '{name}': {told}")
+    near = nearest(FLAG, name, own) or nearest(OPTION, word, flags)
+    raise UserError(f"unknown option '{name}'{f', did you mean {flags.get(near, near)}?' if near else ''}; --help lists them")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def columns() -> int:
+    """Return the columns of a help: those of the terminal, within reason."""
+    return max(40, min(shutil.get_terminal_size((80, 24)).columns, WIDEST))
+
+
+def written(command: TyperCommand, ctx: Any) -> str:
+    """Return the help of a command."""
+    width = columns()
+    params: list[Any] = [p for p in command.get_params(ctx) if not getattr(p, "hidden", False)]
+    arguments = [p for p in params if not isinstance(p, TyperOption)]
+    usage = " ".join([ctx.command_path, *(p.metavar or str(p.name).upper() for p in arguments), "[OPTIONS]"])
+    lines = [f"Usage: {usage}", "", *_text(command.help, width), ""]
+    lines += _rows([(p.metavar or str(p.name).upper(), p.help or "") for p in arguments], width)
+    panels: dict[str, list[tuple[str, str]]] = {"Options": []}
+    for p in params:
+        if isinstance(p, TyperOption):
+            panels.setdefault(p.rich_help_panel or "Options", []).append((_names(p, ctx), _explained(p, ctx)))
+    for panel in [*(name for name in panels if name not in LAST_PANELS), *(name for name in LAST_PANELS if name in panels)]:
+        lines += ["", panel, *_rows(panels[panel], width)]
+    return "\n".join([*lines, ""])
+
+
+def _names(option: Any, ctx: Any) -> str:
+    """Return an option as it is typed: `-m, --target MODEL`."""
+    short = [flag for flag in option.opts if not flag.startswith("--")]
+    long = [flag for flag in option.opts if flag.startswith("--")]
+    names = ", ".join([*short, *long, *option.secondary_opts])
+    if option.is_flag:
+        return names
+    value = option.metavar or option.display_type(ctx).strip("<>")
+    return f"{names} {SHOWN_TYPES.get(value, value)}"
+
+
+SHOWN_TYPES = {"str": "TEXT", "int": "N", "float": "X", "path": "PATH", "list[str]": "TEXT", "list[int]": "N",
+               "list[float]": "X", "list[path]": "PATH", "list[Path]": "PATH", "int range": "N", "float range": "X",
+               "file": "FILE"}  # fmt: skip
+"""The types of values as a help writes them."""
+
+
+def _explained(option: Any, ctx: Any) -> str:
+    """Return the help of an option, with its default where that is a value worth showing."""
+    default = option.default
+    shown = default not in (None, "", False, (), []) and not (isinstance(default, list | tuple) and not default)
+    if option.required:
+        return f"{option.help} (required)"
+    if not shown or callable(default):
+        return option.help or ""
+    values = default if isinstance(default, list | tuple) else [default]
+    return f"{option.help} [{', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in values)}]"
+
+
+def _rows(rows: Iterable[tuple[str, str]], width: int, names: int = NAMES) -> list[str]:
+    """Return names with their explanations beside them; a long name has its explanation on the next line."""
+    lines = []
+    for name, told in rows:
+        wrapped = textwrap.wrap(told, width - names - 2) or [""]
+        if len(name) > names - 2:
+            lines.append(f"  {name}")
+        else:
+            lines.append(f"  {name:{names - 2}}  {wrapped.pop(0)}".rstrip())
+        lines += [" " * (names + 2) + part for part in wrapped]
+    return lines
+
+
+def _text(text: str | None, width: int) -> list[str]:
+    """Return paragraphs in lines of a width."""
+    paragraphs = [" ".join(part.split()) for part in (text or "").split("\n\n")]
+    return "\n\n".join("\n".join(textwrap.wrap(part, width)) for part in paragraphs).splitlines()

@@ -1,0 +1,107 @@
+"""Names of models on the Hugging Face hub: what may be one, whether the hub answers, and where a copy is stored."""
+
+import os
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from huggingface_hub import constants
+
+from draftree.boundary.files import understood
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+"""A hub id: OWNER/NAME, or a name alone for the oldest models."""
+SECONDS = 2.0
+"""How long the hub may take to accept a connection."""
+FRESH = 60.0
+"""Seconds for which an answer about the connection holds."""
+FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja"]
+"""What is downloaded of a repository: configs, weights and tokenizers."""
+_asked: dict[str, tuple[float, bool]] = {}
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a name can be a hub id, with its owner, and is no folder or file here."""
+    return "/" in name and HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+
+
+def check_path(name: str) -> None:
+    """Refuse a name that is neither a path that exists nor a possible hub id.
+
+    Raises:
+        FileNotFoundError: there is no such path.
+    """
+    if Path(name).exists() or (HUB_ID.fullmatch(name) and not name.endswith((".gguf", ".safetensors", ".bin", ".json"))):
+        return
+    raise FileNotFoundError(f"there is no folder or file '{name}', and it is no hub id (OWNER/NAME)")
+
+
+def reachable() -> bool:
+    """Return whether the hub, or the proxy in front of it, accepts a connection within `SECONDS`."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT)
+    proxies = getproxies()
+    url = urlsplit(proxies.get(urlsplit(endpoint).scheme) or proxies.get("all") or endpoint)
+    host, port = url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
+    when, answered = _asked.get(host, (-FRESH, False))
+    if time.monotonic() - when < FRESH:
+        return answered
+    found: list[bool] = []
+
+    def connect() -> None:  # in a thread: looking a name up cannot be given a time limit
+        try:
+            socket.create_connection((host, port), SECONDS).close()
+            found.append(True)
+        except OSError:
+            found.append(False)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    _asked[host] = time.monotonic(), found == [True]
+    return found == [True]
+
+
+def stored(name: str, revision: str | None = None) -> Path | None:
+    """Return the folder of the copy of a repository in the hub's cache, None where there is none."""
+    from huggingface_hub import try_to_load_from_cache  # it takes seconds, and the command line's checks seldom need it
+
+    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def located(name: str, revision: str | None = None) -> str:
+    """Return where a model is loaded from: the name itself, or the cache's folder where the hub cannot be reached.
+
+    Args:
+        name: a path or a hub id.
+        revision: a branch, a tag or a commit.
+
+    Raises:
+        FileNotFoundError: there is no such path, or the hub cannot be reached and its cache holds no copy.
+    """
+    check_path(name)
+    if Path(name).exists() or reachable():
+        return name
+    if (folder := stored(name, revision)) is None:
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hugging Face hub cannot be reached"
+        raise FileNotFoundError(f"there is no folder '{name}' here, {why}, and its cache holds no copy")
+    return str(folder)
+
+
+def downloaded(name: str) -> Path:
+    """Return the folder of a repository, downloaded to the hub's cache unless it is there.
+
+    Raises:
+        UserError: it cannot be downloaded.
+    """
+    from huggingface_hub import snapshot_download
+
+    with understood(f"'{name}' cannot be downloaded"):
+        place = located(name)
+        return Path(place if Path(place).is_dir() else snapshot_download(name, allow_patterns=FILES))
