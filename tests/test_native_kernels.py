@@ -42,12 +42,18 @@ def layer_of(packed: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> 
 def test_linear_with_every_tail(variant: str, dtype: torch.dtype, outputs: int) -> None:
     half = torch.finfo(dtype).eps / 2
     for inputs in (1, 2, 3, 17, 32, 63, 130):
-        weight, bias, rows = drawn(1, outputs, inputs, dtype=dtype), drawn(2, outputs, dtype=dtype), drawn(3, 41, inputs, dtype=dtype)
+        weight, bias, rows = (
+            drawn(1, outputs, inputs, dtype=dtype),
+            drawn(2, outputs, dtype=dtype),
+            drawn(3, 41, inputs, dtype=dtype),
+        )
         packed = dense.pack(weight)
         for added in (None, bias):
             made = dense.linear(layer_of(packed, weight, added, dense.code_of(dtype)), rows)
             wanted = torch.nn.functional.linear(rows.double(), weight.double(), None if added is None else added.double())
-            largest = torch.nn.functional.linear(rows.double().abs(), weight.double().abs(), None if added is None else added.double().abs())
+            largest = torch.nn.functional.linear(
+                rows.double().abs(), weight.double().abs(), None if added is None else added.double().abs()
+            )
             assert ((made - wanted).abs() <= (inputs + 2) * UNIT * largest + half * (1 + half) * wanted.abs()).all()
 
 
@@ -71,7 +77,10 @@ def test_a_token_has_the_same_bits_at_every_width(variant: str, dtype: torch.dty
 @pytest.mark.parametrize("outputs", [1, 8, 33, 80])
 def test_four_bits(variant: str, dtype: torch.dtype, outputs: int) -> None:
     """Activations are rounded to 127 steps of the largest of their group; everything else is exact up to float32's sums."""
-    numbers, scales = torch.randint(0, 16, (outputs, 96), generator=torch.Generator().manual_seed(0)), drawn(1, 3, outputs, 2, dtype=torch.bfloat16)
+    numbers, scales = (
+        torch.randint(0, 16, (outputs, 96), generator=torch.Generator().manual_seed(0)),
+        drawn(1, 3, outputs, 2, dtype=torch.bfloat16),
+    )
     rows = drawn(2, 11, 96, dtype=dtype)
     packed = dense.pack_int4(numbers, scales)
     made = dense.linear(layer_of(packed, numbers, None, dense.INT4), rows)
