@@ -119,7 +119,7 @@ def of_promising(r: Random) -> Arguments:
     t, roots = tree(r), 2
     columns = [t[name] for name in ("row", "depth", "score", "entropy")]
     start = int(r.integers(0, len(t["row"]) + 1))
-    return *columns, start, whole(r, 6, roots).astype(float), 4, 3, -1.0, curve(r), roots, 0.2, 1.0, 4
+    return *columns, start, whole(r, 6, roots), 4, 3, -1.0, curve(r), roots, 0.2, 1.0, 4
 
 
 def of_expanding(r: Random) -> Arguments:
@@ -181,7 +181,7 @@ def of_unfed(r: Random) -> Arguments:
 
 def of_shallow(r: Random) -> Arguments:
     t = tree(r)
-    return frontier(r, t), t["depth"], t["row"], whole(r, 5, 2).astype(float), float(r.choice([2.0, INF]))
+    return frontier(r, t), t["depth"], t["row"], whole(r, 5, 2), float(r.choice([2.0, INF]))
 
 
 def of_leading(r: Random) -> Arguments:

@@ -336,13 +336,13 @@ Out<bool> selected(const In<double>& score, const Curve& target, int64_t rows, d
 }
 
 std::tuple<Out<int64_t>, Out<int64_t>, double, double> promising(const In<int64_t>& row, const In<int64_t>& depth, const In<double>& score,
-                                                                 const In<double>& entropy, int64_t start, const In<double>& deepest,
+                                                                 const In<double>& entropy, int64_t start, const In<int64_t>& deepest,
                                                                  double limit, int64_t widest, double unread, const Curve& target,
                                                                  int64_t rows, double rate, double left, int64_t ahead) {
   Numbers nodes, of, likely, read;
   std::vector<double> scores;
   for (int64_t node = start; node < row.size(0); node++) {
-    if (static_cast<double>(depth[node]) < smaller_of(deepest[row[node]], limit)) {
+    if (static_cast<double>(depth[node]) < smaller_of(static_cast<double>(deepest[row[node]]), limit)) {
       nodes.push_back(node);
       of.push_back(row[node]);
       scores.push_back(score[node]);

@@ -55,9 +55,9 @@ Out<bool, 2> paths(const In<int64_t>& parents) {
   return seen;
 }
 
-Out<int64_t> shallow(const In<int64_t>& nodes, const In<int64_t>& depth, const In<int64_t>& row, const In<double>& bounds, double most) {
+Out<int64_t> shallow(const In<int64_t>& nodes, const In<int64_t>& depth, const In<int64_t>& row, const In<int64_t>& bounds, double most) {
   const auto above = [&](int64_t node) {
-    const double bound = bounds[row[node]];
+    const double bound = static_cast<double>(bounds[row[node]]);
     return static_cast<double>(depth[node]) < (most < bound ? most : bound);
   };
   auto found = Out<int64_t>::empty({std::count_if(nodes.begin(), nodes.end(), above)});
