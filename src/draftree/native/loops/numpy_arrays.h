@@ -35,23 +35,23 @@ constexpr int numpy_type() {
 
 // A C-contiguous array with N dimensions. An argument of a const type may have other strides: it is copied then.
 template <class T, int N>
-class Array {
+class NumpyArray {
  public:
-  Array() = default;
+  NumpyArray() = default;
 
   // Make an array whose entries are not set.
-  static Array empty(std::initializer_list<int64_t> shape) {
+  static NumpyArray empty(std::initializer_list<int64_t> shape) {
     npy_intp sizes[N];
     std::copy(shape.begin(), shape.end(), sizes);
     PyObject* made = PyArray_SimpleNew(N, sizes, numpy_type<T>());
     if (!made) throw nanobind::python_error();
-    Array array;
+    NumpyArray array;
     array.hold(nanobind::steal(made));
     return array;
   }
 
-  static Array full(std::initializer_list<int64_t> shape, T value) {
-    Array array = empty(shape);
+  static NumpyArray full(std::initializer_list<int64_t> shape, T value) {
+    NumpyArray array = empty(shape);
     std::fill_n(array.data_, array.size(), value);
     return array;
   }
@@ -92,10 +92,10 @@ class Array {
   const nanobind::object& object() const { return object_; }
 
   // Return the first `count` rows, a view.
-  Array first(int64_t count) const {
+  NumpyArray first(int64_t count) const {
     if (count == shape_[0]) return *this;
     nanobind::object view = object_[nanobind::slice(nanobind::int_(0), nanobind::int_(count), nanobind::none())];
-    Array array;
+    NumpyArray array;
     array.hold(std::move(view));
     return array;
   }
@@ -114,9 +114,9 @@ class Array {
 };
 
 template <class T, int N = 1>
-using In = Array<const T, N>;
+using In = NumpyArray<const T, N>;
 template <class T, int N = 1>
-using Out = Array<T, N>;
+using Out = NumpyArray<T, N>;
 
 // Return the larger or smaller number as Python does: the first one where they do not compare.
 inline double larger_of(double a, double b) { return b > a ? b : a; }
@@ -127,11 +127,11 @@ inline double smaller_of(double a, double b) { return b < a ? b : a; }
 namespace nanobind::detail {
 
 template <class T, int N>
-struct type_caster<draftree::Array<T, N>> {
-  using Array = draftree::Array<T, N>;
-  NB_TYPE_CASTER(Array, const_name("numpy.ndarray"))
+struct type_caster<draftree::NumpyArray<T, N>> {
+  using NumpyArray = draftree::NumpyArray<T, N>;
+  NB_TYPE_CASTER(NumpyArray, const_name("numpy.ndarray"))
   bool from_python(handle source, uint8_t, cleanup_list*) noexcept { return value.from(source.ptr()); }
-  static handle from_cpp(const Array& array, rv_policy, cleanup_list*) noexcept {
+  static handle from_cpp(const NumpyArray& array, rv_policy, cleanup_list*) noexcept {
     handle result = array.object();
     result.inc_ref();
     return result;
