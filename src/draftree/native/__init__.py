@@ -1,7 +1,7 @@
 """The native kernels: C++, chosen for the processor when the library is loaded.
 
-`DRAFTREE_NATIVE` forces a variant, for tests and timing, or turns the kernels `off`. Without them, models run on PyTorch and loops
-on Python and NumPy, with the same results and more slowly.
+`DRAFTREE_NATIVE` forces a variant, for tests and timing, or turns the kernels `off`. Without them, models run on PyTorch and
+loops on Python and NumPy, which is slower. The loops give the same bits.
 """
 
 import logging
