@@ -76,8 +76,17 @@ REFERENCES: dict[str, Callable[..., Any]] = {}
 def native(function: Function) -> Function:
     """Return the C++ function of the same name, or this one where there are no native kernels.
 
-    The Python function remains the specification: both return the same bits (`tests/test_native_loops.py`).
+    The Python function remains the specification: both return the same bits.
     """
-    REFERENCES[function.__name__] = function
-    twin: Function = function if core is None else getattr(core.loops, function.__name__)
-    return twin
+    return native_as(function.__name__)(function)
+
+
+def native_as(name: str) -> Callable[[Function], Function]:
+    """Return a decorator like `native` for a C++ function of another name."""
+
+    def twin_of(function: Function) -> Function:
+        REFERENCES[name] = function
+        twin: Function = function if core is None else getattr(core.loops, name)
+        return twin
+
+    return twin_of
