@@ -35,6 +35,7 @@ from draftree.cli import (
 )
 from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning, UnknownName, UserError
+from draftree.native import check_variable
 
 
 class Commands(TyperGroup):
@@ -114,6 +115,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         warnings.showwarning = lambda message, *_: remark(str(message))
     with raised() as signals, seldom():
         try:
+            check_variable()
             command = typer.main.get_command(app)
             status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)
         except typer.TyperException as error:

@@ -15,13 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-try:
-    from draftree.native import _core
-except ImportError:  # installed without a compiler
-    _core = None  # type: ignore[assignment]
+from draftree.native import core as core
 
-core: Any = _core
-"""The extension module, or None."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of the kernels, in the order of their codes."""
 INT4 = len(DTYPES)

@@ -1,0 +1,7 @@
+#include "bind_retrieval.h"
+
+namespace draftree {
+
+void bind_retrieval(nanobind::module_&) {}
+
+}  // namespace draftree
