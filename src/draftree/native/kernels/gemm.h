@@ -12,7 +12,12 @@ constexpr int MAX_TOKENS = 4;
 #endif
 constexpr int GROUP = 32;                  // inputs that share a scale, in four bits
 constexpr int64_t TOKEN_BLOCK = 256 << 10;  // bytes of inputs that are multiplied by a panel before the next one, half of a level-2 cache
-constexpr int64_t AHEAD = 7168;  // bytes ahead of their use at which weights are fetched into the level-2 cache
+constexpr int64_t NEAR = 1024, FAR = 7168;  // bytes ahead of their use at which weights are fetched into the level-2 cache
+#if defined(DRAFTREE_AVX512)
+constexpr int FEW = 4;  // tokens up to which they are fetched from near: measured, see `benchmarks/passes.py`
+#else
+constexpr int FEW = 0;
+#endif
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -386,7 +391,7 @@ void multiply(Rows x, int64_t tokens, int64_t inputs, const void* weight, int64_
         // unit, half of it each, so that memory does not rest while the other lots read this one from the cache.
         Prefetch next{w, false, false};
         if (lots == 1) {
-          next = {w + AHEAD, true, false};
+          next = {w + (m <= FEW && G::STEP < GROUP ? NEAR : FAR), true, false};
         } else if (lot < 2) {
           next = {w + panels * panel + lot * (panels * panel / 2), false, true};
         }
