@@ -1,6 +1,6 @@
 """Build draftree with scikit-build-core, and take a C++ compiler from PyPI where the machine has none.
 
-If no compiler works at all, scikit-build-core builds the package without its native kernels (see pyproject.toml).
+If no compiler works at all, the package is built without its native kernels, and runs on PyTorch and Python.
 """
 
 import os
@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from scikit_build_core import build
-from scikit_build_core.build import build_sdist, get_requires_for_build_sdist
+from scikit_build_core.build import (
+    build_sdist,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
 
 __all__ = [
     "build_editable",
@@ -20,10 +25,14 @@ __all__ = [
     "get_requires_for_build_editable",
     "get_requires_for_build_sdist",
     "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
 ]
 
 COMPILERS = ("clang-cl", "clang++") if sys.platform == "win32" else ("c++", "g++", "clang++")
 ZIG = "ziglang>=0.14"
+PURE = {"wheel.cmake": "false", "wheel.py-api": "py3"}
+"""The settings of a package without native kernels."""
 
 
 def has_compiler() -> bool:
@@ -76,15 +85,22 @@ def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
     return [*build.get_requires_for_build_editable(config_settings), *([] if has_compiler() else [ZIG])]
 
 
-def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    """Build a wheel."""
+def build_with(build_it: Any, folder: str, config_settings: Any, metadata_directory: str | None) -> str:
+    """Build with the native kernels, or without them if that fails."""
     if not has_compiler():
         use_zig()
-    return build.build_wheel(wheel_directory, config_settings, metadata_directory)
+    try:
+        return str(build_it(folder, config_settings, metadata_directory))
+    except (Exception, SystemExit) as error:
+        print(f"The native kernels could not be built ({error}). Building draftree without them.", file=sys.stderr)
+    return str(build_it(folder, {**(config_settings or {}), **PURE}, metadata_directory))
+
+
+def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+    """Build a wheel."""
+    return build_with(build.build_wheel, wheel_directory, config_settings, metadata_directory)
 
 
 def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
     """Build an editable installation."""
-    if not has_compiler():
-        use_zig()
-    return build.build_editable(wheel_directory, config_settings, metadata_directory)
+    return build_with(build.build_editable, wheel_directory, config_settings, metadata_directory)

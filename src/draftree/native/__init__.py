@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from draftree.errors import UnknownName, UserError, first_line
@@ -78,6 +79,8 @@ def native(function: Function) -> Function:
 
     The Python function remains the specification: both return the same bits (`tests/test_native_loops.py`).
     """
-    REFERENCES[function.__name__] = function
-    twin: Function = function if core is None else getattr(core.loops, function.__name__)
+    reference = REFERENCES[function.__name__] = np.errstate(all="ignore")(
+        function
+    )  # C++ does not warn of infinite results either
+    twin: Function = reference if core is None else getattr(core.loops, function.__name__)
     return twin

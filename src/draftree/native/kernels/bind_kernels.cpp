@@ -69,6 +69,8 @@ void stride_property(nb::class_<Structure>& in, const char* name, int64_t (Struc
 
 }  // namespace
 
+const char* variant_in_use() { return chosen->name; }
+
 void bind_kernels(nb::module_& m) {
   m.attr("FLOAT32") = static_cast<int>(FLOAT32);
   m.attr("BFLOAT16") = static_cast<int>(BFLOAT16);
