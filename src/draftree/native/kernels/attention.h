@@ -110,7 +110,8 @@ inline int64_t rows_at_a_time(int64_t slots) {
 struct AttentionScratch {
   int64_t blocks, rows, ld_sums;
   uint8_t* seen;    // [blocks]
-  float *tops, *totals;  // [rows]
+  float* tops;      // [rows, LANES] the largest scores of a row, whose largest is the row's
+  float* totals;    // [rows]
   float* scores;    // [rows, blocks * KEYS]
   float* sums;      // [rows, ld_sums]
   char* panel;      // a block of keys
@@ -128,7 +129,7 @@ struct AttentionScratch {
       return here;
     };
     seen = reinterpret_cast<uint8_t*>(take(blocks));
-    tops = reinterpret_cast<float*>(take(4 * padded));
+    tops = reinterpret_cast<float*>(take(4 * rows * LANES));
     totals = reinterpret_cast<float*>(take(4 * padded));
     scores = reinterpret_cast<float*>(take(4 * rows * blocks * KEYS));
     sums = reinterpret_cast<float*>(take(4 * rows * ld_sums));
@@ -150,7 +151,7 @@ void attend_rows(const Attention& a, int64_t sequence, int64_t group, int64_t be
     return sequence * a.mask_strides[0] + (group * a.heads + row % a.heads) * a.mask_strides[1] + row / a.heads * a.mask_strides[2];
   };
   const V below = splat(a.hidden_below);
-  for (int64_t r = 0; r < count; r++) own.tops[r] = UNSEEN;
+  for (int64_t r = 0; r < count; r++) store(own.tops + r * LANES, splat(UNSEEN));
   for (int64_t b = 0; b < own.blocks; b++) {
     const int64_t start = b * KEYS, here = a.slots - start < KEYS ? a.slots - start : KEYS;
     bool seen = false;
@@ -159,10 +160,8 @@ void attend_rows(const Attention& a, int64_t sequence, int64_t group, int64_t be
       const int64_t at = mask_of(row);
       if (at == before) continue;
       before = at;
-      for (int64_t i = 0; i < here; i += LANES) {
-        I visible = get_typed(a.mask_dtype, a.mask, at + start + i, here - i) > below;
-        for (int j = 0; j < LANES; j++) seen |= visible[j] != 0 && j < here - i;
-      }
+      for (int64_t i = 0; i < here; i += LANES)
+        seen |= any((get_typed(a.mask_dtype, a.mask, at + start + i, here - i) > below) & first_lanes(here - i));
     }
     own.seen[b] = seen;
     if (!seen) continue;
@@ -175,25 +174,23 @@ void attend_rows(const Attention& a, int64_t sequence, int64_t group, int64_t be
     for (int64_t r = 0; r < count; r++) {
       float* const scores = own.scores + r * ld + start;
       const int64_t at = mask_of(begin + r) + start;
-      V top = splat(own.tops[r]);
+      V top = load(own.tops + r * LANES);
       for (int64_t i = 0; i < KEYS; i += LANES) {
         V score = load(scores + i) * splat(a.scale);
         if (a.cap > 0)
           for (int j = 0; j < LANES; j++) score[j] = a.cap * __builtin_tanhf(score[j] / a.cap);
         const V added = i < here ? get_typed(a.mask_dtype, a.mask, at + i, here - i) : below;
-        I visible = added > below;
-        if (here - i < LANES)
-          for (int j = 0; j < LANES; j++) visible[j] = j < here - i ? visible[j] : 0;
+        const I visible = (added > below) & first_lanes(here - i);
         score = visible ? score + added : splat(UNSEEN);
         top = larger(top, score);
         store(scores + i, score);
       }
-      own.tops[r] = largest_of(top);
+      store(own.tops + r * LANES, top);
     }
   }
   const float* const sinks = a.sinks == nullptr ? nullptr : a.sinks + group * a.heads;
   for (int64_t r = 0; r < count; r++) {
-    float top = own.tops[r], total = 0;
+    float top = largest_of(load(own.tops + r * LANES)), total = 0;
     if (top > UNSEEN) {
       if (sinks != nullptr) {
         const float sink = sinks[(begin + r) % a.heads];

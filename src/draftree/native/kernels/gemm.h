@@ -12,7 +12,12 @@ constexpr int MAX_TOKENS = 4;
 #endif
 constexpr int GROUP = 32;                  // inputs that share a scale, in four bits
 constexpr int64_t TOKEN_BLOCK = 256 << 10;  // bytes of inputs that are multiplied by a panel before the next one, half of a level-2 cache
-constexpr int64_t NEAR = 1024, FAR = 7168;  // bytes ahead of their use at which weights are fetched: up to 4 tokens, and more
+constexpr int64_t NEAR = 1024, FAR = 7168;  // bytes ahead of their use at which weights are fetched into the level-2 cache
+#if defined(DRAFTREE_AVX512)
+constexpr int FEW = 4;  // tokens up to which they are fetched from near: measured, see `benchmarks/passes.py`
+#else
+constexpr int FEW = 0;
+#endif
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -182,6 +187,23 @@ struct Int4 {
     }
   }
 
+  // Keep the compiler from changing the order of whole sums, for which it runs out of registers.
+  static void keep_order(I& sums) {
+#if defined(DRAFTREE_AVX512)
+    __asm__("" : "+v"(sums));
+#elif defined(__x86_64__)
+    __asm__("" : "+x"(sums));
+#else
+    (void)sums;
+#endif
+  }
+
+  static int32_t four_at(const char* p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, sizeof four);
+    return four;
+  }
+
   // Add to each word the products of its four numbers (0 to 15) with four activations.
 #if defined(DRAFTREE_AVX512) && defined(__AVX512VNNI__)
   static I dot(I sums, U numbers, int32_t four) { return (I)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)numbers, _mm512_set1_epi32(four)); }
@@ -221,9 +243,9 @@ struct Int4 {
           const U both = load_words(at + 4 * LANES * (1 + j)), low = both & 0x0F0F0F0Fu, high = (both >> 4) & 0x0F0F0F0Fu;
 #pragma GCC unroll 8
           for (int m = 0; m < M; m++) {
-            int32_t four[2];
-            __builtin_memcpy(four, x + m * stride + GROUP * i + 8 * j, sizeof four);
-            within[m] = dot(dot(within[m], low, four[0]), high, four[1]);
+            const char* const eight = x + m * stride + GROUP * i + 8 * j;
+            within[m] = dot(dot(within[m], low, four_at(eight)), high, four_at(eight + 4));
+            keep_order(within[m]);
           }
         }
         const U words = load_words(at);
@@ -365,11 +387,11 @@ void multiply(Rows x, int64_t tokens, int64_t inputs, const void* weight, int64_
       const char* w = static_cast<const char*>(weight) + p * panel;
       for (int64_t lot = 0; lot < lots; lot++) {
         const int64_t first = here * lot / lots, m = here * (lot + 1) / lots - first;
-        // Of few tokens, weights are fetched from memory shortly before their use. Of more, the first two lots fetch the next
+        // Of few tokens, weights are fetched from memory a little before their use. Of more, the first two lots fetch the next
         // unit, half of it each, so that memory does not rest while the other lots read this one from the cache.
         Prefetch next{w, false, false};
         if (lots == 1) {
-          next = {w + (m <= 4 ? NEAR : FAR), true, false};
+          next = {w + (m <= FEW && G::STEP < GROUP ? NEAR : FAR), true, false};
         } else if (lot < 2) {
           next = {w + panels * panel + lot * (panels * panel / 2), false, true};
         }

@@ -153,6 +153,24 @@ inline void put_some(typename D::T* p, V v, int64_t count) {
   __builtin_memcpy(p, held, sizeof(typename D::T) * static_cast<size_t>(count));
 }
 
+// Return whether a lane of a comparison is true.
+inline bool any(I v) {
+#if defined(DRAFTREE_AVX512)
+  return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0;
+#elif defined(DRAFTREE_AVX2)
+  return _mm256_movemask_ps((__m256)v) != 0;
+#else
+  return (v[0] | v[1] | v[2] | v[3]) != 0;
+#endif
+}
+
+// Return which lanes are among the first `count`.
+inline I first_lanes(int64_t count) {
+  I lanes;
+  for (int i = 0; i < LANES; i++) lanes[i] = i;
+  return lanes < (count < LANES ? static_cast<int32_t>(count) : LANES);
+}
+
 inline float largest_of(V v) {
   float held[LANES], top;
   store(held, v);
