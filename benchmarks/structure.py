@@ -37,8 +37,10 @@ LEVELS: Mapping[str, tuple[str, ...]] = {
     "contracts": ("request", "policies", "acceptors", "formats"),
     "models and numbers": ("models", "sampling", "costs", "data"),
     "what comes in": ("boundary", "calibration"),
-    "ground": ("tree", "stats", "errors", "demo"),
-    "machine code": ("kernels",),
+    "ground": ("tree", "stats", "demo"),
+    "loops": ("kernels",),
+    "native kernels": ("native",),
+    "errors": ("errors",),
     "names": ("aliases",),
 }
 """The parts by level, the highest first; a part imports from lower levels alone."""

@@ -15,6 +15,7 @@ from draftree.models import between
 from draftree.models.between import DTYPES, ROTATE, shorten, shortened
 from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
+from draftree.native import dense
 
 WIDTHS = (1, 2, 3, 7, 16, 33)
 
@@ -61,17 +62,12 @@ def test_a_norm_is_as_close_to_float64_as_the_models_own() -> None:
 
 
 def test_a_gate_keeps_bits_wherever_a_number_lies() -> None:
-    from draftree.kernels.rows import kernels
-
     for dtype in DTYPES:
         x, y = drawn(2000, dtype=dtype) * 8, drawn(1, 2000, dtype=dtype)[0]
         x[:4] = torch.tensor([200.0, -200.0, float("inf"), 0.0])
 
         def gated(start: int, end: int, x: Tensor = x, y: Tensor = y) -> Tensor:
-            g, s = x[start:end].clone(), y[start:end].clone()
-            out = torch.empty_like(s)
-            kernels()[2](g.data_ptr(), s.data_ptr(), out.data_ptr(), out.numel(), g.dtype is torch.bfloat16)
-            return out
+            return dense.swiglu(x[start:end].clone(), y[start:end].clone())
 
         whole, wanted = gated(0, 2000), nn.functional.silu(x) * y
         torch.testing.assert_close(whole, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)

@@ -22,16 +22,16 @@ from draftree.cli.app import main
 from draftree.engine import load, plain
 from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
-from draftree.kernels import team
 from draftree.models import compiling
 from draftree.models.cache import SlotCache
-from draftree.models.compiled import Layer, single
 from draftree.models.compiling import agrees, compile_layers, compiled_kinds, fits, hasten, is_compiled
 from draftree.models.decoder import UNNORMED, Decoder
 from draftree.models.feed import Feed
+from draftree.models.native_layers import Layer
+from draftree.models.native_linear import NativeLinear, can_pack
 from draftree.models.sources import Loading
 from draftree.models.stable import parting
-from draftree.models.tiled import Tiled, tileable
+from draftree.native import dense
 from draftree.registry import build
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import cases
@@ -80,7 +80,7 @@ def test_a_product_is_torchs_and_keeps_its_bits(dtype: torch.dtype, threads: int
         for wide, deep in ((33, 48), (64, 2), (7, 130)):
             weight, bias = torch.randn(wide, deep).to(dtype), torch.randn(wide).to(dtype)
             for added in (None, bias):
-                tiled, rows = Tiled(weight, added), torch.randn(2, 19, deep).to(dtype)
+                tiled, rows = NativeLinear(weight, added), torch.randn(2, 19, deep).to(dtype)
                 made, wanted = tiled(rows), linear(rows.double(), weight.double(), None if added is None else added.double())
                 largest = linear(rows.double().abs(), weight.double().abs(), None if added is None else added.double().abs())
                 single = torch.finfo(torch.float32).eps / 2  # sums are float32's, each addition rounded; then the result is
@@ -88,16 +88,16 @@ def test_a_product_is_torchs_and_keeps_its_bits(dtype: torch.dtype, threads: int
                 for n in range(1, 19):
                     assert torch.equal(tiled(rows[1, :n]), made[1, :n])
                     assert torch.equal(tiled(rows[:, 3 : 3 + n]), made[:, 3 : 3 + n])
-        assert Tiled(weight)(torch.zeros(0, deep, dtype=dtype)).shape == (0, wide)
+        assert NativeLinear(weight)(torch.zeros(0, deep, dtype=dtype)).shape == (0, wide)
     finally:
         torch.set_num_threads(before)
 
 
 def test_what_is_not_for_it() -> None:
-    assert tileable(torch.zeros(3, 4), None)
-    assert not tileable(torch.zeros(3, 5), None), "words hold two"
-    assert not tileable(torch.zeros(3, 4, dtype=torch.float16), None)
-    assert not tileable(torch.zeros(3, 4), torch.zeros(3, dtype=torch.float64))
+    assert can_pack(torch.zeros(3, 4), None)
+    assert can_pack(torch.zeros(3, 5, dtype=torch.float16), None)
+    assert not can_pack(torch.zeros(3, 4, dtype=torch.float64), None)
+    assert not can_pack(torch.zeros(3, 4), torch.zeros(3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -224,11 +224,18 @@ def test_threads_change_no_bit(threads: int) -> None:
     assert torch.equal(found, wanted)
 
 
-def test_without_torchs_threads_one_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiled, rows = Tiled(torch.randn(64, 32)), torch.randn(3, 32)
-    wanted = tiled(rows)
-    monkeypatch.setattr(team, "_functions", lambda: None)
-    assert torch.equal(tiled(rows), wanted)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_of_our_own_give_the_same(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compute where torch brings another OpenMP than GNU's."""
+    monkeypatch.setattr(dense, "thread_count", lambda: threads)
+    linear, rows = NativeLinear(torch.randn(640, 32)), torch.randn(300, 32)
+    wanted = linear(rows)
+    dense.core.use_openmp(0, 0, 0)
+    try:
+        for _ in range(20):
+            assert torch.equal(linear(rows), wanted)
+    finally:
+        dense.share_torch_threads()
 
 
 def test_transformers_own_generate_goes_the_same_way() -> None:
@@ -292,17 +299,23 @@ def test_another_layer_of_the_same_look_stays_as_it_is(tmp_path: Path) -> None:
         Target.load(str(tmp_path), compile=True)
 
 
-def exchanged(layer: Layer, one: int, other: int) -> None:
-    layer.record[one], layer.record[other] = layer.record[other], layer.record[one]
+def exchange(layer: Layer, one: str, other: str) -> None:
+    mine, theirs = (copy_of(getattr(layer.record, name)) for name in (one, other))
+    setattr(layer.record, one, theirs)
+    setattr(layer.record, other, mine)
+
+
+def copy_of(norm: Any) -> Any:
+    return dense.core.Norm(norm.weight, norm.epsilon)
 
 
 MISTAKES: dict[str, Callable[[Layer], object]] = {
-    "scale": lambda layer: setattr(layer, "sizes", replace(layer.sizes, scale=single(0.5))),
-    "epsilon": lambda layer: layer.record.__setitem__(0, single(0.5)),
-    "norms": lambda layer: exchanged(layer, 1, 9),
-    "queries": lambda layer: layer.record.__setitem__(2, layer.record[2] + 128 * 32),
-    "gate for up": lambda layer: exchanged(layer, 10, 12),
-    "no bias": lambda layer: layer.record.__setitem__(15, 0),
+    "scale": lambda layer: setattr(layer, "sizes", replace(layer.sizes, scale=0.5)),
+    "epsilon": lambda layer: setattr(layer.record.input_norm, "epsilon", 0.5),
+    "norms": lambda layer: exchange(layer, "input_norm", "post_norm"),
+    "queries": lambda layer: setattr(layer.record.qkv, "weight", layer.record.qkv.weight + 128 * 32),
+    "gate for up": lambda layer: setattr(layer.record.gate_up, "weight", layer.record.gate_up.weight + 4 * 32 * 32),
+    "no bias": lambda layer: setattr(layer.record.down, "bias", 0),
 }
 
 
@@ -365,7 +378,7 @@ def test_the_demo(demo: Target, drafter: str) -> None:
     assert engine.write(requests).tokens == plain(demo, requests).tokens == [plain(demo, [r]).tokens[0] for r in requests]
     said: Any = provenance(demo, 0)["target"]
     assert said["compiled"] == ["LlamaDecoderLayer"]
-    assert said["packed"] == ["4096x128 tiled"]
+    assert said["packed"] == ["4096x128 native"]
 
 
 def test_layers_of_drafters_are_compiled(demo: Target) -> None:

@@ -40,6 +40,7 @@ from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
 from draftree.models.sources import ALLOWED, DEMO, SMOLLM2, Loading, known, known_as
 from draftree.models.target import Needs, Target, name_of, warn_of_training
+from draftree.native import check_variable, report_absence
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
 from draftree.request import Emitted, Request, all_greedy, check, under
@@ -645,8 +646,10 @@ def target_of(
     """The target that a name, a folder, a loaded model or the target itself stands for.
 
     Raises:
-        UserError: it stands for none, or it is loaded and yet is said how to load it.
+        UserError: it stands for none, or it is loaded and yet is said how to load it; or `DRAFTREE_NATIVE` names no variant.
     """
+    check_variable()
+    report_absence()
     if isinstance(given, str | Path):
         with announced(f"loading target '{given}'", own_bar=True), understood(f"cannot load target {shown(str(given))}"):
             target = Target.load(known_as(str(given)), dtype, device, **how)

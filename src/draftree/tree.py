@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftree.kernels.entropies import entropies
 from draftree.kernels.forest import kept, paths, shallow
 
 Ints = NDArray[np.int64]
@@ -158,9 +159,7 @@ class Candidates:
             return np.zeros(len(self.tokens))
         likeliest = self.logs
         if likeliest.is_cpu:
-            from draftree.kernels.entropies import entropies  # numba takes half a second to import
-
-            return entropies(likeliest.detach().float().contiguous().numpy().view(np.int32), top)
+            return entropies(likeliest.detach().float().contiguous().numpy(), top)
         if top < likeliest.shape[-1]:
             likeliest = likeliest.topk(top, dim=-1, sorted=False).values
         return np.asarray(torch.special.entr(likeliest.exp()).sum(-1, dtype=torch.float64).cpu().numpy())

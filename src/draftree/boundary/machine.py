@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from draftree.boundary.files import cache_folder
+from draftree.native import variant
 
 ROUNDS, SLOW = (3, 25), 0.25
 """The rounds in which each work is timed, at least and at most, and the seconds from which on the first time counts, as a
@@ -71,7 +72,8 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
 def machine(device: torch.device) -> dict[str, str]:
     """The figures of the machine that a pass's speed depends on."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    return {"device": chip, "threads": str(torch.get_num_threads()), "torch": str(torch.__version__)}
+    figures = {"device": chip, "threads": str(torch.get_num_threads()), "torch": str(torch.__version__)}
+    return figures if device.type == "cuda" else {**figures, "kernels": variant()}
 
 
 def _processor() -> str:

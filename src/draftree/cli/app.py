@@ -36,6 +36,7 @@ from draftree.cli import (
 from draftree.cli.command import Command, Group
 from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning
+from draftree.native import check_variable
 
 app = typer.Typer(
     cls=Group,
@@ -107,6 +108,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         warnings.showwarning = lambda message, *_: remark(str(message))
     with raised() as signals, seldom():
         try:
+            check_variable()
             command = typer.main.get_command(app)
             status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)
         except typer.TyperException as error:

@@ -27,7 +27,7 @@ from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
-from draftree.models.compiled import PreparedLayer
+from draftree.models.native_layers import PreparedLayer
 from draftree.models.target import Needs, Target
 from draftree.tree import Drafted, Ints
 

@@ -1,4 +1,4 @@
-"""A classifier of two layers as machine code: each node by the same operations in any company.
+"""A classifier of two layers: each node by the same operations in any company.
 
 Shapes: M nodes, X features, D hidden units.
 """
@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 
-from draftree.kernels.compiled import Array, compiled
+from draftree.native import Array, native
 
 
-@compiled
+@native
 def confidences(x: Array, hidden: Array, hidden_bias: Array, output: Array, output_bias: float) -> Array:
     """[M] what a ReLU layer, a linear one and a sigmoid make of features.
 
@@ -21,17 +21,10 @@ def confidences(x: Array, hidden: Array, hidden_bias: Array, output: Array, outp
         output: [D] weights of the second.
         output_bias: of the second.
     """
-    nodes = x.shape[1]
-    found, unit = np.full(nodes, output_bias), np.empty(nodes)
+    found = np.full(x.shape[1], output_bias)
     for d in range(len(hidden)):
-        unit[:] = hidden_bias[d]
-        for i in range(len(x)):
-            weight = hidden[d, i]
-            for m in range(nodes):
-                unit[m] += x[i, m] * weight
-        weight = output[d]
-        for m in range(nodes):
-            found[m] += max(unit[m], 0.0) * weight
-    for m in range(nodes):
-        found[m] = 0.5 * (1 + math.tanh(found[m] / 2))  # the sigmoid, without overflow
-    return found
+        unit = np.full(len(found), hidden_bias[d])
+        for feature, weight in zip(x, hidden[d], strict=True):
+            unit += feature * weight
+        found += np.where(unit < 0, 0.0, unit) * output[d]
+    return np.array([0.5 * (1 + math.tanh(each / 2)) for each in found])  # the sigmoid, without overflow

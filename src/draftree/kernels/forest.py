@@ -5,10 +5,10 @@ Shapes: N nodes, M of them that are kept.
 
 import numpy as np
 
-from draftree.kernels.compiled import Array, compiled
+from draftree.native import Array, native
 
 
-@compiled
+@native
 def kept(
     tokens: Array,
     parents: Array,
@@ -31,7 +31,7 @@ def kept(
         keep: [N].
     """
     count, connected = np.count_nonzero(keep), True
-    whole, real, new, at = np.empty((7, count), np.int64), np.empty((3, count)), np.empty(len(keep), np.int64), 0
+    whole, real, new, at = np.empty((7, count), np.int64), np.empty((3, count)), np.zeros(len(keep), np.int64), 0
     for i in range(len(keep)):
         if keep[i]:
             new[i], parent = at, parents[i]
@@ -45,7 +45,7 @@ def kept(
     return whole, real, connected
 
 
-@compiled
+@native
 def paths(parents: Array) -> Array:
     """[N, N] whether node j is node i or lies on the path to it; a parent stands before its children, −1 for none."""
     count = len(parents)
@@ -57,7 +57,7 @@ def paths(parents: Array) -> Array:
     return seen
 
 
-@compiled
+@native
 def shallow(nodes: Array, depth: Array, row: Array, bounds: Array, most: float) -> Array:
     """Those of some nodes that lie above a depth.
 

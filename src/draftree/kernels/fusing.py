@@ -1,4 +1,4 @@
-"""The candidates of several drafters as one list for each node, as machine code.
+"""The candidates of several drafters as one list for each node.
 
 Shapes: F frontier nodes, M candidates of all parts side by side, K candidates of the list.
 """
@@ -7,17 +7,18 @@ import math
 
 import numpy as np
 
-from draftree.kernels.compiled import Array, compiled
+from draftree.kernels.ieee import exp, log, log1p
+from draftree.native import Array, native
 
 
-@compiled
+@native
 def odds(log_q: float, certain: float) -> float:
     """The log-odds of a probability; none is taken to be closer to 0 or 1 than `certain`."""
-    q = min(max(math.exp(log_q), certain), 1 - certain)
-    return math.log(q) - math.log1p(-q)
+    q = min(max(exp(log_q), certain), 1 - certain)
+    return log(q) - log1p(-q)
 
 
-@compiled
+@native
 def judged(
     log_q: Array, guide: Array, recent: Array, weights: Array, neutral: float, certain: float
 ) -> tuple[Array, Array, Array, Array]:
@@ -42,16 +43,16 @@ def judged(
         for k in range(width):
             x[f, k, 1], x[f, k, 2], x[f, k, 3] = odds(log_q[f, k], certain), 0.0, recent[f] - neutral
             if guide.size:
-                x[f, k, 2], theirs[f, k] = odds(guide[f, k], certain), math.exp(guide[f, k])
+                x[f, k, 2], theirs[f, k] = odds(guide[f, k], certain), exp(guide[f, k])
             if log_q[f, k] > -np.inf:
                 logit = 0.0
                 for i in range(4):
                     logit += x[f, k, i] * weights[f, i]
-                value[f, k], place[f, k] = 1 / (1 + math.exp(-logit)), -np.inf
+                value[f, k], place[f, k] = 1 / (1 + exp(-logit)), -np.inf
     return x, value, theirs, place
 
 
-@compiled
+@native
 def judgements(
     numbers: Array, place: Array, tokens: Array, x: Array, kept: Array, nexts: Array, recent: float, share: float
 ) -> tuple[Array, Array, float]:
@@ -83,7 +84,7 @@ def judgements(
     return examples[:count], right[:count], recent
 
 
-@compiled
+@native
 def merge(
     tokens: Array, log_q: Array, value: Array, seen: Array, bits: Array, k: int, most: float, certain: float
 ) -> tuple[Array, Array, Array]:
@@ -128,11 +129,11 @@ def merge(
         for i in range(n):
             total += worth[i]
             rest -= known[i]
-            listed += 0.0 if worth[i] > 0 else math.exp(guide[i])
+            listed += 0.0 if worth[i] > 0 else exp(guide[i])
         cut = most / max(total, most)
-        shift = math.log1p(-total * cut) - math.log(max(rest, max(listed, certain))) if total > 0 else 0.0
+        shift = log1p(-total * cut) - log(max(rest, max(listed, certain))) if total > 0 else 0.0
         for i in range(n):
-            guide[i] = math.log(worth[i] * cut) if worth[i] > 0 else guide[i] + shift
+            guide[i] = log(worth[i] * cut) if worth[i] > 0 else guide[i] + shift
         order = np.argsort(-guide[:n], kind="mergesort")[:width]
         used = max(used, len(order))
         for place in range(len(order)):

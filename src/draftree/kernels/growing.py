@@ -1,4 +1,4 @@
-"""What growing a tree does in every layer, as machine code: in numpy it takes as long as a small draft pass.
+"""The growth of a draft tree, layer by layer. In NumPy it takes as long as a small draft pass.
 
 Shapes: N drafted nodes, F frontier nodes, K candidates, M nodes added, X features, S sources.
 """
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from draftree.kernels.compiled import Array, compiled
+from draftree.kernels.ieee import exp, log, log1p
+from draftree.native import Array, native
 
 Curve = tuple[Array, Array]
 Scan = tuple[Array, int, float, float]
@@ -17,7 +18,7 @@ MANY = 4
 """Times as many scores as are wanted, from which on the others are not put in order."""
 
 
-@compiled
+@native
 def height(at: Array, seconds: Array, t: float) -> Any:
     """The height of a curve at a place: linear between its points [W], level before them; beyond, it does not fall."""
     last = len(at) - 1
@@ -32,7 +33,7 @@ def height(at: Array, seconds: Array, t: float) -> Any:
     return seconds[i - 1] + slope * (t - at[i - 1])
 
 
-@compiled
+@native
 def between(at: Array, seconds: Array, tokens: Array) -> Array:
     """The `height` of a curve at some places [N]."""
     found = np.empty(len(tokens))
@@ -41,7 +42,7 @@ def between(at: Array, seconds: Array, tokens: Array) -> Array:
     return found
 
 
-@compiled
+@native
 def values(
     log_q: Array,
     sources: Array,
@@ -76,32 +77,32 @@ def values(
         if math.isnan(entropies[f]):
             rest, total = 1.0, 0.0
             for k in range(width):
-                q = math.exp(log_q[f, k])
+                q = exp(log_q[f, k])
                 rest -= q
-                total -= q * max(log_q[f, k], math.log(certain))
+                total -= q * max(log_q[f, k], log(certain))
             rest = max(rest, certain)
-            entropies[f] = total - rest * math.log(rest)
+            entropies[f] = total - rest * log(rest)
         together = 0.0
         for k in range(width):
             found[f, k] = 0.0
             if log_q[f, k] > -np.inf:
                 w = weights[sources[f, k] if sources.size else 0]
-                q = min(math.exp(log_q[f, k]), 1 - certain)
-                x = w[0] + w[1] * max(log_q[f, k], math.log(certain)) - w[2] * math.log1p(-q)
+                q = min(exp(log_q[f, k]), 1 - certain)
+                x = w[0] + w[1] * max(log_q[f, k], log(certain)) - w[2] * log1p(-q)
                 x += w[3] * entropies[f] + w[4] * (deep + 1)
-                found[f, k] = 1 / (1 + math.exp(-x))
+                found[f, k] = 1 / (1 + exp(-x))
                 together += found[f, k]
         for k in range(width):
             value = found[f, k] / max(together, 1.0)
-            found[f, k] = above + math.log(value) if value > 0 else -np.inf
+            found[f, k] = above + log(value) if value > 0 else -np.inf
             if log_q[f, k] > -np.inf:
                 depths[count], scores[count], count = deep + 1, found[f, k], count + 1
     return found, entropies
 
 
-@compiled
+@native
 def falling(score: Array) -> Array:
-    """The order of falling scores, the first of equals first; numpy's own sorts take seconds to compile."""
+    """Return the order of falling scores, the first of equals first: a merge sort, whose result is defined for NaN, too."""
     count, width = len(score), 1
     order, other = np.arange(count), np.empty(count, np.int64)
     while width < count:
@@ -117,7 +118,7 @@ def falling(score: Array) -> Array:
     return order
 
 
-@compiled
+@native
 def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
     """The order by row and falling score, the first of equals first; and in that order each one's place in its row.
 
@@ -139,7 +140,7 @@ def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
     return order, place
 
 
-@compiled
+@native
 def leading(rows: Array, score: Array, k: int) -> Array:
     """The places of the k largest scores of each row, by row and falling score, the first of equals first.
 
@@ -172,7 +173,7 @@ def leading(rows: Array, score: Array, k: int) -> Array:
     return found
 
 
-@compiled
+@native
 def leading_of_layer(row: Array, frontier: Array, score: Array, k: int) -> Array:
     """[F, K] True at the k largest scores [F, K] of each row, the first of equals.
 
@@ -187,7 +188,7 @@ def leading_of_layer(row: Array, frontier: Array, score: Array, k: int) -> Array
     return keep.reshape(score.shape)
 
 
-@compiled
+@native
 def appended(
     tokens: Array,
     parents: Array,
@@ -249,7 +250,7 @@ def appended(
     return whole, real
 
 
-@compiled
+@native
 def gainful(score: Array, row: Array, roots: int, before: int, k: int, worth: Array, least: float) -> tuple[Array, Array]:
     """The last layer's nodes among the k best of each row, best first, where the layer added enough to Σ value of these.
 
@@ -267,14 +268,14 @@ def gainful(score: Array, row: Array, roots: int, before: int, k: int, worth: Ar
     """
     kept, total = leading(row[roots:], score[roots:], k) + roots, np.zeros(len(worth))
     for node in kept:
-        total[row[node]] += math.exp(score[node])
+        total[row[node]] += exp(score[node])
     good = np.empty(len(kept), np.bool_)
     for i, node in enumerate(kept):
         good[i] = node >= before and total[row[node]] - worth[row[node]] > least
     return kept[good], total
 
 
-@compiled
+@native
 def lessons(
     parents: Array,
     tokens: Array,
@@ -324,14 +325,14 @@ def lessons(
             nodes[count], count = i, count + 1
     nodes, x, right = nodes[:count], np.empty((count, 5)), np.empty(count, np.bool_)
     for m, node in enumerate(nodes):
-        q = min(math.exp(log_q[node]), 1 - certain)
-        x[m, 0], x[m, 1], x[m, 2] = 1.0, max(log_q[node], math.log(certain)), -math.log1p(-q)
+        q = min(exp(log_q[node]), 1 - certain)
+        x[m, 0], x[m, 1], x[m, 2] = 1.0, max(log_q[node], log(certain)), -log1p(-q)
         x[m, 3], x[m, 4] = entropy[node], depth[node]
         right[m] = all_tokens[node] == nexts[all_parents[node]]
     return nodes, x, right
 
 
-@compiled
+@native
 def outcomes(
     parents: Array,
     tokens: Array,
@@ -388,7 +389,7 @@ def outcomes(
     return x, reached[nodes], behind
 
 
-@compiled
+@native
 def worth_verifying(score: Array, target: Curve, rows: int, rate: float, left: float, ahead: int) -> Scan:
     """How many best nodes gain the most over their verification.
 
@@ -406,7 +407,7 @@ def worth_verifying(score: Array, target: Curve, rows: int, rate: float, left: f
     order, best, most, gain = falling(score), 0, 0.0, 0.0
     roots = beside = height(*target, 1.0)
     for i in range(len(order)):
-        gain += math.exp(score[order[i]])
+        gain += exp(score[order[i]])
         seconds = height(*target, 1 + (i + 1) / rows)
         net = gain - rate * (seconds - roots)
         if seconds - roots <= max(left, 0.0) and net > most:
@@ -414,10 +415,10 @@ def worth_verifying(score: Array, target: Curve, rows: int, rate: float, left: f
     further = np.inf
     for i in range(1, ahead + 1):
         further = min(further, (height(*target, 1 + (best + i) / rows) - beside) / i)
-    return order, best, rate * further, math.exp(score[order[best - 1]]) if best else np.inf
+    return order, best, rate * further, exp(score[order[best - 1]]) if best else np.inf
 
 
-@compiled
+@native
 def selected(score: Array, target: Curve, rows: int, rate: float, left: float) -> Array:
     """[R + N] the roots, and the nodes worth their verification: no child is worth more than its parent."""
     order, count, _, _ = worth_verifying(score[rows:], target, rows, rate, left, 1)
@@ -427,7 +428,7 @@ def selected(score: Array, target: Curve, rows: int, rate: float, left: float) -
     return keep
 
 
-@compiled
+@native
 def promising(
     row: Array,
     depth: Array,
@@ -472,7 +473,7 @@ def promising(
     return likely, likely[entropy[likely] != unread], least, worst
 
 
-@compiled
+@native
 def worth_expanding(
     nodes: Array,
     score: Array,
@@ -517,11 +518,11 @@ def worth_expanding(
     net = np.empty(len(nodes))
     for f, node in enumerate(nodes):
         x = weights[0] + weights[1] * (depth[node] == 0) + weights[2] * score[node] + weights[3] * recent
-        value, net[f] = math.exp(score[node]), 0.0
-        worth = value / (1 + math.exp(-x - (weights[4] * below[f] / value if below.size else 0.0)))
+        value, net[f] = exp(score[node]), 0.0
+        worth = value / (1 + exp(-x - (weights[4] * below[f] / value if below.size else 0.0)))
         for _ in range(ahead):
             net[f] += max((1 + beyond) * worth - least, 0.0)
-            worth /= 1 + math.exp(-x)
+            worth /= 1 + exp(-x)
     order, best, most, gain, spent = falling(net), 0, 0.0, 0.0, 0.0
     left -= height(*target, 1 + 1 / rows) - height(*target, 1.0)  # one node at least has to be verified
     for i in range(len(order)):

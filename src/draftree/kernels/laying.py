@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from draftree.kernels.compiled import Array, compiled
+from draftree.native import Array, native
 
 
-@compiled
+@native
 def unfed(parents: Array, frontier: Array, fed: Array) -> tuple[Array, Array]:
     """The nodes of a frontier's paths that were not fed [M], ascending, and of each of the tree's nodes when it was, or −1 [N].
 
@@ -29,7 +29,7 @@ def unfed(parents: Array, frontier: Array, fed: Array) -> tuple[Array, Array]:
     return np.flatnonzero(wanted), places
 
 
-@compiled
+@native
 def laid(
     pending: Array, before: Array, nodes: Array, base: int, tokens: Array, depth: Array, parents: Array
 ) -> tuple[Array, Array, Array, Array]:
@@ -69,7 +69,7 @@ def laid(
     return ids, positions, seen, scratch
 
 
-@compiled
+@native
 def hide(bits: Array, seen: Array, length: int, lowest: Any) -> None:
     """Writes a row's additive mask as whole numbers: 0 where a token sees a slot, else the bits of the least number.
 

@@ -1,16 +1,15 @@
-"""A step of logistic regression as machine code: policies and fusions take several after each pass, over few examples.
+"""A step of logistic regression: policies and fusions take several after each pass, over few examples.
 
 Shapes: M examples, X features.
 """
 
-import math
-
 import numpy as np
 
-from draftree.kernels.compiled import Array, compiled
+from draftree.kernels.ieee import exp
+from draftree.native import Array, native
 
 
-@compiled
+@native
 def newton(
     weights: Array, information: Array, prior: float, x: Array, true: Array, forgetting: float, least: float
 ) -> tuple[Array, Array]:
@@ -33,7 +32,7 @@ def newton(
         logit = 0.0
         for a in range(width):
             logit += weights[a] * x[m, a]
-        p = 1 / (1 + math.exp(-logit))
+        p = 1 / (1 + exp(-logit))
         curvature = max(p * (1 - p), least)
         for a in range(width):
             step[a] += x[m, a] * (true[m] - p)
@@ -45,7 +44,7 @@ def newton(
             rest = known[a, b]
             for c in range(b):
                 rest -= lower[a, c] * lower[b, c]
-            lower[a, b] = math.sqrt(rest) if a == b else rest / lower[b, b]
+            lower[a, b] = np.sqrt(rest) if a == b else rest / lower[b, b]
     for a in range(width):
         for b in range(a):
             step[a] -= lower[a, b] * step[b]

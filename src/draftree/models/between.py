@@ -1,7 +1,7 @@
 """What a layer of a loaded model does between its matrix products, in one call each: norms, rotations, gates.
 
 Torch takes six to twelve small operations for each, which after a matrix product, when the caches hold weights, cost several
-times what they cost by themselves. Ours (`kernels/rows.py`) stand in for those that they are found to agree with.
+times what they cost by themselves. Ours (`native/dense.py`) stand in for those that they are found to agree with.
 
 Shapes: R rows of a batch, n tokens, H heads, D entries.
 """
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from draftree.models.sources import Kernels
+from draftree.native import dense
+from draftree.native.dense import DTYPES
 
-DTYPES = (torch.bfloat16, torch.float32)
 ROTATE = "apply_rotary_pos_emb"
 """The name of transformers' function in its modeling modules."""
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
@@ -33,11 +34,11 @@ def shorten(model: nn.Module, kernels: Kernels | None = None) -> None:
     Rotations give the same bits, so that all models of an architecture may have them. Norms add in another order.
 
     Args:
-        model: on a CPU, in bfloat16 or float32; others are left as they are.
+        model: on a CPU, in a dtype of the kernels; others are left as they are.
         kernels: `stock` leaves it as it is.
     """
     own = next(model.parameters(), None)
-    if kernels == "stock" or own is None or own.device.type != "cpu" or own.dtype not in DTYPES:
+    if dense.core is None or kernels == "stock" or own is None or own.device.type != "cpu" or own.dtype not in DTYPES:
         return
     for file in {sys.modules[type(m).__module__] for m in model.modules()}:
         _dispatched(file)
@@ -100,12 +101,7 @@ def _normed(module: Any, rows: Tensor, epsilon: float) -> Tensor:
     if torch.compiler.is_compiling() or not _plain(rows, weight):
         stock: Tensor = type(module).forward(module, rows)
         return stock
-    from draftree.kernels.rows import kernels  # numba takes half a second to import
-
-    out, width = torch.empty_like(rows), rows.shape[-1]
-    places = rows.data_ptr(), weight.data_ptr(), out.data_ptr()
-    kernels()[0](*places, rows.numel() // width, width, epsilon, rows.dtype is torch.bfloat16)
-    return out
+    return dense.rms_norm(rows, weight, epsilon)
 
 
 def _fed(module: Any, rows: Tensor) -> Tensor:
@@ -114,11 +110,7 @@ def _fed(module: Any, rows: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or not _plain(gate, source):
         stock: Tensor = module.down_proj(module.act_fn(gate) * source)
         return stock
-    from draftree.kernels.rows import kernels
-
-    out = torch.empty_like(source)
-    kernels()[2](gate.data_ptr(), source.data_ptr(), out.data_ptr(), out.numel(), out.dtype is torch.bfloat16)
-    fed: Tensor = module.down_proj(out)
+    fed: Tensor = module.down_proj(dense.swiglu(gate, source))
     return fed
 
 
@@ -159,11 +151,5 @@ def _turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Ten
     rows, _, n, width = q.shape
     if cos.shape != (rows, n, width) or k.shape[0] != rows or k.shape[2:] != (n, width) or width % 2:
         return None
-    from draftree.kernels.rows import kernels
-
-    half, turn = q.dtype is torch.bfloat16, kernels()[1]
-    out = torch.empty_like(q), torch.empty_like(k)  # which lie as they do
-    for source, to in zip((q, k), out, strict=True):
-        places = source.data_ptr(), cos.data_ptr(), sin.data_ptr(), to.data_ptr()
-        turn(*places, rows * n, source.shape[1], width, half)
-    return out
+    one, other = (dense.rotate(t.transpose(1, 2).reshape(rows * n, -1, width), cos, sin) for t in (q, k))
+    return one.view(rows, n, -1, width).transpose(1, 2), other.view(rows, n, -1, width).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Which kernels a model is computed by: layers as machine code where they can be and shall be, else other linear layers."""
+"""Which kernels a model is computed by: layers by native kernels where they can be and shall be, else other linear layers."""
 
 from typing import Any
 
@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from draftree.models.between import GATED
-from draftree.models.compiled import Layer, PreparedLayer, is_machine_code
 from draftree.models.four_bits import FourBits
 from draftree.models.linears import TRIED, quicken, quicker
+from draftree.models.native_layers import UNIT, Layer, PreparedLayer, is_native
+from draftree.models.native_linear import can_pack
 from draftree.models.sources import Loading
-from draftree.models.tiled import COLUMNS, has_dots, tileable
+from draftree.native import dense
 
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 """The parts of a layer that we know."""
@@ -21,11 +22,11 @@ LARGE = 32_000_000
 """Weights of a model from which on its layers are compiled unasked: it takes some seconds, once after the installation."""
 
 
-def _tileable(linear: Any) -> bool:
+def _can_pack(linear: Any) -> bool:
     """True for a linear layer that we have code for."""
     if type(linear) is FourBits:
-        return has_dots()
-    return type(linear) is nn.Linear and tileable(linear.weight, linear.bias)
+        return dense.core is not None
+    return type(linear) is nn.Linear and can_pack(linear.weight, linear.bias)
 
 
 def fits(module: Any) -> bool:
@@ -37,17 +38,17 @@ def fits(module: Any) -> bool:
     if not known <= parts <= known | {"q_norm", "k_norm"} or {n for n, _ in mlp.named_children()} != GATED:
         return False
     linears = [*(getattr(attention, name) for name in sorted(known)), mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    if len({type(x) for x in linears}) > 1 or not all(map(_tileable, linears)):
+    if len({type(x) for x in linears}) > 1 or not all(map(_can_pack, linears)):
         return False
     one = len({p.dtype for p in module.parameters() if p.is_floating_point()}) == 1 and not [
         *attention.parameters(recurse=False)
     ]
     widths = [getattr(attention, "head_dim", None), *(x.out_features for x in linears)]
-    return one and all(isinstance(w, int) and w % COLUMNS == 0 for w in widths)
+    return one and all(isinstance(w, int) and w % UNIT == 0 for w in widths)
 
 
 def compile_layers(model: nn.Module, chosen: bool = False) -> bool:
-    """Lets the layers of a model that can be compiled be computed as machine code; the others stay what they are.
+    """Lets the layers of a model that can be compiled be computed by native kernels; the others stay what they are.
 
     Args:
         model: whose weights are not expected to change.
@@ -72,7 +73,7 @@ def compile_layers(model: nn.Module, chosen: bool = False) -> bool:
 
 
 def _quicker(module: Any, ours: Layer, kind: str) -> bool:
-    """True where a layer takes less time as machine code, over the widths that kernels are tried at."""
+    """True where a layer takes less time by native kernels, over the widths that kernels are tried at."""
     stock: Any = type(module).forward
     x = [torch.ones(1, n, ours.sizes.deep, dtype=ours.sizes.dtype) for n in TRIED]
     turned = [(torch.ones(1, n, ours.sizes.width, dtype=ours.sizes.dtype),) * 2 for n in TRIED]
@@ -99,22 +100,22 @@ def hasten(model: Any, loading: Loading, compile: bool | None) -> bool:
     else:
         chosen = True
     compiled = compile and compile_layers(model, chosen)
-    quicken(model, loading.kernels or ("tiled" if compiled else None), inside(model))
+    quicken(model, loading.kernels or ("native" if compiled else None), inside(model))
     return compiled
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """True where a layer is computed as machine code."""
-    return any(is_machine_code(vars(module).get(name)) for name in ("forward", "finish"))
+    """True where a layer is computed by native kernels."""
+    return any(is_native(vars(module).get(name)) for name in ("forward", "finish"))
 
 
 def inside(model: nn.Module) -> set[nn.Module]:
-    """The parts of the layers of a model that are computed as machine code."""
+    """The parts of the layers of a model that are computed by native kernels."""
     return {part for layer in filter(is_compiled, model.modules()) for part in layer.modules()}
 
 
 def compiled_kinds(model: nn.Module) -> list[str]:
-    """The kinds of layers that are computed as machine code, for the record."""
+    """The kinds of layers that are computed by native kernels, for the record."""
     return sorted({type(m).__name__ for m in model.modules() if is_compiled(m)})
 
 

@@ -2,29 +2,24 @@
 
 The output of a query depends on the query, and on the keys and values that it sees in their order. It does not depend on the
 width of the pass, on the slots that keys lie in or on hidden ones between them, on other rows, padding, or the cut of a prompt.
-On a CPU, for float32 and bfloat16, that holds by construction (`kernels/attend.py`). Elsewhere sums are taken in float64 and
+On a CPU, by native kernels, that holds by construction (`native/`). Elsewhere sums are taken in float64 and
 rounded once: there another order gives another rounding with a probability of some 10⁻¹³ an element in bfloat16.
 
 Shapes: B rows, H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a value.
 """
 
-import itertools
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from draftree.errors import UserError
 from draftree.models.sources import EXACT
+from draftree.native import dense
+from draftree.native.dense import address
 
-NONE: NDArray[Any] = np.zeros(0, np.float32)
 FEW = 2_000_000
 """Operations below which one thread is as fast as several: 64 for each slot of a group, some 10 for each that a query sees."""
 
@@ -69,8 +64,9 @@ def exact_attention(
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     mask = additive(query, key.shape[2], attention_mask, position_bias, causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    compiled = query.device.type == "cpu" and query.dtype in (torch.float32, torch.bfloat16) and not query.requires_grad
-    how = _compiled if compiled else _in_float64
+    native = dense.core is not None and query.device.type == "cpu" and query.dtype in dense.DTYPES
+    native = native and query.dtype is key.dtype is value.dtype and not query.requires_grad
+    how = _native if native else _in_float64
     return how(query, key, value, mask, scale, softcap or 0.0, s_aux).to(query.dtype), None
 
 
@@ -87,53 +83,26 @@ def additive(query: Tensor, slots: int, mask: Tensor | None, bias: Tensor | None
     return mask if bias is None else mask + bias[..., :slots].to(mask.dtype)
 
 
-def _compiled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float, sinks: Tensor | None) -> Tensor:
-    from draftree.kernels.attend import QUERIES, attend  # numba takes half a second to import
-
-    (rows, heads, n, width), (_, groups, slots, _), wide = q.shape, k.shape, v.shape[3]
-    q, mask = _rows(q), _rows(mask)
-    (_keys, of_keys), (values, of_values) = _memory(k), _memory(v)  # which have to live until they are read
-    found = torch.empty(rows, n, heads, values.shape[3], dtype=q.dtype)
+def _native(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float, sinks: Tensor | None) -> Tensor:
+    (rows, heads, n, width), (_, groups, slots, wide) = q.shape, v.shape
+    q, k, v, mask = map(_with_adjacent_entries, (q, k, v, mask if mask.dtype in dense.DTYPES else mask.float()))
+    out, it = torch.empty(rows, n, heads, wide, dtype=q.dtype), dense.core.Attention()
+    sinks = None if sinks is None else sinks.detach().float().contiguous()
+    it.sequences, it.groups, it.heads, it.tokens, it.slots = rows, groups, heads // groups, n, slots
+    it.key_dim, it.value_dim, it.dtype, it.mask_dtype = width, wide, dense.code_of(q.dtype), dense.code_of(mask.dtype)
+    it.queries, it.query_strides, it.mask = address(q), q.stride()[:3], address(mask)
+    it.keys, it.key_strides, it.values, it.value_strides = address(k), k.stride()[:3], address(v), v.stride()[:3]
     by_row, by_head, by_query, _ = mask.stride()
-    of_mask = mask.data_ptr(), _half(mask), by_row * (len(mask) > 1), by_head * (mask.shape[1] > 1), by_query, mask.shape[1]
-    of_queries = q.data_ptr(), _half(q), *q.stride()[:3]
-    sink = NONE if sinks is None else sinks.detach().float().contiguous().numpy()
-    sizes, limits = (heads, groups, n, slots, width, values.shape[3]), (scale, cap, torch.finfo(mask.dtype).min / 2)
-    work = partial(attend(), sizes, of_queries, of_keys, of_values, of_mask, sink, limits, found.data_ptr())
-    parts = rows * groups * -(-n // QUERIES)
+    it.mask_strides = by_row * (len(mask) > 1), by_head * (mask.shape[1] > 1), by_query
+    it.sinks, it.scale, it.cap = address(sinks), scale, cap
+    it.hidden_below, it.outputs = torch.finfo(mask.dtype).min / 2, address(out)
     many = rows * slots * (64 * groups + 10 * heads * n) > FEW
-    threads = min(torch.get_num_threads(), parts) if many else 1
-    first, *rest = itertools.pairwise(parts * i // threads for i in range(threads + 1))
-    others = [_workers(threads).submit(work, *part) for part in rest]
-    work(*first)
-    for other in others:
-        other.result()
-    return found if found.shape[3] == wide else found[..., :wide]
+    dense.core.attend(it, dense.thread_count() if many else 1)
+    return out
 
 
-def _half(tensor: Tensor) -> int:
-    return int(tensor.dtype is torch.bfloat16)
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """A tensor of bfloat16 or float32 whose last entries lie beside each other."""
-    tensor = tensor if tensor.dtype in (torch.bfloat16, torch.float32) else tensor.float()
+def _with_adjacent_entries(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(3) == 1 else tensor.contiguous()
-
-
-def _memory(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Keys or values that lie in words, and where each is found."""
-    word = 8 // tensor.element_size()  # numbers of one
-    if tensor.stride(3) != 1 or any(n % word for n in (tensor.shape[3], tensor.storage_offset(), *tensor.stride()[:3])):
-        tensor = pad(tensor, (0, -tensor.shape[3] % word)).contiguous()
-    by_row, by_group, by_slot, _ = tensor.stride()
-    words = tensor.shape[3] // word, by_row // word, by_group // word, by_slot // word
-    return tensor, (tensor.data_ptr(), _half(tensor), *words)
-
-
-@cache
-def _workers(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="draftree attention")
 
 
 def _in_float64(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float, sinks: Tensor | None) -> Tensor:

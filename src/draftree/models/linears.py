@@ -24,8 +24,8 @@ from torch.nn.functional import linear
 from draftree.boundary.files import read_object, write_text
 from draftree.boundary.machine import interleaved, kept, machine
 from draftree.errors import UserError
+from draftree.models.native_linear import NativeLinear, can_pack
 from draftree.models.sources import Kernels
-from draftree.models.tiled import Tiled, tileable
 
 TRIED = (1, 8)
 """Tokens of a pass over which kernels are timed: plain decoding's, and a tree's."""
@@ -66,7 +66,7 @@ class Laid:
         bias: [E], if there is one.
     """
 
-    def __init__(self, kind: type[Packed] | type[Tiled], weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, kind: type[Packed] | type[NativeLinear], weight: Tensor, bias: Tensor | None) -> None:
         self.kind, self._weight, self._bias = kind, weight, bias
         self._place, self._version = weight.data_ptr(), weight._version
         self.multiply = kind(weight, bias)
@@ -84,18 +84,18 @@ def quicken(model: nn.Module, kernels: Kernels | None = None, but: Container[nn.
 
     Args:
         model: whose weights are not expected to change.
-        kernels: `stock` leaves it as it is, `packed` takes oneDNN's wherever that can be had, `tiled` ours; by default the
+        kernels: `stock` leaves it as it is, `packed` takes oneDNN's wherever that can be had, `native` ours; by default the
             faster one of the first two.
         but: modules that are left as they are.
     """
     alike: dict[tuple[Any, ...], list[nn.Linear]] = {}
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    kind, able = (Tiled, tileable) if kernels == "tiled" else (Packed, packable)
+    kind, able = (NativeLinear, can_pack) if kernels == "native" else (Packed, packable)
     for module in model.modules():
         if type(module) is nn.Linear and module not in but and able(module.weight, module.bias):
             alike.setdefault((*module.weight.shape, module.bias is None, module.weight.dtype), []).append(module)
     for same in alike.values():
-        if kernels in ("packed", "tiled") or (kernels is None and same[0].weight.numel() >= SMALL and faster(same)):
+        if kernels in ("packed", "native") or (kernels is None and same[0].weight.numel() >= SMALL and faster(same)):
             for module in same:
                 by = partial(_forward, by=Laid(kind, module.weight, module.bias))
                 module.forward = MethodType(by, module)  # type: ignore[method-assign]
@@ -139,7 +139,7 @@ def is_packed(module: nn.Module) -> bool:
 def packed_shapes(model: nn.Module) -> list[str]:
     """The shapes [E, D] of the layers that are computed by another kernel than torch's, for the record."""
     found = ((m.weight.shape, by.kind) for m in model.modules() if isinstance(m, nn.Linear) and (by := laid(m)))
-    return sorted({"x".join(map(str, shape)) + " tiled" * (kind is Tiled) for shape, kind in found})
+    return sorted({"x".join(map(str, shape)) + " native" * (kind is NativeLinear) for shape, kind in found})
 
 
 def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:

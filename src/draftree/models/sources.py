@@ -86,8 +86,8 @@ def location(name: str) -> str:
 
 
 PANEL = "Loading the model"
-Kernels = Literal["stock", "packed", "tiled"]
-"""Whose kernels multiply by a CPU's weights: torch's own, oneDNN's over weights laid out for them, or ours (`tiled.py`)."""
+Kernels = Literal["stock", "packed", "native"]
+"""Whose kernels multiply by a CPU's weights: torch's own, oneDNN's over weights laid out for them, or ours (`native_linear.py`)."""
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
 """The dtypes that a target may be computed in."""
@@ -166,7 +166,7 @@ class Loading(Source):
             `bits` in half precision where a step takes at most 2 % longer by it (`exactness.py`), else `ties`.
         kernels: by which linear layers are computed on a CPU (`linears.py`); by default torch's or oneDNN's, whichever is
             faster for each shape.
-        compile: whether layers are computed as machine code, the drafter's likewise: on a CPU in any width (`compiled.py`), by
+        compile: whether layers are computed by native kernels, the drafter's likewise: on a CPU in any width (`native_layers.py`), by
             default where the target is large, they can be and it is faster; on a GPU passes in few widths, recorded
             (`capture.py`), by default not.
     """
@@ -187,13 +187,13 @@ class Loading(Source):
     kernels: Kernels | None = knob(
         None,
         panel=PANEL,
-        help="Of linear layers on a CPU: torch's (stock), oneDNN's (packed), ours (tiled); by default what is fast.",
+        help="Of linear layers on a CPU: torch's (stock), oneDNN's (packed), ours (native); by default what is fast.",
     )
     compile: bool | None = knob(
         None,
         flag="--compile/--no-compile",
         panel=PANEL,
-        help="Compute layers as machine code, on a GPU as recorded graphs; by default where it is faster.",
+        help="Compute layers by native kernels, on a GPU as recorded graphs; by default where it is faster.",
     )
 
     def __post_init__(self) -> None:

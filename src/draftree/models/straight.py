@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from draftree.models.angles import Angles
 from draftree.models.cache import Within, Writer
-from draftree.models.compiled import BOTH, FIRST_PART, Layer, Pass, machine_code
 from draftree.models.ending import ending
+from draftree.models.native_layers import BOTH, FIRST_PART, Layer, Pass, native_layer
 from draftree.tree import Ints
 
 PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -56,7 +56,7 @@ class Straight:
     def may(stack: nn.Module) -> bool:
         """True once the first layer of a model's transformer is machine code."""
         layers = stack._modules.get("layers")
-        return isinstance(layers, nn.ModuleList) and len(layers) > 0 and machine_code(layers[0]) is not None
+        return isinstance(layers, nn.ModuleList) and len(layers) > 0 and native_layer(layers[0]) is not None
 
     @classmethod
     def of(
@@ -65,7 +65,7 @@ class Straight:
         """The passes of a model, if all of its layers are one call of machine code, and nothing is unknown around them."""
         if behind is None or {name for name, _ in stack.named_children()} != PARTS:
             return None
-        layers = [layer for module in stack.layers if (layer := machine_code(module)) is not None]
+        layers = [layer for module in stack.layers if (layer := native_layer(module)) is not None]
         whole = layers and len(layers) == len(stack.layers) and layers[0].behind == layers[1:]
         return cls(model, stack, layers, head, behind) if whole else None
 

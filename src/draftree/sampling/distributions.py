@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from draftree.errors import NotANumber
+from draftree.kernels.largest import largest
 from draftree.sampling.processors import named
 from draftree.tree import Ints
 
@@ -166,10 +167,7 @@ def likeliest(logits: Tensor) -> Tensor:
 def _likeliest(logits: Tensor) -> list[int]:
     """[N] what `likeliest` makes of logits [N, V], for the host."""
     if logits.is_cpu and logits.dtype is torch.bfloat16:
-        from draftree.kernels.largest import largest  # numba takes half a second to import
-
-        logits = logits.contiguous()
-        tokens: list[int] = largest(logits.data_ptr(), logits.view(torch.int16).numpy()).tolist()
+        tokens: list[int] = largest(logits.contiguous().view(torch.int16).numpy()).tolist()
         return tokens
     if logits.is_cpu:  # torch's own takes ten times as long here
         whole = (logits if logits.dtype in (torch.float32, torch.float64) else logits.float()).numpy()

@@ -1,17 +1,14 @@
-"""Decoder layers of the Llama kind as machine code, over weights that are laid out for it (`kernels/layer.py`).
+"""Decoder layers of the Llama kind by native kernels, over packed weights (`native/`).
 
-A layer of a stock model takes some hundred operations of torch. Over a cache of ours all layers are one call, unless somebody
-looks at what lies between them (a hook does); over another cache a layer is two, between which keys and values are handed to
-it. They stand in for a model's own layers where a trial finds them equal (`compiling.py`), and give a token the same bits in
-any company.
+A layer of a stock model takes some hundred operations of torch. Over a cache of ours all layers are one call, unless a hook looks at
+what is between them; over another cache a layer is two calls, between which keys and values are handed to it. They replace a model's
+own layers where a trial finds them equal (`compiling.py`), and are batch invariant.
 
-Shapes: R rows, n tokens of each, S slots, H entries of a hidden state, G key-value heads, D entries of a head.
+Shapes: R sequences, n tokens of each, S slots, H entries of a hidden state, G key-value heads, D entries of a head.
 """
 
-import itertools
 import operator
 from abc import ABC
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,15 +25,16 @@ from draftree.models.ending import Ending, ending
 from draftree.models.exact_attention import additive
 from draftree.models.four_bits import FourBits
 from draftree.models.linears import let_go
-from draftree.models.tiled import COLUMNS, DTYPES, GROUP, ROWS, place, scratch, single, tiles, tiles_of_four
+from draftree.native import dense
+from draftree.native.dense import address
 from draftree.tree import Ints
 
 FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
 """Of a layer: up to what it stores, and from its attention on."""
 THROUGH = "draftree_layers"
-"""An attribute of a tensor that several layers made in one call: those behind the first one, which have nothing to do."""
-QUERIES = 8
-"""Queries of an attention that are worked on at a time; as in `kernels/attending.py`."""
+"""An attribute of a tensor that several layers made in one call: those after the first one, which have nothing to do."""
+UNIT = 32
+"""The outputs of the gate and of the up projection alternate in units of it."""
 _VERSION = operator.attrgetter("_version")
 
 
@@ -76,18 +74,18 @@ class PreparedLayer(nn.Module, ABC):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What layers have to have in common to be computed in one call.
+    """What layers must have in common to be computed in one call.
 
     Attributes:
         width: D.
         groups: G.
-        heads: queries' heads that share a key-value head.
+        heads: query heads that share a key-value head.
         deep: H.
         reads: entries of the rows that attention reads.
         inner: entries between the two products of the feed-forward layer.
         dtype: of all weights.
         four: whether weights are held in four bits.
-        scale: of scores, as the bits of a float32.
+        scale: of scores.
     """
 
     width: int
@@ -98,20 +96,13 @@ class Sizes:
     inner: int
     dtype: torch.dtype
     four: bool
-    scale: int
+    scale: float
 
     @property
-    def wide(self) -> int:
-        """Entries of the queries of a token."""
-        return self.groups * self.heads * self.width
-
-    def own(self, tokens: int, slots: int) -> tuple[int, int]:
-        """The address of the first thread's own memory for a pass, and the bytes to the next one's."""
-        size, heads, blocks = self.dtype.itemsize, QUERIES * self.heads, -(-slots // COLUMNS)
-        attending = blocks * (8 + self.width * size * 32) + heads * (blocks * 128 + self.width * 4) + (heads + 4) * 4
-        widest = max(self.deep, self.inner, self.reads, self.wide)
-        feeding = tokens * max(self.deep, self.reads) * size + (tokens * widest // GROUP * 4 if self.four else 0)
-        return scratch(max(attending, feeding + max(2 * ROWS * 128, ROWS * self.width * 4)), torch.get_num_threads())
+    def shape(self) -> Any:
+        """The same as the kernels read it."""
+        code = dense.code_of(self.dtype)
+        return dense.core.Shape(self.deep, self.inner, self.groups, self.heads, self.width, code, self.scale)
 
 
 @final
@@ -139,14 +130,14 @@ class Unchanged:
 
 @final
 class Layer:
-    """The machine code of one layer.
+    """One layer by native kernels.
 
     Args:
         module: a layer that `fits`.
 
     Attributes:
         sizes: of it.
-        record: what the code reads of it.
+        record: what the kernels read of it.
     """
 
     def __init__(self, module: Any) -> None:
@@ -155,28 +146,39 @@ class Layer:
         self.sizes = Sizes(
             width, groups, attention.q_proj.out_features // width // groups, mlp.gate_proj.in_features,
             attention.q_proj.in_features, mlp.gate_proj.out_features, dtype, type(mlp.gate_proj) is FourBits,
-            single(float(attention.scaling)),
+            float(attention.scaling),
         )  # fmt: skip
         self._module, self._index, self._behind = module, int(attention.layer_idx), list[Layer]()
         self._last, self._laid_out = mlp.down_proj, Unchanged(module.parameters())
         self._own = vars(module)
         self._all_laid_out = self._laid_out
-        reading = attention.q_proj, attention.k_proj, attention.v_proj
-        biased = reading[0].bias is not None
-        into, bias = torch.cat(list(map(_tiles, reading))), torch.cat([x.bias.detach() for x in reading]) if biased else None
-        others = attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self._held = into, bias, *map(_tiles, others)
+        self._held: list[Tensor | None] = []  # whose memory the record reads
         prepared = isinstance(module, PreparedLayer) or isinstance(module.input_layernorm, nn.Identity)
-        first, second = None if prepared else module.input_layernorm, module.post_attention_layernorm
-        heads = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        (o, gate, up, down), biases = map(place, self._held[2:]), [place(x.bias) for x in others]
-        self.record = array("q", (
-            0 if first is None else single(epsilon(first)), 0 if first is None else place(first.weight),
-            place(into), place(bias), *(0 if norm is None else place(norm.weight) for norm in heads),
-            single(epsilon(second)), o, biases[0], place(second.weight), gate, biases[1], up, biases[2], down, biases[3],
-        ))  # fmt: skip
+        self.record = dense.core.Layer(
+            input_norm=_norm(None if prepared else module.input_layernorm),
+            qkv=self._linear(_joined, attention.q_proj, attention.k_proj, attention.v_proj),
+            q_norm=_norm(getattr(attention, "q_norm", None)),
+            k_norm=_norm(getattr(attention, "k_norm", None)),
+            o_proj=self._linear(_joined, attention.o_proj),
+            post_norm=_norm(module.post_attention_layernorm),
+            gate_up=self._linear(_alternating, mlp.gate_proj, mlp.up_proj),
+            down=self._linear(_joined, mlp.down_proj),
+        )
         for weight in (p for p in module.parameters() if p.dim() > 1):
             let_go(weight)
+
+    def _linear(self, join: "Callable[..., Tensor]", *parts: Any) -> Any:
+        """Return linear layers of the same inputs as one for the kernels, with the outputs joined."""
+        first = parts[0]
+        bias = None if first.bias is None else join(0, *(part.bias.detach() for part in parts))
+        if type(first) is FourBits:
+            scales = join(1, *(part.scales.detach() for part in parts))
+            packed, code = dense.pack_int4(join(0, *(part.numbers for part in parts)), scales), dense.INT4
+        else:
+            packed, code = dense.pack(join(0, *(part.weight.detach() for part in parts))), dense.code_of(first.weight.dtype)
+        self._held += packed, bias
+        outputs = sum(part.out_features for part in parts)
+        return dense.core.Linear(address(packed), address(bias), first.in_features, outputs, code)
 
     def __deepcopy__(self, memo: Any) -> "Layer":
         """Itself: it is no code for a copy's weights, and the copy sees that they are others."""
@@ -236,7 +238,7 @@ class Layer:
         one = Pass(self.sizes, x, in_order(turned, rows, n))
         if held is not None:
             following = self._following(held.more) if ready is None else []
-            out = one.run(BOTH, [self, *following], read, held, mask, behind=behind)
+            out = one.run(BOTH, [self, *following], read, held, mask, end=behind)
             vars(out)[THROUGH] = frozenset(following)
             return out
         k, v = (x.new_empty(rows, self.sizes.groups, n, self.sizes.width) for _ in range(2))
@@ -245,7 +247,7 @@ class Layer:
         if cache is not None:
             k, v = (t if t.stride(3) == 1 else t.contiguous() for t in cache.update(k, v, self._index))
             written = Within(k, v, None, k.shape[2])
-        return one.run(SECOND_PART, [self], x, written, mask, behind=behind)
+        return one.run(SECOND_PART, [self], x, written, mask, end=behind)
 
     def _following(self, most: int) -> "list[Layer]":
         """The layers that can be computed in one call with this one: nobody looks at what lies between them."""
@@ -280,57 +282,58 @@ class Pass:
     """
 
     def __init__(self, sizes: Sizes, x: Tensor, turned: Turned) -> None:
-        (rows, n, _), self._x, self._sizes, self._turned = x.shape, x, sizes, turned
-        each = rows * n * sizes.dtype.itemsize
-        parts = [each * width for width in (sizes.wide, sizes.wide, sizes.inner, sizes.deep, sizes.deep)]
-        self._shared = torch.empty(sum(parts), dtype=torch.uint8)  # of all threads
-        self._places = list(itertools.accumulate(parts[:-1], initial=self._shared.data_ptr()))
+        self._x, self._sizes, self._turned = x, sizes, turned
 
     def run(
         self, parts: int, layers: Sequence[Layer], read: Tensor, within: Within, mask: Tensor | None,
-        looked: Mapping[int, Tensor] = MappingProxyType({}), behind: Ending | None = None,
+        wanted: Mapping[int, Tensor] = MappingProxyType({}), end: Ending | None = None,
     ) -> Tensor:  # fmt: skip
-        """[R, n, H] behind the last layer, if its second part is run.
+        """Return [R, n, H] after the last layer, if its second part is run.
 
         Args:
             parts: of the layers.
             layers: at least one.
             read: [R, n, …] what the first one's attention reads.
-            within: the first one's keys and values; those of the others lie behind them.
-            mask: [R or 1, 1, n, S] what is added to scores; by default causal.
-            looked: [R, n, H] where the outputs of some layers go, by their place among them; the last one's is returned.
-            behind: norm and head of the last one's.
+            within: the first one's keys and values; those of the others follow.
+            mask: [R or 1, 1, n, S] added to the scores; by default causal.
+            wanted: [R, n, H] where the outputs of some layers are written, by their place among them.
+            end: the last one's norm and head.
         """
-        from draftree.kernels.layer import layers as code  # numba takes half a second to import
-        from draftree.kernels.team import run
-
-        x, sizes, out, size = self._x, self._sizes, torch.empty_like(self._x), self._x.element_size()
-        (rows, n, _), (q, after, act, hidden, between) = x.shape, self._places
+        x, out = self._x, torch.empty_like(self._x)
         if parts & SECOND_PART and (mask is None or mask.dtype is not x.dtype or mask.stride(3) != 1):
             mask = additive(x[:, None], within.slots, mask).to(x.dtype).contiguous()
-        by_mask = (0, 0) if mask is None else (size * mask.stride(0) * (len(mask) > 1), size * mask.stride(2))
-        cosines, sines, at = self._turned
-        keys, values, own = within.keys, within.values, sizes.own(rows * n, within.slots)
-        records = array("q", [layer.record.buffer_info()[0] for layer in layers])
-        turns, last = (between, place(out)), len(layers) - 1
-        outs = array("q", [place(looked[i]) if i in looked else turns[(last - i + 1) % 2] for i in range(last + 1)])
-        told = None if behind is None else behind.told(x, own)
-        run(code(sizes.dtype is torch.bfloat16, sizes.four), (
-            parts, len(layers), place(read), outs.buffer_info()[0], place(keys), size * within.of_keys,
-            place(values), size * within.of_values, records.buffer_info()[0], place(x),
-            0 if told is None else told.buffer_info()[0],
-            place(cosines), place(sines), at.ctypes.data, q,
-            0 if within.starts is None else within.starts.ctypes.data,
-            *(size * step for t in (keys, values) for step in t.stride()[:3]),
-            rows, n, sizes.groups, sizes.heads, sizes.width, sizes.reads, *own,
-            place(mask), *by_mask, within.slots, sizes.scale,
-            LOWEST[x.dtype], sizes.deep, sizes.inner, after, act, hidden,
-        ))  # fmt: skip
+        cosines, sines, positions = self._turned
+        keys, values, it = within.keys, within.values, dense.core.Pass()
+        it.shape, it.parts = self._sizes.shape, parts
+        it.sequences, it.tokens = x.shape[:2]
+        it.input, it.residual = address(read), address(x)
+        it.cosines, it.sines, it.positions = address(cosines), address(sines), positions.ctypes.data
+        it.starts = 0 if within.starts is None else within.starts.ctypes.data
+        it.keys, it.key_strides, it.key_layer = address(keys), keys.stride()[:3], within.of_keys
+        it.values, it.value_strides, it.value_layer = address(values), values.stride()[:3], within.of_values
+        if mask is not None:
+            it.mask, it.mask_strides = address(mask), (mask.stride(0) * (len(mask) > 1), mask.stride(2))
+        it.slots, it.hidden_below = within.slots, torch.finfo(x.dtype).min / 2
+        if end is not None:
+            end.add_to(it, x)
+        last = len(layers) - 1
+        outputs = [address(wanted.get(i)) if i < last else address(out) for i in range(len(layers))]
+        dense.core.forward(it, [layer.record for layer in layers], outputs, dense.thread_count())
         return out
 
 
-LOWEST = {dtype: single(torch.finfo(dtype).min / 2) for dtype in DTYPES}
-"""A mask that hides a key is below, as the bits of a float32."""
+def _norm(norm: Any) -> Any:
+    """Return a norm for the kernels; none stands for itself."""
+    return dense.core.Norm() if norm is None else dense.core.Norm(address(norm.weight), epsilon(norm))
+
+
+def _joined(dim: int, *parts: Tensor) -> Tensor:
+    return torch.cat(parts, dim)
+
+
+def _alternating(dim: int, *parts: Tensor) -> Tensor:
+    """Return tensors whose units of outputs, along a dimension, take turns."""
+    return torch.stack([part.unflatten(dim, (-1, UNIT)) for part in parts], dim + 1).flatten(dim, dim + 2)
 
 
 def epsilon(norm: Any) -> float:
@@ -338,20 +341,15 @@ def epsilon(norm: Any) -> float:
     return float(vars(norm).get("variance_epsilon", vars(norm).get("eps", 0.0)))
 
 
-def _tiles(linear: Any) -> Tensor:
-    """A linear layer's weight as it is laid out for the code."""
-    return tiles_of_four(linear.numbers, linear.scales.detach()) if type(linear) is FourBits else tiles(linear.weight)
-
-
-def is_machine_code(function: Any) -> bool:
+def is_native(function: Any) -> bool:
     """True for what `Layer.use` puts in the place of a module's own."""
     return isinstance(function, MethodType) and getattr(function.__func__, "func", None) in (_forward, _finish)
 
 
-def machine_code(module: nn.Module) -> Layer | None:
+def native_layer(module: nn.Module) -> Layer | None:
     """The code that stands in the place of a stock layer's own, if there is any."""
     function: Any = vars(module).get("forward")
-    found: Layer | None = function.__func__.keywords["ours"] if is_machine_code(function) else None
+    found: Layer | None = function.__func__.keywords["ours"] if is_native(function) else None
     return found if found is not None and found.stands_in(module) else None
 
 

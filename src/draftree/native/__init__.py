@@ -1,0 +1,94 @@
+"""The native kernels: C++, chosen for the processor when the library is loaded.
+
+`DRAFTREE_NATIVE` forces a variant, for tests and timing, or turns the kernels `off`. Without them, models run on PyTorch and
+loops on Python and NumPy, which is slower. The loops give the same bits.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftree.errors import UnknownName, UserError, first_line
+
+_core: Any = None
+_missing = ""
+try:
+    _core = import_module("draftree.native._core")
+except ImportError as error:  # installed without a compiler, or built for another machine
+    _missing = first_line(error)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Array = NDArray[Any]
+VARIABLE = "DRAFTREE_NATIVE"
+OFF = "off"
+VARIANTS = ("generic", "avx2", "avx512", "avx512_bf16")
+"""All variants that there are."""
+
+REMARK = "draftree has no native kernels ({}), and runs on PyTorch and Python kernels, which are slower"
+
+wanted = os.environ.get(VARIABLE, "")
+core: Any = None if wanted == OFF else _core
+"""The extension module, or None."""
+if core is not None and wanted in core.variants():
+    core.use_variant(wanted)
+
+
+def available() -> tuple[str, ...]:
+    """Return the variants that this processor can run, the fastest first; none if the kernels were not built."""
+    return () if _core is None else tuple(_core.variants())
+
+
+def variant() -> str:
+    """Return the variant in use, `off` without one."""
+    return OFF if core is None else str(core.variant())
+
+
+def check_variable() -> None:
+    """Check the variable `DRAFTREE_NATIVE`.
+
+    Raises:
+        UserError: it names a variant that is unknown, or that this processor cannot run.
+    """
+    allowed = (*available(), OFF)
+    if wanted and wanted not in allowed:
+        if wanted not in VARIANTS:
+            raise UnknownName(f"value of {VARIABLE}", wanted, allowed)
+        why = "draftree was installed without its native kernels" if _core is None else "this processor cannot run it"
+        raise UserError(f"{VARIABLE} is '{wanted}', but {why}: allowed are {', '.join(allowed)}")
+
+
+@cache
+def report_absence() -> None:
+    """Log a line, once, if there are no native kernels."""
+    if _core is None and wanted != OFF:
+        logging.getLogger(__name__.partition(".")[0]).warning(REMARK.format(_missing))
+
+
+REFERENCES: dict[str, Callable[..., Any]] = {}
+"""The Python functions that have a twin in C++, by name."""
+
+
+def native(function: Function) -> Function:
+    """Return the C++ function of the same name, or this one where there are no native kernels.
+
+    The Python function remains the specification: both return the same bits.
+    """
+    return native_as(function.__name__)(function)
+
+
+def native_as(name: str) -> Callable[[Function], Function]:
+    """Return a decorator like `native` for a C++ function of another name."""
+
+    def twin_of(function: Function) -> Function:
+        # NumPy would warn of infinite results; C++ does not.
+        reference = REFERENCES[name] = np.errstate(all="ignore")(function)
+        twin: Function = reference if core is None else getattr(core.loops, name)
+        return twin
+
+    return twin_of

@@ -1,0 +1,114 @@
+// The interface of the kernels: plain structures and one table of functions for each instruction set.
+//
+// Shapes: R sequences, n tokens of each, N = R * n tokens, G key-value heads, H query heads that share one of them, D entries of
+// a head, S slots of the cache. All matrices are row-major; strides count elements.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace draftree {
+
+enum DType : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT4 = 3 };
+
+// A linear layer y = x W^T + b. `weight` was written by `Kernels::pack` or `Kernels::pack_int4`.
+struct Linear {
+  const void* weight = nullptr;
+  const void* bias = nullptr;  // [outputs] in the dtype of the model, or null
+  int64_t inputs = 0;
+  int64_t outputs = 0;
+  int32_t type = FLOAT32;  // of the weight: the model's dtype, or INT4
+};
+
+// RMSNorm; a null weight stands for no norm.
+struct Norm {
+  const void* weight = nullptr;
+  float epsilon = 0;
+};
+
+// One decoder layer of the Llama kind. The outputs of `gate_up` alternate: 32 of the gate, 32 of the up projection.
+struct Layer {
+  Norm input_norm;
+  Linear qkv;  // G * H heads of queries, then G of keys, then G of values
+  Norm q_norm, k_norm;
+  Linear o_proj;
+  Norm post_norm;
+  Linear gate_up, down;
+};
+
+// What all layers of a pass have in common.
+struct Shape {
+  int64_t hidden = 0;        // entries of a hidden state
+  int64_t intermediate = 0;  // entries between gate_up and down
+  int64_t groups = 0;        // G
+  int64_t heads = 0;         // H, for each group
+  int64_t head_dim = 0;      // D, a multiple of 32
+  int32_t dtype = FLOAT32;   // of hidden states, norms, biases, cache and mask
+  float scale = 1;           // of the attention scores
+};
+
+enum Parts : int32_t { PROJECT = 1, FINISH = 2 };  // of a layer: up to what it stores; from its attention on
+
+// A pass over N tokens through `count` layers, and through the last norm and the head if there is one.
+struct Pass {
+  Shape shape;
+  int32_t parts = PROJECT | FINISH;
+  int64_t sequences = 0, tokens = 0;     // R, n
+  const Layer* const* layers = nullptr;  // [count]
+  int64_t count = 0;
+  const void* input = nullptr;     // [N, inputs of qkv] what the first layer reads
+  const void* residual = nullptr;  // [N, hidden] what the first attention's output is added to
+  void* const* outputs = nullptr;  // [count] where each layer's [N, hidden] goes
+  const void* cosines = nullptr;   // [P, D]
+  const void* sines = nullptr;
+  const int64_t* positions = nullptr;  // [N] rows of cosines and sines
+  const int64_t* starts = nullptr;     // [R] slots of each sequence's first token; null: 0
+  void* keys = nullptr;                // [layers, R, G, S, D]
+  void* values = nullptr;
+  int64_t key_strides[3] = {}, value_strides[3] = {};  // from one sequence, group, slot to the next
+  int64_t key_layer = 0, value_layer = 0;              // from one layer to the next
+  const void* mask = nullptr;  // [R or 1, n, S] added to the scores; the lowest number hides a slot
+  int64_t mask_strides[2] = {};  // from one sequence, query to the next
+  int64_t slots = 0;             // S
+  float hidden_below = 0;        // a slot is hidden if the mask is not above this
+  Norm final_norm;               // null: no head
+  Linear head;
+  void* final_states = nullptr;  // [N, hidden] after the last norm
+  void* logits = nullptr;        // [N, outputs of head]
+};
+
+// Attention alone, with all that models of other kinds need.
+struct Attention {
+  int64_t sequences = 0, groups = 0, heads = 0, tokens = 0, slots = 0, key_dim = 0, value_dim = 0;
+  const void *queries = nullptr, *keys = nullptr, *values = nullptr, *mask = nullptr;
+  int32_t dtype = FLOAT32;  // of queries, keys, values and outputs
+  int32_t mask_dtype = FLOAT32;
+  int64_t query_strides[3] = {};  // from one sequence, head, query to the next
+  int64_t key_strides[3] = {}, value_strides[3] = {};
+  int64_t mask_strides[3] = {};    // from one sequence, head, query to the next; 0 where one serves all
+  const float* sinks = nullptr;    // [G * H] a score that takes weight and has no value
+  float scale = 1, cap = 0;        // scores are held within ± cap by tanh; 0: they are not
+  float hidden_below = 0;
+  void* outputs = nullptr;  // [R, n, G * H, value_dim]
+};
+
+struct Kernels {
+  const char* name;
+  // Return the bytes of a packed weight.
+  int64_t (*packed_bytes)(int32_t type, int64_t outputs, int64_t inputs);
+  // Pack a weight [outputs, inputs] of type FLOAT32, BFLOAT16 or FLOAT16.
+  void (*pack)(int32_t type, const void* weight, int64_t outputs, int64_t inputs, void* packed, int threads);
+  // Pack numbers 0 to 15 [outputs, inputs] and, for each group of 32 inputs, a step and the value of number 8 in bfloat16,
+  // [inputs / 32, outputs, 2].
+  void (*pack_int4)(const uint8_t* numbers, const uint16_t* scales, int64_t outputs, int64_t inputs, void* packed, int threads);
+  void (*linear)(const Linear& layer, int32_t dtype, const void* input, int64_t tokens, void* output, int threads);
+  void (*forward)(const Pass& pass, int threads);
+  void (*attend)(const Attention& attention, int threads);
+  void (*rms_norm)(int32_t dtype, const void* input, const void* weight, void* output, int64_t rows, int64_t width, float epsilon);
+  // Rotate halves of heads [rows, heads, width] by the angles [rows, width] of their row.
+  void (*rotate)(int32_t dtype, const void* input, const void* cosines, const void* sines, void* output, int64_t rows, int64_t heads,
+                 int64_t width);
+  // Multiply silu(gate) by up.
+  void (*swiglu)(int32_t dtype, const void* gate, const void* up, void* output, int64_t count);
+};
+
+}  // namespace draftree

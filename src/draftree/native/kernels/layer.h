@@ -1,0 +1,291 @@
+// Decoder layers of the Llama kind, one after the other, by threads that meet between their products. Included inside an anonymous
+// namespace after attention.h.
+
+// The weight of a linear layer in a model's own dtype.
+template <class D>
+struct Native {
+  using G = Singles<D>;
+};
+template <>
+struct Native<BFloat16> {
+  using G = Pairs;
+};
+
+// Cut memory into aligned parts.
+class Arena {
+ public:
+  explicit Arena(char* data) : data_(data) {}
+  char* take(int64_t bytes) {
+    char* const here = data_ == nullptr ? nullptr : data_ + used_;
+    used_ += round_up(bytes, 128);
+    return here;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* data_;
+  int64_t used_ = 0;
+};
+
+// Memory of the calling thread that lasts until its next call.
+inline char* scratch(int64_t bytes) {
+  struct Held {
+    char* data = nullptr;
+    int64_t size = 0;
+    ~Held() { __builtin_free(data); }
+  };
+  static thread_local Held held;
+  if (held.size < bytes + 128) {
+    __builtin_free(held.data);
+    held.size = bytes + bytes / 4 + 128;
+    held.data = static_cast<char*>(__builtin_malloc(static_cast<size_t>(held.size)));
+  }
+  return held.data + (128 - reinterpret_cast<uintptr_t>(held.data) % 128);
+}
+
+// A thread's share of a linear layer, as rounded numbers.
+template <class D, class G>
+void linear_part(const Linear& layer, Rows x, int64_t tokens, typename D::T* output, float* sums, int thread, int threads) {
+  constexpr int64_t UNIT = G::panels(1);
+  multiply<G>(x, tokens, layer.inputs, layer.weight, UNIT, share(panels_of<G>(layer.outputs), thread, threads), sums,
+              [&](int64_t first, int m, int64_t panel, int64_t panels, const float* tile_sums, int64_t ld) {
+                const int64_t at = panel * G::COLUMNS, end = at + panels * G::COLUMNS, last = end < layer.outputs ? end : layer.outputs;
+                for (int i = 0; i < m; i++)
+                  for (int64_t e = at; e < last; e += LANES)
+                    put_some<D>(output + (first + i) * layer.outputs + e, biased<D>(tile_sums + i * ld + e - at, layer.bias, e, last - e), last - e);
+              });
+}
+
+// Memory of a pass: shared by its threads, and each one's own.
+template <class D, class G>
+struct Buffers {
+  using T = typename D::T;
+  using QG = typename KeyPanels<D>::G;
+  Rows ready;      // [N] what a product reads, after a norm
+  Rows queries;    // [R, G, n * H]
+  Rows attended;   // [N, G * H * D]
+  Rows activated;  // [N, intermediate]
+  T* hidden = nullptr;              // [N, hidden] after attention
+  T* between[2] = {};               // [N, hidden] after layers whose output nobody wants
+  Rows head_ready;                  // [N] what the head reads
+  char* own = nullptr;              // of all threads
+  int64_t own_bytes = 0;            // of each
+  int64_t sums_bytes = 0, row_bytes = 0;  // of its parts: sums of a tile, a row, and the rest for attention
+  int64_t bytes = 0;
+
+  Buffers(char* memory, const Pass& pass, int threads) {
+    const Shape& s = pass.shape;
+    const int64_t tokens = pass.sequences * pass.tokens, wide = s.groups * s.heads * s.head_dim;
+    int64_t widest = s.hidden;
+    for (int64_t i = 0; i < pass.count; i++) widest = widest < pass.layers[i]->qkv.inputs ? pass.layers[i]->qkv.inputs : widest;
+    Arena arena(memory);
+    auto rows = [&](int64_t count, int64_t stride) { return Rows{arena.take(count * stride), stride}; };
+    ready = rows(tokens, G::row_bytes(widest));
+    queries = rows(tokens * s.groups * s.heads, QG::row_bytes(s.head_dim));
+    attended = rows(tokens, G::row_bytes(wide));
+    activated = rows(tokens, G::row_bytes(s.intermediate));
+    hidden = reinterpret_cast<T*>(arena.take(tokens * s.hidden * static_cast<int64_t>(sizeof(T))));
+    for (T*& each : between) each = reinterpret_cast<T*>(arena.take(tokens * s.hidden * static_cast<int64_t>(sizeof(T))));
+    head_ready = rows(tokens, Native<D>::G::row_bytes(s.hidden));
+    sums_bytes = 4 * MAX_TOKENS * (s.head_dim > 4 * 32 ? s.head_dim : 4 * 32);
+    row_bytes = round_up(4 * (widest > wide ? widest : wide), 64);
+    own_bytes = round_up(sums_bytes + row_bytes + AttentionScratch(nullptr, pass.slots, s.head_dim, s.head_dim).bytes, 128);
+    own = arena.take(own_bytes * threads);
+    bytes = arena.used();
+  }
+};
+
+template <class D, class G>
+class Member {
+  using T = typename D::T;
+  using QG = typename KeyPanels<D>::G;
+  using NG = typename Native<D>::G;
+
+ public:
+  Member(const Pass& pass, const Buffers<D, G>& buffers, Barrier& barrier, int thread, int threads)
+      : pass_(pass), shape_(pass.shape), buffers_(buffers), barrier_(barrier), thread_(thread), threads_(threads) {
+    tokens_ = pass.sequences * pass.tokens;
+    char* const own = buffers.own + thread * buffers.own_bytes;
+    sums_ = reinterpret_cast<float*>(own);
+    row_ = reinterpret_cast<float*>(own + buffers.sums_bytes);
+    attention_ = own + buffers.sums_bytes + buffers.row_bytes;
+  }
+
+  void run() {
+    const T* input = static_cast<const T*>(pass_.input);
+    const T* residual = static_cast<const T*>(pass_.residual);
+    for (int64_t i = 0; i < pass_.count; i++) {
+      const Layer& layer = *pass_.layers[i];
+      T* output = static_cast<T*>(pass_.outputs[i]);
+      if (output == nullptr) output = buffers_.between[i % 2];
+      if (pass_.parts & PROJECT) project(layer, input, i);
+      if (pass_.parts == (PROJECT | FINISH)) meet();
+      if (pass_.parts & FINISH) finish(layer, residual, output, i);
+      input = residual = output;
+      if (i + 1 < pass_.count || pass_.final_norm.weight != nullptr) meet();
+    }
+    if (pass_.final_norm.weight != nullptr) head(input);
+  }
+
+ private:
+  void meet() { barrier_.wait(threads_); }
+
+  // Norm, queries, keys and values, rotation.
+  void project(const Layer& layer, const T* input, int64_t index) {
+    const int64_t dim = shape_.head_dim, width = layer.qkv.inputs, queries = shape_.groups * shape_.heads, groups = shape_.groups;
+    prepare<G>(layer.input_norm, input, width, buffers_.ready);
+    meet();
+    T* const keys = static_cast<T*>(pass_.keys) + index * pass_.key_layer;
+    T* const values = static_cast<T*>(pass_.values) + index * pass_.value_layer;
+    const int64_t unit = dim / G::COLUMNS;
+    Range range = share(queries + 2 * groups, thread_, threads_);
+    range = {range.begin * unit, range.end * unit};
+    multiply<G>(buffers_.ready, tokens_, width, layer.qkv.weight, unit, range, sums_,
+                [&](int64_t first, int m, int64_t panel, int64_t, const float* sums, int64_t ld) {
+                  const int64_t head = panel / unit;
+                  for (int i = 0; i < m; i++) {
+                    const int64_t token = first + i, sequence = token / pass_.tokens, at = token % pass_.tokens;
+                    float* const mine = row_;
+                    for (int64_t e = 0; e < dim; e += LANES) store(mine + e, biased<D>(sums + i * ld + e, layer.qkv.bias, head * dim + e, LANES));
+                    const int64_t slot = at + (pass_.starts == nullptr ? 0 : pass_.starts[sequence]);
+                    if (head < queries) {
+                      turn(layer.q_norm, token, mine);
+                      const int64_t row = (sequence * groups + head / shape_.heads) * pass_.tokens * shape_.heads + at * shape_.heads + head % shape_.heads;
+                      QG::put(buffers_.queries.at(row), 0, mine, dim, dim);
+                    } else if (head < queries + groups) {
+                      turn(layer.k_norm, token, mine);
+                      narrow_row<D>(mine, dim, keys + sequence * pass_.key_strides[0] + (head - queries) * pass_.key_strides[1] + slot * pass_.key_strides[2]);
+                    } else {
+                      narrow_row<D>(mine, dim,
+                                    values + sequence * pass_.value_strides[0] + (head - queries - groups) * pass_.value_strides[1] + slot * pass_.value_strides[2]);
+                    }
+                  }
+                });
+  }
+
+  // Norm a head, where its model does that, and rotate it.
+  void turn(const Norm& norm, int64_t token, float* head) {
+    const int64_t dim = shape_.head_dim;
+    if (norm.weight != nullptr) {
+      T held[MAX_HEAD];
+      narrow_row<D>(head, dim, held);
+      norm_row<D>(held, static_cast<const T*>(norm.weight), norm.epsilon, dim, head);
+    }
+    const int64_t angle = pass_.positions[token] * dim;
+    rotate_row<D>(head, static_cast<const T*>(pass_.cosines) + angle, static_cast<const T*>(pass_.sines) + angle, dim, head);
+  }
+
+  // Attention, what it is added to, and the feed-forward layer.
+  void finish(const Layer& layer, const T* residual, T* output, int64_t index) {
+    const int64_t hidden = shape_.hidden, dim = shape_.head_dim, wide = shape_.groups * shape_.heads * dim;
+    Attention a;
+    a.sequences = pass_.sequences, a.groups = shape_.groups, a.heads = shape_.heads, a.tokens = pass_.tokens, a.slots = pass_.slots;
+    a.key_dim = a.value_dim = dim;
+    a.keys = static_cast<const T*>(pass_.keys) + index * pass_.key_layer;
+    a.values = static_cast<const T*>(pass_.values) + index * pass_.value_layer;
+    a.mask = pass_.mask, a.dtype = a.mask_dtype = D::TYPE;
+    a.mask_strides[0] = pass_.mask_strides[0], a.mask_strides[2] = pass_.mask_strides[1];
+    for (int i = 0; i < 3; i++) a.key_strides[i] = pass_.key_strides[i], a.value_strides[i] = pass_.value_strides[i];
+    a.scale = shape_.scale, a.hidden_below = pass_.hidden_below;
+    const AttentionScratch own(attention_, a.slots, dim, dim);
+    share_rows(a, own.rows, thread_, threads_, [&](int64_t sequence, int64_t group, int64_t begin, int64_t end) {
+      const int64_t first = (sequence * a.groups + group) * a.tokens * a.heads + begin;
+      attend_rows<D>(a, sequence, group, begin, end, {buffers_.queries.at(first), buffers_.queries.stride}, own, [&](int64_t row, float* values) {
+        for (int64_t e = 0; e < dim; e += LANES) store(values + e, D::round(load(values + e)));
+        const int64_t token = sequence * a.tokens + row / a.heads, head = group * a.heads + row % a.heads;
+        G::put(buffers_.attended.at(token), head * dim, values, dim, wide);
+      });
+    });
+    meet();
+    add_product(layer.o_proj, buffers_.attended, residual, buffers_.hidden);
+    meet();
+    prepare<G>(layer.post_norm, buffers_.hidden, hidden, buffers_.ready);
+    meet();
+    constexpr int64_t UNIT = 64 / G::COLUMNS;
+    Range range = share(shape_.intermediate / 32, thread_, threads_);
+    range = {range.begin * UNIT, range.end * UNIT};
+    multiply<G>(buffers_.ready, tokens_, hidden, layer.gate_up.weight, UNIT, range, sums_,
+                [&](int64_t first, int m, int64_t panel, int64_t, const float* sums, int64_t ld) {
+                  const int64_t at = panel * G::COLUMNS;
+                  for (int i = 0; i < m; i++) {
+                    float both[32];
+                    for (int e = 0; e < 32; e += LANES) {
+                      const V gate = biased<D>(sums + i * ld + e, layer.gate_up.bias, at + e, LANES);
+                      const V up = biased<D>(sums + i * ld + 32 + e, layer.gate_up.bias, at + 32 + e, LANES);
+                      store(both + e, D::round(gated<D>(gate, up)));
+                    }
+                    G::put(buffers_.activated.at(first + i), at / 2, both, 32, shape_.intermediate);
+                  }
+                });
+    meet();
+    add_product(layer.down, buffers_.activated, buffers_.hidden, output);
+  }
+
+  // Norm rows, or take them as they are, in the layout of a product; each thread does some of the tokens.
+  template <class To>
+  void prepare(const Norm& norm, const T* input, int64_t width, Rows to, T* states = nullptr) {
+    const Range mine = share(tokens_, thread_, threads_);
+    for (int64_t token = mine.begin; token < mine.end; token++) {
+      const T* const x = input + token * width;
+      if (norm.weight != nullptr) {
+        norm_row<D>(x, static_cast<const T*>(norm.weight), norm.epsilon, width, row_);
+      } else {
+        widen_row<D>(x, width, row_);
+      }
+      To::put(to.at(token), 0, row_, width, width);
+      if (states != nullptr) narrow_row<D>(row_, width, states + token * width);
+    }
+  }
+
+  // Add what a linear layer makes of rows to other rows; both are rounded, as torch does.
+  void add_product(const Linear& layer, Rows x, const T* before, T* output) {
+    constexpr int64_t UNIT = G::panels(1);
+    multiply<G>(x, tokens_, layer.inputs, layer.weight, UNIT, share(panels_of<G>(layer.outputs), thread_, threads_), sums_,
+                [&](int64_t first, int m, int64_t panel, int64_t panels, const float* sums, int64_t ld) {
+                  const int64_t at = panel * G::COLUMNS;
+                  for (int i = 0; i < m; i++) {
+                    const T* const old = before + (first + i) * layer.outputs + at;
+                    T* const to = output + (first + i) * layer.outputs + at;
+                    for (int64_t e = 0; e < panels * G::COLUMNS; e += LANES)
+                      D::put(to + e, D::get(old + e) + biased<D>(sums + i * ld + e, layer.bias, at + e, LANES));
+                  }
+                });
+  }
+
+  void head(const T* input) {
+    prepare<NG>(pass_.final_norm, input, shape_.hidden, buffers_.head_ready, static_cast<T*>(pass_.final_states));
+    meet();
+    linear_part<D, NG>(pass_.head, buffers_.head_ready, tokens_, static_cast<T*>(pass_.logits), sums_, thread_, threads_);
+  }
+
+ public:
+  static constexpr int64_t MAX_HEAD = 1024;
+
+ private:
+  const Pass& pass_;
+  const Shape& shape_;
+  const Buffers<D, G>& buffers_;
+  Barrier& barrier_;
+  const int thread_, threads_;
+  int64_t tokens_;
+  float *sums_, *row_;
+  char* attention_;
+};
+
+template <class D, class G>
+void forward(const Pass& pass, int threads) {
+  char* const memory = scratch(Buffers<D, G>(nullptr, pass, threads).bytes);
+  const Buffers<D, G> buffers(memory, pass, threads);
+  struct Context {
+    const Pass& pass;
+    const Buffers<D, G>& buffers;
+    Barrier barrier;
+  } context{pass, buffers, {}};
+  run_team(
+      threads,
+      [](void* data, int thread, int count) {
+        auto* c = static_cast<Context*>(data);
+        Member<D, G>(c->pass, c->buffers, c->barrier, thread, count).run();
+      },
+      &context);
+}

@@ -1,0 +1,20 @@
+#define DRAFTREE_IMPORTS_NUMPY
+#include "numpy_arrays.h"
+#include "bind_loops.h"
+
+namespace draftree {
+
+void bind_tree_growth(nanobind::module_& m);
+void bind_tree_paths(nanobind::module_& m);
+void bind_candidate_fusion(nanobind::module_& m);
+void bind_top_tokens(nanobind::module_& m);
+
+void bind_loops(nanobind::module_& m) {
+  if (PyArray_ImportNumPyAPI() < 0) throw nanobind::python_error();
+  bind_tree_growth(m);
+  bind_tree_paths(m);
+  bind_candidate_fusion(m);
+  bind_top_tokens(m);
+}
+
+}  // namespace draftree

@@ -1,0 +1,100 @@
+// The likeliest tokens, their entropy, and a classifier of nodes: see largest.py, entropies.py and classifying.py.
+#include <nanobind/stl/tuple.h>
+
+#include <cstring>
+#include <limits>
+
+#include "numpy_arrays.h"
+#include "bind_kernels.h"
+#include "bind_loops.h"
+#include "vector_loops.h"
+
+namespace nb = nanobind;
+
+namespace draftree {
+
+extern const VectorLoops loops_generic;
+#if defined(__x86_64__)
+extern const VectorLoops loops_avx2, loops_avx512, loops_avx512_bf16;
+#endif
+
+namespace {
+
+const VectorLoops& vector_loops() {
+#if defined(__x86_64__)
+  for (const VectorLoops* each : {&loops_avx512_bf16, &loops_avx512, &loops_avx2})
+    if (!std::strcmp(each->name, variant_in_use())) return *each;
+#endif
+  return loops_generic;
+}
+
+Out<double> entropies(const In<float, 2>& log_q, int64_t top) {
+  auto found = Out<double>::empty({log_q.size(0)});
+  {
+    nb::gil_scoped_release release;
+    vector_loops().entropies(log_q.data(), log_q.size(0), log_q.size(1), top, found.data());
+  }
+  return found;
+}
+
+Out<int64_t> largest(const In<int16_t, 2>& bits) {
+  auto found = Out<int64_t>::empty({bits.size(0)});
+  {
+    nb::gil_scoped_release release;
+    vector_loops().largest(bits.data(), bits.size(0), bits.size(1), found.data());
+  }
+  return found;
+}
+
+Out<double> confidences(const In<double, 2>& x, const In<double, 2>& hidden, const In<double>& hidden_bias, const In<double>& output,
+                        double output_bias) {
+  auto found = Out<double>::empty({x.size(1)});
+  vector_loops().confidences(x.data(), x.size(0), x.size(1), hidden.data(), hidden_bias.data(), hidden.size(0), output.data(), output_bias,
+                             found.data());
+  return found;
+}
+
+template <class T>
+void find_likeliest(const T* row, int64_t width, int64_t k, int64_t* place, double* best) {
+  int64_t count = 0;
+  T least = -std::numeric_limits<T>::infinity();
+  for (int64_t i = 0; i < width && k; i++) {
+    const T value = row[i];
+    if (count == k && (value <= least || least != least)) continue;
+    const bool nothing = value != value;
+    count = std::min(count + 1, k);
+    int64_t at = count - 1;
+    for (; at && (value > best[at - 1] || (nothing && best[at - 1] == best[at - 1])); at--) {
+      best[at] = best[at - 1];
+      place[at] = place[at - 1];
+    }
+    best[at] = value;
+    place[at] = i;
+    if (count == k) least = static_cast<T>(best[k - 1]);
+  }
+}
+
+template <class T>
+std::tuple<Out<int64_t, 2>, Out<double, 2>> likeliest(const In<T, 2>& values, int64_t k) {
+  const int64_t rows = values.size(0), width = values.size(1);
+  k = std::min(k, width);
+  auto places = Out<int64_t, 2>::empty({rows, k});
+  auto found = Out<double, 2>::empty({rows, k});
+  {
+    nb::gil_scoped_release release;
+    for (int64_t f = 0; f < rows; f++) find_likeliest(values.data() + f * width, width, k, places.data() + f * k, found.data() + f * k);
+  }
+  return {places, found};
+}
+
+}  // namespace
+
+void bind_top_tokens(nb::module_& m) {
+  m.def("entropies", &entropies);
+  m.def("largest", &largest);
+  m.def("confidences", &confidences);
+  m.def("likeliest", &likeliest<float>);
+  m.def("likeliest", &likeliest<double>);
+}
+
+}  // namespace draftree

@@ -1,0 +1,147 @@
+// Columns and paths of a draft tree, and the tokens of a draft step: see forest.py and laying.py.
+#include <nanobind/stl/tuple.h>
+
+#include <cmath>
+#include <vector>
+
+#include "numpy_arrays.h"
+#include "bind_loops.h"
+
+namespace nb = nanobind;
+
+namespace draftree {
+namespace {
+
+std::tuple<Out<int64_t, 2>, Out<double, 2>, bool> kept(const In<int64_t>& tokens, const In<int64_t>& parents, const In<int64_t>& depth,
+                                                       const In<int64_t>& row, const In<double>& log_q, const In<double>& score,
+                                                       const In<int64_t>& source, const In<double>& entropy, const In<int64_t>& number,
+                                                       const In<int64_t>& q_row, const In<bool>& keep) {
+  const int64_t count = std::count(keep.begin(), keep.end(), true);
+  bool connected = true;
+  auto whole = Out<int64_t, 2>::empty({7, count});
+  auto real = Out<double, 2>::empty({3, count});
+  std::vector<int64_t> moved(keep.size());
+  int64_t at = 0;
+  for (int64_t i = 0; i < keep.size(); i++) {
+    const int64_t parent = parents[i];
+    if (!keep[i]) {
+      connected &= parent >= 0;
+      continue;
+    }
+    moved[i] = at;
+    connected &= parent < 0 || keep[parent];
+    whole(0, at) = tokens[i];
+    whole(1, at) = parent >= 0 ? moved[parent] : -1;
+    whole(2, at) = depth[i];
+    whole(3, at) = row[i];
+    whole(4, at) = source[i];
+    whole(5, at) = number[i];
+    whole(6, at) = q_row[i];
+    real(0, at) = log_q[i];
+    real(1, at) = score[i];
+    real(2, at) = entropy[i];
+    at++;
+  }
+  return {whole, real, connected};
+}
+
+Out<bool, 2> paths(const In<int64_t>& parents) {
+  const int64_t count = parents.size(0);
+  auto seen = Out<bool, 2>::full({count, count}, false);
+  for (int64_t i = 0; i < count; i++) {
+    if (parents[i] >= 0) std::copy_n(seen.row(parents[i]), count, seen.row(i));
+    seen(i, i) = true;
+  }
+  return seen;
+}
+
+Out<int64_t> shallow(const In<int64_t>& nodes, const In<int64_t>& depth, const In<int64_t>& row, const In<int64_t>& bounds, double most) {
+  const auto above = [&](int64_t node) {
+    const double bound = static_cast<double>(bounds[row[node]]);
+    return static_cast<double>(depth[node]) < (most < bound ? most : bound);
+  };
+  auto found = Out<int64_t>::empty({std::count_if(nodes.begin(), nodes.end(), above)});
+  std::copy_if(nodes.begin(), nodes.end(), found.begin(), above);
+  return found;
+}
+
+std::tuple<Out<int64_t>, Out<int64_t>> unfed(const In<int64_t>& parents, const In<int64_t>& frontier, const In<int64_t>& fed) {
+  const int64_t count = parents.size(0);
+  auto places = Out<int64_t>::full({count}, -1);
+  std::vector<char> wanted(count);
+  int64_t many = 0;
+  for (int64_t i = 0; i < fed.size(0); i++) places[fed[i]] = i;
+  for (int64_t node : frontier)
+    for (; node >= 0 && places[node] < 0 && !wanted[node]; node = parents[node]) {
+      wanted[node] = true;
+      many++;
+    }
+  auto nodes = Out<int64_t>::empty({many});
+  int64_t at = 0;
+  for (int64_t i = 0; i < count; i++)
+    if (wanted[i]) nodes[at++] = i;
+  return {nodes, places};
+}
+
+std::tuple<Out<int64_t>, Out<int64_t>, Out<bool, 2>, Out<int64_t>> laid(const In<int64_t>& pending, const In<int64_t>& before,
+                                                                        const In<int64_t>& nodes, int64_t base, const In<int64_t>& tokens,
+                                                                        const In<int64_t>& depth, const In<int64_t>& parents) {
+  const int64_t count = pending.size(0), done = before.size(0), waiting = done ? 0 : count, now = nodes.size(0);
+  const int64_t wide = waiting + now, deep = count + done + now;
+  auto ids = Out<int64_t>::empty({wide});
+  auto positions = Out<int64_t>::empty({wide});
+  auto scratch = Out<int64_t>::empty({deep});
+  auto seen = Out<bool, 2>::full({wide, deep}, false);
+  std::vector<int64_t> at(parents.size(0), -1);
+  for (int64_t i = 0; i < count; i++) scratch[i] = base + i;
+  for (int64_t i = 0; i < done + now; i++) {
+    const int64_t node = i < done ? before[i] : nodes[i - done];
+    at[node] = count + i;
+    scratch[count + i] = base + count + depth[node];
+  }
+  for (int64_t i = 0; i < waiting; i++) {
+    ids[i] = pending[i];
+    positions[i] = base + i;
+    std::fill_n(seen.row(i), i + 1, true);
+  }
+  for (int64_t i = 0; i < now; i++) {
+    const int64_t line = waiting + i;
+    ids[line] = tokens[nodes[i]];
+    positions[line] = base + count + depth[nodes[i]];
+    std::fill_n(seen.row(line), count, true);
+    for (int64_t node = nodes[i]; node >= 0; node = parents[node])
+      if (at[node] >= 0) seen(line, at[node]) = true;
+  }
+  return {ids, positions, seen, scratch};
+}
+
+template <class T>
+void hide(const Out<T, 2>& bits, const In<bool, 2>& seen, int64_t length, int64_t lowest) {
+  const int64_t wide = seen.size(0), deep = seen.size(1), slots = bits.size(1);
+  for (int64_t i = 0; i < bits.size(0); i++) {
+    T* row = bits.data() + i * slots;
+    if (i >= wide) {
+      std::fill_n(row, slots, T{0});
+      continue;
+    }
+    std::fill_n(row, length, T{0});
+    std::fill(row + length, row + slots, static_cast<T>(lowest));
+    for (int64_t j = 0; j < deep; j++)
+      if (seen(i, j)) row[length + j] = 0;
+  }
+}
+
+}  // namespace
+
+void bind_tree_paths(nb::module_& m) {
+  m.def("kept", &kept);
+  m.def("paths", &paths);
+  m.def("shallow", &shallow);
+  m.def("unfed", &unfed);
+  m.def("laid", &laid);
+  m.def("hide", &hide<int16_t>);
+  m.def("hide", &hide<int32_t>);
+  m.def("hide", &hide<int64_t>);
+}
+
+}  // namespace draftree

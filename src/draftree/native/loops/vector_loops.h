@@ -1,0 +1,18 @@
+// Loops over whole vocabularies, compiled for each instruction set; all give the same bits.
+#pragma once
+#include <cstdint>
+
+namespace draftree {
+
+struct VectorLoops {
+  const char* name;
+  // Write entropies [distributions] over the `top` likeliest tokens of log q [distributions, tokens].
+  void (*entropies)(const float* log_q, int64_t distributions, int64_t tokens, int64_t top, double* out);
+  // Write where the largest number of each row of bfloat16 [rows, width] is; -1 if it is infinite or one is NaN.
+  void (*largest)(const int16_t* bits, int64_t rows, int64_t width, int64_t* out);
+  // Write [nodes] what a ReLU layer, a linear one and a sigmoid make of features x [features, nodes].
+  void (*confidences)(const double* x, int64_t features, int64_t nodes, const double* hidden, const double* hidden_bias, int64_t units,
+                      const double* output, double output_bias, double* out);
+};
+
+}  // namespace draftree

@@ -1,0 +1,11 @@
+// The extension module draftree.native._core.
+#include "bind_kernels.h"
+#include "bind_loops.h"
+#include "bind_retrieval.h"
+
+NB_MODULE(_core, m) {
+  draftree::bind_kernels(m);
+  nanobind::module_ loops = m.def_submodule("loops", "Loops over nodes, tokens and candidates.");
+  draftree::bind_loops(loops);
+  draftree::bind_retrieval(loops);
+}

@@ -1,0 +1,125 @@
+"""The native kernels against NumPy in float64, for each variant that this processor can run, with all lengths of tails.
+
+Bounds come from the operations: a float32 sum of k products, each rounded, errs by less than (k + 2) units of the sum of their
+sizes; a rounded result by half a unit of itself.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from draftree.native import dense
+
+pytestmark = pytest.mark.skipif(dense.core is None, reason="the native kernels were not built")
+DTYPES = dense.DTYPES
+UNIT = torch.finfo(torch.float32).eps / 2
+VARIANTS = dense.core.variants() if dense.core is not None else []
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Force a variant."""
+    before = dense.core.variant()
+    dense.core.use_variant(request.param)
+    yield request.param
+    dense.core.use_variant(before)
+
+
+def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape)).to(dtype)
+
+
+def layer_of(packed: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> Any:
+    return dense.core.Linear(dense.address(packed), dense.address(bias), weight.shape[1], weight.shape[0], code)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [1, 7, 16, 31, 33, 64, 129, 200])
+def test_linear_with_every_tail(variant: str, dtype: torch.dtype, outputs: int) -> None:
+    half = torch.finfo(dtype).eps / 2
+    for inputs in (1, 2, 3, 17, 32, 63, 130):
+        weight, bias, rows = (
+            drawn(1, outputs, inputs, dtype=dtype),
+            drawn(2, outputs, dtype=dtype),
+            drawn(3, 41, inputs, dtype=dtype),
+        )
+        packed = dense.pack(weight)
+        for added in (None, bias):
+            made = dense.linear(layer_of(packed, weight, added, dense.code_of(dtype)), rows)
+            wanted = torch.nn.functional.linear(rows.double(), weight.double(), None if added is None else added.double())
+            largest = torch.nn.functional.linear(
+                rows.double().abs(), weight.double().abs(), None if added is None else added.double().abs()
+            )
+            assert ((made - wanted).abs() <= (inputs + 2) * UNIT * largest + half * (1 + half) * wanted.abs()).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("four", [False, True])
+def test_a_token_has_the_same_bits_at_every_width(variant: str, dtype: torch.dtype, four: bool) -> None:
+    weight, rows = drawn(1, 80, 96, dtype=dtype), drawn(2, 300, 96, dtype=dtype)
+    if four:
+        numbers, scales = torch.randint(0, 16, (80, 96)), drawn(3, 3, 80, 2, dtype=torch.bfloat16)
+        packed, code = dense.pack_int4(numbers, scales), dense.INT4
+    else:
+        packed, code = dense.pack(weight), dense.code_of(dtype)
+    layer = layer_of(packed, weight, None, code)
+    whole = dense.linear(layer, rows)
+    for n in range(1, 20):
+        assert torch.equal(dense.linear(layer, rows[:n]), whole[:n])
+        assert torch.equal(dense.linear(layer, rows[300 - n :]), whole[300 - n :])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [1, 8, 33, 80])
+def test_four_bits(variant: str, dtype: torch.dtype, outputs: int) -> None:
+    """Activations are rounded to 127 steps of the largest of their group; everything else is exact up to float32's sums."""
+    numbers, scales = (
+        torch.randint(0, 16, (outputs, 96), generator=torch.Generator().manual_seed(0)),
+        drawn(1, 3, outputs, 2, dtype=torch.bfloat16),
+    )
+    rows = drawn(2, 11, 96, dtype=dtype)
+    packed = dense.pack_int4(numbers, scales)
+    made = dense.linear(layer_of(packed, numbers, None, dense.INT4), rows)
+    step, middle = (scales[:, :, i].double().T.repeat_interleave(32, 1) for i in (0, 1))
+    weight = step * (numbers - 8) + middle
+    groups = rows.double().unflatten(1, (3, 32))
+    units = groups.abs().amax(2, keepdim=True) / 127
+    rounded = (torch.round(groups / units) * units).flatten(1)
+    wanted, sizes = rounded @ weight.T, rounded.abs() @ (step.abs() * 8 + middle.abs()).T
+    ties = (units.expand_as(groups).flatten(1) @ weight.abs().T) * 0.02  # numbers that float32 rounds the other way
+    bound = 20 * UNIT * sizes + torch.finfo(dtype).eps * wanted.abs() + ties
+    assert ((made - wanted).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 3, 15, 16, 17, 50, 576])
+def test_norms_gates_and_rotations(variant: str, dtype: torch.dtype, width: int) -> None:
+    x, weight, eps = drawn(1, 5, width, dtype=dtype), drawn(2, width, dtype=dtype), torch.finfo(dtype).eps
+    exact = x.double() / (x.double().square().mean(1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    single = 4 * torch.finfo(torch.float32).eps
+    smallest = torch.finfo(dtype).tiny * eps  # results below the normal numbers are rounded to multiples of it
+    bound = (1.1 * eps + single) * exact.abs() + smallest * (1 + weight.abs())
+    assert ((dense.rms_norm(x, weight, 1e-5) - exact).abs() <= bound).all()
+    up = drawn(3, 5, width, dtype=dtype)
+    exact = torch.nn.functional.silu(x.double()) * up.double()
+    assert ((dense.swiglu(x, up) - exact).abs() <= (1.1 * eps + single) * exact.abs() + smallest * (1 + up.abs())).all()
+    if width % 2 == 0:
+        heads, angles = drawn(4, 5, 3, width, dtype=dtype), drawn(5, 2, 5, width, dtype=dtype)
+        turned = torch.cat((-heads[..., width // 2 :], heads[..., : width // 2]), -1)
+        wanted = heads * angles[0][:, None] + turned * angles[1][:, None]
+        assert torch.equal(dense.rotate(heads, *angles), wanted)
+
+
+def test_special_numbers_of_float16(variant: str) -> None:
+    """All numbers of float16 survive the way through float32, times one and two; the latter makes some infinite."""
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    finite = numbers[numbers.isfinite()]
+    for value in (1.0, 2.0):
+        weight = torch.full((1, 1), value, dtype=torch.float16)
+        packed = dense.pack(weight)
+        made = dense.linear(layer_of(packed, weight, None, dense.code_of(torch.float16)), finite[:, None])[:, 0]
+        assert torch.equal(made, finite * value)

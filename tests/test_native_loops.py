@@ -1,0 +1,315 @@
+"""Each loop in C++ gives the bits of the Python function that it replaces, also for NaN, infinities, ties and empty arrays."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftree import native
+from draftree.kernels import classifying, entropies, forest, fusing, growing, largest, laying, learning
+
+pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels were not built")
+MODULES = (classifying, entropies, forest, fusing, growing, largest, laying, learning)
+SEEDS = range(40)
+Arguments = tuple[Any, ...]
+Random = np.random.Generator
+INF, NAN = np.inf, np.nan
+
+
+def logs(r: Random, *shape: int, holes: tuple[float, ...] = (-INF,)) -> np.ndarray:
+    """Return log probabilities, many of them equal and some impossible."""
+    found = -np.round(r.exponential(2.0, shape), r.integers(0, 4))
+    for hole in holes:
+        found[r.random(shape) < 0.1] = hole
+    return found
+
+
+def odd(r: Random, *shape: int) -> np.ndarray:
+    """Return numbers of all kinds."""
+    found = np.round(r.normal(0, 3, shape), r.integers(0, 3))
+    for special in (NAN, INF, -INF, 1e300, -1e300, 0.0):
+        found[r.random(shape) < 0.03] = special
+    return found
+
+
+def whole(r: Random, high: int, *shape: int) -> np.ndarray:
+    return r.integers(0, max(high, 1), shape)
+
+
+def tree(r: Random, roots: int = 2, most: int = 30) -> dict[str, np.ndarray]:
+    """Return the columns of a tree with 0 to `most` nodes after its roots."""
+    count = roots + int(r.integers(0, most))
+    parents = np.array([-1 if i < roots else r.integers(0, i) for i in range(count)])
+    depth, row = np.zeros(count, np.int64), np.arange(count)
+    for i in range(roots, count):
+        depth[i], row[i] = depth[parents[i]] + 1, row[parents[i]]
+    return {
+        "tokens": whole(r, 9, count),
+        "parents": parents,
+        "depth": depth,
+        "row": row,
+        "source": whole(r, 3, count),
+        "number": np.arange(count),
+        "q_row": whole(r, 5, count) - 1,
+        "log_q": logs(r, count, holes=()),
+        "score": logs(r, count, holes=(-INF, NAN) if r.random() < 0.2 else ()),
+        "entropy": np.where(r.random(count) < 0.3, -1.0, r.random(count)),
+    }
+
+
+def curve(r: Random) -> tuple[np.ndarray, np.ndarray]:
+    count = int(r.integers(1, 6))
+    return np.cumsum(r.integers(1, 5, count)).astype(float), np.abs(r.normal(1, 0.5, count))
+
+
+def frontier(r: Random, t: dict[str, np.ndarray]) -> np.ndarray:
+    return whole(r, len(t["parents"]), int(r.integers(0, 6)))
+
+
+def of_values(r: Random) -> Arguments:
+    t, k = tree(r), int(r.integers(0, 5))
+    nodes = frontier(r, t)
+    log_q = logs(r, len(nodes), k)
+    if k and len(nodes) > 1 and log_q[0, 0] > -INF:
+        nodes[-1] = len(t["parents"])  # a candidate that is in the same call
+    sources = whole(r, 3, len(nodes), k) if r.random() < 0.5 else np.zeros((0, 0), np.int64)
+    entropy = np.where(r.random(len(nodes)) < 0.5, NAN, 1.0)
+    return log_q, sources, r.normal(0, 2, (3, 5)), entropy, nodes, t["depth"], t["score"], 1e-3
+
+
+def of_appended(r: Random) -> Arguments:
+    t, k = tree(r), int(r.integers(0, 5))
+    nodes = frontier(r, t)
+    shape = len(nodes), k
+    keep = r.random(shape) < 0.5 if r.random() < 0.5 else np.zeros((0, 0), bool)
+    score = odd(r, *shape) if r.random() < 0.5 else np.zeros((0, 0))
+    sources = whole(r, 3, *shape) if r.random() < 0.5 else np.zeros((0, 0), np.int64)
+    names = ("tokens", "parents", "depth", "row", "source", "number", "q_row", "log_q", "score", "entropy")
+    columns = [t[name] for name in names]
+    entropy = r.random(len(nodes)) if r.random() < 0.5 else np.zeros(0)
+    return (*columns, nodes, whole(r, 9, *shape), logs(r, *shape), keep, score, entropy, sources, 2, int(r.integers(-1, 3)))
+
+
+def of_kept(r: Random) -> Arguments:
+    t = tree(r)
+    keep = r.random(len(t["parents"])) < 0.7
+    names = ("tokens", "parents", "depth", "row", "log_q", "score", "source", "entropy", "number", "q_row")
+    return (*(t[name] for name in names), keep)
+
+
+def of_lessons(r: Random) -> Arguments:
+    t, some = tree(r), tree(r)
+    chosen = np.sort(r.permutation(len(some["parents"]))[: len(t["parents"])])
+    t = {name: column[: len(chosen)] for name, column in t.items()}
+    accepted = (t["parents"] < 0) | (r.random(len(chosen)) < 0.4)
+    names = ("parents", "tokens", "log_q", "entropy", "depth")
+    return t["parents"], t["tokens"], chosen, accepted, whole(r, 9, 40), *(some[name] for name in names), 1e-3
+
+
+def of_outcomes(r: Random) -> Arguments:
+    t, asked, k = tree(r), int(r.integers(0, 4)), int(r.integers(0, 3))
+    count = len(t["parents"])
+    accepted = (t["parents"] < 0) | (r.random(count) < 0.6)
+    columns = [t[name] for name in ("parents", "tokens", "number", "depth", "score", "entropy")]
+    return *columns, accepted, whole(r, count, asked), r.random(asked), whole(r, 9, asked, k), -1.0, 0.3
+
+
+def of_promising(r: Random) -> Arguments:
+    t, roots = tree(r), 2
+    columns = [t[name] for name in ("row", "depth", "score", "entropy")]
+    start = int(r.integers(0, len(t["row"]) + 1))
+    return *columns, start, whole(r, 6, roots), 4, 3, -1.0, curve(r), roots, 0.2, 1.0, 4
+
+
+def of_expanding(r: Random) -> Arguments:
+    t = tree(r)
+    nodes = frontier(r, t)
+    below = r.random(len(nodes)) if r.random() < 0.5 else np.zeros(0)
+    return nodes, t["score"], t["depth"], below, r.normal(0, 1, 5), 0.4, 0.2, 0.01, 3, 2, 0.1, curve(r), curve(r), 2, 0.1, 5.0
+
+
+def of_judged(r: Random) -> Arguments:
+    shape = int(r.integers(0, 5)), int(r.integers(0, 4))
+    guide = logs(r, *shape) if r.random() < 0.5 else np.zeros((0, 0))
+    return logs(r, *shape), guide, r.random(shape[0]), r.normal(0, 2, (shape[0], 4)), 0.5, 1e-4
+
+
+def of_judgements(r: Random) -> Arguments:
+    f, k, n = (int(r.integers(0, 5)) for _ in range(3))
+    place = np.where(r.random((f, k)) < 0.6, -INF, NAN)
+    return whole(r, 4, f), place, whole(r, 4, f, k), r.random((f, k, 4)), whole(r, 4, n), whole(r, 4, n), 0.4, 0.1
+
+
+def of_merge(r: Random) -> Arguments:
+    f, m = int(r.integers(0, 5)), int(r.integers(1, 12))
+    found = r.random((f, m)) < 0.4
+    log_q = np.where(found, -INF, logs(r, f, m, holes=(NAN,)))
+    value, seen = np.where(found, r.random((f, m)), 0.0), np.where(found, 0.1 * r.random((f, m)), 0.0)
+    return whole(r, 6, f, m), log_q, value, seen, 1 << whole(r, 4, m), int(r.integers(1, 8)), 0.95, 1e-4
+
+
+def of_newton(r: Random) -> Arguments:
+    width, count = int(r.integers(1, 6)), int(r.integers(0, 9))
+    return r.normal(0, 1, width), 2 * np.eye(width), 1.5, r.normal(0, 1, (count, width)), r.random(count) < 0.5, 0.1, 0.05
+
+
+def of_hide(r: Random) -> Arguments:
+    wide, deep, length, extra = (int(r.integers(0, 5)) for _ in range(4))
+    bits = r.integers(-9, 9, (wide + extra, length + deep + extra)).astype(r.choice(np.array(["i2", "i4", "i8"])))
+    return bits, r.random((wide, deep)) < 0.5, length, -123
+
+
+def of_laid(r: Random) -> Arguments:
+    t = tree(r)
+    nodes = r.permutation(len(t["parents"]))[:6]
+    return (
+        whole(r, 9, int(r.integers(0, 4))),
+        nodes[:2] if r.random() < 0.5 else nodes[:0],
+        nodes[2:],
+        7,
+        t["tokens"],
+        t["depth"],
+        t["parents"],
+    )
+
+
+def of_unfed(r: Random) -> Arguments:
+    t = tree(r)
+    return t["parents"], frontier(r, t), r.permutation(len(t["parents"]))[:3]
+
+
+def of_shallow(r: Random) -> Arguments:
+    t = tree(r)
+    return frontier(r, t), t["depth"], t["row"], whole(r, 5, 2), float(r.choice([2.0, INF]))
+
+
+def of_leading(r: Random) -> Arguments:
+    count = int(r.integers(0, 60))
+    return whole(r, 3, count), odd(r, count), int(r.integers(0, 6))
+
+
+def of_layer(r: Random) -> Arguments:
+    t = tree(r)
+    nodes = frontier(r, t)
+    return t["row"], nodes, odd(r, len(nodes), int(r.integers(1, 9))), int(r.integers(0, 4))
+
+
+def of_gainful(r: Random) -> Arguments:
+    t = tree(r)
+    return t["score"], t["row"], 2, int(r.integers(0, len(t["row"]) + 1)), 5, r.random(2), 0.05
+
+
+def of_largest(r: Random) -> Arguments:
+    bits = r.integers(-32768, 32768, (int(r.integers(0, 5)), int(r.integers(1, 300)))).astype(np.int16)
+    return (np.where((bits & 0x7FFF) > 0x7F80, 0, bits) if r.random() < 0.8 else bits,)
+
+
+def of_entropies(r: Random) -> Arguments:
+    width = int(r.integers(1, 400))
+    found = r.normal(0, 4, (int(r.integers(0, 4)), width)).round(int(r.integers(0, 6)))
+    found -= np.log(np.exp(found).sum(axis=1, keepdims=True))
+    found[r.random(found.shape) < 0.05 * r.integers(0, 20)] = -INF
+    return found.astype(np.float32), int(r.integers(1, 2 * width))
+
+
+def of_likeliest(r: Random) -> Arguments:
+    values = odd(r, int(r.integers(0, 4)), int(r.integers(1, 60)))
+    return np.clip(values, -1e30, 1e30).astype(r.choice(np.array(["f4", "f8"]))), int(r.integers(1, 9))
+
+
+def of_confidences(r: Random) -> Arguments:
+    x, d, m = int(r.integers(1, 5)), int(r.integers(1, 9)), int(r.integers(0, 70))
+    return odd(r, x, m), r.normal(0, 1, (d, x)), r.normal(0, 1, d), r.normal(0, 1, d), 0.3
+
+
+MAKERS: dict[str, Callable[[Random], Arguments]] = {
+    "appended": of_appended,
+    "between": lambda r: (*curve(r), odd(r, 9)),
+    "confidences": of_confidences,
+    "entropies": of_entropies,
+    "falling": lambda r: (odd(r, int(r.integers(0, 40))),),
+    "gainful": of_gainful,
+    "height": lambda r: (*curve(r), float(r.normal(5, 5))),
+    "hide": of_hide,
+    "judged": of_judged,
+    "judgements": of_judgements,
+    "kept": of_kept,
+    "laid": of_laid,
+    "largest": of_largest,
+    "leading": of_leading,
+    "leading_of_layer": of_layer,
+    "lessons": of_lessons,
+    "likeliest": of_likeliest,
+    "merge": of_merge,
+    "newton": of_newton,
+    "odds": lambda r: (float(r.choice([-INF, 0.0, -0.3, -50.0])), 1e-4),
+    "outcomes": of_outcomes,
+    "paths": lambda r: (tree(r)["parents"][: int(r.integers(0, 30))],),
+    "promising": of_promising,
+    "ranked": lambda r: of_leading(r)[:2],
+    "selected": lambda r: (tree(r)["score"], curve(r), 2, 0.1, 2.0),
+    "shallow": of_shallow,
+    "unfed": of_unfed,
+    "values": of_values,
+    "worth_expanding": of_expanding,
+    "worth_verifying": lambda r: (odd(r, int(r.integers(0, 20))), curve(r), 2, 0.1, 2.0, 4),
+}
+
+
+def results(function: Callable[..., Any], given: Arguments) -> list[Any]:
+    """Return all results of a function, the arrays that it writes to among them."""
+    given = tuple(each.copy() if isinstance(each, np.ndarray) else each for each in given)
+    found = function(*given)
+    return [*(found if isinstance(found, tuple) else (found,)), *given]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple):
+        return all(map(same, one, other))
+    a, b = np.asarray(one), np.asarray(other)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    nothing = np.isnan(a) if a.dtype.kind == "f" else np.zeros(a.shape, bool)  # the bits of NaN are left open
+    return bool(np.array_equal(nothing, np.isnan(b) if b.dtype.kind == "f" else nothing)) and (
+        np.where(nothing, 0, a).tobytes() == np.where(nothing, 0, b).tobytes()
+    )
+
+
+@pytest.fixture(params=native.available())
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = native.variant()
+    native.core.use_variant(request.param)
+    yield request.param
+    native.core.use_variant(before)
+
+
+def check(name: str, seed: int) -> None:
+    given = MAKERS[name](np.random.default_rng(seed))
+    expected, found = results(native.REFERENCES[name], given), results(getattr(native.core.loops, name), given)
+    for a, b in zip(expected, found, strict=True):
+        assert same(a, b), (name, seed, a, b)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_loop_has_the_bits_of_its_reference(name: str) -> None:
+    for seed in SEEDS:
+        check(name, seed)
+
+
+@pytest.mark.parametrize("name", ["confidences", "entropies", "largest"])
+def test_vector_loops_have_the_same_bits_in_each_variant(variant: str, name: str) -> None:
+    for seed in SEEDS:
+        check(name, seed)
+
+
+def test_all_loops_of_trees_are_checked() -> None:
+    mine = {name for name, function in native.REFERENCES.items() if function.__module__.startswith("draftree.kernels.")}
+    assert mine == MAKERS.keys()
+
+
+def test_an_argument_of_another_type_is_refused_and_one_with_other_strides_is_read() -> None:
+    score = np.arange(10.0)
+    with pytest.raises(TypeError):
+        growing.falling(score.astype(np.float32))
+    assert growing.falling(score[::2]).tolist() == [4, 3, 2, 1, 0]
