@@ -75,7 +75,7 @@ def memory() -> float | None:
 
 
 def kernels() -> dict[str, str]:
-    """Return which kernels compute a target's layers on a CPU of this machine."""
-    from draftree.kernels.tiles import has_dots
+    """Return the variant of the native kernels in use, and those that this processor can run."""
+    from draftree import native
 
-    return {"native layers": "yes", "bfloat16 dot products": "yes" if has_dots() else "no"}
+    return {"variant": native.variant(), "available": ", ".join(native.available()) or "none"}
