@@ -102,11 +102,11 @@ def papers(results: Path) -> str:
         for claim in (c for c in CLAIMS if c.paper == paper):
             pairing = f"`{claim.mine}`, `{claim.other}`" if claim.mine else f"not run: {claim.not_run}"
             verdict = saved.get((paper, claim.table, claim.claim), "")
-            rows.append([claim.table, claim.claim, claim.figures, pairing, verdict])
+            rows.append([claim.claim, claim.table, claim.figures, pairing, verdict])
         text.append(
             f"## {paper}\n\n<!-- only parsed -->\n```\ndraftree tables --paper {shlex.quote(paper)} --out claims.json\n```"
         )
-        text.append(lines(["table", "claim", "paper", "compare", "here"], rows))
+        text.append(lines(["claim", "table", "paper", "compare", "here"], rows))
     return "\n\n".join(text) + "\n"
 
 

@@ -168,7 +168,7 @@ def test_a_rule_that_promises_less_than_the_text_says_so(draftree, folder: str, 
 MISTAKES = {
     "no command": (
         [],
-        "known are advise, analyse, bench, card, costs, datastore, doctor, drafters, export, generate, list, push, recount,",
+        "known are advise, analyse, bench, card, costs, datastore, doctor, drafters, env, export, generate, list, push,",
     ),
     "unknown command": (["generat", "x"], "did you mean 'generate'"),
     "unknown option": (["generate", "x", "--polcy", "pct"], "--policy"),

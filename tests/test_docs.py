@@ -189,7 +189,8 @@ def test_the_commands_of_a_page_run(
         else:
             words = filled(line, home)
             status, _, err = draftree(*words[words.index("draftree") + 1 :])
-            assert status == 0, f"{line}: {err}"
+            allowed = (0, 1) if "doctor" in words else (0,)  # 1: its verdict on a drafter that was trained for a moment is bad
+            assert status in allowed, f"{line}: {err}"
 
 
 @pytest.mark.parametrize("name", NAMES)
