@@ -6,6 +6,7 @@ the parts, which are not imported. What cannot be decided here is left to the pa
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import cache
@@ -202,15 +203,16 @@ def _evaluated(source: ast.expr | None) -> Any:
 
 
 def may_overwrite(path: Path, force: bool) -> None:
-    """Ask, or with nobody to ask refuse, before a file is overwritten.
+    """Ask before a file is overwritten; with nobody to ask, refuse to overwrite what is no saved result.
 
     Raises:
         UserError: there is such a file, and it is to stay.
     """
-    import sys
-
     if force or not path.exists():
         return
-    if sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(f"'{path}' is there already; overwrite it?", err=True):
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        if typer.confirm(f"'{path}' is there already; overwrite it?", err=True):
+            return
+    elif path.read_bytes()[:1] == b"{":  # a script that is run again
         return
     raise UserError(f"'{path}' is there already; --force overwrites it, --out names another")
