@@ -111,9 +111,8 @@ def main() -> int:
         if status != 2 or taken > LIMIT:
             slow, accepted = slow + (taken > LIMIT), accepted + (status != 2)
             print(f"{' '.join(path)} {flag} {value}: {taken:.2f} s, exit status {status}: {told.splitlines()[-1:]}"[:200])
-    print(
-        f"{count} wrong values, {'processor' if asked.cpu else 'clock'} time; {slow} refused in more than {LIMIT} s, {accepted} not refused"
-    )
+    kind = "processor" if asked.cpu else "clock"
+    print(f"{count} wrong values, {kind} time; {slow} refused in more than {LIMIT} s, {accepted} not refused")
     return int(slow + accepted > 0)
 
 
