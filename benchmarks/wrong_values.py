@@ -52,7 +52,12 @@ def cases() -> Iterator[tuple[list[str], str, str]]:
                 yield path, flags[0], NAMED[option.name]
             elif any(word in shown for word in ("int", "float")) or "|" in shown:
                 yield path, flags[0], "nosuch"
-                if any(word in shown for word in ("int", "float")) and option.name not in ("logit_bias", "betas"):
+                if any(word in shown for word in ("int", "float")) and option.name not in (
+                    "logit_bias",
+                    "betas",
+                    "frequency_penalty",
+                    "presence_penalty",
+                ):
                     yield path, flags[0], "-7777"
 
 
