@@ -31,6 +31,8 @@ NAMED = {
     "attn_implementation": "flash_attention_2",
 }  # fmt: skip
 """Values that are wrong where a text or a path is expected; `data` differs from command to command."""
+UNBOUNDED = ("logit_bias", "betas", "frequency_penalty", "presence_penalty")
+"""Options that take any number, or take numbers with something else."""
 FIRST = {
     "generate": ["hi"], "report": ["{result}"], "recount": ["{result}"], "export": ["demo"], "card": ["."],
     "push": [".", "owner/name"], "train": ["edd", "--data", "{text}", "--out", "{new}"],
@@ -52,12 +54,7 @@ def cases() -> Iterator[tuple[list[str], str, str]]:
                 yield path, flags[0], NAMED[option.name]
             elif any(word in shown for word in ("int", "float")) or "|" in shown:
                 yield path, flags[0], "nosuch"
-                if any(word in shown for word in ("int", "float")) and option.name not in (
-                    "logit_bias",
-                    "betas",
-                    "frequency_penalty",
-                    "presence_penalty",
-                ):
+                if any(word in shown for word in ("int", "float")) and option.name not in UNBOUNDED:
                     yield path, flags[0], "-7777"
 
 
