@@ -154,8 +154,8 @@ def test_bench_says_what_it_read_and_what_its_columns_mean(draftree: Run, tmp_pa
     for word in ("tokens", "speed-up", "tokens/pass (τ): tokens that one pass of the target yields; plain decoding has 1"):
         assert word in out
     assert (tmp_path / "bench-demo-notes.json").exists()
-    status, _, err = draftree(*asked)
+    status, _, err = draftree(*asked, "--out", "notes.txt")
     assert (status, "--force overwrites it" in err) == (2, True)
-    status, _, err = draftree(*asked, "--whole", "--force")
+    status, _, err = draftree(*asked, "--whole")
     assert status == 0
     assert "1 prompts: no categories (the file is one prompt, continued as it is)" in err

@@ -20,7 +20,7 @@ def test_each_has_a_method_and_a_source() -> None:
 @pytest.mark.parametrize("target", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "models/Qwen3-8B/"])
 def test_a_target_is_known_by_its_name(target: str) -> None:
     found = published_for(target)
-    assert {entry.method for entry in found} == {"dflash", "dspark", "jetspec"}
+    assert {entry.method for entry in found} == {"dflash", "dspark", "jetspec", "eagle3"}
     assert found[0].drafter in usual_drafter(target)[1]
     assert usual_drafter(target)[0] == "suffix"
 

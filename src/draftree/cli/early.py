@@ -5,7 +5,9 @@ the parts, which are not imported. What cannot be decided here is left to the pa
 """
 
 import ast
+import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import cache
@@ -78,14 +80,30 @@ def _several(value: Any) -> Sequence[Any]:
 
 def _check_values(of: type, values: Mapping[str, Any]) -> None:
     """Refuse values out of their range, of the options whose value the command line has as the dataclass has it."""
-    same: dict[str, Field[Any]] = {f.name: f for f in fields(of) if f.metadata.get("kind") in (None, str | None)}
+    same: dict[str, Field[Any]] = {f.name: f for f in fields(of) if f.metadata.get("kind") in (None, str | None, list[int])}
     kind: Any = of
     for name, (words, fine) in rules(kind):
         if name in same and values.get(name) is not None and not fine(values[name]):
             raise UserError(f"{name} is {shown(values[name])}, allowed is {words}")
+    for item in values.get("logit_bias") or ():
+        bias(item)
     if {"min_new_tokens", "max_new_tokens"} <= values.keys() and values["min_new_tokens"] > values["max_new_tokens"]:
         most = values["max_new_tokens"]
         raise UserError(f"min_new_tokens is {values['min_new_tokens']}, allowed is at most max_new_tokens, {most}")
+
+
+def bias(item: str) -> tuple[int | str, float]:
+    """Return the token and the bias that an item TOKEN=BIAS names; a token in quotes is text, be it a number.
+
+    Raises:
+        UserError: it is no such item.
+    """
+    token, _, value = item.rpartition("=")
+    try:
+        named = json.loads(token) if token.startswith('"') else token
+        return int(token) if token.isdecimal() else named, float(value)
+    except ValueError as error:
+        raise UserError(f"--logit-bias is '{item}', allowed is TOKEN=BIAS: an id or a text, and a number") from error
 
 
 def check_target(name: str, loading: Mapping[str, Any]) -> None:
@@ -202,15 +220,16 @@ def _evaluated(source: ast.expr | None) -> Any:
 
 
 def may_overwrite(path: Path, force: bool) -> None:
-    """Ask, or with nobody to ask refuse, before a file is overwritten.
+    """Ask before a file is overwritten; with nobody to ask, refuse to overwrite what is no saved result.
 
     Raises:
         UserError: there is such a file, and it is to stay.
     """
-    import sys
-
     if force or not path.exists():
         return
-    if sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(f"'{path}' is there already; overwrite it?", err=True):
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        if typer.confirm(f"'{path}' is there already; overwrite it?", err=True):
+            return
+    elif path.read_bytes()[:1] == b"{":  # a script that is run again
         return
     raise UserError(f"'{path}' is there already; --force overwrites it, --out names another")

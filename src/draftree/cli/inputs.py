@@ -1,6 +1,5 @@
 """Reads and checks what the command line was given, before any work begins."""
 
-import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from draftree.boundary.progress import Tell
 from draftree.cli import terminal
 from draftree.cli.console import remark
+from draftree.cli.early import bias
 from draftree.costs.curves import CostTable
 from draftree.drafters.base import Drafter
 from draftree.engine import PUBLISHED, Engine, usual_drafter
@@ -95,20 +95,6 @@ def schema_text(given: str) -> str:
     if given.lstrip()[:1] in ("{", "[", '"', "") or given.strip() in ("true", "false"):
         return given
     return file_text("--json-schema", given, "JSON, or a file of it")
-
-
-def bias(item: str) -> tuple[int | str, float]:
-    """The token and the bias that an item TOKEN=BIAS names; a token in quotes is text, be it a number.
-
-    Raises:
-        UserError: it is no such item.
-    """
-    token, _, value = item.rpartition("=")
-    try:
-        named = json.loads(token) if token.startswith('"') else token
-        return int(token) if token.isdecimal() else named, float(value)
-    except ValueError as error:
-        raise UserError(f"--logit-bias is '{item}', allowed is TOKEN=BIAS: an id or a text, and a number") from error
 
 
 def repeatable(options: Options, tokens: int) -> Options:

@@ -57,6 +57,7 @@ def rendered(result: "dict[str, object]", source: str) -> str:
     shown = tables.readable((tables.shown if page.clocked(known) else tables.counted)(rows, known.get("oracle", ())))
     main = [tables.HEADS.get(name, name) for name in tables.MAIN]
     main = [name for name in main if name in shown[0] and any(row[name] for row in shown)]
+    rest = [name for name in shown[0] if name not in main]
     best = next(iter(page.ranked(known)), None)
     texts = page.texts(known, best) if best else []
     suite = (about.get("suite") or {}).get("name", source)
@@ -67,7 +68,8 @@ def rendered(result: "dict[str, object]", source: str) -> str:
             "threads": hardware.get("threads", ""), "seed": about["seed"], "command": about["command"]}  # fmt: skip
     return Environment(autoescape=True).from_string(TEMPLATE.read_text("utf-8")).render(
         title=title, about={k: v for k, v in told.items() if v != ""}, simulated=known.get("simulated"),
-        columns=main, rest=[name for name in shown[0] if name not in main], rows=shown, legend=tables.legend(shown[0]),
+        columns=main, rest=rest, rows=shown,
+        legend=tables.legend(main), more=tables.legend(rest),
         claims=tables.claims(known), gaps=page.gaps(known), texts=texts,
         shown=page.name_of(best) if best else "", verdict=page.verdict(known),
         pictures=[(name, Markup(svg)) for name, svg in _pictures(known)],

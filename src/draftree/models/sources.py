@@ -167,8 +167,8 @@ class Loading(Source):
         kernels: by which linear layers are computed on a CPU (`linears.py`); by default torch's or oneDNN's, whichever is
             faster for each shape.
         compile: whether layers are computed by native kernels, the drafter's likewise: on a CPU in any width
-            (`native_layers.py`), by default where the target is large, they can be and it is faster; on a GPU passes in few widths, recorded
-            (`capture.py`), by default not.
+            (`native_layers.py`), by default where the target is large, they can be and it is faster; on a GPU passes in few
+            widths, recorded (`capture.py`), by default not.
     """
 
     device: Any = knob(None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU where there is one.")
