@@ -1,8 +1,8 @@
 """Decoder layers of the Llama kind by native kernels, over packed weights (`native/`).
 
-A layer of a stock model takes some hundred operations of torch. Over a cache of ours all layers are one call, unless a hook looks at
-what is between them; over another cache a layer is two calls, between which keys and values are handed to it. They replace a model's
-own layers where a trial finds them equal (`compiling.py`), and are batch invariant.
+A layer of a stock model takes some hundred operations of torch. Over a cache of ours all layers are one call, unless a hook
+looks at what is between them; over another cache a layer is two calls, between which keys and values are handed to it. They
+replace a model's own layers where a trial finds them equal (`compiling.py`), and are batch invariant.
 
 Shapes: R sequences, n tokens of each, S slots, H entries of a hidden state, G key-value heads, D entries of a head.
 """

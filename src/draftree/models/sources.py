@@ -86,7 +86,7 @@ def location(name: str) -> str:
 
 PANEL = "How the target is loaded"
 Kernels = Literal["stock", "packed", "native"]
-"""Whose kernels multiply by a CPU's weights: torch's own, oneDNN's over weights laid out for them, or ours (`native_linear.py`)."""
+"""Whose kernels multiply by a CPU's weights: torch's own, oneDNN's over weights laid out for them, or `native_linear.py`'s."""
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
 """The dtypes that a target may be computed in."""
@@ -167,9 +167,9 @@ class Loading(Source):
             `bits` in half precision where a step takes at most 2 % longer by it (`exactness.py`), else `ties`.
         kernels: by which linear layers are computed on a CPU (`linears.py`); by default torch's or oneDNN's, whichever is
             faster for each shape.
-        compile: whether layers are computed by native kernels, the drafter's likewise: on a CPU in any width (`native_layers.py`), by
-            default where the target is large, they can be and it is faster; on a GPU passes in few widths, recorded
-            (`capture.py`), by default not.
+        compile: whether layers are computed by native kernels, the drafter's likewise: on a CPU in any width
+            (`native_layers.py`), by default where the target is large, they can be and it is faster; on a GPU passes in few
+            widths, recorded (`capture.py`), by default not.
     """
 
     device: Any = knob(None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU where there is one.")
