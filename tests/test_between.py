@@ -17,6 +17,7 @@ from draftree.models.decoder import Decoder
 from draftree.models.feed import Feed
 from draftree.native import dense
 
+pytestmark = pytest.mark.skipif(dense.core is None, reason="there are no native kernels")
 WIDTHS = (1, 2, 3, 7, 16, 33)
 
 

@@ -37,6 +37,7 @@ from draftree.testing import Case, Suite
 from draftree.testing.conformance import cases
 from draftree.testing.fakes import tiny_target
 
+pytestmark = pytest.mark.skipif(dense.core is None, reason="there are no native kernels")
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = {"vocab_size": 71, "hidden_size": 96, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6,
          "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128, "eos_token_id": 2,
