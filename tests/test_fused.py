@@ -109,7 +109,7 @@ def find(
     values = np.array(value)
     numbers = np.arange(len(tokens))
     place, x = np.where(values > 0, -np.inf, np.nan), np.zeros((*values.shape, 4))
-    return Find(part, guided, numbers, np.array(tokens), place, np.array(guide), x, values)
+    return Find(part, guided, numbers, np.array(tokens), place, np.array(guide, np.float64), x, values)
 
 
 def logs(q: list[list[float]]) -> Floats:

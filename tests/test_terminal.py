@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from draftree.cli import terminal
-from draftree.kernels import compiled
 
 
 class Fake(terminal.Clock):
@@ -127,26 +126,3 @@ def test_the_real_clock_beats_until_it_is_left(monkeypatch: pytest.MonkeyPatch) 
     count = len(beats)
     time.sleep(0.05)
     assert len(beats) == count
-
-
-def test_compiling_is_told_once_and_only_where_the_machine_code_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    functions = [f"@compiled\ndef {name}(x):\n    return x + {i}\n" for i, name in enumerate("fg")]
-    (tmp_path / "draftree_kernels.py").write_text("\n".join(["from draftree.kernels.compiled import compiled\n", *functions]))
-    monkeypatch.setattr(compiled, "OURS", "draftree_kernels")
-
-    def run() -> list[str]:
-        monkeypatch.setattr(compiled.REMARK, "told", False)
-        caplog.clear()
-        spec = importlib.util.spec_from_file_location("draftree_kernels", tmp_path / "draftree_kernels.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        assert (module.f(1), module.g(1)) == (1, 2)
-        return [record.message for record in caplog.records if record.message == compiled.COMPILING]
-
-    with caplog.at_level(logging.WARNING):
-        assert len(run()) == 1
-        assert run() == []

@@ -1,7 +1,7 @@
 """The native kernels: C++, chosen for the processor when the library is loaded.
 
-`DRAFTREE_NATIVE` forces a variant, for tests and timing, or turns the kernels `off`. Without them, models run on PyTorch and loops
-on Python and NumPy, with the same results and more slowly.
+`DRAFTREE_NATIVE` forces a variant, for tests and timing, or turns the kernels `off`. Without them, models run on PyTorch and
+loops on Python and NumPy, which is slower. The loops give the same bits.
 """
 
 import logging
@@ -77,10 +77,18 @@ REFERENCES: dict[str, Callable[..., Any]] = {}
 def native(function: Function) -> Function:
     """Return the C++ function of the same name, or this one where there are no native kernels.
 
-    The Python function remains the specification: both return the same bits (`tests/test_native_loops.py`).
+    The Python function remains the specification: both return the same bits.
     """
-    reference = REFERENCES[function.__name__] = np.errstate(all="ignore")(
-        function
-    )  # C++ does not warn of infinite results either
-    twin: Function = reference if core is None else getattr(core.loops, function.__name__)
-    return twin
+    return native_as(function.__name__)(function)
+
+
+def native_as(name: str) -> Callable[[Function], Function]:
+    """Return a decorator like `native` for a C++ function of another name."""
+
+    def twin_of(function: Function) -> Function:
+        # NumPy would warn of infinite results; C++ does not.
+        reference = REFERENCES[name] = np.errstate(all="ignore")(function)
+        twin: Function = reference if core is None else getattr(core.loops, name)
+        return twin
+
+    return twin_of

@@ -1,7 +1,7 @@
-"""Monte-Carlo tree search over a local model of the drafter, compiled (ADED, Algorithm 1, eq. 16-17).
+"""Monte-Carlo tree search over a local model of the drafter, over arrays (ADED, Algorithm 1, eq. 16-17).
 
-The local model is a forest: node i has the children first[i] … last[i] − 1. Compiled functions are plain functions of
-arrays, because that is what numba compiles; everything is decided by the arrays, so each row is searched as if alone.
+The local model is a forest: node i has the children first[i] … last[i] − 1. Everything is decided by the
+arrays, so each row is searched as if alone.
 
 Shapes: R rows, M nodes of the local model, W nodes asked about.
 """
@@ -14,22 +14,20 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.costs import Costs
-from draftree.kernels.compiled import compiled
 from draftree.kernels.growing import ranked
+from draftree.native import native_as
 from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Candidates, Floats, Ints, Room, Tree
 
 
-@compiled
 def uniform(seed: int, count: int) -> float:
     """Draw number `count` of a stream, in [0, 1): SplitMix64 (Steele, Lea, Flood 2014), by counter instead of by state."""
-    mixed = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(count + 1) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return float((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+    mixed = (int(seed) * 0xD1342543DE82EF95 + (count + 1) * 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+    return float((mixed ^ (mixed >> 31)) >> 11) * 2.0**-53
 
 
-@compiled
 def puct(mean: float, prior: float, visits: int, siblings: int, c1: float, c2: float) -> float:
     """The worth of looking at a child (eq. 16-17).
 
@@ -44,7 +42,6 @@ def puct(mean: float, prior: float, visits: int, siblings: int, c1: float, c2: f
     return mean + exploration * prior * math.sqrt(siblings) / (1 + visits)
 
 
-@compiled
 def _select(start: int, end: int, prior: Floats, visits: Ints, total: Floats, c1: float, c2: float, each_first: bool) -> int:
     """The child to go down to: of equals the first."""
     siblings = 0
@@ -61,7 +58,6 @@ def _select(start: int, end: int, prior: Floats, visits: Ints, total: Floats, c1
     return chosen
 
 
-@compiled
 def _drawn(start: int, end: int, prior: Floats, chance: float) -> int:
     """A child drawn in proportion to its prior."""
     mass = 0.0
@@ -75,7 +71,7 @@ def _drawn(start: int, end: int, prior: Floats, chance: float) -> int:
     return end - 1
 
 
-@compiled
+@native_as("search_sentences")
 def search(
     seeds: Ints,
     first: Ints,

@@ -3,15 +3,16 @@
 Shapes: T tokens of a text, C contexts, S successors, N nodes, F frontier nodes, K candidates.
 """
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from draftree.drafters.lookup.ngram_build import Counts, contexts, joined, summed
-from draftree.drafters.lookup.ngrams import Table, stored_at
+from draftree.drafters.lookup.ngrams import Table, number_of, stored_at
 from draftree.drafters.lookup.suffix_array import context_of
-from draftree.kernels.compiled import Array, compiled
+from draftree.native import Array, native_as
 from draftree.tree import Floats, Ints
 
 
@@ -93,17 +94,16 @@ class Adapted(NamedTuple):
         return self._replace(times=times)
 
 
-@compiled
 def bucket(text: Ints, at: int, n: int, size: int) -> int:
-    """Of the context before place `at`; `size` is a power of 2."""
-    mixed = np.uint64(0)
+    """Return the bucket of the context before place `at`; `size` is a power of 2."""
+    mixed = 0
     for i in range(at - n + 1, at):
-        mixed = (mixed ^ np.uint64(text[i])) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    return int(mixed & np.uint64(size - 1))
+        mixed = (mixed ^ int(text[i])) * 0x9E3779B97F4A7C15 % 2**64
+        mixed ^= mixed >> 29
+    return mixed & (size - 1)
 
 
-@compiled
+@native_as("index_contexts")
 def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
     """Enters the contexts of the places from `start` on."""
     for at in range(max(start, n - 1), len(text)):
@@ -112,7 +112,6 @@ def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
         heads[slot] = at
 
 
-@compiled
 def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
     """Adds increments to a token, found before or new; returns how many tokens there are."""
     for i in range(found):
@@ -123,12 +122,9 @@ def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
     return found + 1
 
 
-@compiled
 def _earlier(memory: Increments, context: Ints, width: int, tokens: Ints, times: Ints, found: int) -> int:
     """Adds the increments of earlier texts."""
-    wanted = np.uint64(0)
-    for i in range(len(context)):
-        wanted = wanted << np.uint64(width) | np.uint64(context[i])
+    wanted = number_of(context, width)
     place = np.searchsorted(memory.context, wanted)
     if place < len(memory.context) and memory.context[place] == wanted:
         for i in range(memory.start[place], memory.start[place + 1]):
@@ -136,7 +132,6 @@ def _earlier(memory: Increments, context: Ints, width: int, tokens: Ints, times:
     return found
 
 
-@compiled
 def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -> int:
     """Adds the increments of the row's own text."""
     n = len(context) + 1
@@ -149,6 +144,14 @@ def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -
             found = _added(tokens, times, found, text.tokens[at], text.times[at])
         at = text.before[at]
     return found
+
+
+def _sum(weights: Floats) -> float:
+    """Add up weights one after the other. (NumPy adds in another order, with other roundings.)"""
+    whole = 0.0
+    for weight in weights.tolist():
+        whole += weight
+    return whole
 
 
 class Weighting(NamedTuple):
@@ -169,7 +172,7 @@ class Weighting(NamedTuple):
     cap: float
 
 
-@compiled
+@native_as("ngram_successors")
 def successors(
     table: Table, memory: Increments, text: Adapted, frontier: Ints, tokens: Ints, parents: Ints, k: int, by: Weighting
 ) -> tuple[Ints, Floats]:
@@ -196,19 +199,21 @@ def successors(
         if len(context) < n - 1:
             continue
         stored = stored_at(table, context, width, top, ids, weights)
-        pruned = max(0.0, 1 - weights[:stored].sum()) if stored else 0.0
+        pruned = max(0.0, 1 - _sum(weights[:stored])) if stored else 0.0
         times[:stored] = 0
         found = _earlier(memory, context, width, ids, times, stored)
         found = _here(text, context, ids, times, found)
         for i in range(found):
             weight = weights[i] if i < stored else 0.0
             weights[i] = min(weight + increment * times[i], cap) if times[i] else weight
-        whole = pruned + weights[:found].sum()
+        whole = pruned + _sum(weights[:found])
         for j in range(min(k, found)):
             best = j
             for i in range(j + 1, found):
                 if weights[i] > weights[best] or (weights[i] == weights[best] and ids[i] < ids[best]):
                     best = i
-            found_tokens[row, j], log_q[row, j] = ids[best], np.log(weights[best] / whole)
+            found_tokens[row, j] = ids[best]
+            if weights[best] > 0:
+                log_q[row, j] = math.log(weights[best] / whole)
             ids[best], weights[best] = ids[j], weights[j]
     return found_tokens, log_q

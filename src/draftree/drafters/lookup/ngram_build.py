@@ -16,7 +16,7 @@ import numpy as np
 from draftree.boundary.knobs import Knobs, knob
 from draftree.drafters.lookup.ngrams import BLOCK, FULL, HEADER, Grams, check, kinds, table_of, width_of
 from draftree.errors import UserError
-from draftree.kernels.compiled import Array
+from draftree.native import Array
 from draftree.tree import Ints
 
 PIECE = 1 << 22

@@ -1,4 +1,4 @@
-"""N-grams as sorted arrays: built from a corpus in bounded memory, opened as memory maps, looked up compiled; and what a text
+"""N-grams as sorted arrays: built from a corpus in bounded memory, opened as memory maps, and looked up; and what a text
 adds to them.
 
 A context is the n − 1 tokens before a token. As a number it is their ids side by side, `width` bits each, the first the
@@ -18,7 +18,7 @@ import numpy as np
 
 from draftree.boundary.files import Entries, read_object
 from draftree.errors import UserError, shown
-from draftree.kernels.compiled import Array, compiled
+from draftree.native import Array
 from draftree.tree import Floats, Ints
 
 HEADER = "ngrams.json"
@@ -127,7 +127,7 @@ def _fit(table: Table, vocab: int) -> bool:
 
 
 def table_of(arrays: dict[str, Array]) -> Table:
-    """All of them read-only, so that they are of one type for the compiler."""
+    """Return the arrays, read-only."""
     views = {name: np.asarray(array) for name, array in arrays.items()}
     for view in views.values():
         view.flags.writeable = False
@@ -153,15 +153,20 @@ def kinds(n: int, vocab: int, most: int) -> dict[str, str]:
     }
 
 
-@compiled
+def number_of(context: Ints, width: int) -> Any:
+    """Return a context as a number."""
+    wanted = np.uint64(0)
+    for token in context:
+        wanted = wanted << np.uint64(width) | np.uint64(token)
+    return wanted
+
+
 def placed_at(table: Table, context: Ints, width: int) -> int:
     """The number of a context in the table, −1 for none."""
     if context[0] >= len(table.first) - 1:
         return -1
     low, end = table.first[context[0]], table.first[context[0] + 1]
-    wanted = np.uint64(0)
-    for i in range(1, len(context)):
-        wanted = wanted << np.uint64(width) | np.uint64(context[i])
+    wanted = number_of(context[1:], width)
     high = end
     while low < high:
         middle = (low + high) // 2
@@ -172,7 +177,6 @@ def placed_at(table: Table, context: Ints, width: int) -> int:
     return low if low < end and planes(table.context_low, table.context_high, low) == wanted else -1
 
 
-@compiled
 def planes(low: Array, high: Array, at: int) -> Any:
     """A value of two planes."""
     value = np.uint64(low[at])
@@ -181,7 +185,6 @@ def planes(low: Array, high: Array, at: int) -> Any:
     return value
 
 
-@compiled
 def stored_at(table: Table, context: Ints, width: int, top: int, tokens: Ints, weights: Floats) -> int:
     """Fills in the successors of a context in the table, the likeliest `top`; returns how many."""
     place = placed_at(table, context, width)

@@ -6,13 +6,14 @@ all the places where something stands, those at the end of a document come last 
 Shapes: T tokens of the corpus, C of them in a context, M matches, L tokens of a continuation, N nodes of a trie, E of a tree.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftree.kernels.compiled import Array, compiled
+from draftree.native import Array, native, native_as
 from draftree.tree import Floats, Ints
 
 SEPARATOR = 2**32 - 1
@@ -75,7 +76,6 @@ def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
     return found
 
 
-@compiled
 def _before(tokens: Array, place: Any, query: Ints, whole: bool) -> bool:
     """True where the suffix at a place comes before a query; of those that begin with it do, if `whole`, all that go on."""
     for j in range(len(query)):
@@ -88,7 +88,6 @@ def _before(tokens: Array, place: Any, query: Ints, whole: bool) -> bool:
     return whole and (after >= len(tokens) or tokens[after] != SEPARATOR)
 
 
-@compiled
 def _first(tokens: Array, suffixes: Array, query: Ints, whole: bool) -> int:
     """The first suffix that does not come before a query; if `whole`, the first behind those that begin with it and go on."""
     low, high = 0, len(suffixes)
@@ -101,7 +100,7 @@ def _first(tokens: Array, suffixes: Array, query: Ints, whole: bool) -> int:
     return low
 
 
-@compiled
+@native_as("search_corpus")
 def search(tokens: Array, suffixes: Array, context: Ints, longest: int, shortest: int) -> tuple[int, int, int]:
     """Finds the longest end of a context that stands in the corpus with something behind it.
 
@@ -134,7 +133,7 @@ def search(tokens: Array, suffixes: Array, context: Ints, longest: int, shortest
     return found, low, high
 
 
-@compiled
+@native
 def continuations(tokens: Array, suffixes: Array, low: int, high: int, skip: int, length: int, most: int) -> Ints:
     """[M, L] what follows at some places, in order, −1 behind the end of a document.
 
@@ -161,7 +160,6 @@ def continuations(tokens: Array, suffixes: Array, low: int, high: int, skip: int
     return rows
 
 
-@compiled
 def _runs(rows: Ints, depth: int, begin: Ints, end: Ints, layer: int, size: int) -> Ints:
     """[runs, 3] the nodes below a layer: begin and end of their matches, and parent."""
     found, runs = np.empty((len(rows), 3), np.int64), 0
@@ -178,13 +176,11 @@ def _runs(rows: Ints, depth: int, begin: Ints, end: Ints, layer: int, size: int)
     return found[:runs]
 
 
-@compiled
 def _most_frequent(count: Ints, k: int) -> Ints:
     """The places of the k largest, in their own order; of equals the first."""
     return np.sort(np.argsort(-count, kind="mergesort")[:k])
 
 
-@compiled
 def grow(rows: Ints, nodes: int) -> PrefixTree:
     """The trie of the most frequent beginnings of continuations (REST, section 3.2), the root first.
 
@@ -195,6 +191,12 @@ def grow(rows: Ints, nodes: int) -> PrefixTree:
         rows: [M, L] sorted continuations, −1 behind the end of one.
         nodes: how many there may be at most beside the root.
     """
+    return PrefixTree(*_grown(rows, nodes))
+
+
+@native_as("grow_trie")
+def _grown(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
+    """Return the fields of the trie of `grow`."""
     matches, length = rows.shape
     most = 1 + nodes * length
     begin, end, parent = np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64)
@@ -213,23 +215,22 @@ def grow(rows: Ints, nodes: int) -> PrefixTree:
     return _pruned(token[:size], end[:size] - begin[:size], parent[:size], nodes)
 
 
-@compiled
-def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> PrefixTree:
-    """The trie of the most frequent nodes of another."""
+def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
+    """Return the fields of the trie of the most frequent nodes of another."""
     kept = _most_frequent(count, nodes + 1)  # the root is the most frequent, or the first of equals
     number, log_q = np.zeros(len(token), np.int64), np.zeros(len(kept))
     first, children = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.int64)
     for new in range(1, len(kept)):
         old = kept[new]
         number[old], above = new, number[parent[old]]
-        log_q[new] = np.log(count[old] / count[parent[old]])
+        log_q[new] = math.log(count[old] / count[parent[old]])
         if children[above] == 0:
             first[above] = new
         children[above] += 1
-    return PrefixTree(token[kept], log_q, first, children)
+    return token[kept], log_q, first, children
 
 
-@compiled
+@native
 def context_of(text: Ints, tokens: Ints, parents: Ints, node: int, longest: int) -> Ints:
     """[C] the last tokens up to a tree's node: those of its path, and of the text before its root.
 
@@ -250,7 +251,7 @@ def context_of(text: Ints, tokens: Ints, parents: Ints, node: int, longest: int)
     return found[at - before :]
 
 
-@compiled
+@native
 def follow(known: Ints, tokens: Ints, parents: Ints, trie: PrefixTree) -> Ints:
     """[E] each tree node's node in a trie: its token's among the children of its parent's; −1 where there is none.
 
@@ -271,7 +272,7 @@ def follow(known: Ints, tokens: Ints, parents: Ints, trie: PrefixTree) -> Ints:
     return found
 
 
-@compiled
+@native
 def best_children(trie: PrefixTree, at: Ints, k: int) -> tuple[Ints, Floats]:
     """[F, K] tokens and log q of the most frequent children of a trie's nodes [F], −∞ where there are fewer.
 

@@ -3,14 +3,15 @@
 Shapes: N nodes of a tree, F frontier nodes, K candidates, M nodes that something is found after.
 """
 
+import math
+
 import numpy as np
 
 from draftree.drafters.lookup.suffix_tree import Draft, Limits, Outputs, Shorts, draft
-from draftree.kernels.compiled import compiled
+from draftree.native import native_as
 from draftree.tree import MAX_NODES, Floats, Ints
 
 
-@compiled
 def child(nodes: Shorts, node: int, token: int) -> int:
     """The node's child with that token; −2 if there is none."""
     for i in range(node + 1, len(nodes)):
@@ -19,7 +20,6 @@ def child(nodes: Shorts, node: int, token: int) -> int:
     return -2
 
 
-@compiled
 def reached(
     text: Shorts, end: int, drafted: Draft, parents: Ints, tokens: Ints, below: int, memory: Outputs, limits: Limits
 ) -> tuple[Draft, int, int]:
@@ -43,7 +43,7 @@ def reached(
     return drafted, at, depth
 
 
-@compiled
+@native_as("suffix_children")
 def children(
     text: Shorts, end: int, drafted: Draft, parents: Ints, tokens: Ints, frontier: Ints, k: int, memory: Outputs, limits: Limits
 ) -> tuple[Ints, Floats, int]:
@@ -63,13 +63,13 @@ def children(
         rank = 0
         for i in range(at + 1, len(nodes)):
             if nodes[i, 1] == at and rank < k:
-                found[f, rank], log_q[f, rank] = nodes[i, 0], np.log(shares[i])
+                found[f, rank], log_q[f, rank] = nodes[i, 0], math.log(shares[i])
                 rank += 1
         most = max(most, rank)
     return found, log_q, most
 
 
-@compiled
+@native_as("suffix_descendants")
 def descendants(
     text: Shorts,
     end: int,
@@ -105,7 +105,7 @@ def descendants(
             here, rank = here + 1, 0
             for i in range(at + 1, len(nodes)):
                 if nodes[i, 1] == at and rank < k and depth < deepest and total < MAX_NODES:
-                    found[count, rank], log_q[count, rank] = nodes[i, 0], np.log(shares[i])
+                    found[count, rank], log_q[count, rank] = nodes[i, 0], math.log(shares[i])
                     waiting[last, 0], waiting[last, 1], waiting[last, 2] = i, first + total, depth + 1
                     rank, last, total = rank + 1, last + 1, total + 1
             after[count] = number

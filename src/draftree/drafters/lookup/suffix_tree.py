@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftree.kernels.compiled import compiled
+from draftree.native import native_as
 from draftree.tree import MAX_NODES, Floats, Ints
 
 Shorts = NDArray[np.int32]
@@ -127,7 +127,6 @@ def by_context(tokens: Shorts, longest: int) -> Shorts:
     return order
 
 
-@compiled
 def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
     """The places before where the end of a text stands in it: the longest matches, the latest of equals first.
 
@@ -150,7 +149,6 @@ def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
     return longest_first(places[:found], lengths[:found], limits)
 
 
-@compiled
 def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrences:
     """The first `limits.places` by falling length; equals stay in their order."""
     begin = np.zeros(limits.longest + 2, np.int64)
@@ -168,7 +166,6 @@ def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrence
     return sorted_places, sorted_lengths
 
 
-@compiled
 def compare(tokens: Shorts, start: int, place: int, text: Shorts, end: int, most: int) -> tuple[int, int]:
     """The number of tokens backwards from a place that are the text's end; the sign of the next, 0 where there is none."""
     for n in range(min(most, end)):
@@ -178,7 +175,6 @@ def compare(tokens: Shorts, start: int, place: int, text: Shorts, end: int, most
     return min(most, end), 0
 
 
-@compiled
 def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurrences:
     """The places where the end of a text stands in the memory: the longest matches, of equals those of later blocks first."""
     tokens, order, most, found = memory.tokens, memory.order, limits.longest, 0
@@ -217,7 +213,6 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
     return longest_first(places[:found], lengths[:found], limits)
 
 
-@compiled
 def split(tokens: Shorts, end: int, places: Shorts, ahead: int) -> int:
     """Sorts places by the token `ahead` of them; returns how many have none, which come first."""
     keys, none = np.empty(len(places), np.int64), 0
@@ -231,7 +226,6 @@ def split(tokens: Shorts, end: int, places: Shorts, ahead: int) -> int:
     return none
 
 
-@compiled
 def grown(tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, least: float) -> tuple[Shorts, Floats, float]:
     """The tree of the likeliest continuations of some places, likeliest first (SuffixDecoding, section 4).
 
@@ -280,7 +274,6 @@ def grown(tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, lea
     return nodes[: node + 1], shares[: node + 1], score
 
 
-@compiled
 def best_of(
     tokens: Shorts, end: int, found: Occurrences, limits: Limits, nodes: Shorts, shares: Floats, score: float
 ) -> tuple[Shorts, Floats, float]:
@@ -304,7 +297,7 @@ def best_of(
     return nodes, shares, score
 
 
-@compiled
+@native_as("suffix_draft")
 def draft(text: Shorts, end: int, memory: Outputs, limits: Limits) -> Draft:
     """The draft behind a text: of all lengths of its last tokens, in itself and in the memory, the one of the largest score.
 

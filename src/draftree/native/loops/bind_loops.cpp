@@ -1,5 +1,5 @@
 #define DRAFTREE_IMPORTS_NUMPY
-#include "arrays.h"
+#include "numpy_arrays.h"
 #include "bind_loops.h"
 
 namespace draftree {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "arrays.h"
+#include "numpy_arrays.h"
 #include "bind_loops.h"
 
 namespace nb = nanobind;

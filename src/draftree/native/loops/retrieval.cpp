@@ -1,7 +1,15 @@
+// The binding of the retrieval loops.
+#include "retrieval.h"
+
 #include "bind_retrieval.h"
 
 namespace draftree {
 
-void bind_retrieval(nanobind::module_&) {}
+void bind_retrieval(nb::module_& m) {
+  bind_suffix_tree(m);
+  bind_suffix_array(m);
+  bind_ngrams(m);
+  bind_mcts(m);
+}
 
 }  // namespace draftree

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "arrays.h"
+#include "numpy_arrays.h"
 #include "bind_kernels.h"
 #include "bind_loops.h"
 #include "vector_loops.h"

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "arrays.h"
+#include "numpy_arrays.h"
 #include "bind_loops.h"
 #include "order.h"
 

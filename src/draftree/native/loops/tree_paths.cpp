@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "arrays.h"
+#include "numpy_arrays.h"
 #include "bind_loops.h"
 
 namespace nb = nanobind;

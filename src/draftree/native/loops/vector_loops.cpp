@@ -1,42 +1,88 @@
 // Loops over whole vocabularies for one instruction set: this file is compiled once for each, with DRAFTREE_VARIANT its name.
 #include "vector_loops.h"
 
+#include "kernels.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
-#if defined(__AVX512F__)
+#if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace draftree {
 namespace {  // so that no function is shared between instruction sets
 
+#include "simd.h"
+
 constexpr int32_t SIGNLESS = 0x7FFFFFFF, INFINITE = 0x7F800000, FIRST_STEP = 1 << 20;
 constexpr float NEGLIGIBLE = 87;  // probabilities below exp(-87) are no normal numbers of float32, and are taken for this
 constexpr int64_t COLUMNS = 16;
 
+// Return how many numbers have a size that is at most `most`.
 int64_t count_up_to(const int32_t* bits, int64_t count, int32_t most) {
-  int64_t found = 0;
-  for (int64_t begin = 0; begin < count; begin += 1 << 20) {
-    const int64_t end = std::min<int64_t>(count, begin + (1 << 20));
-    int32_t some = 0;
-    for (int64_t i = begin; i < end; i++) some += (bits[i] & SIGNLESS) <= most;
-    found += some;
+  constexpr int64_t UNROLLED = 4, STEP = UNROLLED * LANES;
+  int64_t found = 0, i = 0;
+#if defined(DRAFTREE_AVX512)
+  const __m512i mask = _mm512_set1_epi32(SIGNLESS), limit = _mm512_set1_epi32(most);
+  for (; i + STEP <= count; i += STEP) {
+    uint64_t small = 0;
+    for (int64_t u = 0; u < UNROLLED; u++)
+      small |= static_cast<uint64_t>(_mm512_cmple_epi32_mask(_mm512_and_si512(_mm512_loadu_si512(bits + i + 16 * u), mask), limit)) << (16 * u);
+    found += __builtin_popcountll(small);
   }
+#else
+  I counts[UNROLLED] = {};
+  for (; i + STEP <= count; i += STEP) {
+    for (int64_t u = 0; u < UNROLLED; u++) {
+      const I sizes = (I)load_words(bits + i + u * LANES) & SIGNLESS;
+      counts[u] -= sizes <= most;
+    }
+  }
+  const I sum = (counts[0] + counts[1]) + (counts[2] + counts[3]);
+  for (int lane = 0; lane < LANES; lane++) found += sum[lane];
+#endif
+  for (; i < count; i++) found += (bits[i] & SIGNLESS) <= most;
   return found;
 }
+
+#if defined(DRAFTREE_AVX2)
+// For each set of 8 lanes their numbers, in order.
+struct Compression {
+  int32_t lanes[256][8] = {};
+  constexpr Compression() {
+    for (int set = 0; set < 256; set++) {
+      int at = 0;
+      for (int lane = 0; lane < 8; lane++)
+        if (set >> lane & 1) lanes[set][at++] = lane;
+    }
+  }
+};
+alignas(32) constexpr Compression COMPRESSION;
+#endif
 
 // Copy the sizes that are at most `most`, in their order, and return their number. `out` may be `bits`, and has room for 16 more.
 int64_t copy_up_to(const int32_t* bits, int64_t count, int32_t most, int32_t* out) {
   int64_t kept = 0, i = 0;
-#if defined(__AVX512F__)
+#if defined(DRAFTREE_AVX512)
   const __m512i mask = _mm512_set1_epi32(SIGNLESS), limit = _mm512_set1_epi32(most);
   for (; i + 16 <= count; i += 16) {
     const __m512i sizes = _mm512_and_si512(_mm512_loadu_si512(bits + i), mask);
     const __mmask16 small = _mm512_cmple_epi32_mask(sizes, limit);
     _mm512_storeu_si512(out + kept, _mm512_maskz_compress_epi32(small, sizes));
+    kept += __builtin_popcount(small);
+  }
+#elif defined(DRAFTREE_AVX2)
+  const __m256i mask = _mm256_set1_epi32(SIGNLESS), limit = _mm256_set1_epi32(most);
+  for (; i + 8 <= count; i += 8) {
+    const __m256i sizes = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + i)), mask);
+    const int small = ~_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(sizes, limit))) & 255;
+    const __m256i order = _mm256_load_si256(reinterpret_cast<const __m256i*>(COMPRESSION.lanes[small]));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + kept), _mm256_permutevar8x32_epi32(sizes, order));
     kept += __builtin_popcount(small);
   }
 #endif
@@ -99,23 +145,44 @@ To bits_as(From from) {
   return to;
 }
 
-// Return exp(-x) for 0 <= x <= 87: a power of two, times a polynomial of what is left (Cephes' expf). entropies.py does the same.
-inline float exponential(float x) {
-  const float power = std::nearbyint(x * -1.44269504f);
-  const float r = (-x - power * 0.693359375f) + power * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
+// Return exp(-x) for 0 <= x <= 87: a power of two, times a polynomial of the rest (Cephes' expf). entropies.py does the same.
+V exponential(V x) {
+  const float whole = 12582912.0f;  // added and subtracted, it rounds to the nearest whole number
+  const V power = (x * -1.44269504f + whole) - whole;
+  const V r = (-x - power * 0.693359375f) + power * 2.12194440e-4f;
+  V p = splat(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r;
-  p = p + 1.0f;
-  return p * bits_as<float>((static_cast<int32_t>(power) + 127) << 23);
+  p = (p * (r * r) + r) + 1.0f;
+  return p * (V)((__builtin_convertvector(power, I) + 127) << 23);
+}
+
+// Return the sum of x exp(-x) over sizes of numbers, which are padded to whole columns.
+double sum_of_products(const int32_t* sizes, int64_t count) {
+  constexpr int64_t HALVES = 2 * COLUMNS / LANES;
+  Doubles sums[HALVES] = {};
+  for (int64_t begin = 0; begin < count; begin += COLUMNS) {
+    for (int64_t v = 0; v < COLUMNS / LANES; v++) {
+      V x = (V)load_words(sizes + begin + v * LANES);
+      x = x < NEGLIGIBLE ? x : splat(NEGLIGIBLE);
+      const V products = x * exponential(x);
+      HalfV halves[2];
+      std::memcpy(halves, &products, sizeof products);
+      for (int64_t h = 0; h < 2; h++) sums[2 * v + h] += __builtin_convertvector(halves[h], Doubles);
+    }
+  }
+  double total = 0;
+  for (int64_t h = 0; h < HALVES; h++)
+    for (int lane = 0; lane < LANES / 2; lane++) total += sums[h][lane];
+  return total;
 }
 
 void entropies(const float* log_q, int64_t distributions, int64_t tokens, int64_t top, double* out) {
-  std::vector<int32_t> kept(tokens + 2 * COLUMNS);
+  thread_local std::vector<int32_t> kept;  // new pages would cost as much as a distribution
+  if (static_cast<int64_t>(kept.size()) < tokens + 2 * COLUMNS) kept.resize(tokens + 2 * COLUMNS);
   int32_t limit = bits_as<int32_t>(static_cast<float>(std::log(static_cast<double>(tokens))));  // if all are alike
   for (int64_t f = 0; f < distributions; f++) {
     const auto* bits = reinterpret_cast<const int32_t*>(log_q + f * tokens);
@@ -127,20 +194,8 @@ void entropies(const float* log_q, int64_t distributions, int64_t tokens, int64_
     } else {
       count = copy_up_to(bits, tokens, SIGNLESS, kept.data());
     }
-    double sums[COLUMNS] = {};
-    for (int64_t begin = 0; begin < count; begin += COLUMNS) {
-      float numbers[COLUMNS];
-      for (int64_t j = 0; j < COLUMNS; j++) {
-        const float x = begin + j < count ? bits_as<float>(kept[begin + j]) : NEGLIGIBLE;
-        numbers[j] = x < NEGLIGIBLE ? x : NEGLIGIBLE;
-      }
-      for (int64_t j = 0; j < COLUMNS; j++) {
-        const float product = numbers[j] * exponential(numbers[j]);
-        sums[j] += static_cast<double>(product);
-      }
-    }
-    double total = 0;
-    for (double sum : sums) total += sum;
+    std::fill_n(kept.data() + count, COLUMNS, bits_as<int32_t>(NEGLIGIBLE));
+    double total = sum_of_products(kept.data(), count);
     if (count < top && top < tokens) {  // the rest are all alike
       const double edge = bits_as<float>(limit);
       total += edge < static_cast<double>(NEGLIGIBLE) ? static_cast<double>(top - count) * edge * std::exp(-edge) : 0.0;
@@ -149,33 +204,32 @@ void entropies(const float* log_q, int64_t distributions, int64_t tokens, int64_
   }
 }
 
-constexpr int16_t SIZE = 0x7FFF, INFINITE_HALF = 0x7F80;
-
-// Return a number of bfloat16 as a whole number of the same order.
-inline int16_t ordered(int16_t bits) {
-  const int16_t size = bits & SIZE;
-  return bits < 0 ? static_cast<int16_t>(-size) : size;
-}
-
+// Numbers of bfloat16 that are not negative are ordered as their bits, negative ones the other way round.
 void largest(const int16_t* bits, int64_t rows, int64_t width, int64_t* out) {
-  constexpr int64_t BLOCK = 64;
+  constexpr int16_t SIZE = 0x7FFF, INFINITE_HALF = 0x7F80;
+  constexpr uint16_t MINUS_INFINITE = 0xFF80;
+  constexpr int64_t BLOCK = 128;
   for (int64_t r = 0; r < rows; r++) {
     const int16_t* row = bits + r * width;
-    int16_t best = -0x7FFF, most = 0;
-    for (int64_t i = 0; i < width; i++) {
-      best = std::max(best, ordered(row[i]));
-      most = std::max(most, static_cast<int16_t>(row[i] & SIZE));
-    }
     out[r] = -1;
-    if (most > INFINITE_HALF || best >= INFINITE_HALF || best <= -INFINITE_HALF) continue;
+    if (!width) continue;
+    int16_t best = -0x7FFF - 1;
+    uint16_t low = 0;
+    for (int64_t i = 0; i < width; i++) {
+      best = std::max(best, row[i]);
+      low = std::max(low, static_cast<uint16_t>(row[i]));
+    }
+    if (best < 0) best = *std::min_element(row, row + width);
+    if (low > MINUS_INFINITE || (best & SIZE) >= INFINITE_HALF) continue;
+    const int16_t mask = best & SIZE ? -1 : SIZE, wanted = best & mask;  // both zeros are equal
     int64_t i = 0;
     for (; i + BLOCK <= width; i += BLOCK) {
       int16_t found = 0;
-      for (int64_t j = 0; j < BLOCK; j++) found |= static_cast<int16_t>(ordered(row[i + j]) == best);
+      for (int64_t j = 0; j < BLOCK; j++) found |= static_cast<int16_t>(static_cast<int16_t>(row[i + j] & mask) == wanted);
       if (found) break;
     }
-    while (i < width && ordered(row[i]) != best) i++;
-    if (i < width) out[r] = i;
+    while ((row[i] & mask) != wanted) i++;
+    out[r] = i;
   }
 }
 

@@ -1,0 +1,372 @@
+// The loops of `drafters/lookup/suffix_tree.py` and `suffix_nodes.py`.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "retrieval.h"
+
+namespace draftree {
+namespace {
+
+constexpr int32_t END = -1;
+constexpr int64_t MAX_NODES = 512;  // draftree.tree.MAX_NODES
+
+struct Limits {
+  explicit Limits(nb::handle tuple)
+      : longest(whole_field(tuple, 0)), length(whole_field(tuple, 1)), factor(real_field(tuple, 2)), least(real_field(tuple, 3)), places(whole_field(tuple, 4)) {}
+  int64_t longest, length;
+  double factor, least;
+  int64_t places;
+};
+
+// Earlier outputs: `Outputs`.
+struct Memory {
+  explicit Memory(nb::handle tuple) : tokens(contiguous(field<Shorts>(tuple, 0))), order(contiguous(field<Shorts>(tuple, 1))), blocks(field<Ints>(tuple, 2)), sorted_blocks(field<Ints>(tuple, 3)) {}
+  Shorts tokens, order;
+  Ints blocks, sorted_blocks;
+};
+
+// Places where a match ends, and how many tokens match there; longest first.
+struct Occurrences {
+  std::vector<int32_t> places, lengths;
+
+  void add(int64_t place, int64_t length) {
+    places.push_back(static_cast<int32_t>(place));
+    lengths.push_back(static_cast<int32_t>(length));
+  }
+};
+
+// A drafted tree: [M, 2] tokens and their parents, and [M] the share of each; `score` is the sum of its path probabilities.
+struct Grown {
+  std::vector<int32_t> nodes;
+  std::vector<double> shares;
+  double score = 0.0;
+};
+
+// A draft of which only the entries are read; they stand in an array of Python's or in a `Grown`.
+struct Draft {
+  const int32_t* nodes;
+  const double* shares;
+  int64_t count;
+
+  int32_t token(int64_t node) const { return nodes[2 * node]; }
+  int32_t parent(int64_t node) const { return nodes[2 * node + 1]; }
+};
+
+Draft draft_of(const Grown& grown) { return {grown.nodes.data(), grown.shares.data(), static_cast<int64_t>(grown.shares.size())}; }
+
+// The first `limits.places` by falling length; equals stay in their order.
+Occurrences longest_first(const Occurrences& found, const Limits& limits) {
+  std::vector<int64_t> begin(static_cast<size_t>(limits.longest + 2));
+  for (int32_t n : found.lengths) begin[limits.longest - n + 1]++;
+  for (int64_t n = 0; n <= limits.longest; n++) begin[n + 1] += begin[n];
+  const int64_t count = static_cast<int64_t>(found.places.size()), kept = std::min(count, limits.places);
+  Occurrences sorted;
+  sorted.places.resize(kept);
+  sorted.lengths.resize(kept);
+  for (int64_t i = 0; i < count; i++) {
+    int64_t& at = begin[limits.longest - found.lengths[i]];
+    if (at < kept) sorted.places[at] = found.places[i], sorted.lengths[at] = found.lengths[i];
+    at++;
+  }
+  return sorted;
+}
+
+// The last place before `end` of a token, -1 for none.
+int64_t last_place(const int32_t* text, int64_t end, int32_t token) {
+  constexpr int64_t STEP = 16;
+  for (; end >= STEP; end -= STEP) {
+    int32_t any = 0;
+    for (int64_t i = 0; i < STEP; i++) any |= text[end - STEP + i] == token;
+    if (any) break;
+  }
+  while (--end >= 0 && text[end] != token) {
+  }
+  return end;
+}
+
+Occurrences in_text(const int32_t* text, int64_t end, const Limits& limits) {
+  Occurrences found;
+  int64_t whole = 0;
+  const int32_t* last = text + end - 1;
+  for (int64_t place = last_place(text, end - 1, *last); place >= 0; place = last_place(text, place, *last)) {
+    int64_t n = 1;
+    while (n < limits.longest && n <= place && text[place - n] == last[-n]) n++;
+    found.add(place, n);
+    whole += n == limits.longest;
+    if (whole == limits.places) break;  // nothing before can match better
+  }
+  return longest_first(found, limits);
+}
+
+struct Comparison {
+  int64_t equal;  // tokens backwards from a place that are the text's end
+  int sign;       // of the next, 0 where there is none
+};
+
+Comparison compare(const int32_t* tokens, int64_t start, int64_t place, const int32_t* text, int64_t end, int64_t most) {
+  const int64_t count = std::min(most, end);
+  for (int64_t n = 0; n < count; n++) {
+    const int32_t here = place - n >= start ? tokens[place - n] : END - 1, wanted = text[end - 1 - n];
+    if (here != wanted) return {n, here < wanted ? -1 : 1};
+  }
+  return {count, 0};
+}
+
+Occurrences in_memory(const Memory& memory, const int32_t* text, int64_t end, const Limits& limits) {
+  const int32_t *tokens = memory.tokens.data, *order = memory.order.data;
+  const int64_t most = limits.longest;
+  Occurrences found;
+  std::vector<int64_t> of_length(static_cast<size_t>(most + 1));  // how many were found
+  int64_t enough = 0;                                               // the length of which there are enough
+  for (int64_t block = memory.blocks.shape[0] - 2; block >= 0; block--) {
+    const int64_t start = memory.blocks(block), first = memory.sorted_blocks(block), last = memory.sorted_blocks(block + 1);
+    const auto equal = [&](int64_t at, int64_t bound) { return at >= first && at < last ? compare(tokens, start, order[at], text, end, bound).equal : 0; };
+    int64_t right = first, high = last;
+    while (right < high) {
+      const int64_t middle = (right + high) / 2;
+      if (compare(tokens, start, order[middle], text, end, most).sign < 0) right = middle + 1;
+      else high = middle;
+    }
+    int64_t left = right - 1, taken = 0, above = equal(left, most), below = equal(right, most);
+    for (; taken < limits.places && std::max(above, below) > enough; taken++) {  // the farther from the place, the shorter the match
+      of_length[std::max(above, below)]++;
+      if (below >= above) {
+        found.add(order[right], below);
+        below = equal(++right, below);
+      } else {
+        found.add(order[left], above);
+        above = equal(--left, above);
+      }
+    }
+    int64_t longer = 0;
+    for (int64_t n = most; n > enough; n--) {
+      longer += of_length[n];
+      if (longer >= limits.places) {
+        enough = n;
+        break;
+      }
+    }
+  }
+  return longest_first(found, limits);
+}
+
+// A continuation that may be drafted next.
+struct Candidate {
+  int32_t token, parent;
+  int64_t begin, end, depth, number;
+  double value, share;  // the probability along the path, and that given its parent
+};
+
+// Grow the tree of the likeliest continuations of some places, which are sorted by what is found.
+struct Growth {
+  std::vector<int64_t> keys;
+  std::vector<int32_t> places;
+  std::vector<Candidate> waiting;
+
+  // Sort places by the token `ahead` of them; return how many have none, which come first.
+  int64_t split(const int32_t* tokens, int64_t size, int64_t begin, int64_t end, int64_t ahead) {
+    int64_t none = 0;
+    keys.resize(static_cast<size_t>(end - begin));
+    for (int64_t i = begin; i < end; i++) {
+      const int32_t token = places[i] + ahead < size ? tokens[places[i] + ahead] : END;
+      none += token == END;
+      keys[i - begin] = static_cast<int64_t>(token) * (int64_t{1} << 32) + places[i];
+    }
+    std::sort(keys.begin(), keys.end());
+    for (int64_t i = begin; i < end; i++) places[i] = static_cast<int32_t>(keys[i - begin] & 0x7FFFFFFF);
+    return none;
+  }
+
+  void grow(const int32_t* tokens, int64_t size, int64_t budget, int64_t depth, double least, Grown& grown) {
+    grown.nodes.clear();
+    grown.shares.clear();
+    grown.score = 0.0;
+    waiting.clear();
+    int64_t begin = 0, stop = static_cast<int64_t>(places.size()), ahead = 1, pushed = 0;
+    int32_t node = -1;
+    double value = 1.0;
+    while (node + 1 < budget) {
+      int64_t at = ahead <= depth ? begin + split(tokens, size, begin, stop, ahead) : stop;
+      const double total = static_cast<double>(stop - at);
+      while (at < stop) {
+        const int32_t token = tokens[places[at] + ahead];
+        const int64_t first = at;
+        while (at < stop && tokens[places[at] + ahead] == token) at++;
+        const double share = static_cast<double>(at - first) / total;
+        if (value * share >= least) waiting.push_back({token, node, first, at, ahead, pushed++, value * share, share});
+      }
+      if (waiting.empty()) break;
+      size_t best = 0;
+      for (size_t i = 1; i < waiting.size(); i++)
+        if (waiting[i].value > waiting[best].value || (waiting[i].value == waiting[best].value && waiting[i].number < waiting[best].number)) best = i;
+      const Candidate& chosen = waiting[best];
+      node++;
+      grown.nodes.push_back(chosen.token);
+      grown.nodes.push_back(chosen.parent);
+      grown.shares.push_back(chosen.share);
+      begin = chosen.begin, stop = chosen.end, ahead = chosen.depth + 1, value = chosen.value;
+      grown.score += value;
+      waiting[best] = waiting.back();
+      waiting.pop_back();
+    }
+  }
+};
+
+// Replace a draft by that of the largest score among those of all lengths of the pattern; it wins ties itself.
+void improve(Grown& best, const int32_t* tokens, int64_t size, const Occurrences& found, const Limits& limits) {
+  Growth growth;
+  Grown other;
+  const std::vector<int32_t>& lengths = found.lengths;
+  for (size_t i = 0; i < lengths.size(); i++) {
+    if (i + 1 < lengths.size() && lengths[i + 1] == lengths[i]) continue;
+    const double allowed = limits.factor * lengths[i] + 1e-6;  // the longest pattern that has just these occurrences
+    const int64_t budget = allowed < MAX_NODES ? static_cast<int64_t>(allowed) : MAX_NODES;
+    if (static_cast<double>(budget) <= best.score) break;
+    growth.places.assign(found.places.begin(), found.places.begin() + static_cast<int64_t>(i) + 1);
+    growth.grow(tokens, size, budget, limits.length, limits.least, other);
+    if (other.score > best.score) std::swap(best, other);
+  }
+}
+
+Grown draft_after(const int32_t* text, int64_t end, const Memory& memory, const Limits& limits) {
+  Grown best;
+  improve(best, text, end, in_text(text, end, limits), limits);
+  improve(best, memory.tokens.data, memory.tokens.shape[0], in_memory(memory, text, end, limits), limits);
+  return best;
+}
+
+nb::tuple suffix_draft(const Array<int32_t, 1>& text, int64_t end, nb::handle outputs, nb::handle given_limits) {
+  const Memory memory(outputs);
+  const Limits limits(given_limits);
+  Grown grown;
+  {
+    nb::gil_scoped_release without_lock;
+    grown = draft_after(contiguous(text).data, end, memory, limits);
+  }
+  const int64_t count = static_cast<int64_t>(grown.shares.size());
+  auto nodes = make_array<int32_t>(count, 2);
+  std::copy(grown.nodes.begin(), grown.nodes.end(), nodes.data);
+  return nb::make_tuple(std::move(nodes.object), copy_array<double>(grown.shares.data(), count));
+}
+
+// What `children` and `descendants` are given of a row, and how they read it.
+struct Row {
+  Row(const Array<int32_t, 1>& text, int64_t end, nb::handle drafted, const Ints& parents, const Ints& tokens, nb::handle outputs, nb::handle given_limits)
+      : text(contiguous(text).data), end(end), nodes(contiguous(field<Array<const int32_t, 2>>(drafted, 0))), shares(contiguous(field<Reals>(drafted, 1))), parents(parents), tokens(tokens), memory(outputs), limits(given_limits) {}
+  int32_t* text;
+  int64_t end;
+  Array<const int32_t, 2> nodes;
+  Reals shares;
+  Ints parents, tokens;
+  Memory memory;
+  Limits limits;
+  Grown other;  // the draft after a node that is not in the draft after the root
+
+  struct Reached {
+    Draft draft;
+    int64_t at, depth;
+  };
+
+  // The draft that goes on after a node of the tree, which node of it that is (-1 for where it begins), and its depth.
+  Reached reach(int64_t below) {
+    int64_t depth = 0;
+    for (int64_t node = below; parents(node) >= 0; node = parents(node)) depth++;
+    for (int64_t i = depth - 1, node = below; i >= 0; i--, node = parents(node)) text[end + i] = static_cast<int32_t>(tokens(node));
+    Draft draft{nodes.data, shares.data, nodes.shape[0]};
+    int64_t at = -1;
+    for (int64_t i = end; i < end + depth; i++) {
+      at = child(draft, at, text[i]);
+      if (at < -1) {
+        other = draft_after(text, i + 1, memory, limits);
+        draft = draft_of(other);
+        at = -1;
+      }
+    }
+    return {draft, at, depth};
+  }
+
+  static int64_t child(const Draft& draft, int64_t node, int32_t token) {
+    for (int64_t i = node + 1; i < draft.count; i++)
+      if (draft.parent(i) == node && draft.token(i) == token) return i;
+    return -2;
+  }
+};
+
+nb::tuple suffix_children(const Array<int32_t, 1>& text, int64_t end, nb::handle drafted, const Ints& parents, const Ints& tokens, const Ints& frontier, int64_t k, nb::handle outputs, nb::handle limits) {
+  Row row(text, end, drafted, parents, tokens, outputs, limits);
+  const int64_t nodes = frontier.shape[0];
+  auto found = make_array<int64_t>(nodes, k);
+  auto log_q = make_array<double>(nodes, k);
+  int64_t most = 1;
+  {
+    nb::gil_scoped_release without_lock;
+    std::fill_n(found.data, nodes * k, 0);
+    std::fill_n(log_q.data, nodes * k, -std::numeric_limits<double>::infinity());
+    for (int64_t f = 0; f < nodes; f++) {
+      const auto [draft, at, depth] = row.reach(frontier(f));
+      int64_t rank = 0;
+      for (int64_t i = at + 1; i < draft.count && rank < k; i++) {
+        if (draft.parent(i) != at) continue;
+        found(f, rank) = draft.token(i);
+        log_q(f, rank++) = std::log(draft.shares[i]);
+      }
+      most = std::max(most, rank);
+    }
+  }
+  return nb::make_tuple(std::move(found.object), std::move(log_q.object), most);
+}
+
+nb::tuple suffix_descendants(const Array<int32_t, 1>& text, int64_t end, nb::handle drafted, const Ints& parents, const Ints& tokens, const Ints& frontier, int64_t k, nb::handle outputs, nb::handle limits,
+                             int64_t deepest, int64_t first) {
+  struct Waiting {
+    int64_t at, number, depth;
+  };
+  struct Found {
+    int64_t token, row, rank;
+    double share;
+  };
+  Row row(text, end, drafted, parents, tokens, outputs, limits);
+  std::vector<int64_t> after;
+  std::vector<Found> found;  // in the order of their numbers
+  int64_t widest = 1;
+  {
+    nb::gil_scoped_release without_lock;
+    std::vector<Waiting> waiting;
+    for (int64_t f = 0; f < frontier.shape[0]; f++) {
+      const auto reached = row.reach(frontier(f));
+      const Draft& draft = reached.draft;
+      waiting.assign(1, {reached.at, frontier(f), reached.depth});
+      for (size_t here = 0; here < waiting.size(); here++) {
+        const auto [at, number, depth] = waiting[here];
+        if (depth >= deepest) continue;
+        int64_t rank = 0;
+        for (int64_t i = at + 1; i < draft.count && rank < k && static_cast<int64_t>(found.size()) < MAX_NODES; i++) {
+          if (draft.parent(i) != at) continue;
+          waiting.push_back({i, first + static_cast<int64_t>(found.size()), depth + 1});
+          found.push_back({draft.token(i), static_cast<int64_t>(after.size()), rank++, draft.shares[i]});
+        }
+        if (rank) after.push_back(number);
+        widest = std::max(widest, rank);
+      }
+    }
+  }
+  const int64_t count = static_cast<int64_t>(after.size());
+  auto next = make_array<int64_t>(count, widest);
+  auto log_q = make_array<double>(count, widest);
+  std::fill_n(next.data, count * widest, 0);
+  std::fill_n(log_q.data, count * widest, -std::numeric_limits<double>::infinity());
+  for (const Found& one : found) next(one.row, one.rank) = one.token, log_q(one.row, one.rank) = std::log(one.share);
+  return nb::make_tuple(copy_array<int64_t>(after.data(), count), std::move(next.object), std::move(log_q.object));
+}
+
+}  // namespace
+
+void bind_suffix_tree(nb::module_& m) {
+  m.attr("MAX_NODES") = MAX_NODES;
+  m.def("suffix_draft", &suffix_draft);
+  m.def("suffix_children", &suffix_children);
+  m.def("suffix_descendants", &suffix_descendants);
+}
+
+}  // namespace draftree
