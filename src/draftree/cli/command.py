@@ -55,7 +55,7 @@ class Group(TyperGroup):
         return super().get_command(ctx, name)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args:
+        if not args and not ctx.resilient_parsing:  # completion parses without arguments
             known = ", ".join(sorted(self.commands))
             raise UserError(f"no command was given, known are {known}; {ctx.command_path} --help explains them")
         return super().parse_args(ctx, args)
