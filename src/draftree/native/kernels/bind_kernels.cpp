@@ -4,6 +4,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <string>
 #include <vector>
 
@@ -32,15 +36,33 @@ T* pointer(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
+#if defined(__x86_64__)
+bool bit(unsigned word, int at) { return (word >> at) & 1; }
+
+// Return the bits of `all` that the operating system saves when threads switch (xgetbv).
+bool saves(unsigned all) {
+  unsigned low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & all) == all;
+}
+#endif
+
 // Return the variants that this processor can run, the fastest first.
+// The instruction cpuid is asked itself: __builtin_cpu_supports finds nothing in builds by zig.
 std::vector<const Kernels*> supported() {
   std::vector<const Kernels*> found;
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
-  if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) found.push_back(&kernels_avx512_bf16);
+  unsigned a = 0, b = 0, c = 0, d = 0, basic = 0, extended = 0, features = 0, more = 0, last = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d)) basic = c;
+  if (__get_cpuid(0x80000001u, &a, &b, &c, &d)) extended = c;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) features = b, more = c;
+  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) last = a;
+  // FMA, OSXSAVE, AVX, F16C; LZCNT; BMI1, AVX2, BMI2
+  const bool avx2 = bit(basic, 12) && bit(basic, 27) && bit(basic, 28) && bit(basic, 29) && bit(extended, 5) && bit(features, 3) &&
+                    bit(features, 5) && bit(features, 8) && saves(0x6);
+  // AVX-512 F, DQ, CD, BW, VL
+  const bool avx512 = avx2 && bit(features, 16) && bit(features, 17) && bit(features, 28) && bit(features, 30) && bit(features, 31) && saves(0xe6);
+  if (avx512 && bit(last, 5) && bit(more, 11)) found.push_back(&kernels_avx512_bf16);  // AVX512_BF16, AVX512_VNNI
   if (avx512) found.push_back(&kernels_avx512);
   if (avx2) found.push_back(&kernels_avx2);
 #endif
