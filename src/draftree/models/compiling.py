@@ -11,13 +11,15 @@ from draftree.models.linears import TRIED, quicken, quicker
 from draftree.models.native_layers import UNIT, Layer, PreparedLayer, is_native
 from draftree.models.native_linear import can_pack
 from draftree.models.sources import Loading
-from draftree.native import dense
+from draftree.native import dense, variant
 
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 """The parts of a layer that we know."""
 CLOSE, SUMS = 4.0, 64.0
 """How far what a trial gives may lie from the model's own, beside the size of all of it: in units of its precision, and, as
 sums of thousands go another way, of float32's."""
+GENERIC = "generic"
+"""The variant of the native kernels that may be slower than torch's."""
 LARGE = 32_000_000
 """Weights of a model from which on its layers are compiled unasked: it takes some seconds, once after the installation."""
 
@@ -52,7 +54,8 @@ def compile_layers(model: nn.Module, chosen: bool = False) -> bool:
 
     Args:
         model: whose weights are not expected to change.
-        chosen: whether that is asked for; else it is done where it is faster on this machine.
+        chosen: whether that is asked for. Else it is done with kernels for the processor's own instruction set; the generic
+            ones are timed beside the model's own.
 
     Returns:
         Whether there are any.
@@ -61,7 +64,7 @@ def compile_layers(model: nn.Module, chosen: bool = False) -> bool:
     for module in filter(fits, model.modules()):
         ours, kind = Layer(module), repr(module)
         if kind not in agreed:
-            agreed[kind] = agrees(module, ours) and (chosen or _quicker(module, ours, kind))
+            agreed[kind] = agrees(module, ours) and (chosen or variant() != GENERIC or _quicker(module, ours, kind))
         if agreed[kind]:
             used.append(ours)
     config = getattr(model, "config", None)

@@ -90,12 +90,13 @@ def quicken(model: nn.Module, kernels: Kernels | None = None, but: Container[nn.
     """
     alike: dict[tuple[Any, ...], list[nn.Linear]] = {}
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    kind, able = (NativeLinear, can_pack) if kernels == "native" else (Packed, packable)
+    ours = kernels in ("native", "tiled")
+    kind, able = (NativeLinear, can_pack) if ours else (Packed, packable)
     for module in model.modules():
         if type(module) is nn.Linear and module not in but and able(module.weight, module.bias):
             alike.setdefault((*module.weight.shape, module.bias is None, module.weight.dtype), []).append(module)
     for same in alike.values():
-        if kernels in ("packed", "native") or (kernels is None and same[0].weight.numel() >= SMALL and faster(same)):
+        if ours or kernels == "packed" or (kernels is None and same[0].weight.numel() >= SMALL and faster(same)):
             for module in same:
                 by = partial(_forward, by=Laid(kind, module.weight, module.bias))
                 module.forward = MethodType(by, module)  # type: ignore[method-assign]

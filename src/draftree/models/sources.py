@@ -86,8 +86,10 @@ def location(name: str) -> str:
 
 
 PANEL = "Loading the model"
-Kernels = Literal["stock", "packed", "native"]
-"""Whose kernels multiply by a CPU's weights: torch's own, oneDNN's over packed weights, or ours (`native_linear.py`)."""
+Kernels = Literal["stock", "packed", "native", "tiled"]
+"""Whose kernels multiply by a CPU's weights: torch's own, oneDNN's over packed weights, or ours (`native_linear.py`).
+
+`tiled` is the earlier name of ours."""
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
 """The dtypes that a target may be computed in."""
