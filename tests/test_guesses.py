@@ -313,3 +313,10 @@ def test_a_notebook_shows_the_text_coloured_by_origin(engine: Engine) -> None:
 def test_completion_in_editors_shows_the_public_names() -> None:
     assert dir(draftree) == sorted([*draftree.__all__, "__version__"])
     assert {"chat", "complete", "conversation", "stream", "generate"} <= set(dir(Engine))
+
+
+@pytest.mark.parametrize("name", ["LLM", "pipeline", "generate", "AutoModelForCausalLM", "stream_generate"])
+def test_an_import_of_another_tools_name_says_what_to_write(name: str) -> None:
+    with pytest.raises(ImportError, match=r"draftree\.load"):
+        exec(f"from draftree import {name}")
+    assert not hasattr(draftree, name)

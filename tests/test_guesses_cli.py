@@ -159,3 +159,9 @@ def test_bench_says_what_it_read_and_what_its_columns_mean(draftree: Run, tmp_pa
     status, _, err = draftree(*asked, "--whole")
     assert status == 0
     assert "1 prompts: no categories (the file is one prompt, continued as it is)" in err
+
+
+def test_an_option_before_the_command_names_the_command(draftree) -> None:
+    status, _, err = draftree("-m", "demo", "-p", "Hello")
+    assert status == 2
+    assert "draftree generate MODEL -p 'PROMPT'" in err

@@ -1,6 +1,8 @@
 """draftree: exactly what the model would have written anyway, in far fewer forward passes."""
 
+import sys
 from importlib import import_module
+from opcode import opmap
 from typing import TYPE_CHECKING, Any
 
 from draftree.aliases import MODULE
@@ -69,7 +71,16 @@ def __getattr__(name: str) -> Any:
         if name in names:
             with seldom():
                 return getattr(import_module(f"draftree.{module}"), name)
-    raise AttributeError(unknown(MODULE, name, import_module("draftree")))
+    told = unknown(MODULE, name, import_module("draftree"))
+    if _is_imported():  # Python would replace an AttributeError by one without the hint
+        raise ImportError(told)
+    raise AttributeError(told)
+
+
+def _is_imported() -> bool:
+    """Return whether the name that is looked up stands in `from draftree import name`."""
+    frame = sys._getframe(2)
+    return frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]
 
 
 def __dir__() -> list[str]:

@@ -58,6 +58,10 @@ class Group(TyperGroup):
         if not args and not ctx.resilient_parsing:  # completion parses without arguments
             known = ", ".join(sorted(self.commands))
             raise UserError(f"no command was given, known are {known}; {ctx.command_path} --help explains them")
+        own = {flag for p in self.get_params(ctx) for flag in (*p.opts, *p.secondary_opts)}
+        if args and args[0].startswith("-") and args[0].partition("=")[0] not in own:
+            told = f"the option '{args[0]}' stands before a command; type {ctx.command_path} generate MODEL -p 'PROMPT'"
+            raise UserError(f"{told}, or {ctx.command_path} --help for the other commands")
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
