@@ -32,6 +32,7 @@ class Silent(terminal.Clock):
 @pytest.fixture(autouse=True)
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "CLOCK", Silent())
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it for its workers
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -632,7 +632,7 @@ MISTAKES = {
     "fewer than none": (["--set", "positives=-1"], {}, "positives is -1"),
     "no share": (["--set", "share=2"], {}, "share is 2.0"),
     "unknown features": (["--set", "features=P+H+D"], {}, "did you mean 'P+H+d'"),
-    "no classifier": (["--init-from", "none"], {}, "'none/config.json' is not a classifier's config"),
+    "no classifier": (["--init-from", "none"], {}, "init-from is 'none', but there is no such file or folder"),
     "another size": (["--init-from", str(demo_folder("c2t")), "--set", "hidden=6"], {}, "hidden is 6, allowed is 48"),
     "no data": ([], {"--data": "none.jsonl"}, "none.jsonl"),
     "one prompt": ([], {"--data": "one.jsonl"}, "at least 2 are needed"),

@@ -211,7 +211,7 @@ def test_a_command_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
             main(["generate", "Two and two", "--drafter", drafter, "--policy", "chain", "--max-new-tokens", "8", "--raw"])
         assert ended.value.code in (0, None)
         written.append(capsys.readouterr())
-    assert written[0].out.partition("τ")[0] == written[1].out.partition("τ")[0] != ""
+    assert written[0].out.partition("\n\n")[0] == written[1].out.partition("\n\n")[0] != ""
     assert [line for line in written[0].err.splitlines() if "finite" in line] == [
         line for line in written[0].err.splitlines() if line.startswith("draftree: the drafter's output is not finite: ")
     ]

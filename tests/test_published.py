@@ -30,7 +30,7 @@ def test_the_command_lists_them(draftree: Callable[..., tuple[int, str, str]]) -
     found = json.loads(out)
     assert (status, found["shipped"]) == (0, [])
     assert [entry["drafter"] for entry in found["published"]] == [e.drafter for e in published_for("Qwen/Qwen3-4B")]
-    assert "EAGLE-Vicuna" in draftree("drafters")[1]
+    assert "EAGLE-Vicuna" in draftree("drafters", "--json")[1]
     status, out, err = draftree("drafters", "--for", "nobody/knows")
     assert (status, out) == (0, "")
     assert "nobody/knows" in err

@@ -430,7 +430,7 @@ def test_a_drafter_must_be_named_and_no_file_is_overwritten(
     assert (status, err.count("\n")) == (2, 1)
     assert "needs --drafter" in err
     (tmp_path / "tree.json").write_text("[[0]]")
-    status, _, err = told(capfd, [*asked, "--target", "none"])
+    status, _, err = told(capfd, asked)
     assert (status, err.count("\n")) == (2, 1)
     assert "exists, allowed is a new file" in err
     assert (tmp_path / "tree.json").read_text() == "[[0]]"

@@ -435,12 +435,12 @@ REFUSED = {
         "--synthesize", 4, "--server", "http://localhost",
     ),
     "--server was given, allowed is it with --regenerate or --synthesize, for which it writes": (
-        "--data", "x", "--server", "http://localhost", "--server-model", "it",
+        "--data", __file__, "--server", "http://localhost", "--server-model", "it",
     ),
     "server url is 'localhost', allowed is a text that begins with http:// or https://": (
         "--synthesize", 4, "--server", "localhost", "--server-model", "it",
     ),
-    "synthesize count is 0, allowed is a whole number of at least 1": ("--synthesize", 0),
+    "synthesize is 0, allowed is a whole number of at least 1": ("--synthesize", 0),
 }  # fmt: skip
 
 

@@ -211,7 +211,7 @@ BROKEN = {
     "cut": "broken, or of an architecture that transformers does not read",
     "empty": "is not a GGUF file: it begins with b''",
     "no GGUF": "is not a GGUF file: it begins with b'PK",
-    "missing": "No such file",
+    "missing": "there is no folder or file",
 }
 
 

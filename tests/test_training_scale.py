@@ -538,4 +538,4 @@ def test_a_command_trains_on_regenerated_answers_from_other_weights(folder: Path
     assert len((tmp_path / "second" / FILE).read_text().splitlines()) == len(CHATS)
     capfd.readouterr()
     assert command(*ask, "--out", tmp_path / "third", "--regenerate", "--regenerate-tokens", 0) == 2
-    assert capfd.readouterr().err == "draftree: regenerate tokens is 0, allowed is a whole number of at least 1\n"
+    assert capfd.readouterr().err == "draftree: regenerate_tokens is 0, allowed is a whole number of at least 1\n"

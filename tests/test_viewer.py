@@ -349,7 +349,7 @@ def draftree(capfd: pytest.CaptureFixture[str], folder: str):
 @pytest.mark.parametrize("in_terminal", [False, True])
 def test_the_command_draws_the_trees_and_then_writes_the_text(draftree, monkeypatch, in_terminal: bool) -> None:
     status, plain, _ = draftree()
-    text = plain.split("\n\nτ")[0]
+    text = plain.rpartition("\n\n")[0]
     if in_terminal:
         monkeypatch.setattr(terminal, "output", lambda: Console(force_terminal=True, color_system=None, width=150))
     status, out, err = draftree("--show-trees")

@@ -86,8 +86,15 @@ def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
 
 def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: float, layers: int) -> Size:
     config = decoder.config
+
+    def number(name: str, default: int) -> int:
+        try:
+            return int(getattr(config, name, None) or default)
+        except RuntimeError:  # transformers' answer where layers differ in it
+            return default
+
     experts = next((p.shape[0] for p in network.parameters() if p.dim() == 3), 1)
-    routed = min(int(getattr(config, "num_experts_per_tok", 1) or 1), experts)
+    routed = min(number("num_experts_per_tok", 1), experts)
     weights, read, of_experts = float(head), float(head_bytes), 0.0
     for p in _multiplied(network):
         count = p.numel() * (2 if p.dtype is torch.uint8 else 1)  # of four bits, two stand in a byte
@@ -97,9 +104,9 @@ def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: f
         elif p.dim() == 2:
             weights += count
             read += p.nbytes
-    heads = int(getattr(config, "num_attention_heads", 1) or 1)
-    width = int(getattr(config, "head_dim", None) or decoder.hidden // heads)
-    stored = int(getattr(config, "num_key_value_heads", None) or heads)
+    heads = number("num_attention_heads", 1)
+    width = number("head_dim", decoder.hidden // heads)
+    stored = number("num_key_value_heads", heads)
     each = FUSED_OPERATIONS if compiled_kinds(network) else OPERATIONS
     return Size(
         weights=weights,

@@ -203,7 +203,8 @@ def is_language_model(folder: Path) -> bool:
     """Return whether a folder holds a causal language model of transformers, with a tokenizer or without."""
     config = Checkpoint.at(folder).config
     known: set[str] = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    return bool(known.intersection(config.get("architectures") or ()))
+    architectures = config.get("architectures")
+    return isinstance(architectures, list) and not known.isdisjoint(map(str, architectures))
 
 
 def fused(spec: str) -> list[str]:

@@ -84,7 +84,8 @@ def _check_values(of: type, values: Mapping[str, Any]) -> None:
     kind: Any = of
     for name, (words, fine) in rules(kind):
         if name in same and values.get(name) is not None and not fine(values[name]):
-            raise UserError(f"{name} is {shown(values[name])}, allowed is {words}")
+            allowed = words.removeprefix("none or ")  # which is not typed
+            raise UserError(f"{name} is {shown(values[name])}, allowed is {allowed}")
     for item in values.get("logit_bias") or ():
         bias(item)
     if {"min_new_tokens", "max_new_tokens"} <= values.keys() and values["min_new_tokens"] > values["max_new_tokens"]:
@@ -120,7 +121,7 @@ def check_target(name: str, loading: Mapping[str, Any]) -> None:
         located(name, loading.get("revision"))
     except FileNotFoundError as error:
         known = f"{DEMO}, {SMOLLM2}, a Hugging Face folder, a file .gguf, a hub id"
-        raise UserError(f"cannot load target '{name}' (allowed: {known}): {error}") from error
+        raise UserError(f"cannot load target {shown(name)} (allowed: {known}): {error}") from error
 
 
 def check_suite(name: str) -> None:

@@ -5,6 +5,7 @@ import re
 import socket
 import threading
 import time
+from os.path import exists  # of a name that is too long, too
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -12,6 +13,7 @@ from urllib.request import getproxies
 from huggingface_hub import constants
 
 from draftree.boundary.files import understood
+from draftree.errors import shown
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """A hub id: OWNER/NAME, or a name alone for the oldest models."""
@@ -26,7 +28,7 @@ _asked: dict[str, tuple[float, bool]] = {}
 
 def is_hub_id(name: str) -> bool:
     """Return whether a name can be a hub id, with its owner, and is no folder or file here."""
-    return "/" in name and HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+    return "/" in name and HUB_ID.fullmatch(name) is not None and not exists(name)
 
 
 def check_path(name: str) -> None:
@@ -35,9 +37,9 @@ def check_path(name: str) -> None:
     Raises:
         FileNotFoundError: there is no such path.
     """
-    if Path(name).exists() or (HUB_ID.fullmatch(name) and not name.endswith((".gguf", ".safetensors", ".bin", ".json"))):
+    if exists(name) or (HUB_ID.fullmatch(name) and not name.endswith((".gguf", ".safetensors", ".bin", ".json"))):
         return
-    raise FileNotFoundError(f"there is no folder or file '{name}', and it is no hub id (OWNER/NAME)")
+    raise FileNotFoundError(f"there is no folder or file {shown(name)}, and it is no hub id (OWNER/NAME)")
 
 
 def reachable() -> bool:
@@ -86,7 +88,7 @@ def located(name: str, revision: str | None = None) -> str:
         FileNotFoundError: there is no such path, or the hub cannot be reached and its cache holds no copy.
     """
     check_path(name)
-    if Path(name).exists() or reachable():
+    if exists(name) or reachable():
         return name
     if (folder := stored(name, revision)) is None:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hugging Face hub cannot be reached"
