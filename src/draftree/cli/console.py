@@ -49,8 +49,9 @@ def remark(message: str) -> None:
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """Ends the program with one line."""
-    remark(message)
+    """End the program with one line; of several processes that a launcher has started, the main one writes it."""
+    if speaks():
+        remark(message)
     sys.exit(status)
 
 

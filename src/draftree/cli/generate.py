@@ -126,8 +126,9 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
     from draftree.text.completion import Reading
 
     console, reading = terminal.output(), Reading(engine.tokenizer, options.stops(engine.tokenizer))
-    plain_stream = (asked.stream or console.is_terminal) and not asked.as_json and not terminal.colours(console)
     draw = partial(viewer.draw, console) if asked.show_trees and not asked.as_json else None
+    streams = (asked.stream or console.is_terminal) and not asked.as_json and draw is None
+    plain_stream = streams and not terminal.colours(console)
     watch = viewer.Watch(engine.tokenizer, draw) if asked.show_trees or asked.trees is not None else None
     coloured = terminal.colours(console) and not asked.as_json
 

@@ -15,8 +15,8 @@ from huggingface_hub import constants
 from draftree.boundary.files import understood
 from draftree.errors import shown
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-"""A hub id: OWNER/NAME, or a name alone for the oldest models."""
+HUB_ID = re.compile(r"(?=.{1,96}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+"""A hub id: OWNER/NAME, or a name alone for the oldest models; of at most 96 characters."""
 SECONDS = 2.0
 """How long the hub may take to accept a connection."""
 FRESH = 60.0
