@@ -3,8 +3,8 @@
     python benchmarks/first_token.py [--target demo --target smollm2] [--batch 1 --batch 2 …] [--repeats 3]
 
 Each figure is a process of its own. The first one begins with an empty cache folder; a GGUF file is dequantised before.
-Printed are the seconds from the start of the process to its first token, and in brackets those from the call, in the first process
-and in later ones (medians), and the ratio of the former.
+Printed are the seconds from the start of the process to its first token, and in brackets those from the call, in the first
+process and in later ones (medians), and the ratio of the former.
 """
 
 import argparse

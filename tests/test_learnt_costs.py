@@ -27,6 +27,7 @@ from draftree.policies.yield_ import Yield
 from draftree.request import Request
 from draftree.sampling.settings import Sampling
 from draftree.testing import tiny_target
+from draftree.testing.conformance import RandomCosts
 
 SPEED = Speed(bandwidth=1e10, rate=1e11, overhead=0.0)
 BOUND, FLAT = Size(weights=1e8, bytes=2e7), Size(weights=1e6, bytes=2e8)
@@ -322,23 +323,9 @@ def test_costs_to_count_by_are_measured_where_too_little_is_known(target: Target
     assert again.entries == first.entries
 
 
-class Random:
-    """Costs that are other ones at every step."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-
-    def at(self, context: int, rows: int) -> Costs:
-        curves = (dict(zip((1, 4, 16, 64), 10 ** self._rng.uniform(-5, 0, 4), strict=True)) for _ in range(2))
-        return Costs(*curves, commit=float(self._rng.uniform(0, 0.1)), catch_up=float(self._rng.uniform(0, 0.1)))
-
-    def observe(self, step: StepTimes) -> None:
-        pass
-
-
 @pytest.fixture
 def random_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "step_costs", property(lambda engine: Random(engine.calls + 1)))
+    monkeypatch.setattr(Engine, "step_costs", property(lambda engine: RandomCosts(engine.calls + 1)))
 
 
 @pytest.mark.usefixtures("random_costs")

@@ -23,6 +23,7 @@ from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, Repetiti
 
 from draftree.acceptors.base import Acceptor
 from draftree.costs.curves import Costs
+from draftree.costs.timings import StepTimes
 from draftree.drafters.base import Drafter, Trainable
 from draftree.engine import Engine, Held
 from draftree.errors import UserError
@@ -44,6 +45,25 @@ NOISE = 1e-6
 """The numerical noise between forwards of different width: float64 models still carry float32 norms and softmax."""
 SCRIPTED: dict[str, type[Scripted]] = {"always": Always, "never": Never, "sometimes": Sometimes}
 COSTS = Costs({1: 0.1}, {1: 1.0})
+
+
+@final
+class RandomCosts:
+    """Costs that are other ones at every step: no text may depend on them."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def at(self, context: int, rows: int) -> Costs:
+        """Return costs whose curves rise and fall over five orders of magnitude."""
+        draft, target = (dict(zip((1, 4, 16, 64), 10 ** self._rng.uniform(-5, 0, 4), strict=True)) for _ in range(2))
+        commit, find, catch_up = self._rng.uniform(0, 0.1, 3).tolist()
+        return Costs(draft, target, commit, find=find, catch_up=catch_up)
+
+    def observe(self, step: StepTimes) -> None:
+        """Ignore a step's timings."""
+
+
 LONG = 14
 """Tokens that the reference writes behind every prompt; requests ask for fewer."""
 
@@ -435,7 +455,7 @@ def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
 
 
 def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Requests join and leave at random steps, each in whatever row is free; every text is the one it is alone."""
+    """Requests join and leave at random steps, in any free row, under random costs; every text is the one it is alone."""
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
     draw = np.random.default_rng(count)  # the same requests in every case, so that plain decoding writes them once
@@ -444,9 +464,9 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
         Request([*suite.prompt(int(n)), i], int(limit), number=i, sampling=mixed[i % len(mixed)])
         for i, (n, limit) in enumerate(lengths)
     ]
-    drafter = suite.drafter(case.drafter, waiting, coach=Always)
+    drafter, costs = suite.drafter(case.drafter, waiting, coach=Always), RandomCosts(crc32(str(case).encode()))
     rows, state, owners = Rows(suite.target.new_cache(count, 8)), State(), dict[int, Request]()
-    parts = Parts(suite.target, drafter, policy, Watched(acceptor, lambda: rows.room(suite.target), suite.coverage), COSTS)
+    parts = Parts(suite.target, drafter, policy, Watched(acceptor, lambda: rows.room(suite.target), suite.coverage), costs)
 
     def look(state: State) -> None:
         if rows.live.size:
