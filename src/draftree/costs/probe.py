@@ -20,13 +20,13 @@ from draftree.boundary.machine import kept, machine, timed
 from draftree.costs.model import Speed
 from draftree.errors import UserError
 
-READ = 96 << 20
+READ = 64 << 20
 """Bytes that are read to time the memory: more than most caches hold."""
 SIDES = (64, 256, 1024)
 """Sides of the square matrices that are multiplied, smaller ones first: a dtype may be emulated, and slow."""
 ENOUGH = 0.004
 """Seconds of one product from which on no larger one is tried."""
-ROUNDS, LONGEST = 4, 0.06
+ROUNDS, LONGEST = 3, 0.04
 """Each work is timed so often, or for so many seconds, and the fastest time counts."""
 ASSUMED = Speed(bandwidth=10e9, rate=50e9, overhead=5e-6)
 """Stands for a machine that cannot be probed."""
