@@ -23,6 +23,8 @@ from draftree.models.compiling import inside
 from draftree.models.decoder import Decoder
 from draftree.models.experts import are_experts, expert, routed
 from draftree.models.feed import Feed
+from draftree.models.linears import laid
+from draftree.models.native_linear import NativeLinear
 from draftree.models.sources import EXACT
 from draftree.models.widths import Made, Rows, Widths, numbers, widths
 
@@ -102,6 +104,8 @@ class Stable:
         many, before, ours = are_experts(module), {**known, **self.widths}, own
         if name in before:
             found = before[name]
+        elif (kernel := laid(module)) is not None and kernel.kind is NativeLinear:
+            found = Widths()  # batch invariant at every width
         else:
             at_best = numbers(seen.to) if seen.to else Widths()
             found = widths(expert(module, 0) if many else own, seen.entries, decoder.dtype, decoder.device, at_best)
