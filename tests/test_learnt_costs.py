@@ -349,3 +349,10 @@ def test_a_table_has_what_was_learnt_up_to_now(target: Target) -> None:
     before = costs.table().entries[0].target[1]
     costs.teach(CostTable((Costs({1: 0.001}, {1: 3 * before}, context=128),)))
     assert costs.table().entries[0].target[1] == pytest.approx(3 * before, rel=0.05)
+
+
+def test_what_is_read_from_disk_gives_the_same_costs(target: Target) -> None:
+    drafter = PLD().open(target)
+    first = settled_costs(target, drafter)
+    cost_estimate._LEARNERS.clear()  # as in another process
+    assert settled_costs(target, drafter) == first

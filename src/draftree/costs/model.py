@@ -196,7 +196,7 @@ class Correction:
         """Return it as lists, the lower triangle of the covariance alone."""
         lower = self.covariance[np.tril_indices(len(self.mean))]
         return {
-            "mean": [float(f"{x:.6g}") for x in self.mean],
+            "mean": self.mean.tolist(),
             "covariance": [float(f"{x:.9g}") for x in lower],
             "timings": self.timings,
         }
