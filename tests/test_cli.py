@@ -191,7 +191,7 @@ MISTAKES = {
     "not a schema": (["generate", "x", "--json-schema", "file"], "is not JSON"),
     "not a regex": (["generate", "x", "--regex", "("], "regex '(' cannot be used"),
     "two constraints": (["generate", "x", "--regex", "a", "--json-schema", "{}"], "json_schema and regex are given"),
-    "no time": (["generate", "x", "--max-time", "0"], "max_time is 0.0, allowed is none or a finite number above 0"),
+    "no time": (["generate", "x", "--max-time", "0"], "max_time is 0.0, allowed is a finite number above 0"),
     "no stop": (["generate", "x", "--stop", ""], "stop is [''], allowed is texts of at least one character"),
     "unknown drafter": (["generate", "x", "--drafter", "pdl"], "did you mean 'pld'"),
     "unknown knob": (["generate", "x", "--drafter", "pld", "--policy", "pct:widht=3"], "did you mean 'width'"),
