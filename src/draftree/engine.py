@@ -26,7 +26,7 @@ from draftree.boundary.knobs import translated, whole
 from draftree.boundary.phases import recorded
 from draftree.boundary.progress import announced
 from draftree.cost_estimate import learnt_costs
-from draftree.costs.curves import Costs, CostSource, CostTable
+from draftree.costs.curves import UNIT, Costs, CostSource, CostTable
 from draftree.costs.online import OnlineCosts
 from draftree.costs.probe import start_probe
 from draftree.data.prompts import Prompt, Prompts, chats_of
@@ -380,9 +380,9 @@ class Engine:
 
     @property
     def step_costs(self) -> CostSource:
-        """The costs of its steps: those it was given, or what this machine has learnt for target and drafter."""
-        if self.costs is not None:
-            return self.costs
+        """The costs of its steps: those it was given, or what this machine has learnt, where the policy reads any."""
+        if self.costs is not None or not self.policy.reads_costs:
+            return self.costs or UNIT
         if self._learnt is None:
             self._learnt = learnt_costs(self.target, self.drafter)
         return self._learnt

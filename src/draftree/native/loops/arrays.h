@@ -127,9 +127,10 @@ inline double smaller(double a, double b) { return b < a ? b : a; }
 
 NAMESPACE_BEGIN(NB_NAMESPACE)
 NAMESPACE_BEGIN(detail)
-template <class T, int N>
-struct type_caster<draftree::Array<T, N>> {
-  using Value = draftree::Array<T, N>;
+// Reads an argument by the overload of `read_array` for its type.
+template <class Type>
+struct array_caster {
+  using Value = Type;
   static constexpr auto Name = const_name("numpy.ndarray");
   template <class>
   using Cast = Value;
@@ -140,7 +141,9 @@ struct type_caster<draftree::Array<T, N>> {
   explicit operator Value() { return value; }
   Value value;
 
-  bool from_python(handle source, uint32_t, cleanup_list*) noexcept { return draftree::read_array(source.ptr(), value); }
+  bool from_python(handle source, uint32_t, cleanup_list*) noexcept { return read_array(source.ptr(), value); }
 };
+template <class T, int N>
+struct type_caster<draftree::Array<T, N>> : array_caster<draftree::Array<T, N>> {};
 NAMESPACE_END(detail)
 NAMESPACE_END(NB_NAMESPACE)

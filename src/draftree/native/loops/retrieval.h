@@ -58,7 +58,7 @@ const Array<T, N>& contiguous(const Array<T, N>& array) {
   return array;
 }
 
-bool read_whole_numbers(PyObject* object, WholeNumbers& into) noexcept;
+bool read_array(PyObject* object, WholeNumbers& into) noexcept;
 WholeNumbers whole_numbers_field(nb::handle tuple, Py_ssize_t i);
 
 // The last tokens up to a tree's node, written to the end of `found` [longest]; returns how many there are.
@@ -69,19 +69,6 @@ int64_t write_context(const Ints& text, int64_t text_length, const Ints& tokens,
 NAMESPACE_BEGIN(NB_NAMESPACE)
 NAMESPACE_BEGIN(detail)
 template <>
-struct type_caster<draftree::WholeNumbers> {
-  using Value = draftree::WholeNumbers;
-  static constexpr auto Name = const_name("numpy.ndarray");
-  template <class>
-  using Cast = Value;
-  template <class>
-  static constexpr bool can_cast() {
-    return true;
-  }
-  explicit operator Value() { return value; }
-  Value value;
-
-  bool from_python(handle source, uint32_t, cleanup_list*) noexcept { return draftree::read_whole_numbers(source.ptr(), value); }
-};
+struct type_caster<draftree::WholeNumbers> : array_caster<draftree::WholeNumbers> {};
 NAMESPACE_END(detail)
 NAMESPACE_END(NB_NAMESPACE)

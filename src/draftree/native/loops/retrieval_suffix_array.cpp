@@ -10,7 +10,7 @@ namespace draftree {
 
 constexpr int64_t SEPARATOR = 4294967295, END = -1, UNKNOWN = -1;
 
-bool read_whole_numbers(PyObject* object, WholeNumbers& into) noexcept {
+bool read_array(PyObject* object, WholeNumbers& into) noexcept {
   Py_buffer view;
   if (!PyObject_CheckBuffer(object) || PyObject_GetBuffer(object, &view, PyBUF_FORMAT | PyBUF_ND) != 0) {
     PyErr_Clear();
@@ -26,7 +26,7 @@ bool read_whole_numbers(PyObject* object, WholeNumbers& into) noexcept {
 
 WholeNumbers whole_numbers_field(nb::handle tuple, Py_ssize_t i) {
   WholeNumbers found;
-  if (!PyTuple_Check(tuple.ptr()) || i >= PyTuple_GET_SIZE(tuple.ptr()) || !read_whole_numbers(PyTuple_GET_ITEM(tuple.ptr(), i), found))
+  if (!PyTuple_Check(tuple.ptr()) || i >= PyTuple_GET_SIZE(tuple.ptr()) || !read_array(PyTuple_GET_ITEM(tuple.ptr(), i), found))
     throw nb::type_error("a field of a tuple is not a contiguous array of whole numbers");
   return found;
 }
