@@ -1,0 +1,41 @@
+"""Find the trained weights of the demo and of SmolLM2, which are a distribution of their own."""
+
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from draftree.errors import UserError
+
+GROUP = "draftree.weights"
+"""The entry points that name a package with weights by the name of their target."""
+INSTALL = "pip install ./weights in a clone of draftree"
+
+
+@cache
+def weights_folder(target: str) -> Path | None:
+    """Return the folder with the weights for a target, `demo` or `smollm2`; None if they are not installed."""
+    for point in entry_points(group=GROUP, name=target):
+        with suppress(ModuleNotFoundError):
+            spec = find_spec(point.value)
+            for folder in (spec and spec.submodule_search_locations) or ():
+                return Path(folder)
+    return None
+
+
+def demo_folder(name: str = "target") -> Path:
+    """Return the folder of a part of the demo: its target, or the drafter of a method.
+
+    Raises:
+        UserError: the weights are not installed.
+    """
+    folder = weights_folder("demo")
+    if folder is None:
+        raise UserError(missing("demo"))
+    return folder / name
+
+
+def missing(target: str) -> str:
+    """Return the line for a target whose weights are not installed."""
+    return f"the trained weights for '{target}' are not installed: {INSTALL}"

@@ -1,0 +1,1 @@
+"""Trained weights of draftree: files alone, by target."""
