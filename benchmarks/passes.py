@@ -1,127 +1,289 @@
-"""What a pass over a few tokens costs: with the chosen kernels, with torch's own, and bit for bit, beside its matrix products.
+"""Time forward passes by number of tokens: of kernels, variants, commits and other programs, in turns.
 
-    python benchmarks/passes.py --target smollm2 --dtype float32 --out passes.json
+    python benchmarks/passes.py --dtype bfloat16 --variant avx2 --checkout ../before --out passes.json
+    python benchmarks/passes.py --dtype bfloat16 --variant avx2 --program 'prototype=./gemm_avx2' --out paired.json
+    python benchmarks/passes.py --shape llama-1b --quantize int4 --tokens 1 8 16 --out shapes.json
 
-Stock is torch's kernels, ours the faster linear layers, bits the same bit for bit, compiled as machine code. One process,
-all ways of one width in turns; the floor is the larger of bytes over the speed at which this machine reads
-memory and operations over that at which it multiplies, measured in the same run.
+Every way is a process of its own, which loads the target once and then waits. In each round every way answers in turn, so that
+a change of the machine's speed affects all of them; the others are idle meanwhile. Figures are medians over the rounds, in
+milliseconds. `native` is the default kernels, `stock` is torch's; a checkout runs with the Python of its `.venv`. A program
+prints lines `NAME n=TOKENS … X ms`, as the prototypes of kernels do. The floor is the larger of the bytes over the speed
+at which this machine reads memory and the operations over that at which it multiplies.
 """
 
 import argparse
 import json
+import os
+import re
+import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
-from draftree.boundary.machine import interleaved
-from draftree.cli.terminal import progress
-from draftree.errors import UserError
-from draftree.evaluation.profile import Ceilings
-from draftree.evaluation.provenance import provenance
-from draftree.models.feed import Feed
-from draftree.models.native_linear import NativeLinear
-from draftree.models.target import Target
-
-WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-WAYS: dict[str, dict[str, Any]] = {
-    "stock": {"kernels": "stock", "exactness": "ties"},
-    "ours": {"exactness": "ties", "compile": False},
-    "bits": {"exactness": "bits", "compile": False},
-    "compiled": {"exactness": "bits", "compile": True},
+TOKENS = (1, 2, 4, 8, 16, 32, 64)
+NATIVE: dict[str, Any] = {"exactness": "bits", "compile": True}
+STOCK: dict[str, Any] = {"kernels": "stock", "exactness": "ties", "compile": False}
+SHAPES: dict[str, dict[str, int]] = {
+    "llama-1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+    },
+    "llama-3b": {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
 }
-"""Ways of loading a target."""
+"""Shapes of larger models, whose weights are random; all have 128,256 tokens and one matrix for embedding and head."""
+PRINTED = re.compile(r"^(?P<name>\S*) *n= *(?P<tokens>\d+) .*?(?P<ms>[\d.]+) ms", re.MULTILINE)
+"""A line of a program: a name, the number of tokens, milliseconds."""
 
 
-def passes(target: Target, context: int) -> Callable[[int], Callable[[], Any]]:
-    """A pass over a chain of n tokens behind a context, for any n."""
+@dataclass(frozen=True)
+class Way:
+    """How passes are computed.
+
+    Attributes:
+        options: of `Target.load`.
+        variant: of the native kernels; empty for the fastest.
+        checkout: the folder of another commit, with an environment of its own; None for this one.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    variant: str = ""
+    checkout: Path | None = None
+
+    @property
+    def python(self) -> str:
+        """The interpreter that runs it."""
+        return sys.executable if self.checkout is None else str(self.checkout / ".venv" / "bin" / "python")
+
+
+def ways(args: argparse.Namespace) -> dict[str, Way]:
+    """Return the ways that are asked for, by name."""
+    found = {"native": Way(NATIVE)}
+    if args.stock:
+        found["stock"] = Way(STOCK)
+    found |= {f"native {variant}": Way(NATIVE, variant) for variant in args.variant}
+    found |= {kind: Way({"quantize": kind, "compile": True}) for kind in args.quantize}
+    found |= {
+        f"{kind} {variant}": Way({"quantize": kind, "compile": True}, variant)
+        for kind in args.quantize
+        for variant in args.variant
+    }
+    found |= {f"checkout {folder.name}": Way(NATIVE, checkout=folder.absolute()) for folder in args.checkout}
+    return found
+
+
+# A worker, which also runs with the packages of another commit.
+
+
+def serve(target_name: str, options: dict[str, Any]) -> None:
+    """Load a target, then answer requests, one JSON object on a line each."""
+    import numpy as np
+    import torch
+
+    from draftree.models.target import Needs, Target
+
+    target = Target.load(target_name, **options)
     decoder = target.decoder
-    cache, ids = decoder.new_cache(1, context + max(WIDTHS)), np.arange(context + max(WIDTHS)) % decoder.vocab
-    decoder.forward(cache, Feed.chains([ids[:context]], cache.lengths.copy(), decoder.device))
-    cache.keep(0, np.arange(context))
-    return lambda n: partial(
-        decoder.forward, cache, Feed.chains([ids[context : context + n]], cache.lengths.copy(), decoder.device)
-    )
+    caches: dict[int, Any] = {}
+
+    def cache_after(context: int) -> Any:
+        if context not in caches:
+            caches.clear()
+            cache = caches[context] = decoder.new_cache(1, context + 256)
+            if context:
+                target.prefill(cache, [np.arange(context) % decoder.vocab], Needs())
+        return caches[context]
+
+    def time_pass(tokens: int, context: int) -> Callable[[], Any]:
+        cache = cache_after(context)
+        ids = (np.arange(tokens) + context) % decoder.vocab
+        starts = cache.lengths.copy()
+        try:
+            from draftree.models.forward_batch import ForwardBatch
+        except ImportError:  # an earlier commit
+            from draftree.models.feed import Feed
+
+            feed = Feed.chains([ids], starts, decoder.device)
+            return lambda: decoder.forward(cache, feed)
+        batch = ForwardBatch.chains([ids], starts, decoder.device)
+        return lambda: decoder.forward(batch, cache)
+
+    def time_prompt(tokens: int) -> Callable[[], Any]:
+        ids = np.arange(tokens) % decoder.vocab
+        return lambda: target.prefill(decoder.new_cache(1, tokens + 8), [ids], Needs())
+
+    def describe() -> dict[str, Any]:
+        from draftree.evaluation.profile import Ceilings
+        from draftree.evaluation.provenance import provenance
+
+        ceilings = Ceilings.measured(decoder)
+        floors = {n: 1000 * ceilings.floor(decoder, n, 256) for n in TOKENS}
+        return {"provenance": provenance(target, 0), "floors": floors}
+
+    from time import perf_counter
+
+    answer({"ready": True})
+    with torch.inference_mode():
+        for line in sys.stdin:
+            request = json.loads(line)
+            if "describe" in request:
+                answer(describe())
+                continue
+            work = time_prompt(request["prompt"]) if "prompt" in request else time_pass(request["tokens"], request["context"])
+            seconds = []
+            for _ in range(request["repeats"]):
+                start = perf_counter()
+                work()
+                seconds.append(perf_counter() - start)
+            answer({"ms": [1000 * s for s in seconds]})
 
 
-def products(target: Target, n: int) -> Callable[[], None]:
-    """The matrix products of a pass over n tokens, by the kernels of its layers."""
-    layers = [m for m in target.decoder.model.modules() if isinstance(m, nn.Linear)]
-    return multiplied([(layer.in_features, layer.forward) for layer in layers], n, target.decoder.dtype)
+def answer(reply: dict[str, Any]) -> None:
+    """Write a line for the process that asked."""
+    print("@" + json.dumps(reply), flush=True)
 
 
-def multiplied(layers: list[tuple[int, Callable[[Tensor], Tensor]]], n: int, dtype: torch.dtype) -> Callable[[], None]:
-    """Linear layers one after the other, each given with the entries of its rows."""
-    rows = {w: torch.ones(1, n, w, dtype=dtype) for w, _ in layers}
-
-    def work() -> None:
-        for wide, layer in layers:
-            layer(rows[wide])
-
-    return work
+# The process that asks.
 
 
-def tiled(target: Target) -> list[tuple[int, Callable[[Tensor], Tensor]]]:
-    """The matrix products of a pass of compiled layers: by the same code, those of one input together as there."""
-    found: list[tuple[int, Callable[[Tensor], Tensor]]] = []
-    for layer in target.decoder.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        for several in (
-            (attention.q_proj, attention.k_proj, attention.v_proj), (attention.o_proj,),
-            (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,),
-        ):  # fmt: skip
-            found.append((several[0].in_features, NativeLinear(torch.cat([linear.weight for linear in several]))))
-    head = target.decoder.model.get_output_embeddings()
-    return [*found, (head.in_features, NativeLinear(head.weight))]
+class Worker:
+    """A process that times passes in one way."""
+
+    def __init__(self, way: Way, target: str, dtype: str | None) -> None:
+        options = {**way.options, **({"dtype": dtype} if dtype and "quantize" not in way.options else {})}
+        command = [way.python, __file__, "--serve", json.dumps([target, options])]
+        env = {**os.environ, **({"DRAFTREE_NATIVE": way.variant} if way.variant else {})}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self._read()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Return the answer to a request."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("@"):
+                found: dict[str, Any] = json.loads(line[1:])
+                return found
+        raise SystemExit(self._process.wait() or 1)  # it has said why
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
 
-@torch.inference_mode()
+@contextmanager
+def worker(way: Way, target: str, dtype: str | None) -> Iterator[Worker]:
+    """Provide a worker and end it afterwards."""
+    started = Worker(way, target, dtype)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def printed_times(command: str) -> dict[tuple[str, int], float]:
+    """Run a program; return the milliseconds that it prints, by name and number of tokens."""
+    text = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
+    return {(line["name"], int(line["tokens"])): float(line["ms"]) for line in PRINTED.finditer(text)}
+
+
+def random_model(shape: str) -> str:
+    """Return the folder of a model with random weights, which is written the first time."""
+    folder = Path("build", "shapes", shape)
+    if not (folder / "config.json").is_file():
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(**SHAPES[shape], vocab_size=128256, tie_word_embeddings=True, dtype=torch.bfloat16)
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config)
+        model.to_empty(device="cpu").to(torch.bfloat16)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.fill_(1) if "norm" in name else weight.normal_(0, 0.02, generator=generator)
+        model.tie_weights()
+        model.save_pretrained(folder)
+    return str(folder)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Return rows of medians in milliseconds, and what they were measured on."""
+    target = random_model(args.shape) if args.shape else args.target
+    times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    with ExitStack() as stack:
+        workers = {name: stack.enter_context(worker(way, target, args.dtype)) for name, way in ways(args).items()}
+        about = workers["native"].ask(describe=True)
+        for _ in range(args.rounds):
+            for tokens in args.tokens:
+                for name, each in workers.items():
+                    reply = each.ask(tokens=tokens, context=args.context, repeats=args.repeats + 1)
+                    times[str(tokens), name] += reply["ms"][1:]  # the first one finds cold caches
+            for program in args.program:
+                prefix, _, command = program.partition("=")
+                for (name, tokens), ms in printed_times(command).items():
+                    if tokens in args.tokens:
+                        times[str(tokens), f"{prefix} {name}".strip()].append(ms)
+            for tokens in args.prompt:
+                for name, each in workers.items():
+                    times[f"prompt {tokens}", name] += each.ask(prompt=tokens, repeats=1)["ms"]
+    rows: dict[str, dict[str, Any]] = {}
+    for (width, name), found in times.items():
+        row = rows.setdefault(width, {"width": int(width) if width.isdigit() else width})
+        row[name] = round(median(found), 2)
+    for width, row in rows.items():
+        if width in about["floors"]:
+            row["floor"] = round(about["floors"][width], 2)
+    return {"rows": list(rows.values()), "provenance": about["provenance"] | {"context": args.context, "rounds": args.rounds}}
+
+
 def main() -> int:
+    """Measure, save the result and print it."""
+    if sys.argv[1:2] == ["--serve"]:
+        serve(*json.loads(sys.argv[2]))
+        return 0
     ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     ap.add_argument("--target", default="smollm2")
+    ap.add_argument("--shape", choices=SHAPES, help="random weights in the shape of a larger model, instead of a target")
     ap.add_argument("--dtype", choices=("float32", "bfloat16"))
     ap.add_argument("--context", type=int, default=256)
+    ap.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
+    ap.add_argument("--prompt", type=int, nargs="*", default=[], help="also read prompts of so many tokens")
+    ap.add_argument("--stock", action="store_true", help="also with torch's kernels")
+    ap.add_argument("--variant", action="append", default=[], help="also with another variant of the native kernels")
     ap.add_argument("--quantize", action="append", default=[], choices=("int8", "int4"), help="also with rounded weights")
-    ap.add_argument("--seconds", type=float, default=6.0, help="for each width, all ways together")
+    ap.add_argument("--checkout", action="append", default=[], type=Path, help="also another commit, in a folder with a .venv")
+    ap.add_argument("--program", action="append", default=[], help="NAME=COMMAND that prints milliseconds")
+    ap.add_argument("--rounds", type=int, default=5)
+    ap.add_argument("--repeats", type=int, default=3, help="passes of a way in each round")
     ap.add_argument("--out", type=Path, required=True)
     args = ap.parse_args()
-    try:
-        asked = WAYS | {kind: {"quantize": kind, "compile": False} for kind in args.quantize}
-        asked |= {"compiled int4": {"quantize": "int4", "compile": True}} if "int4" in args.quantize else {}
-        targets = {name: Target.load(args.target, args.dtype, **how) for name, how in asked.items()}
-    except UserError as error:
-        print(f"passes: {error}", file=sys.stderr)
-        return 2
-    ways, decoder = {name: passes(t, args.context) for name, t in targets.items()}, targets["ours"].decoder
-    ceilings, rows, laid_out = Ceilings.measured(decoder), list[dict[str, float]](), tiled(targets["compiled"])
-    with progress("timing passes", len(WIDTHS)) as tell:
-        for i, n in enumerate(WIDTHS):
-            ours = multiplied(laid_out, n, decoder.dtype)
-            works = [*(way(n) for way in ways.values()), products(targets["ours"], n), ours]
-            found = dict(
-                zip([*ways, "products", "compiled products"], interleaved(works, decoder.device, args.seconds), strict=True)
-            )
-            found["floor"] = ceilings.floor(decoder, n, args.context)
-            rows.append({"width": n} | {name: round(1000 * s, 2) for name, s in found.items()})
-            tell(i + 1)
-    first = rows[0]
-    for row in rows:
-        row |= {"ours over stock": row["ours"] / row["stock"], "ours over products": row["ours"] / row["products"]}
-        row |= {"over one token": row["ours"] / first["ours"], "bits over one token": row["bits"] / first["bits"]}
-        row |= {"compiled over products": row["compiled"] / row["compiled products"]}
-        row |= {
-            "compiled over ours": row["compiled"] / row["ours"],
-            "compiled over one token": row["compiled"] / first["compiled"],
-        }
-    about = provenance(targets["compiled"], 0) | {"context": args.context}
-    args.out.write_text(json.dumps({"rows": rows, "provenance": about}, indent=1) + "\n")
-    for row in rows:
-        print("  ".join(f"{name} {value:.{0 if name == 'width' else 2}f}" for name, value in row.items()))
+    result = measure(args)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    for row in result["rows"]:
+        print("  ".join(f"{name} {value}" for name, value in row.items()))
     return 0
 
 

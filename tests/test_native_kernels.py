@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftree.models.exact_attention import _in_float64, _native
 from draftree.native import dense
 
 pytestmark = pytest.mark.skipif(dense.core is None, reason="the native kernels were not built")
@@ -123,3 +124,46 @@ def test_special_numbers_of_float16(variant: str) -> None:
         packed = dense.pack(weight)
         made = dense.linear(layer_of(packed, weight, None, dense.code_of(torch.float16)), finite[:, None])[:, 0]
         assert torch.equal(made, finite * value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cap", [0.0, 3.0])
+def test_attention_with_every_tail(variant: str, dtype: torch.dtype, cap: float) -> None:
+    """A weight errs by its score's error and by exp's; sums err as those of linear layers do."""
+    half = torch.finfo(dtype).eps / 2
+    for slots, dim, wide, typed in (
+        (1, 1, 1, True),
+        (17, 3, 31, False),
+        (32, 64, 64, True),
+        (63, 33, 40, True),
+        (97, 80, 7, False),
+    ):
+        n = min(slots, 5)
+        q, k, v = (
+            drawn(1, 2, 6, n, dim, dtype=dtype),
+            drawn(2, 2, 2, slots, dim, dtype=dtype),
+            drawn(3, 2, 2, slots, wide, dtype=dtype),
+        )
+        seen = torch.from_numpy(np.random.default_rng(4).random((2, 1, n, slots)) < 0.5)
+        lowest = torch.finfo(dtype if typed else torch.float32).min
+        mask = torch.zeros(seen.shape, dtype=dtype if typed else torch.float32).masked_fill(~seen, lowest)
+        scale, sinks = dim**-0.5, drawn(5, 6)
+        made = _native(q, k, v, mask, scale, cap, sinks)
+        wanted = _in_float64(q, k, v, mask, scale, cap, sinks)
+        sizes = _in_float64(q, k, v.abs(), mask, scale, cap, sinks)
+        largest = scale * (q.double().abs().amax() * k.double().abs().amax()).item() * dim
+        error = (dim + 8) * UNIT * largest + 4 * UNIT * largest + 4e-7  # of a score, of exp's argument, of exp
+        assert ((made - wanted).abs() <= (2 * error + 2 * (slots + 4) * UNIT) * sizes + half * (1 + half) * wanted.abs()).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_has_the_same_bits_with_hidden_slots_and_other_queries(variant: str, dtype: torch.dtype) -> None:
+    q, k, v = (drawn(seed, 1, 4, 80, 32, dtype=dtype) for seed in (1, 2, 3))
+    q = q[:, :, :9]
+    lowest = torch.finfo(dtype).min
+    mask = torch.zeros(1, 1, 9, 80, dtype=dtype)
+    mask[..., 3::7] = lowest
+    kept = [i for i in range(80) if i % 7 != 3]
+    whole = _native(q, k, v, mask, 0.2, 0.0, None)
+    assert torch.equal(_native(q[:, :, 4:5], k, v, mask[:, :, 4:5], 0.2, 0.0, None), whole[:, 4:5])
+    assert torch.equal(_native(q, k[:, :, kept], v[:, :, kept], mask[..., kept], 0.2, 0.0, None), whole)

@@ -4,9 +4,11 @@ Shapes: F frontier nodes, K candidates, V vocabulary.
 """
 
 import time
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,19 +16,39 @@ from draftree.boundary.phases import in_phase, phase
 from draftree.costs.curves import Costs
 from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
-from draftree.models.target import Probes, Target, Verified
+from draftree.errors import DraftreeError, DraftreeWarning, UserError, first_line
+from draftree.models.cache import SlotCache
+from draftree.models.target import Probes, Taps, Target, Verified
 from draftree.models.unseen import Layers, Unseen, verified
 from draftree.policies._unseen import Told, grow
 from draftree.policies.base import Plan, Policy, Search
 from draftree.rows import Rows
-from draftree.sampling.drawing import Drawing, allowed
+from draftree.sampling.drawing import Drawing, allowed, beside, nothing_beside
 from draftree.stats import Work
-from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict
+from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict, of_rows
+
+T = TypeVar("T")
+
+
+class DrafterFault(Exception):
+    """A drafter raised an exception.
+
+    Attributes:
+        rows: the sequences that it was raised for; none where it was not raised again.
+        error: what it raised.
+    """
+
+    def __init__(self, rows: list[int], error: Exception) -> None:
+        super().__init__(str(error))
+        self.rows, self.error = rows, error
 
 
 @dataclass
 class Drafting(Search):
     """Expands tree nodes through a drafter during one step: carries its state, and skips nodes whose next token is forced.
+
+    Where the drafter raises an exception, the sequences that it is raised for are written without drafts to their end, and
+    those beside them as if nothing had happened: the step's drafting begins anew without the former.
 
     Attributes:
         drafter: that is driven.
@@ -56,6 +78,26 @@ class Drafting(Search):
 
     def grow(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Tree | Unseen:
         """The tree that a policy drafts, or where it can grow without the host one that the host has yet to be told of."""
+        before, again = self.state, False
+        while not self.rows.undrafted.issuperset(roots.row.tolist()):
+            if self.rows.undrafted:
+                depth = room.depth.copy()
+                depth[list(self.rows.undrafted)] = 0
+                room = replace(room, depth=depth)
+            try:
+                grown = self._grow(policy, roots, costs, room, memory)
+                self._check(grown)
+                return grown
+            except DrafterFault as fault:
+                new = [row for row in fault.rows if row not in self.rows.undrafted]
+                fault.rows, again = new or roots.row.tolist() * again, True
+                give_up(self.rows, self.drafter, fault)
+            self.state, self.told, self.finds, self.find_seconds = before, None, 0, 0.0
+            for begun in (self.frontiers, self.passed, self.steps):
+                begun.clear()
+        return roots
+
+    def _grow(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Tree | Unseen:
         drafted = partial(policy.draft, self, roots, costs, room, memory)
         if (plan := self._plan(policy, roots, room)) is None:
             return drafted()
@@ -72,7 +114,10 @@ class Drafting(Search):
             return tree
 
         with phase("draft"):
-            return grow(plan, layers, self.rows.last, depth, self.rows.cache.lengths, told)
+            try:
+                return grow(plan, layers, self.rows.last, depth, self.rows.cache.lengths, told)
+            except Exception as error:
+                raise DrafterFault(roots.row.tolist(), error) from error
 
     def _plan(self, policy: Policy, roots: Tree, room: Room) -> Plan | None:
         """The shape of a step's trees, where it is known and passes are recorded, and only likeliest tokens are asked for."""
@@ -87,10 +132,34 @@ class Drafting(Search):
 
     @in_phase("draft")
     def _layers(self, plan: Plan, roots: Tree, depth: Ints) -> Layers | None:
-        return self.drafter.layers(self.state, roots, np.minimum(depth, plan.depth))
+        try:
+            return self.drafter.layers(self.state, roots, np.minimum(depth, plan.depth))
+        except Exception:  # asked by the host, node by node, it says for which sequences
+            return None
+
+    def _check(self, grown: Tree | Unseen) -> None:
+        """Raise `DrafterFault` for drafts that are no tokens of the vocabulary."""
+        if isinstance(grown, Tree) and not 0 <= grown.tokens.min() <= grown.tokens.max() < self.vocab:
+            wrong = np.flatnonzero((grown.tokens < 0) | (grown.tokens >= self.vocab))
+            told = f"it drafted token id {grown.tokens[wrong[0]]}, allowed are 0 … {self.vocab - 1}"
+            raise DrafterFault(np.unique(grown.row[wrong]).tolist(), UserError(told))
+
+    def _ask(self, call: Callable[[Ints], T], tree: Tree, frontier: Ints) -> T:
+        """Ask the drafter for something after the nodes of a frontier.
+
+        Raises:
+            DrafterFault: it raised an exception. The sequences are those for which it does so again where it is asked for
+                them alone.
+        """
+        try:
+            return call(frontier)
+        except Exception as error:
+            owners = tree.row[frontier]
+            rows = [row for row in np.unique(owners).tolist() if _raises(partial(call, frontier[owners == row]))]
+            raise DrafterFault(rows, error) from error
 
     def verify(self, target: Target, grown: Tree | Unseen, probes: Probes | None) -> tuple[Tree, Verified]:
-        """The target's pass over a tree; if the host had not seen that, it is told of both at once."""
+        """Return a tree and the target's pass over it; if the host has not seen the tree, it reads both at once."""
         if isinstance(grown, Tree):
             return grown, target.verify(self.rows.cache, grown, self.drafter.needs, probes)
         assert probes is None, "a drafter of layers sends no probes"
@@ -98,20 +167,25 @@ class Drafting(Search):
 
     @in_phase("draft")
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
-        if self.rows.forced(tree, frontier) is not None:
+        open_ = self.rows.forced(tree, frontier) < 0
+        if not open_.any():
             return None
-        drawing, self.finds = self._drawing(tree, frontier), self.finds + 1
-        start = time.perf_counter()
-        found, self.state = self.drafter.find(self.state, tree, frontier, k, drawing)
+        asked, self.finds = frontier[open_], self.finds + 1
+        drawing, start = self._drawing(tree, asked), time.perf_counter()
+        call = lambda nodes: self.drafter.find(self.state, tree, nodes, k, self._drawing_of(tree, nodes, asked, drawing))
+        found, self.state = self._ask(call, tree, asked)
         self.find_seconds += time.perf_counter() - start
-        return None if found is None else self._allowed(found, drawing)
+        if found is None:
+            return None
+        return nothing_beside(self._allowed(found, drawing), open_)
 
     @in_phase("draft")
     def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
         if self.rows.steered:  # node by node
             return None
         start = time.perf_counter()
-        found, self.state = self.drafter.below(self.state, tree, frontier, k, self.drawing, deepest)
+        ask = lambda nodes: self.drafter.below(self.state, tree, nodes, k, self.drawing, deepest)
+        found, self.state = self._ask(ask, tree, frontier)
         seconds = time.perf_counter() - start
         if found is not None and found.alone:
             self.frontiers.append(len(frontier))
@@ -126,7 +200,7 @@ class Drafting(Search):
         return self.drafter.searches
 
     def passes(self, tree: Tree, frontier: Ints) -> int:
-        return self.drafter.passes(self.state, tree, frontier)
+        return self._ask(partial(self.drafter.passes, self.state, tree), tree, frontier)
 
     @property
     def ahead(self) -> int:
@@ -134,9 +208,16 @@ class Drafting(Search):
 
     @in_phase("draft")
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
-        if (forced := self.rows.forced(tree, frontier)) is not None:
-            self.passed += frontier.tolist()
-            return Candidates(forced, np.zeros(forced.shape))
+        forced = self.rows.forced(tree, frontier)
+        open_ = forced < 0
+        self.passed += frontier[~open_].tolist()
+        if not open_.any():
+            return Candidates(forced[:, None], np.zeros((len(frontier), 1)))
+        found = self._asked(tree, frontier[open_], k)
+        return found if open_.all() else beside(found, forced)
+
+    def _asked(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        """Candidates of the drafter, which reads forced tokens above the frontier first."""
         above = np.array([n for n in self.passed if tree.ancestors[frontier, n].any()], np.int64)
         self.passed = [n for n in self.passed if n not in above]
         if self.drafter.expands_paths:  # what goes on below a forced token has to have read it
@@ -151,7 +232,10 @@ class Drafting(Search):
         drawing = self._drawing(tree, frontier)
         if self.told is None:
             start = time.perf_counter()
-            candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, drawing)
+            call = lambda nodes: self.drafter.expand(
+                self.state, tree, nodes, k, self._drawing_of(tree, nodes, frontier, drawing)
+            )
+            candidates, self.state = self._ask(call, tree, frontier)
             if fed:
                 self.steps.append(DraftStep(fed, time.perf_counter() - start))
         else:
@@ -165,6 +249,9 @@ class Drafting(Search):
         shaped = self.rows.guided(tree, frontier)
         return self.drawing if shaped is None else replace(self.drawing, shaped=shaped)
 
+    def _drawing_of(self, tree: Tree, nodes: Ints, frontier: Ints, drawing: Drawing) -> Drawing:
+        return drawing if nodes is frontier else self._drawing(tree, nodes)
+
     def _allowed(self, candidates: Candidates, drawing: Drawing) -> Candidates:
         # Whoever has a whole q has sent its logits through them; what others found beside it has not been.
         if drawing.shaped is None or (candidates.logs is not None and candidates.sources is None):
@@ -173,12 +260,38 @@ class Drafting(Search):
 
     @in_phase("draft")
     def commit(self, tree: Tree, verdict: Verdict, verified: Verified) -> None:
-        kept = np.concatenate([verdict.kept(root) for root in range(tree.roots)])
-        self.state = self.drafter.commit(self.state, tree, verdict, verified.taps.take(kept))
+        """Let the drafter know what was accepted of the sequences that it drafts for."""
+        rows = [row for row in tree.row[: tree.roots].tolist() if row not in self.rows.undrafted]
+        if not rows:
+            return
+        try:
+            self.state = self._committed(tree, verdict, verified.taps, rows)
+        except Exception as error:
+            failed = list[int]()
+            for row in rows:
+                try:
+                    self.state = self._committed(tree, verdict, verified.taps, [row])
+                except Exception:
+                    failed.append(row)
+            give_up(self.rows, self.drafter, DrafterFault(failed, error))
+
+    def _committed(self, tree: Tree, verdict: Verdict, taps: Taps, rows: list[int]) -> Any:
+        kept = [verdict.kept(root) for root in range(tree.roots) if tree.row[root] in rows]
+        if len(kept) < tree.roots:
+            tree, verdict = of_rows(tree, verdict, rows)
+        return self.drafter.commit(self.state, tree, verdict, taps.take(np.concatenate(kept)))
 
     @in_phase("draft")
     def probes(self) -> Probes | None:
-        return self.drafter.probes(self.state)
+        """Return the rows that ride along in the verification, if there are any."""
+        rows = self.rows.live.tolist()
+        if self.rows.undrafted.issuperset(rows):
+            return None
+        try:
+            return self.drafter.probes(self.state)
+        except Exception as error:
+            give_up(self.rows, self.drafter, DrafterFault(rows, error))
+            return None
 
     def times(self, work: Work, verdict: Verdict, target: float, commit: float, seconds: float) -> StepTimes:
         """Return the timings of the step, once it is over.
@@ -203,3 +316,71 @@ class Drafting(Search):
             gained=sum(map(len, verdict.paths)) + work.rows,
             prompt_read=bool(self.frontiers) and self.rows.read_by_drafter(),
         )
+
+
+def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: Ints) -> Any:
+    """Return a drafter's state once rows begin a text; one for which it raises an exception is written without drafts."""
+
+    def start(state: Any, taps: Taps, begun: Ints) -> Any:
+        return drafter.start(rows.committed, rows.last.copy(), taps, state, begun)
+
+    try:
+        return start(state, taps, begun)
+    except Exception as error:
+        failed = list[int]()
+        for row in begun.tolist():
+            try:
+                state = start(state, taps.take(np.flatnonzero(taps.rows == row)), np.array([row], np.int64))
+            except Exception:
+                failed.append(row)
+        give_up(rows, drafter, DrafterFault(failed, error))
+        return state
+
+
+def released(drafter: Drafter[Any], rows: Rows, state: Any, row: int) -> Any:
+    """Return a drafter's state once a row is free; none where it raises an exception, and nothing is drafted then."""
+    if state is None:
+        return None
+    try:
+        return drafter.truncate(state, rows.lengths, np.array([row], np.int64))
+    except Exception as error:
+        give_up(rows, drafter, DrafterFault(rows.live.tolist(), error))
+        return None
+
+
+def selected(drafter: Drafter[Any], rows: Rows, state: Any, chosen: Ints, cache: SlotCache) -> Any:
+    """Return a drafter's state of other rows; none where it cannot say it."""
+    try:
+        return drafter.select(state, chosen, cache)
+    except Exception as error:
+        rows.warn(told_of(drafter, error))
+        return None
+
+
+def carried(drafter: Drafter[Any], state: Any) -> Any:
+    """Return what a drafter keeps from text to text; nothing where it raises an exception."""
+    try:
+        return None if state is None else drafter.carry(state)
+    except Exception as error:
+        warnings.warn(told_of(drafter, error), DraftreeWarning, stacklevel=2)
+        return None
+
+
+def told_of(drafter: Drafter[Any], error: Exception, then: str = "what it knew is lost") -> str:
+    """Return what is said of a drafter that raised an exception."""
+    what = str(error) if isinstance(error, DraftreeError) else f"{type(error).__name__}: {first_line(error)}"
+    return f"the drafter failed, and {then}: {what} ({drafter.described})"
+
+
+def give_up(rows: Rows, drafter: Drafter[Any], fault: DrafterFault) -> None:
+    """Write sequences without drafts to their end, and warn of it."""
+    rows.undrafted.update(fault.rows)
+    rows.warn(told_of(drafter, fault.error, "the text goes on without drafts" if fault.rows else "it is asked again"))
+
+
+def _raises(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except Exception:
+        return True
+    return False

@@ -16,7 +16,7 @@ from draftree.acceptors.base import Acceptor
 from draftree.boundary.phases import phase
 from draftree.costs.curves import CostSource
 from draftree.drafters.base import Drafter
-from draftree.drafting import Drafting
+from draftree.drafting import Drafting, released, selected, started
 from draftree.models.target import Needs, Taps, Target
 from draftree.policies.base import Policy
 from draftree.request import Emitted, Request
@@ -72,14 +72,20 @@ def admit(parts: Parts, rows: Rows, requests: Sequence[Request], state: State = 
         state: after the last step; at first that of an earlier text, or nothing.
     """
     begun, events, taps = prefill(parts.target, parts.acceptor, parts.drafter.needs, rows, requests)
-    drafter = parts.drafter.start(rows.committed, rows.last.copy(), taps, state.drafter, begun)
-    return events, State(drafter, parts.policy.start() if state.policy is None else state.policy)
+    return events, start(parts, rows, begun, taps, state)
+
+
+def start(parts: Parts, rows: Rows, begun: Ints, taps: Taps, state: State) -> State:
+    """Lets the drafter read the prompts of rows that begin; `taps` are those of all their tokens that it has not read."""
+    drafter = started(parts.drafter, rows, taps, state.drafter, begun)
+    return State(drafter, parts.policy.start() if state.policy is None else state.policy)
 
 
 def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     """Drafts, verifies and commits a tree for every row that still writes; at least one must."""
     target, drafter, policy, acceptor = parts.target, parts.drafter, parts.policy, parts.acceptor
     prices, start = parts.costs.at(rows.context, rows.live.size), time.perf_counter()
+    target.read_anew(rows.cache, rows.committed, rows.live)
     draft = Drafting(drafter, state.drafter, rows, target.decoder.vocab, rows.drawing(acceptor.draw))
     roots = Tree.planted(rows.live, rows.last[rows.live])
     with phase("grow"):
@@ -106,7 +112,18 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
 def release(parts: Parts, rows: Rows, row: int, state: State) -> State:
     """Frees a row, whether its text has ended or not; `admit` may give it to another request."""
     rows.leave(row)
-    return State(parts.drafter.truncate(state.drafter, rows.lengths, np.array([row], np.int64)), state.policy)
+    return State(released(parts.drafter, rows, state.drafter, row), state.policy)
+
+
+def select(parts: Parts, rows: Rows, chosen: Ints, state: State) -> tuple[Rows, State] | None:
+    """The same sequences in a batch of another size: [R'] the old row of each new one, −1 for a free one.
+
+    Returns:
+        None where the drafter cannot do that.
+    """
+    new = rows.selected(chosen)
+    drafter = selected(parts.drafter, rows, state.drafter, chosen, new.cache)
+    return None if drafter is None else (new, State(drafter, state.policy))
 
 
 def plain(target: Target, acceptor: Acceptor, rows: Rows, requests: Sequence[Request]) -> Iterator[list[Emitted]]:
@@ -120,6 +137,7 @@ def plain(target: Target, acceptor: Acceptor, rows: Rows, requests: Sequence[Req
 def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
     """Writes one token without drafts for every row that still writes; at least one must."""
     start = time.perf_counter()
+    target.read_anew(rows.cache, rows.committed, rows.live)
     tree = Tree.planted(rows.live, rows.last[rows.live])
     verified = target.verify(rows.cache, tree, Needs())
     p = rows.distributions(tree, verified.logits)

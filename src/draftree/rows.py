@@ -46,6 +46,8 @@ class Rows:
         last: [R] each row's root, the newest token chosen.
         written: [R] output.
         live: the rows that still write, in order.
+        undrafted: the rows that are written without drafts, as the drafter raised an exception.
+        growth: the depth that a tree may have at most, so that a step does not exceed a bound of the cache; None for no bound.
     """
 
     def __init__(
@@ -60,6 +62,9 @@ class Rows:
         self.committed = [np.zeros(0, np.int64) for _ in range(cache.rows)]
         self.written: list[list[int]] = [[] for _ in range(cache.rows)]
         self.last, self.live, self._calls = (np.zeros(n, np.int64) for n in (cache.rows, 0, cache.rows))
+        self._numbers, self._begun = np.zeros(cache.rows, np.int64), 0  # of the sequence in each row; how many have begun
+        self.growth: int | None = None
+        self.undrafted = set[int]()
 
     @property
     def free(self) -> Ints:
@@ -86,15 +91,39 @@ class Rows:
             self.requests[row], self.written[row] = request, []
             # Until the prefill has spoken, a prompt's last token is its root: the token after it is chosen as any bonus is.
             self.committed[row], self.last[row] = np.array(request.prompt[:-1], np.int64), request.prompt[-1]
+        self._numbers[rows] = self._begun + np.arange(len(rows))
+        self._begun += len(rows)
         self._calls[rows], self._admitted = own_noise and self._admitted, self._admitted + 1
         self.live = np.union1d(self.live, rows)
         self._unread.update(rows.tolist())
+        self.undrafted.difference_update(rows.tolist())
         return rows
 
     def read_by_drafter(self) -> bool:
         """Note that the drafter has read all sequences; return whether the prompt of one was among what it read."""
         unread, self._unread = self._unread, set()
         return bool(unread)
+
+    @property
+    def admitted(self) -> int:
+        """The number of calls of `admit`, and those that went before."""
+        return self._admitted
+
+    def selected(self, rows: Ints) -> "Rows":
+        """The same sequences in other rows: [R'] the old row of each new one, −1 for a free one; the cache is copied."""
+        new = Rows(self.cache.taken(rows, MAX_NODES), self._source, self._admitted, self.stats)
+        for row, old in enumerate(rows.tolist()):
+            if old >= 0:
+                new.requests[row], new.written[row], new.committed[row] = (
+                    self.requests[old],
+                    self.written[old],
+                    self.committed[old],
+                )
+                new.last[row], new._calls[row] = self.last[old], self._calls[old]
+        new.live, new._warned = np.flatnonzero(np.isin(rows, self.live)), self._warned
+        new._unread = {row for row, old in enumerate(rows.tolist()) if old in self._unread}
+        new.undrafted = {row for row, old in enumerate(rows.tolist()) if old in self.undrafted}
+        return new
 
     def leave(self, row: int) -> list[int]:
         """Frees a row, whether its text has ended or not; returns what was written there."""
@@ -152,16 +181,15 @@ class Rows:
         path = tree.tokens[tree.path(node)].tolist()
         return [*self.requests[row].before, *self.committed[row].tolist(), *path]
 
-    def forced(self, tree: Tree, frontier: Ints) -> Ints | None:
-        """[F, 1] the only token that can come after each node of a frontier; None where some node leaves a choice."""
-        found = []
-        for node in frontier.tolist():
+    def forced(self, tree: Tree, frontier: Ints) -> Ints:
+        """[F] the only token that can come after each node of a frontier; −1 where a node leaves a choice."""
+        found = np.full(len(frontier), -1)
+        for place, node in enumerate(frontier.tolist()):
             rule = self.requests[int(tree.row[node])].forced
             token = None if rule is None else rule(self.shown(tree, node))
-            if token is None:
-                return None
-            found.append([token])
-        return np.array(found, np.int64)
+            if token is not None:
+                found[place] = token
+        return found
 
     def guided(self, tree: Tree, frontier: Ints) -> Callable[[Tensor], Tensor] | None:
         """A function that applies the rows' guides to draft logits [F, V] after a frontier; None where there are none."""
@@ -193,6 +221,8 @@ class Rows:
             min(r.max_new_tokens - len(w) - 1, target.depth_room(len(c)))
             for r, w, c in zip(self.requests, self.written, self.committed, strict=True)
         ]
+        if self.growth is not None:
+            depth = [min(each, self.growth) for each in depth]
         return Room(np.array(depth, np.int64), MAX_NODES)
 
     @in_phase("text")
@@ -219,12 +249,13 @@ class Rows:
             if step:
                 mine = tree.of_row(row)
                 extra = 0 if probes is None else int((probes.row == row).sum())
-                self.stats.steps.append(Step(len(path), len(mine) - 1 + extra, int(tree.depth[mine].max())))
+                deepest, number = int(tree.depth[mine].max()), int(self._numbers[row])
+                self.stats.steps.append(Step(len(path), len(mine) - 1 + extra, deepest, number))
             self.last[row] = tokens[-1]
             full = len(self.committed[row]) + len(kept) >= target.decoder.context  # the root has no position left to be read at
             count, ending = self._cut(row, tokens, full)
             p.vouch(kept[:count])
-            origins: list[Origin] = ["drafted" for _ in path]
+            origins = self._origins(tree, kept[:-1])
             origins.append("bonus" if step else "prefill")
             told = [] if request.logprobs is None else _logprobs(p, kept, tokens[:count], request.logprobs)
             chosen_at = kept[:count].tolist() if request.keep_scores else []
@@ -237,6 +268,12 @@ class Rows:
                 done.add(row)
         self.live = np.array([r for r in self.live if r not in done], np.int64)
         return events
+
+    def _origins(self, tree: Tree, parents: Ints) -> list[Origin]:
+        """Return how accepted nodes came, by their parents: drafted, or the only ones that were allowed."""
+        if not len(parents) or self.requests[int(tree.row[parents[0]])].forced is None:
+            return ["drafted" for _ in parents]
+        return ["forced" if token >= 0 else "drafted" for token in self.forced(tree, parents)]
 
     def _cut(self, row: int, tokens: list[int], full: bool) -> tuple[int, Ending | None]:
         """The number of a step's tokens that a row emits, and the reason why it ends with them, if it does.

@@ -350,3 +350,15 @@ class Room:
     def expandable(self, tree: Tree, nodes: Ints, deepest: float = np.inf) -> Ints:
         """Those of the nodes that may have children; `deepest` bounds every row's depth further."""
         return shallow(nodes, tree.depth, tree.row, self.depth, float(deepest))
+
+
+def of_rows(tree: Tree, verdict: Verdict, rows: list[int]) -> tuple[Tree, Verdict]:
+    """Return a verified tree without other sequences, and the verdict on it."""
+    nodes, place = np.flatnonzero(np.isin(tree.row, rows)), np.full(len(tree) + 1, -1)
+    place[nodes] = np.arange(len(nodes))
+    columns = {f.name: getattr(tree, f.name) for f in fields(tree)}
+    mine: dict[str, Any] = {name: column[nodes] for name, column in columns.items() if isinstance(column, np.ndarray)}
+    mine["parents"] = place[mine["parents"]]  # that of a root is −1, and so is the last place
+    roots = [root for root in range(tree.roots) if tree.row[root] in rows]
+    paths = tuple(place[verdict.paths[root]] for root in roots)
+    return replace(tree, **mine), replace(verdict, paths=paths, bonus=verdict.bonus[roots])

@@ -16,7 +16,7 @@ Shapes: G entries of θ, P places, W widths.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -46,6 +46,9 @@ OUTLIER = 3.0
 """A timing further away than so many standard deviations is an outlier."""
 CONFIRMED = 3
 """Outliers in a row, in the same direction, that count as a change and not as outliers."""
+FASTEST, LARGEST, ROUNDING = 1e30, 100.0, 1e-6
+"""Of a file: bounds of what a machine does in a second, and of an entry of θ and its covariance; what rounding takes from the
+least eigenvalue of that."""
 RELOADED = 0.1
 """Standard deviation added to the level when a model is read from disk: another process may run under another load."""
 
@@ -79,6 +82,21 @@ class Speed:
     bandwidth: float
     rate: float
     overhead: float
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Self:
+        """Return the speed that `asdict` wrote.
+
+        Raises:
+            ValueError: a figure is missing, or is not one that a machine can have.
+        """
+        figures: list[Any] = [stored.get(f.name) for f in fields(cls)]
+        if not all(type(x) in (int, float) and 0 <= x <= FASTEST for x in figures):
+            raise ValueError(f"figures are {figures}, allowed are numbers of 0 … {FASTEST:g}")
+        found = cls(*map(float, figures))
+        if not found.bandwidth or not found.rate:
+            raise ValueError("the bandwidth or the rate is 0, which no machine has")
+        return found
 
 
 @dataclass(frozen=True)
@@ -215,6 +233,8 @@ class Correction:
         covariance = np.zeros((count, count))
         covariance[np.tril_indices(count)] = lower
         covariance = covariance + np.tril(covariance, -1).T
+        if max(np.abs(mean).max(), np.abs(lower).max()) > LARGEST or np.linalg.eigvalsh(covariance)[0] < -ROUNDING:
+            raise ValueError("the correction is none that timings can teach")
         return cls(mean, covariance + RELOADED**2 * _LEVEL, int(stored["timings"]))
 
 

@@ -16,7 +16,7 @@ from typing import final
 
 import numpy as np
 
-from draftree.boundary.files import locked, read_object, write_text
+from draftree.boundary.files import locked, read_object, understood, write_text
 from draftree.costs.curves import Costs, CostTable, monotone
 from draftree.costs.model import Correction, CostModel, Place, Size, Speed
 from draftree.costs.timings import StepTimes
@@ -107,12 +107,11 @@ class Learner:
         """Return when the file was written, and its speed and corrections; none where it cannot be read."""
         if self.path is None or not self.path.is_file():
             return 0, None
-        try:
+        with suppress(UserError), understood(f"'{self.path}' is not a file of costs"):
             stamp, file = self.path.stat().st_mtime_ns, read_object(self.path, "a file of costs")
             corrections = {name: Correction.of(stored) for name, stored in file["models"].items()}
-            return stamp, (Speed(**file["speed"]), corrections)
-        except (OSError, UserError, KeyError, TypeError, ValueError, AttributeError):
-            return 0, None
+            return stamp, (Speed.of(file["speed"]), corrections)
+        return 0, None
 
 
 @final

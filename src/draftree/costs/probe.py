@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from draftree.boundary.files import read_object, write_text
+from draftree.boundary.files import read_object, understood, write_text
 from draftree.boundary.machine import kept, machine, timed
 from draftree.costs.model import Speed
 from draftree.errors import UserError
@@ -63,9 +63,9 @@ def _known_speed(name: str, dtype: torch.dtype) -> Speed:
     device = torch.device(name)
     about = machine(device) | {"dtype": str(dtype)}
     path = kept("speed", about)
-    with suppress(UserError, KeyError, TypeError):
+    with suppress(UserError), understood(f"'{path}' is not the speed of a machine"):
         if path.is_file():
-            return Speed(**read_object(path, "the speed of a machine")["speed"])
+            return Speed.of(read_object(path, "the speed of a machine")["speed"])
     speed = probe(device, dtype)
     with suppress(OSError):  # a home that cannot be written to: probed again the next time
         write_text(path, json.dumps({"about": about, "speed": asdict(speed)}) + "\n")

@@ -14,9 +14,10 @@ from typing import Any, final
 import numpy as np
 
 from draftree.calibration import Logistic
-from draftree.drafters.base import Drafter, Method, put
+from draftree.drafters.base import Drafter, Method, picked, put
 from draftree.errors import UserError
 from draftree.kernels.fusing import judged, judgements, merge
+from draftree.models.cache import SlotCache
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Below, Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
@@ -248,6 +249,12 @@ class FusedDrafter(Drafter[Fusing]):
     def truncate(self, state: Fusing, lengths: Ints, rows: Ints | None = None) -> Fusing:
         inner = [part.truncate(s, lengths, rows) for part, s in zip(self.parts, state.parts, strict=True)]
         return Fusing(tuple(inner), put(state.trust, rows, (state.together,) * len(lengths)))
+
+    def select(self, state: Fusing, rows: Ints, cache: SlotCache) -> Fusing | None:
+        inner = [part.select(s, rows, cache) for part, s in zip(self.parts, state.parts, strict=True)]
+        if any(s is None for s in inner):
+            return None
+        return Fusing(tuple(inner), picked(state.trust, rows, state.together))
 
     def carry(self, state: Fusing) -> Fusing:
         inner = [part.carry(s) for part, s in zip(self.parts, state.parts, strict=True)]

@@ -9,12 +9,13 @@ from typing import Any, final
 import numpy as np
 
 from draftree.boundary.knobs import knob, read
-from draftree.drafters.base import Drafter, every, put
+from draftree.drafters.base import Drafter, every, picked, put
 from draftree.drafters.lookup.adaptation import Adapted, Increments, Weighting, successors
 from draftree.drafters.lookup.datastore import Documents, Stored
 from draftree.drafters.lookup.ngram_build import GramSettings, build, grams_of
 from draftree.drafters.lookup.ngrams import Grams, width_of
 from draftree.errors import UnknownName, UserError
+from draftree.models.cache import SlotCache
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -184,6 +185,10 @@ class ADEDDrafter(Drafter[ADEDState]):
             return ADEDState(state.memory, left)
         shared = put(state.shared or (0,) * len(lengths), cut, lengths.tolist())
         return ADEDState(self._remembered(state, cut), left, shared)
+
+    def select(self, state: ADEDState, rows: Ints, cache: SlotCache) -> ADEDState:
+        shared = picked(state.shared, rows, 0) if state.shared else ()
+        return ADEDState(state.memory, picked(state.rows, rows, Adapted.empty()), shared)
 
     def carry(self, state: ADEDState) -> ADEDState | None:
         return ADEDState(self._remembered(state, np.arange(len(state.rows))), ()) if self.knobs.session else None

@@ -20,8 +20,8 @@ from draftree.boundary.files import understood
 from draftree.boundary.knobs import Knobs, Part, knob, real, several
 from draftree.errors import UserError, shown
 from draftree.formats.checkpoint import ABOUT, FILES, Checkpoint, embedding_hash, fingerprint, shipped
-from draftree.models.between import shorten
-from draftree.models.compiling import compiled_kinds, hasten
+from draftree.models.cache import SlotCache
+from draftree.models.kernel_modules import accelerate
 from draftree.models.sources import DTypeName
 from draftree.models.target import Needs, Probes, Taps, Target, named
 from draftree.models.unseen import Layers
@@ -30,6 +30,13 @@ from draftree.tree import Below, Candidates, Ints, Tree, Verdict
 
 State = TypeVar("State")
 T = TypeVar("T")
+
+
+def set_knobs(knobs: Any) -> str:
+    """Return a method's name with those knobs that differ from their defaults, as `PLD(ngram=2)`."""
+    own = [f for f in fields(knobs) if f.repr and f.name != "checkpoint"]
+    changed = [f"{f.name}={shown(getattr(knobs, f.name))}" for f in own if getattr(knobs, f.name) != f.default]
+    return f"{type(knobs).__name__}({', '.join(changed)})" if changed else type(knobs).__name__
 
 
 class Drafter(ABC, Generic[State]):
@@ -62,7 +69,12 @@ class Drafter(ABC, Generic[State]):
         return repr(self.knobs) if self.knobs else type(self).__name__
 
     def __repr__(self) -> str:
-        return f"<drafter {self.described}>"
+        described = self.described
+        knobs: Any = self.knobs
+        if knobs is not None:  # in short: without the knobs that have their defaults
+            whole = repr(replace(knobs, checkpoint="") if "checkpoint" in vars(knobs) else knobs)
+            described = described.replace(whole, set_knobs(knobs))
+        return f"<drafter {described}>"
 
     @property
     def language_model(self) -> Target | None:
@@ -150,6 +162,18 @@ class Drafter(ABC, Generic[State]):
             rows: [B] those that are cut; all by default. The others are left as they are.
         """
 
+    def select(self, state: State, rows: Ints, cache: SlotCache) -> State | None:
+        """Return the state of other rows, between two steps; None where that cannot be done, as by default.
+
+        The texts are then read anew where a batch grows or shrinks.
+
+        Args:
+            state: after the last step.
+            rows: [R'] the old row of each new one; −1 for a row that is free.
+            cache: the target's, which holds the new rows.
+        """
+        return None
+
     def carry(self, state: State) -> State | None:
         """The part of a finished call's state that later calls with other texts begin with; nothing by default.
 
@@ -174,6 +198,11 @@ def put(old: Sequence[T], rows: Ints | None, new: Sequence[T]) -> tuple[T, ...]:
     for row in every(rows, len(found)).tolist():
         found[row] = new[row]
     return tuple(found)
+
+
+def picked(values: Sequence[T], rows: Ints, empty: T) -> tuple[T, ...]:
+    """[R'] the values of selected rows, and `empty` where a row is −1."""
+    return tuple(values[row] if row >= 0 else empty for row in rows.tolist())
 
 
 class Method(Part, ABC):
@@ -247,6 +276,10 @@ class Trainable(Drafter[State]):
 
     def __init__(self, knobs: "TrainableMethod", model: nn.Module, target: Target, stored: Checkpoint) -> None:
         self.knobs, self.model, self._target, self._stored = knobs, model.eval(), target, stored
+
+    def use_kernels(self, target: Target) -> None:
+        """Let the network be computed by kernels as the target is; it is not trained after that."""
+        accelerate(self.model, target.loading.kernels, bool(target.decoder.native_kinds))
 
     @property
     def _like(self) -> Tensor:
@@ -440,8 +473,7 @@ class TrainableMethod(Method):
             if asked != fixed and (asked != defaults[key] or key in self.named):
                 told = f"{type(self).__name__.lower()}: {key} is {shown(asked)}, allowed is {shown(fixed)}"
                 raise UserError(f"{told}: '{drafter.knobs.checkpoint}' fixes it")
-        hasten(drafter.model, target.loading, bool(compiled_kinds(target.decoder.model)))
-        shorten(drafter.model, target.loading.kernels)
+        drafter.use_kernels(target)
         return drafter
 
     @final

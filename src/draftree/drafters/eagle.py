@@ -121,7 +121,7 @@ class EAGLENet(PairNet):
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
         x = self.fc(torch.cat((embed(tokens).to(features.dtype), features), dim=-1))
-        return run(self.layers[0], x, self.rotary(x, positions), mask, cache)
+        return run(self.layers, x, self.rotary(x, positions), mask, cache)
 
     def logits(self, out: Tensor) -> Tensor:
         logits: Tensor = self.head(out)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
-from draftree.boundary.knobs import knob
+from draftree.boundary.knobs import Presets, knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.llama import CACHE, Rotary, initialise, like, of_values, published, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
@@ -27,7 +27,8 @@ from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
-from draftree.models.native_layers import PreparedLayer
+from draftree.models.kernel_modules import run_native, usable
+from draftree.models.native_layers import PreparedLayer, finish_layer
 from draftree.models.target import Needs, Target
 from draftree.tree import Drafted, Ints
 
@@ -46,9 +47,9 @@ class EAGLE3(TrainableMethod):
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
         steps: passes of the training-time test.
         decay: weight of each further pass.
-        init: what it begins with: `target`, the target's own layer that reads the highest of the three entries, and its last
-            norm, so that it begins with what that layer would say; where these are of other shapes, and with `scratch`, the
-            official code's way, with random weights.
+        init: what it begins with: `scratch`, random weights, the official code's way; or `target`, the target's own layer that
+            reads the highest of the three entries, and its last norm, so that it begins with what that layer would say, and
+            with random weights where these are of other shapes. `preset=fast` is this.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -61,13 +62,15 @@ class EAGLE3(TrainableMethod):
     )  # fmt: skip
     formats = ("speculators", "eagle")
 
+    presets: ClassVar[Presets] = {"fast": {"init": "target"}}
+
     low: int = 2
     middle: int | None = None
     high: int | None = None
     draft_vocab: int = knob(0, least=0)
     steps: int = knob(7, least=1)
     decay: float = knob(0.8, above=0, most=1)
-    init: Literal["target", "scratch"] = "target"
+    init: Literal["target", "scratch"] = "scratch"
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -158,7 +161,15 @@ class EAGLE3Layer(PreparedLayer):
         """[R, n, D] of embeddings and features [R, n, D], and logits of that by norm and head `behind`, if these are given."""
         normed = self.hidden_norm(features)
         x = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
-        return self.finish(x, normed if self._normed_residual else features, rotated, mask, {CACHE: cache}, *behind)
+        residual = normed if self._normed_residual else features
+        if self.native is not None and usable(self.native, mask, x, residual, *rotated):
+            out = run_native([self.native], 0, residual, rotated, mask, cache, read=x)
+        else:
+            out = finish_layer(self, x, residual, rotated, mask, {CACHE: cache})
+        if not behind:
+            return out, out
+        norm, head = behind
+        return out, head(norm(out))
 
 
 class FusingNet(PairNet):

@@ -19,24 +19,27 @@ from torch import Tensor
 from transformers import Cache
 
 from draftree.boundary.files import Entries
-from draftree.boundary.knobs import knob
-from draftree.drafters.base import Batch, Stage, TrainableMethod, every, put
-from draftree.drafters.neural.decoding import NOTHING, Decoding, keep_path, lay_out, no_candidates, rewind
+from draftree.boundary.knobs import Presets, knob
+from draftree.drafters.base import Batch, Stage, TrainableMethod, every, picked, put
+from draftree.drafters.neural.decoding import NOTHING, SPARE, Decoding, keep_path, lay_out, no_candidates, rewind, selected
 from draftree.drafters.neural.glimpse import Glimpse, GlimpseModel, View
-from draftree.drafters.neural.language_model import SPARE, BorrowingDrafter
+from draftree.drafters.neural.language_model import BorrowingDrafter, known_alone
 from draftree.drafters.neural.llama import of_values
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.masks import block_starts, earlier_blocks
 from draftree.drafters.neural.vocabulary import TargetEmbedding, TargetHead, check_size, whole
 from draftree.errors import UserError
+from draftree.formats import entries
 from draftree.formats.checkpoint import CONFIG, Checkpoint
 from draftree.models.attention import AUTO, Attending, attending
 from draftree.models.cache import SlotCache
-from draftree.models.feed import Feed
+from draftree.models.forward_batch import ForwardBatch
 from draftree.models.target import CHUNK, Needs, Taps, Target
-from draftree.sampling.drawing import Drawing, drawn
+from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
+WIDTH = 4096
+"""The draft model's hidden size in the paper, whatever the target (section 5.1)."""
 OFFICIAL = "smallLlamaForCausalLM"
 """The name of the model in a published checkpoint's config."""
 PREFIX = "small_model."
@@ -56,12 +59,13 @@ class GLIDE(TrainableMethod):
 
     Attributes:
         layers: of the draft model; the paper has 1, and 2 for its largest target.
-        hidden: its hidden size; 0 is the target's.
+        hidden: its hidden size; 0 is the target's, the official code's `--keep_same`, and `paper` 4,096 (section 5.1), or less
+            where the target has less. The paper's "47M" parameters contradict it, and so does the 768 of its script.
         block: length of the blocks it is trained in (5 in the paper). A node at depth d looks past d of the target's tokens, so
             that below a depth of `block` it looks from farther away than it ever did in training; the paper drafts 5 deep.
-        init: what embedding and LM head begin with: `target`, copies of the target's where the hidden sizes are equal (which
-            is EDD's way, and narrows what is left for cross-attention to gain), or `scratch`, random numbers, as in the paper
-            ("will be trained from scratch", section 4.1); `shared` has the target's own, which are neither trained nor stored.
+        init: what embedding and LM head begin with: `scratch`, random numbers, as in the paper ("will be trained from
+            scratch", section 4.1); `target`, copies of the target's where the hidden sizes are equal, which is EDD's way and
+            leaves cross-attention less to gain; `shared` has the target's own, which are neither trained nor stored.
         draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them. With
             `init=shared` alone.
         loss: `ce` against the text, the paper's, or `kl` against the target.
@@ -70,34 +74,40 @@ class GLIDE(TrainableMethod):
             before read those right below it. The paper's choice is the top (l = N_T − N_D + m); lower ones are its figure 7.
             `auto` is settled when training begins: of the upper third of the target's layers the one whose attention adds
             most to its residual stream (`draftree.attention`), for in some targets hardly anything is looked up at the top.
-        variant: `paper`, in which every token keeps the view it was drafted with, and training blocks begin anywhere, as
-            they do in decoding (the phase is drawn for each sample; the paper's grid has phase 0); or `official`, in which
-            tokens committed in a step are read once more, seeing all the target has committed since, prompts see all of
-            themselves, queries are rotated with base 10,000, and training blocks begin at multiples of their length.
-            Published checkpoints are opened as `official`. In training a text's first block sees nothing of the target in
-            both; the official code lets it see itself, and in the paper's formula it has nothing to attend to.
+        phase: how many tokens a text's first block lacks: 0 has blocks at multiples of their length, as in the paper (section
+            4.1); `random` is drawn for each sample, since in decoding a block begins anywhere. Training only.
+        variant: `paper`, in which every token keeps the view it was drafted with; or `official`, in which tokens committed in
+            a step are read once more, seeing all the target has committed since, prompts see all of themselves, and queries
+            are rotated with base 10,000; published checkpoints are. In training a text's first block sees nothing of the
+            target in both; the official code lets it see itself, and in the paper's formula it has nothing to attend to.
+
+    The defaults are the paper's; `preset=fast` learns faster.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (PRETRAINING, replace(PRETRAINING, name="tuning", data="chats"))
+    presets: ClassVar[Presets] = {"fast": {"hidden": 0, "init": "target", "phase": "random", "kv_layer": AUTO}}
 
     layers: int = knob(1, least=1)
-    hidden: int = knob(0, least=0)
+    hidden: int | Literal["paper"] = knob("paper", least=0)
     block: int = knob(5, least=1)
     loss: Literal["ce", "kl"] = "ce"
     cross: bool = True
     kv_layer: int | Literal["auto"] = -1
     variant: Literal["paper", "official"] = "paper"
-    init: Literal["target", "scratch", "shared"] = "target"
+    init: Literal["target", "scratch", "shared"] = "scratch"
     draft_vocab: int = knob(0, least=0)
+    phase: int | Literal["random"] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.phase != "random" and not 0 <= self.phase < self.block:
+            raise UserError(f"glide: phase is {self.phase}, allowed are random and 0 … {self.block - 1}")
         if self.draft_vocab and self.init != "shared":
-            raise UserError(
-                f"glide: draft_vocab is {self.draft_vocab}, allowed with init={self.init} is 0: its own head is whole"
-            )
+            told = f"allowed with init={self.init} is 0: its own head is whole"
+            raise UserError(f"glide: draft_vocab is {self.draft_vocab}, {told}")
 
     def read(self, stored: Checkpoint, target: Target) -> "GLIDEDrafter":
+        entries.GLIDE.check_layer(stored.config, stored.folder, "glide")
         knobs, stored = self._of(stored), stored.loaded()
         stored.check_sizes("glide", stored.config, {"vocab_size": target.decoder.vocab} | _large(target))
         views = knobs.views(target)
@@ -250,12 +260,15 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         known = cache.lengths.tolist()
         rest = put(nothing, begun, [p[n:] for p, n in zip(prompts, known, strict=True)])
         limits = put(nothing, begun, [self._reading(len(p))[n:] for p, n in zip(prompts, known, strict=True)])
-        if max(len(prompts[row]) for row in begun) >= self.decoder.context:  # it never gets to draft
-            pending = put(state.own.pending, begun, rest)
-            return Glimpsing(replace(state.own, pending=pending), taps.cache, put(state.limits, begun, limits))
+        fit = np.array([len(prompts[row]) < self.decoder.context for row in begun])
+        if not fit.all():  # these never get to be drafted for
+            late = begun[~fit]
+            waiting = replace(state.own, pending=put(state.own.pending, late, rest))
+            state = Glimpsing(waiting, taps.cache, put(state.limits, late, limits))
+            rest, limits = put(nothing, begun[fit], rest), put(nothing, begun[fit], limits)
         for at in range(0, max(map(len, rest)), CHUNK):
             part, seen = [r[at : at + CHUNK] for r in rest], [n[at : at + CHUNK] for n in limits]
-            feed = Feed.chains(part, cache.lengths.copy(), self.decoder.device)
+            feed = ForwardBatch.chains(part, cache.lengths.copy(), self.decoder.device)
             self._read(_waiting(cache, taps.cache, part, seen), feed)
             for r, ids in enumerate(part):
                 cache.keep(r, cache.lengths[r] + np.arange(len(ids)))
@@ -268,12 +281,12 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         starts: Ints = block_starts(length, self.knobs.block, 0).numpy()  # the blocks it would be trained in
         return starts
 
-    def _read(self, state: Glimpsing, feed: Feed) -> Tensor:
+    def _read(self, state: Glimpsing, feed: ForwardBatch) -> Tensor:
         """[R, n, D] the last norm's output after the tokens fed; their keys and values go into scratch slots."""
         cache = state.own.cache
-        places = torch.from_numpy(feed.positions).to(self.decoder.device)
-        past, mask = cache.writer(feed.starts, feed.tokens.shape[1]), self.decoder.mask(cache, feed)
-        return self._states(feed.tokens, places, mask, past, self._glimpse(state, feed.positions))
+        places = torch.from_numpy(feed.padded_positions).to(self.decoder.device)
+        past, mask = cache.writer(feed.starts, feed.width), self.decoder.hf.mask(cache, feed)
+        return self._states(feed.padded_tokens, places, mask, past, self._glimpse(state, feed.padded_positions))
 
     def _states(self, ids: Tensor, places: Tensor, mask: Any, past: Cache | None, glimpse: Glimpse | None) -> Tensor:
         """[R, n, D] the last norm's output after each token; without a mask a token sees those before it."""
@@ -292,11 +305,12 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
 
     @torch.inference_mode()
     def expand(self, state: Glimpsing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Glimpsing]:
-        if int((state.roots[tree.row[frontier]] + tree.depth[frontier]).max()) >= self.decoder.context:
+        known = state.roots[tree.row[frontier]] + tree.depth[frontier] < self.decoder.context  # each sequence by itself
+        if not known.any():
             return no_candidates(len(frontier), k), state
-        layout = lay_out(state.own, tree, frontier, self.decoder.device)
+        layout = lay_out(state.own, tree, frontier[known], self.decoder.device)
         logits = self.model.lm_head(layout.pick(self._read(state, layout.feed)))
-        candidates = drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.drafted)
+        candidates = known_alone(logits, known, k, drawing, tree, frontier, self.drafted)
         return candidates, replace(state, own=replace(state.own, fed=layout.fed))
 
     @torch.inference_mode()
@@ -314,6 +328,9 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         limits = put(state.limits, rows, (NOTHING,) * len(lengths))
         return Glimpsing(rewind(state.own, lengths, rows), state.target, limits)
 
+    def select(self, state: Glimpsing, rows: Ints, cache: SlotCache) -> Glimpsing:
+        return Glimpsing(selected(state.own, rows, cache), cache, picked(state.limits, rows, NOTHING))
+
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         logits: Tensor = self.model.lm_head(self._trained(batch, block, [phase] * len(batch.tokens)))
         return whole(logits, self.drafted)
@@ -329,9 +346,8 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return self._states(batch.tokens, positions, None, None, glimpse)
 
     def loss(self, batch: Batch) -> Tensor:
-        block = self.knobs.block
-        fixed = self.knobs.variant == "official"
-        phases = [0 if fixed else int(torch.randint(block, (), generator=g)) for g in batch.generators]
+        block, fixed = self.knobs.block, self.knobs.phase
+        phases = [int(torch.randint(block, (), generator=g)) if fixed == "random" else fixed for g in batch.generators]
         states = self._trained(batch, block, phases)[before(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.model.lm_head(states), drafted=self.drafted)
 
@@ -348,7 +364,7 @@ def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:
         UserError: the hidden size cannot be cut into heads.
     """
     theirs, decoder = target.decoder.config, target.decoder
-    hidden = knobs.hidden or decoder.hidden
+    hidden = min(WIDTH, decoder.hidden) if knobs.hidden == "paper" else knobs.hidden or decoder.hidden
     heads = math.gcd(hidden, int(theirs.num_attention_heads))
     if hidden // heads % 2:
         raise UserError(f"glide: got hidden={hidden}, {heads} heads of odd width; allowed is a multiple of {2 * heads}")

@@ -23,12 +23,13 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod, every
+from draftree.drafters.neural.decoding import SPARE
 from draftree.drafters.neural.heads import HeadsDrafter, HeadsNet, ResBlock, lm_head, newest, offered
-from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.llama import Rotary, initialise, like, run, stores
 from draftree.drafters.neural.masks import additive
 from draftree.drafters.neural.vocabulary import check_map, check_size
 from draftree.errors import UserError
+from draftree.formats import entries
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.models.cache import LayerShape, SlotCache
 from draftree.models.target import CHUNK, LAST, Taps, Target
@@ -78,7 +79,7 @@ class Hydra(TrainableMethod):
 
     def read(self, stored: Checkpoint, target: Target) -> "HydraDrafter":
         stored = stored.loaded(self.files)
-        check_kind(stored.config, stored.folder)
+        entries.HYDRA.check(stored.config, stored.folder, "hydra")
         found = replace(self, **counted(stored.tensors, stored.folder))
         first, last = f"hydra_mlp.0.{_places(found)[0]}.linear.weight", _lm_head(0, found.arch) + "weight"
         vocab = target.decoder.vocab if "d2t" in stored.tensors else len(stored.tensors[last])
@@ -97,18 +98,6 @@ class Hydra(TrainableMethod):
             )
         check_size("hydra", self.draft_vocab, target)
         return HydraDrafter(self, HydraNet(self, target, embedding=False), target, Checkpoint(file=FILE))
-
-
-def check_kind(config: dict[str, Any], where: Path) -> None:
-    """Refuses the variants of the official code that are not decoded here.
-
-    Raises:
-        UserError: it names what was got and what is allowed.
-    """
-    decoded = {"grounded_heads": (True,), "hidden_state_offset": (0,), "hydra_head_arch": ("prefix-mlp", "mlp")}
-    for key, allowed in decoded.items():
-        if config.get(key, allowed[0]) not in allowed:
-            raise UserError(f"'{where}' has {key} {config[key]}, allowed is {' or '.join(map(str, allowed))}")
 
 
 def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
@@ -163,7 +152,7 @@ class Prefix(nn.Module):
 
     def forward(self, states: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None) -> Tensor:
         """[R, n, D] of hidden states [R, n, D] under an additive mask [R, 1, n, S]."""
-        out: Tensor = self.norm(run(self.layers[0], states, rotated, mask, cache))
+        out: Tensor = self.norm(run(self.layers, states, rotated, mask, cache))
         return out
 
 
@@ -319,6 +308,10 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         state.cache.truncate(lengths)
         state.hidden.truncate(lengths)  # the next prompt's last token is always read anew, and with it the prefix
         return replace(state, read=state.cache.lengths.copy())
+
+    def select(self, state: Prefixed, rows: Ints, cache: SlotCache) -> Prefixed:
+        own, hidden = state.cache.taken(rows, SPARE), state.hidden.taken(rows, SPARE)
+        return Prefixed(own, hidden, own.lengths.copy(), state.prefix[np.maximum(rows, 0)])
 
     def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
         prefix, embedded = batch.hidden[LAST].to(self._like.dtype), self.model.embed(batch.tokens)

@@ -44,7 +44,23 @@ def language_model(small: Target, target: Target) -> "LMDrafter":
     Raises:
         UserError: the vocabularies differ and share no tokens, or one has no tokenizer.
     """
-    return LMDrafter(small, None if small.decoder.vocab == target.decoder.vocab else Shared.of(target, small))
+    return LMDrafter(small, None if _same_tokens(small, target) else Shared.of(target, small))
+
+
+def _same_tokens(small: Target, target: Target) -> bool:
+    """Return whether every id stands for the same token in both models.
+
+    Models of one size of vocabulary may number it differently. Without tokenizers nothing but the size is known.
+    """
+    if small.decoder.vocab != target.decoder.vocab:
+        return False
+    try:
+        ours, theirs = (model.tokenizer.get_vocab() for model in (small, target))
+    except UserError:
+        return True
+    size = target.decoder.vocab
+    named = [{token: number for token, number in one.items() if number < size} for one in (ours, theirs)]
+    return named[0] == named[1]
 
 
 @final

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from draftree.boundary.knobs import knob
-from draftree.drafters.base import Drafter, Method, every
+from draftree.drafters.base import Drafter, Method, every, picked
 from draftree.drafters.lookup.texts import ragged
 from draftree.errors import UserError
+from draftree.models.cache import SlotCache
 from draftree.models.target import Probes, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Bools, Candidates, Ints, Tree, Verdict
@@ -247,6 +248,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
             met = of_text(text.tolist(), self.knobs.ngram) if self.knobs.seed_prompt else ()
             found[r] = replace(self._empty(), text=text, pool=filled({}, met, self.knobs.guesses))
         return Lookaheads(tuple(found), np.setdiff1d(state.live, cut))
+
+    def select(self, state: Lookaheads, rows: Ints, cache: SlotCache) -> Lookaheads:
+        return Lookaheads(picked(state.rows, rows, self._empty()), np.flatnonzero(np.isin(rows, state.live)))
 
 
 def first_window(text: Ints, knobs: Lookahead) -> Window:

@@ -19,6 +19,7 @@ from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.heads import HeadsDrafter, HeadsNet, ResBlock, lm_head, newest, offered
 from draftree.drafters.neural.vocabulary import check_map, check_size
+from draftree.formats import entries
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.medusa import (
     FILE,
@@ -33,6 +34,7 @@ from draftree.formats.medusa import (
     renamed,
     to_vllm,
 )
+from draftree.models.cache import SlotCache
 from draftree.models.target import LAST, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -76,6 +78,7 @@ class Medusa(TrainableMethod):
 
     def read(self, stored: Checkpoint, target: Target) -> "MedusaDrafter":
         stored = loaded(stored)
+        entries.MEDUSA.check(stored.config, stored.folder, "medusa")
         official = renamed(stored) if VLLM in stored.tensors else stored
         heads, layers = counted(official.tensors, stored.folder)
         first, last = official.tensors["0.0.linear.weight"], official.tensors.get(f"0.{layers}.weight")
@@ -163,6 +166,9 @@ class MedusaDrafter(HeadsDrafter[Heads]):
 
     def truncate(self, state: Heads, lengths: Ints, rows: Ints | None = None) -> Heads:
         return Heads(state.hidden)  # the next prompt's last token is always read anew
+
+    def select(self, state: Heads, rows: Ints, cache: SlotCache) -> Heads:
+        return Heads(state.hidden[np.maximum(rows, 0)])
 
     def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
         states = batch.hidden[LAST].to(self._like.dtype)

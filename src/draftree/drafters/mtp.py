@@ -29,7 +29,8 @@ from draftree.drafters.neural.pairs import PairDrafter
 from draftree.drafters.neural.vocabulary import TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import FILES, Checkpoint, sizes, tensor_names
-from draftree.models.decoder import UNNORMED, Decoder, one_layer
+from draftree.models.decoder import Decoder, one_layer
+from draftree.models.hf_runner import UNNORMED
 from draftree.models.target import LAST, Needs, Target
 from draftree.tree import Drafted, Ints
 
@@ -314,7 +315,7 @@ class MTPLayer(nn.Module):
             kind = type(inner.model).__name__
             raise UserError(f"mtp: {kind} is not supported: beside its layers it has {', '.join(stray)}, allowed is nothing")
         stripped.to(target.decoder.device)  # its rotary frequencies too, which are no part of this module
-        self._by_type, self._cached = inner.by_type, inner.cached
+        self._by_type, self._cached = inner.hf.by_type, inner.hf.cached
         self._run = [inner.stack]  # in a list: its weights are `layer` and `norm`
 
     def forward(self, embeds: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
@@ -322,6 +323,8 @@ class MTPLayer(nn.Module):
         pair = self.enorm(embeds), self.hnorm(features)
         x, out = self.eh_proj(torch.cat(pair[::-1] if self._hidden_first else pair, dim=-1)), list[Tensor]()
         hook = self.layer.register_forward_hook(lambda _m, _i, o: out.append(o if isinstance(o, Tensor) else o[0]))
+        # It may have been replaced by a native one.
+        self._run[0].get_submodule("layers").register_module("0", self.layer)
         try:
             self._run[0](
                 inputs_embeds=x,

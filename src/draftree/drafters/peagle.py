@@ -81,10 +81,7 @@ class PEAGLE(TrainableMethod):
         stored = stored.loaded()
         config, where = stored.config, stored.folder / CONFIG
         said = Entries(config, where)
-        for flag in speculators.UNSUPPORTED:
-            if said.get(flag, bool | None, False):
-                raise UserError(f"'{stored.folder}' has {flag} true, allowed is false: that is another network than 'peagle'")
-        values = said.get(speculators.LAYER, dict[str, Any]) if speculators.KIND in config else dict(config)
+        values = speculators.layer_of(config, PARALLEL, stored.folder)
         stored.check_sizes(PARALLEL, values, sizes(target))
         named = (said.get(key, int | None, None) for key in speculators.MASKS)
         mask = next((token for token in named if token is not None), None)
@@ -173,9 +170,8 @@ class PEAGLENet(FusingNet):
         embeds = self._target.decoder.embed(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
         rotated = self.rotary(features, positions)
         x: Tensor = self.layers[0](embeds.to(features.dtype), features, rotated, mask, cache)[0]
-        for layer in self.layers[1:]:
-            x = run(layer, x, rotated, mask, cache)
-        return x
+        others = list(self.layers)[1:]
+        return run(others, x, rotated, mask, cache) if others else x
 
 
 @final

@@ -7,8 +7,9 @@ from typing import Literal, final
 import numpy as np
 
 from draftree.boundary.knobs import knob
-from draftree.drafters.base import Drafter, Method
-from draftree.drafters.lookup.texts import Texts, cut, extended, ragged
+from draftree.drafters.base import Drafter, Method, picked
+from draftree.drafters.lookup.texts import NO_TEXT, Texts, cut, extended, ragged
+from draftree.models.cache import SlotCache
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
@@ -88,6 +89,9 @@ class PLDDrafter(Drafter[Texts]):
 
     def truncate(self, state: Texts, lengths: Ints, rows: Ints | None = None) -> Texts:
         return cut(state, lengths, rows)
+
+    def select(self, state: Texts, rows: Ints, cache: SlotCache) -> Texts:
+        return picked(state, rows, NO_TEXT)
 
 
 def continuations(text: Ints, knobs: PLD) -> Ints:

@@ -9,7 +9,7 @@ import numpy as np
 
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import knob
-from draftree.drafters.base import Drafter
+from draftree.drafters.base import Drafter, picked
 from draftree.drafters.lookup.datastore import Documents, Stored, fits_vocabulary
 from draftree.drafters.lookup.suffix_array import (
     END,
@@ -24,8 +24,9 @@ from draftree.drafters.lookup.suffix_array import (
     search,
     suffix_array,
 )
-from draftree.drafters.lookup.texts import Texts, cut, extended
+from draftree.drafters.lookup.texts import NO_TEXT, Texts, cut, extended
 from draftree.errors import UnknownName, UserError
+from draftree.models.cache import SlotCache
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -176,6 +177,9 @@ class RESTDrafter(Drafter[Retrieval]):
     def truncate(self, state: Retrieval, lengths: Ints, rows: Ints | None = None) -> Retrieval:
         return Retrieval(cut(state.texts, lengths, rows))
 
+    def select(self, state: Retrieval, rows: Ints, cache: SlotCache) -> Retrieval:
+        return Retrieval(picked(state.texts, rows, NO_TEXT))
+
 
 def together(tries: Sequence[PrefixTree]) -> tuple[PrefixTree, Ints]:
     """Several tries in one, in their order, and where each begins."""
@@ -217,8 +221,8 @@ def mapped(path: Path) -> Any:
     """
     with understood(f"cannot read '{path}' of the datastore"):
         found = np.load(path, mmap_mode="r")
-    if found.ndim != 1 or found.dtype.kind not in "ui" or not len(found):
-        raise UserError(f"'{path}' holds {found.dtype} {list(found.shape)}, allowed is one row of whole numbers")
+    if found.ndim != 1 or found.dtype.kind not in "ui" or not found.dtype.isnative or not len(found):
+        raise UserError(f"'{path}' holds {found.dtype} {list(found.shape)}, allowed is a row of this machine's whole numbers")
     return np.asarray(found)
 
 

@@ -7,10 +7,11 @@ from typing import final
 import numpy as np
 
 from draftree.boundary.knobs import knob
-from draftree.drafters.base import Drafter, Method, every
+from draftree.drafters.base import Drafter, Method, every, picked
 from draftree.drafters.lookup.suffix_nodes import children, descendants
 from draftree.drafters.lookup.suffix_tree import Draft, Limits, Outputs, Shorts, draft
-from draftree.drafters.lookup.texts import Texts, cut, extended
+from draftree.drafters.lookup.texts import NO_TEXT, Texts, cut, extended
+from draftree.models.cache import SlotCache
 from draftree.models.target import Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import MAX_NODES, Below, Candidates, Ints, Tree, Verdict
@@ -147,6 +148,10 @@ class SuffixDrafter(Drafter[SuffixState]):
         at, begun = every(rows, len(lengths)), state.begun.copy()
         begun[at] = lengths[at]
         return SuffixState(cut(state.texts, lengths, rows), begun, self._remembered(state, at))
+
+    def select(self, state: SuffixState, rows: Ints, cache: SlotCache) -> SuffixState:
+        begun = np.array(picked(state.begun.tolist(), rows, 0), np.int64)
+        return SuffixState(picked(state.texts, rows, NO_TEXT), begun, state.memory)
 
     def carry(self, state: SuffixState) -> SuffixState | None:
         if not self.knobs.session:

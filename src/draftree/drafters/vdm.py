@@ -6,9 +6,16 @@ from typing import ClassVar, Literal, final
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draftree.boundary.knobs import knob
+from draftree.boundary.knobs import Presets, knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.language_model import LanguageModelDrafter, OneLayerDrafter, has_own, load_model, new_model
+from draftree.drafters.neural.language_model import (
+    LanguageModelDrafter,
+    OneLayerDrafter,
+    begin_as,
+    has_own,
+    load_model,
+    new_model,
+)
 from draftree.drafters.neural.losses import before, draft_loss
 from draftree.drafters.neural.vocabulary import whole
 from draftree.formats.checkpoint import Checkpoint
@@ -23,8 +30,13 @@ class VDM(TrainableMethod):
     Attributes:
         loss: `kl` against the target, or `ce` against the text.
         shared: whether embedding and LM head are the target's own, which are neither trained nor stored; without, they begin as
-            copies and are trained.
-        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them.
+            copies and are trained, as EDD's in the same paper.
+        init: what the layer begins with: `scratch`, random numbers; or `target`, the target's first layer, which reads what
+            this one reads, and its last norm. In training only.
+        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them. With
+            `shared` alone.
+
+    The defaults are those of EDD's paper; `preset=fast` is EDD's.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -35,8 +47,11 @@ class VDM(TrainableMethod):
         ),
     )  # fmt: skip
 
+    presets: ClassVar[Presets] = {"fast": {"shared": True, "init": "target"}}
+
     loss: Literal["kl", "ce"] = "kl"
-    shared: bool = True
+    shared: bool = False
+    init: Literal["target", "scratch"] = "scratch"
     draft_vocab: int = knob(0, least=0)
 
     def read(self, stored: Checkpoint, target: Target) -> "VDMDrafter":
@@ -44,7 +59,10 @@ class VDM(TrainableMethod):
         return VDMDrafter(replace(self, shared=not has_own(stored)), model, target, stored)
 
     def new(self, target: Target) -> "VDMDrafter":
-        return VDMDrafter(self, new_model("vdm", target, self.shared, self.draft_vocab), target, Checkpoint())
+        model = new_model("vdm", target, self.shared, self.draft_vocab)
+        if self.init == "target":
+            begin_as(model, target, 0)
+        return VDMDrafter(self, model, target, Checkpoint())
 
 
 @final

@@ -1,16 +1,21 @@
 """Refuses models that a tree cannot be verified with, by name and reason, before weights are loaded."""
 
+import copy
 import inspect
 import sys
+import warnings
 from collections.abc import Container, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
-from draftree.boundary.files import checked, tensor_names
-from draftree.errors import UserError
+from draftree.boundary.files import checked, tensor_names, tensor_shapes
+from draftree.errors import DraftreeWarning, UserError, shown
 from draftree.models.dispatch import NAMES
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -83,6 +88,29 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
     return None
 
 
+def entry(config: PreTrainedConfig, name: str) -> Any:
+    """Return the value of an entry that a config's class has, or None where it has no such entry.
+
+    transformers keeps any other entry of a `config.json` too, but no model of the class reads it; it is named in a warning.
+    """
+    value, kind = getattr(config, name, None), type(config)
+    if not value or _has(kind, name) or not kind.__module__.startswith("transformers."):
+        return value
+    told = f"the target's config has {name} {shown(value)}, which a {config.model_type} has not: it is not used"
+    warnings.warn(told, DraftreeWarning, stacklevel=4)
+    return None
+
+
+def _has(kind: type[PreTrainedConfig], name: str) -> bool:
+    """Return whether a class of configs has an entry, or makes one from others, as hybrids make `layer_types`."""
+    if hasattr(kind, name) or name in inspect.signature(kind.__init__).parameters:
+        return True
+    try:
+        return hasattr(kind(), name)
+    except Exception:  # a class without defaults
+        return False
+
+
 def folds(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
     """True where a model of such a config has layers that fold the text into a state, as far as config and class tell."""
     types = getattr(config, "layer_types", None)
@@ -134,3 +162,49 @@ def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
         most = layers if name == "num_hidden_layers" and layers else numbers
         if files and isinstance(size, int) and size > most:
             raise UserError(f"'{where}': {name} is {size}, the weights beside it have room for {most} at most")
+    width, heads, depth = (getattr(text, name, None) for name in ("hidden_size", "num_attention_heads", "head_dim"))
+    if (
+        files
+        and isinstance(width, int)
+        and isinstance(heads, int)
+        and isinstance(depth, int)
+        and width * heads * depth > 2 * numbers
+    ):
+        told = f"{heads} heads of {depth} for a hidden size of {width}"  # of the smallest weights, two are in a byte
+        raise UserError(f"'{where}': head_dim makes {told}, the weights beside it have room for {2 * numbers} numbers at most")
+
+
+def check_shapes(config: PreTrainedConfig, folder: Path) -> None:
+    """Refuse a config whose sizes are not those in the headers of the weights, before memory is taken for them.
+
+    The model is laid out without memory. A tensor is compared where both have its name, by its number of elements:
+    transformers renames and transposes some as it reads them. One of another name, as merged experts have, is no larger
+    than all weights are. Of quantised weights the shapes say nothing.
+
+    Args:
+        config: the model's.
+        folder: its own; of one that is not there, as a hub id's, and of pickled weights nothing is known.
+
+    Raises:
+        UserError: it names the entry, where one has the size, and a tensor.
+    """
+    files = [folder / "model.safetensors"]
+    files = files if files[0].is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
+    if not files or getattr(config, "quantization_config", None):
+        return
+    auto: Any = AutoModelForCausalLM
+    with torch.device("meta"), no_init_weights():
+        model = auto.from_config(copy.deepcopy(config), dtype=torch.float32)
+    found = {name: (shape, file.name) for file in files for name, shape in tensor_shapes(file).items()}
+    numbers = sum(prod(shape) for shape, _ in found.values())
+    for name, value in model.state_dict().items():
+        wanted = list(value.shape)
+        shape, file = found.get(name, ([], ""))
+        if prod(wanted) == prod(shape) if file else prod(wanted) <= numbers:
+            continue
+        values = config.get_text_config(decoder=True).to_dict().items()
+        odd = set(wanted) - set(shape)
+        entries = [f"{key} {size}" for key, size in values if type(size) is int and size in odd]
+        cause = f"{' or '.join(entries)} makes" if file and entries else "its sizes make"
+        there = f"'{file}' has {shape}" if file else f"the weights beside it have {numbers} numbers in all"
+        raise UserError(f"'{folder / 'config.json'}': {cause} {name} {wanted}, {there}")

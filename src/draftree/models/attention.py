@@ -68,7 +68,7 @@ def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
             stack.callback(watch.layer.register_forward_hook(watch.measure, with_kwargs=True).remove)
         for text in (fit[i * len(fit) // count] for i in range(count)):
             ids = torch.from_numpy(np.asarray(text, np.int64))[None].to(decoder.device)
-            cast(Any, decoder.stack)(input_ids=ids, use_cache=False, **decoder.causal(ids))
+            cast(Any, decoder.stack)(input_ids=ids, use_cache=False, **decoder.hf.causal(ids))
     return tuple(watch.mean for watch in watches)
 
 
@@ -88,8 +88,8 @@ class _Watch:
             raise UserError(f"how much the layers of {name} attend cannot be measured: {len(attention)} attentions in one")
         self._attention = attention[0]
         self._others = [m for m in mixing if m is not self._attention]
-        sliding = not decoder.layer_types or decoder.layer_types[index] == SLIDING
-        self._window = decoder.window if sliding and decoder.window is not None else math.inf
+        sliding = not decoder.hf.layer_types or decoder.hf.layer_types[index] == SLIDING
+        self._window = decoder.hf.window if sliding and decoder.hf.window is not None else math.inf
         self._outputs: list[Tensor] = []
         self._entropies: list[Tensor] = []
 

@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from draftree.models.feed import Feed, hide_far, write_mask, write_mask_here
+from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask, write_masks
 from draftree.models.ladder import Ladder
 from draftree.models.rules import Stash
 from draftree.models.states import Final, Pass, States
 from draftree.tree import Ints
+
+Pages = tuple[tuple[Tensor, Tensor], ...]
+"""Keys and values [L, H, n, width] of n tokens, for each shape of layers."""
 
 
 @dataclass(frozen=True)
@@ -126,23 +129,54 @@ class SlotCache:
         """The cache of a forward pass of n tokens a row; row r is written from slot `starts[r]` on, states as the pass says."""
         return Writer(self, starts, n, self._end(int(starts.max()) + n), at)
 
-    def mask(self, feed: Feed, window: int | None = None) -> Tensor:
-        """Additive mask [R, 1, n, S] of a pass over a feed, for layers that see the whole text or so many positions of it.
+    def mask(self, batch: ForwardBatch, window: int | None = None) -> Tensor:
+        """Return the additive mask [R, 1, n, S] of a padded pass.
 
-        Of a step, not a prompt, it is written where the last one lay, and holds until the next one of its kind.
+        Of a step, not a prompt, it is written where the last one was, and holds until the next one
+        of its kind.
+
+        Args:
+            batch: its tokens.
+            window: positions that a token sees; all by default.
         """
-        n = feed.tokens.shape[1]
-        shape = self.rows, 1, n, self._end(int(feed.starts.max()) + n)
-        size, lies = math.prod(shape), self._masks.get(window is None)
-        if feed.whole or lies is None or len(lies) < size:
-            with torch.inference_mode(False):  # memory that may be written to outside of one, too
-                lies = torch.empty(size, dtype=self.dtype, device=self.device)
-        if not feed.whole:
-            self._masks[window is None] = lies
-        here = self.device.type == "cpu" and not self.ladder.few  # recorded passes stand for a GPU's, whatever runs them
-        write = write_mask_here if here else write_mask
-        full = write(lies[:size].view(shape), feed, self.lengths)
-        return full if window is None else hide_far(full, feed, self.lengths, window)
+        shape = self.rows, 1, batch.width, self._end(int(batch.starts.max()) + batch.width)
+        full = self._mask_memory(math.prod(shape), batch.whole, window is None).view(shape)
+        masks = list(full[:, 0])
+        # Recorded passes stand for a GPU's, whatever runs them.
+        if self.device.type == "cpu" and not self.ladder.few:
+            write_masks(masks, batch, self.lengths)
+        else:
+            write_mask(full, batch, self.lengths)
+        if window is not None:
+            hide_far(masks, batch, self.lengths, window)
+        return full
+
+    def packed_masks(self, batch: ForwardBatch, window: int | None = None) -> Tensor:
+        """Return the additive mask [n_r, S_r] of each sequence, one after the other in memory.
+
+        Args:
+            batch: its tokens; each sequence sees the slots up to its last token.
+            window: positions that a token sees; all by default.
+        """
+        shapes = list(zip(batch.counts.tolist(), batch.ends.tolist(), strict=True))
+        sizes = [n * slots for n, slots in shapes]
+        memory = self._mask_memory(sum(sizes), batch.whole, window is None)
+        parts = zip(memory.split(sizes), shapes, strict=True)
+        masks = [part.view(shape) for part, shape in parts]
+        write_masks(masks, batch, self.lengths)
+        if window is not None:
+            hide_far(masks, batch, self.lengths, window)
+        return memory
+
+    def _mask_memory(self, size: int, whole: bool, full: bool) -> Tensor:
+        memory = self._masks.get(full)
+        if whole or memory is None or len(memory) < size:
+            # Memory that may be written to outside of inference mode, too.
+            with torch.inference_mode(False):
+                memory = torch.empty(size, dtype=self.dtype, device=self.device)
+        if not whole:
+            self._masks[full] = memory
+        return memory[:size]
 
     def _end(self, used: int) -> int:
         """The slots that a pass sees which uses so many: those, or all there are."""
@@ -188,13 +222,15 @@ class SlotCache:
                 stored[at] = new.transpose(0, 1)
         np.maximum.at(self.lengths, rows, slots + 1)
 
-    def taken(self, rows: Ints) -> "SlotCache":
-        """A copy of some rows' committed tokens."""
+    def taken(self, rows: Ints, spare: int = 0) -> "SlotCache":
+        """A copy of some rows' committed tokens, with room for `spare` more; −1 stands for an empty row."""
         states = None if self.states is None else self.states.taken(rows)
         part = SlotCache(self.shapes, len(rows), self.dtype, self.device, states, self.ladder)
-        part.lengths = self.lengths[rows]
-        part.reserve(int(part.lengths.max()))
-        part._copy(self, np.arange(len(rows)), rows)
+        there = np.flatnonzero(rows >= 0)
+        part.lengths[there] = self.lengths[rows[there]]
+        part.reserve(int(part.lengths.max()) + spare)
+        if there.size:
+            part._copy(self, there, rows[there])
         return part
 
     def put(self, rows: Ints, part: "SlotCache") -> None:
@@ -205,6 +241,24 @@ class SlotCache:
             self.states.put(rows, part.states)
         self.lengths[rows] = part.lengths
 
+    @torch.inference_mode()
+    def copied(self, row: int, start: int, stop: int) -> Pages:
+        """Return a copy of a row's keys and values in the slots from `start` to before `stop`."""
+        return tuple(
+            (keys[:, row, :, start:stop].clone(), values[:, row, :, start:stop].clone()) for keys, values in self._groups
+        )
+
+    @torch.inference_mode()
+    def paste(self, row: int, start: int, pages: Pages) -> None:
+        """Commit copied keys and values from slot `start` of a row on, where its committed tokens end; not of states."""
+        stop = start + (pages[0][0].shape[2] if pages else 0)
+        self.reserve(stop)
+        for mine, theirs in zip(self._groups, pages, strict=True):
+            for new, old in zip(mine, theirs, strict=True):
+                new[:, row, :, start:stop] = old
+        self.lengths[row] = stop
+
+    @torch.inference_mode()
     def _copy(self, other: "SlotCache", to: Ints, rows: Ints) -> None:
         slots = int(other.lengths[rows].max())
         into, taken = (torch.from_numpy(each).to(self.device) for each in (to, rows))

@@ -1,20 +1,21 @@
-"""The functions of transformers' state layers, as a tree needs them: put before its own, and asked in our passes alone.
+"""The functions of transformers' state layers, as a tree needs them, asked in our passes alone.
 
-Every modeling file calls the functions of its state layers by names of its module. `install` puts a dispatcher before each: in
-a pass of ours, which a context variable holds, the function goes along the paths of a tree; outside of one, in training, in the
-model's `generate` and in other threads, transformers' own runs untouched. `causal_conv1d`, `fla` and `mamba_ssm`, where they
-are installed, lie behind the same names, and read prompts.
+Every modeling file calls the functions of its state layers by names of its module. In a copy of the
+model over the same weights a dispatcher stands in their place: in a pass of ours, which a context
+variable holds, the function goes along the paths of a tree; otherwise transformers' own runs. So
+nothing of transformers or of the model is changed. `causal_conv1d`, `fla` and `mamba_ssm`, where
+they are installed, are behind the same names, and read prompts.
 
-Shapes: R rows, n tokens, H heads, k and v widths of a key and a value, d channels, N entries of a Mamba state for each.
+Shapes: R rows, n tokens, H heads, k and v widths of a key and a value, d channels, N entries of a
+Mamba state for each.
 """
 
-import sys
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
-from threading import Lock
-from types import ModuleType
+from functools import cache, wraps
+from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from torch.nn.functional import silu, softplus
 from transformers.activations import ACT2FN
 
 from draftree.models.rules import Stash, convolved, delta_tree, s6_tree, ssd_tree
+from draftree.models.shared_model import Model, share_weights
 from draftree.models.states import Final, Pass
 
 Stock = Callable[..., Any]
@@ -47,34 +49,53 @@ NAMES: Mapping[str, str] = {
 }
 """Of modeling modules' functions, and the one of `Functions` that answers for each."""
 _ASKED: ContextVar[Functions | None] = ContextVar("draftree pass", default=None)
-_INSTALLING = Lock()
 
 
-def install(model: nn.Module) -> None:
-    """Puts the dispatchers before the functions of the modules that a model's classes are of, once for each module."""
-    with _INSTALLING:
-        for module in {sys.modules[type(m).__module__] for m in model.modules()}:
-            for name in NAMES.keys() & vars(module).keys():
-                _dispatched(module, name)
+def dispatching(model: Model) -> Model:
+    """Return a model whose state layers ask `answering` first: over the same weights, if it has any.
+
+    The functions are globals of transformers' modules. The forwards of the layers' classes are
+    therefore built again, with other globals, in classes of their own.
+    """
+    if not any(_asks(type(module)) for module in model.modules()):
+        return model
+    shared = share_weights(model)
+    for module in shared.modules():
+        kind: Any = type(module)
+        if _asks(kind):
+            module.__class__ = _class_of(kind)
+    return shared
 
 
-def _dispatched(module: ModuleType, name: str) -> None:
-    stock: Any = getattr(module, name)
-    if vars(stock).get(_MARK):
-        return
-    method = NAMES[name]
+def _asks(kind: type[nn.Module]) -> bool:
+    """Return whether the forward of a class calls one of the functions by its global name."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return code is not None and not NAMES.keys().isdisjoint(code.co_names) and _MARK not in vars(kind)
 
+
+@cache
+def _class_of(kind: Any) -> type[nn.Module]:
+    """Return a class like another one, with the dispatchers in the place of the functions."""
+    forward: Any = inspect.unwrap(kind.forward)
+    known = forward.__globals__
+    others = {name: _dispatcher(known[name], NAMES[name]) for name in NAMES.keys() & known.keys()}
+    built = FunctionType(forward.__code__, {**known, **others}, forward.__name__, forward.__defaults__, forward.__closure__)
+    built.__kwdefaults__ = forward.__kwdefaults__
+    own = {"forward": built, "__module__": kind.__module__, _MARK: True}
+    return type(kind.__name__, (kind,), own)
+
+
+def _dispatcher(stock: Stock, method: str) -> Stock:
     @wraps(stock)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         asked = _ASKED.get()
         return stock(*args, **kwargs) if asked is None else getattr(asked, method)(stock, *args, **kwargs)
 
-    vars(dispatch)[_MARK] = True
-    setattr(module, name, dispatch)
+    return dispatch
 
 
 _MARK = "__draftree__"
-"""An attribute of the dispatchers."""
+"""An attribute of the classes with dispatchers."""
 
 
 @contextmanager

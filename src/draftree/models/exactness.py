@@ -17,15 +17,13 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 
-from draftree.boundary.files import read_object, write_text
+from draftree.boundary.files import Entries, read_object, understood, write_text
 from draftree.boundary.machine import interleaved, kept, machine
 from draftree.errors import UserError
-from draftree.models.between import shortened
-from draftree.models.compiling import compiled_kinds
 from draftree.models.decoder import Decoder
-from draftree.models.feed import Feed
-from draftree.models.linears import packed_shapes
-from draftree.models.sources import EXACT
+from draftree.models.forward_batch import ForwardBatch
+from draftree.models.kernel_linear import packed_shapes
+from draftree.models.kernel_modules import replaced_kinds
 from draftree.models.stable import Stable, parting
 from draftree.models.widths import Widths
 
@@ -34,6 +32,8 @@ HALF = (torch.bfloat16, torch.float16)
 CONTEXT, CHEAP, LONGEST = 256, 0.02, 2.0
 """Tokens behind which the price of a step is measured, the price up to which bits are kept unasked, and the seconds it is
 measured for."""
+TOLD = 1.0
+"""Percent of a step from which a choice is told."""
 LAYOUT = "2"
 """Of the files; another one where what is found out, or what it costs, changes."""
 LOG = logging.getLogger("draftree")
@@ -69,8 +69,12 @@ class Findings:
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
         """From what `json.dumps(asdict(…))` wrote."""
-        kinds = {name: None if widths is None else Widths(**widths) for name, widths in stored["kinds"].items()}
-        return cls(kinds, stored["parting"], stored["price"])
+        entries = Entries(stored, "findings")
+        kinds = {
+            name: widths and Widths.of(widths)
+            for name, widths in entries.get("kinds", dict[str, dict[str, Any] | None]).items()
+        }
+        return cls(kinds, entries.get("parting", str | None), entries.get("price", float | None))
 
 
 def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Findings]:
@@ -89,9 +93,9 @@ def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Finding
     stable = Stable(decoder, {} if before is None else before.kinds)
     found = before
     if found is None:
-        with stable.inside():
-            own = "in its attention, which is no other one" if decoder.config._attn_implementation != EXACT else None
-            found = Findings(stable.widths, own or (None if None in stable.widths.values() else parting(decoder)))
+        own = None if stable.exact else "in its attention, which is no other one"
+        unknown = None in stable.widths.values()
+        found = Findings(stable.widths, own or (None if unknown else parting(decoder, stable.runner)))
     if priced and found.price is None and found.lacks is None:
         found = replace(found, price=price(decoder, stable))
     if found is not before:
@@ -106,16 +110,18 @@ def identity(decoder: Decoder) -> dict[str, str]:
     return {
         **machine(decoder.device), "dtype": str(decoder.dtype), "attention": str(decoder.config._attn_implementation),
         "model": str(decoder.config.model_type), "shapes": hashlib.sha256(shapes.encode()).hexdigest(), "layout": LAYOUT,
-        "packed": " ".join(packed_shapes(decoder.model)), "between": " ".join(shortened(decoder.model)),
-        "compiled": " ".join(compiled_kinds(decoder.model)),
+        "packed": " ".join(packed_shapes(decoder.model)), "between": " ".join(replaced_kinds(decoder.model)),
+        "compiled": " ".join(decoder.native_kinds),
     }  # fmt: skip
 
 
 def _stored(path: Path) -> Findings | None:
-    try:
+    with (
+        suppress(UserError),
+        understood(f"'{path}' does not hold findings"),
+    ):  # an earlier version may have written it otherwise
         return Findings.of(read_object(path, "findings")) if path.is_file() else None
-    except (UserError, KeyError, TypeError, AttributeError):  # an earlier version may have written it otherwise
-        return None
+    return None
 
 
 def price(decoder: Decoder, stable: Stable, width: int = 1, context: int = CONTEXT, longest: float = LONGEST) -> float:
@@ -132,16 +138,13 @@ def price(decoder: Decoder, stable: Stable, width: int = 1, context: int = CONTE
     cache = decoder.new_cache(1, count + width)
     ids = np.arange(count + width) % decoder.vocab
     with torch.inference_mode():
-        decoder.forward(cache, Feed.chains([ids[:count]], cache.lengths.copy(), decoder.device))
+        batch = ForwardBatch.chains([ids[:count]], cache.lengths.copy(), decoder.device)
+        decoder.runner.forward(batch, cache)
         cache.keep(0, np.arange(count))
-        feed = Feed.chains([ids[count:]], cache.lengths.copy(), decoder.device)
+        feed = ForwardBatch.chains([ids[count:]], cache.lengths.copy(), decoder.device)
 
-        def step(exactly: bool) -> None:
-            stable.use(exactly)
-            decoder.forward(cache, feed)
-
-        own, ours = interleaved([partial(step, False), partial(step, True)], decoder.device, longest)
-    stable.use(False)
+        steps = [partial(each.forward, feed, cache) for each in (decoder.runner, stable.runner)]
+        own, ours = interleaved(steps, decoder.device, longest)
     return ours / own - 1
 
 
@@ -175,5 +178,8 @@ def decided(decoder: Decoder, name: str, asked: Word, free: bool = True, anyway:
         LOG.info("exactness is 'ties': a token has other bits in company, %s", found.lacks)
         return None, "ties"
     percent, cheap = 100 * max(found.price, 0), found.price <= CHEAP
-    LOG.info("exactness is '%s': with bits a step takes %.1f %% longer on this machine", "bits" if cheap else "ties", percent)
+    if percent >= TOLD:
+        LOG.info(
+            "exactness is '%s': with bits a step takes %.1f %% longer on this machine", "bits" if cheap else "ties", percent
+        )
     return (stable, "bits") if cheap else (None, "ties")

@@ -23,12 +23,14 @@ FRESH = 60.0
 """Seconds for which an answer about the connection holds."""
 FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja"]
 """What is downloaded of a repository: configs, weights and tokenizers."""
+AT = "@"
+"""Between a hub id and the revision that is wanted: a branch, a tag or a commit."""
 _asked: dict[str, tuple[float, bool]] = {}
 
 
 def is_hub_id(name: str) -> bool:
     """Return whether a name can be a hub id, with its owner, and is no folder or file here."""
-    return "/" in name and HUB_ID.fullmatch(name) is not None and not exists(name)
+    return "/" in name and HUB_ID.fullmatch(name.partition(AT)[0]) is not None and not exists(name)
 
 
 def check_path(name: str) -> None:
@@ -69,20 +71,21 @@ def reachable() -> bool:
     return found == [True]
 
 
-def stored(name: str, revision: str | None = None) -> Path | None:
+def stored(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
     """Return the folder of the copy of a repository in the hub's cache, None where there is none."""
     from huggingface_hub import try_to_load_from_cache  # it takes seconds, and the command line's checks seldom need it
 
-    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    config = try_to_load_from_cache(name, file, revision=revision)
     return Path(config).parent if isinstance(config, str) else None
 
 
-def located(name: str, revision: str | None = None) -> str:
+def located(name: str, revision: str | None = None, file: str = "config.json") -> str:
     """Return where a model is loaded from: the name itself, or the cache's folder where the hub cannot be reached.
 
     Args:
         name: a path or a hub id.
         revision: a branch, a tag or a commit.
+        file: what a copy in the cache has.
 
     Raises:
         FileNotFoundError: there is no such path, or the hub cannot be reached and its cache holds no copy.
@@ -90,20 +93,29 @@ def located(name: str, revision: str | None = None) -> str:
     check_path(name)
     if exists(name) or reachable():
         return name
-    if (folder := stored(name, revision)) is None:
+    if (folder := stored(name, revision, file)) is None:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hugging Face hub cannot be reached"
-        raise FileNotFoundError(f"there is no folder '{name}' here, {why}, and its cache holds no copy")
+        raise FileNotFoundError(
+            f"there is no folder '{name}' here, {why}, and its cache holds no copy; "
+            f"`hf download {name}` where there is a network fills it"
+        )
     return str(folder)
 
 
 def downloaded(name: str) -> Path:
-    """Return the folder of a repository, downloaded to the hub's cache unless it is there.
+    """Return the folder of a repository, downloaded to the hub's cache unless it is there; a download that broke off goes on.
+
+    Args:
+        name: a hub id, or OWNER/NAME@REVISION.
 
     Raises:
         UserError: it cannot be downloaded.
     """
     from huggingface_hub import snapshot_download
 
+    repository, _, revision = name.partition(AT)
     with understood(f"'{name}' cannot be downloaded"):
-        place = located(name)
-        return Path(place if Path(place).is_dir() else snapshot_download(name, allow_patterns=FILES))
+        place = located(repository, revision or None)
+        if Path(place).is_dir():
+            return Path(place)
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=FILES))

@@ -1,12 +1,15 @@
 """Changes of a target's weights between the checkpoint and the first pass: where they lie, an adapter, rounding to 8 bits."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
-from draftree.errors import UserError
+from draftree.boundary.files import checked, tensor_shapes, understood
+from draftree.errors import UserError, shown
+from draftree.models.hub import located
 from draftree.models.sources import Loading
 
 
@@ -68,12 +71,47 @@ def merged(model: Any, loading: Loading) -> Any:
         from peft import PeftConfig, PeftModel
     except ModuleNotFoundError as error:
         raise UserError(f"an adapter needs the package '{error.name}': pip install 'draftree[adapter]'") from error
-    config = PeftConfig.from_pretrained(loading.adapter)
+    with understood(f"adapter '{loading.adapter}' cannot be loaded"):
+        place = located(loading.adapter, file="adapter_config.json")  # without the hub's retries where it cannot be reached
+    config = PeftConfig.from_pretrained(place)
     if config.is_prompt_learning:
         kind = getattr(config.peft_type, "value", config.peft_type)
         raise UserError(f"adapter '{loading.adapter}' is of type {kind}, allowed is one that merges into the weights, as LORA")
+    _check_ranks(config, Path(place))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)  # which peft reads
         warnings.filterwarnings("error", "Found missing adapter keys")  # else they would be left as they begin
-        whole: Any = PeftModel.from_pretrained(model, loading.adapter, config=config)
+        whole: Any = PeftModel.from_pretrained(model, place, config=config)
     return whole.merge_and_unload()
+
+
+RANKED = {"LORA": ("lora_A.weight", "lora_embedding_A"), "LOHA": ("hada_w1_b",), "VERA": ("vera_lambda_d",)}
+"""The tensors of an adapter whose first dimension is its rank, by type."""
+
+
+def _check_ranks(config: Any, folder: Path) -> None:
+    """Refuse an adapter's config whose ranks are not those in the header of its weights, before memory is taken for them.
+
+    Args:
+        config: peft's.
+        folder: the adapter's; of one that is not there, as a hub id's, and of pickled weights nothing is known.
+
+    Raises:
+        UserError: it names the rank and a tensor.
+    """
+    file, kind = folder / "adapter_model.safetensors", getattr(config.peft_type, "value", config.peft_type)
+    if not file.is_file() or kind not in RANKED:
+        return
+    from peft.utils.other import get_pattern_key
+
+    where = f"'{folder / 'adapter_config.json'}'"
+    ranks = checked(getattr(config, "rank_pattern", None), dict[str, int] | None, f"{where}: rank_pattern") or {}
+    for name, shape in tensor_shapes(file).items():
+        if not shape or not name.endswith(RANKED[kind]):
+            continue
+        module = next(name.removesuffix(f".{end}") for end in RANKED[kind] if name.endswith(end))
+        pattern = get_pattern_key(list(ranks), module)
+        entry = f"rank_pattern['{pattern}']" if pattern in ranks else "r"
+        rank = ranks.get(pattern, config.r)
+        if rank != shape[0]:
+            raise UserError(f"{where}: {entry} is {shown(rank)}, '{file.name}' has {name} {shape}")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.models.feed import Feed
+from draftree.models.forward_batch import ForwardBatch
 from draftree.tree import Bools, Ints
 
 
@@ -41,7 +41,7 @@ class Paths:
     device: torch.device
 
     @classmethod
-    def of(cls, feed: Feed, committed: Ints, earlier: Self | None, device: torch.device) -> Self:
+    def of(cls, feed: ForwardBatch, committed: Ints, earlier: Self | None, device: torch.device) -> Self:
         """The paths of a feed.
 
         Args:
@@ -50,7 +50,7 @@ class Paths:
             earlier: those of the pass before, which the scratch slots below this feed's tokens are of.
             device: of the tensors.
         """
-        rows, n = feed.tokens.shape
+        rows, n = len(feed.counts), feed.width
         behind = feed.starts - committed
         columns = behind[:, None] + np.arange(n)
         seen = np.zeros((rows, n, int(columns.max()) + 1), np.bool_)

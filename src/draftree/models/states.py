@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.models.feed import Feed
+from draftree.models.forward_batch import ForwardBatch
 from draftree.models.paths import Paths
 from draftree.models.rules import Stash
 from draftree.tree import Ints
@@ -127,7 +127,7 @@ class States:
         parts = [*self._scratch.columns.values(), *(part for stash in stashes for part in stash.parts.values())]
         return sum(t.nbytes for t in parts) // (self.rows * self._scratch.paths.slots)
 
-    def begin(self, feed: Feed, committed: Ints) -> "Pass":
+    def begin(self, feed: ForwardBatch, committed: Ints) -> "Pass":
         """The pass over a feed, behind [R] committed tokens."""
         before = self._scratch
         later = bool((feed.starts > committed).any())
@@ -181,9 +181,10 @@ class States:
         return reached
 
     def taken(self, rows: Ints) -> Self:
-        """A copy of some rows' bases and snapshots."""
+        """A copy of some rows' bases and snapshots; −1 stands for an empty row."""
         part = type(self)(self.shapes, len(rows), self.dtype, self.device, self.clamped)
-        part._copy(self, np.arange(len(rows)), rows)
+        there = np.flatnonzero(rows >= 0)
+        part._copy(self, there, rows[there])
         return part
 
     def put(self, rows: Ints, part: Self) -> None:

@@ -27,17 +27,18 @@ from draftree.boundary.garbage import seldom
 from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
 from draftree.models.architectures import refuse_unsupported
-from draftree.models.between import shorten
 from draftree.models.cache import SlotCache
 from draftree.models.capture import Eager, Graphs
-from draftree.models.compiling import hasten
 from draftree.models.decoder import Decoder, pretrained
 from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
-from draftree.models.feed import Feed
+from draftree.models.forward_batch import ForwardBatch
 from draftree.models.four_bits import round_to_four_bits
 from draftree.models.hub import located
+from draftree.models.kernel_choice import choose_kernels
 from draftree.models.loaded import merged, placed, rounding
+from draftree.models.runner import Outputs
 from draftree.models.sources import ALLOWED, DTYPES, SMOLLM2, Loading, Source, hint, known, known_as, location
+from draftree.models.templates import names, read_template, with_default_system
 from draftree.tree import Bools, Ints, Tree, Verdict
 
 LAST = -1
@@ -93,6 +94,13 @@ class Taps:
     def before(self, lengths: Ints) -> Self:
         """Those of the tokens that stand before `lengths[r]` in their rows."""
         return self.take(np.flatnonzero(self.positions < lengths[self.rows]))
+
+    def select(self, rows: Ints, cache: SlotCache) -> Self:
+        """The taps of selected rows: [R'] the old row of each new one, −1 for none; `cache` holds the new rows."""
+        index = [np.flatnonzero(self.rows == row) for row in rows.tolist()]
+        taken = self.take(np.concatenate(index))
+        owner = np.repeat(np.arange(len(rows)), [len(each) for each in index])
+        return replace(taken, rows=owner, cache=cache)
 
     @classmethod
     def joined(cls, several: Sequence[Self]) -> Self:
@@ -160,6 +168,10 @@ class Target:
         if tokenizer is not None:
             self.tokenizer = tokenizer
 
+    def __repr__(self) -> str:
+        decoder = self.decoder
+        return f"<target {self.name}, {type(decoder.model).__name__}, {decoder.dtype} on {decoder.device}>"
+
     @classmethod
     def of(
         cls,
@@ -185,7 +197,9 @@ class Target:
         warn_of_training(model)
         name, decoder, loading = name_of(model), Decoder(model), Loading(exactness=exactness)
         stable, _ = decided(decoder, name, exactness, free=False)
-        return cls(decoder if stable is None else Decoder(model, stable.inside), name, tokenizer, loading)
+        if stable is not None:
+            stable.use(decoder)
+        return cls(decoder, name, tokenizer, loading)
 
     @classmethod
     @seldom()
@@ -225,13 +239,13 @@ class Target:
             model = merged(placed(model, place, "device_map" in told), loading).requires_grad_(False)
             if four:
                 round_to_four_bits(model)
-            compiled = hasten(model, loading, loading.compile)
+            recorded = loading.compile and place.type == "cuda"
+            decoder = Decoder(model, capture=Graphs() if recorded else Eager())
+            _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
+            compiled = choose_kernels(decoder, loading)
             if loading.compile and not compiled and place.type == "cpu":
                 kinds = "layers of the Llama kind, in bfloat16 or float32"
                 raise UserError(f"compile is true for a {type(model).__name__}, allowed on a CPU is it for {kinds}")
-            shorten(model, loading.kernels)
-            decoder = Decoder(model, capture=Graphs() if loading.compile and place.type == "cuda" else Eager())
-            _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
         free = loading.attn_implementation is None
         stable, exactness = decided(decoder, name, loading.exactness, free, anyway=chosen or four or compiled)
         if chosen and stable is None:
@@ -239,7 +253,7 @@ class Target:
         if chosen:
             LOG.info("computed in bfloat16, for which this processor has instructions, bit for bit; --dtype says otherwise")
         if stable is not None:
-            stable.use()  # for good: the model's own `generate` writes these bits, too
+            stable.use(decoder)
         return cls(decoder, name, loading=replace(loading, exactness=exactness))
 
     @cached_property
@@ -250,6 +264,14 @@ class Target:
             UserError: its folder has none that can be read.
         """
         return tokenizer_of(self.name, self.loading)
+
+    @cached_property
+    def tokenizer_or_none(self) -> PreTrainedTokenizerBase | None:
+        """Its tokenizer; None where it has none that can be read."""
+        try:
+            return self.tokenizer
+        except UserError:
+            return None
 
     @property
     def eos(self) -> frozenset[int]:
@@ -284,7 +306,9 @@ class Target:
 
     @torch.inference_mode()
     @in_phase("prompt")
-    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None) -> Verified:
+    def prefill(
+        self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None, more: int = 0
+    ) -> Verified:
         """Feeds what the cache does not hold of some rows' prompts, and commits it.
 
         Args:
@@ -292,32 +316,33 @@ class Target:
             prompts: [B] token ids, at least one each.
             needs: what to tap.
             rows: [B] the rows that they are for, in rising order; all by default. The others are left as they are.
+            more: tokens by which the texts are longer than the prompts, where rotary frequencies depend on that.
 
         Returns:
             Logits [B, V] after each prompt, and the taps of the tokens fed, row by row.
         """
         if rows is None or len(rows) == cache.rows:
-            return self._prefilled(cache, prompts, needs)
+            return self._prefilled(cache, prompts, needs, more)
         part = cache.taken(rows)
-        read = self._prefilled(part, prompts, needs)
+        read = self._prefilled(part, prompts, needs, more)
         cache.put(rows, part)
         return replace(read, taps=replace(read.taps, rows=rows[read.taps.rows], cache=cache))
 
-    def _prefilled(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
-        reach = np.array([len(p) for p in prompts], np.int64)
+    def _prefilled(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, more: int) -> Verified:
+        reach = np.array([len(p) + more for p in prompts], np.int64)
         logits: list[Tensor | None] = [None] * len(prompts)
         taps: list[list[Taps]] = [[] for _ in prompts]
         for part in _parts(cache, prompts):
-            feed = replace(Feed.chains(part, cache.lengths.copy(), self.decoder.device), reach=reach)
-            ends = [max(len(t) - 1, 0) for t in part]
-            columns = sorted(set(ends))
-            keep = torch.tensor(columns, device=self.decoder.device)
-            out, caught = self.decoder.read(cache, feed, keep, needs.hidden)
+            batch = ForwardBatch.chains(part, cache.lengths.copy(), self.decoder.device)
+            batch = replace(batch, reach=reach)
+            read = np.flatnonzero(batch.counts)
+            wanted = Outputs(needs.hidden, batch.firsts[read + 1] - 1)
+            out = self.decoder.forward(batch, cache, wanted)
             for r, ids in enumerate(part):
                 if len(ids):
-                    logits[r] = out[r, columns.index(ends[r])]
+                    logits[r] = out.logits[np.searchsorted(read, r)]
                     place = cache.lengths[r] + np.arange(len(ids))
-                    hidden = {layer: h[r, : len(ids)] for layer, h in caught.items()}
+                    hidden = {layer: h[batch.of(r)] for layer, h in out.hidden.items()}
                     taps[r].append(Taps(hidden, np.full(len(ids), r), place, ids, cache))
                     cache.keep(r, place)
         parts = [t for row in taps for t in row]
@@ -325,6 +350,25 @@ class Target:
         rows, positions, tokens = (np.concatenate([getattr(t, f) for t in parts]) for f in ("rows", "positions", "tokens"))
         stacked = torch.stack([row for row in logits if row is not None])
         return Verified(stacked, Taps(hidden, rows, positions, tokens, cache))
+
+    def read_anew(self, cache: SlotCache, texts: Sequence[Ints], rows: Ints) -> None:
+        """Read texts anew that are about to grow beyond the length where `longrope` changes its frequencies.
+
+        Their keys were rotated by the frequencies of short texts; transformers' `generate` reads such a text anew, too.
+
+        Args:
+            cache: holds the committed tokens.
+            texts: [R] these tokens.
+            rows: the rows whose texts go on.
+        """
+        if (boundary := self.decoder.rope_boundary) is None or boundary[0] != "longrope":
+            return
+        lengths = cache.lengths.copy()
+        late = rows[lengths[rows] == boundary[1]]
+        if late.size:
+            lengths[late] = 0
+            cache.truncate(lengths)
+            self.prefill(cache, [texts[row] for row in late.tolist()], Needs(), late, more=1)
 
     @torch.inference_mode()
     @in_phase("verify")
@@ -344,10 +388,15 @@ class Target:
         rows = [np.flatnonzero(row == r) for r in range(cache.rows)]
         places = [positions[i] for i in rows]
         visible = [seen[np.ix_(i, i)] for i in rows] if cache.rows > 1 else [seen]
-        feed = Feed.packed([tokens[i] for i in rows], places, cache.lengths.copy(), visible, places, self.decoder.device)
-        out, caught = self.decoder.read(cache, feed, layers=needs.hidden)
-        packed, n = Packing(row, rows, out.device), len(tree)
-        logits, hidden = packed(out), {layer: packed(h)[:n] for layer, h in caught.items()}
+        starts, ids = cache.lengths.copy(), [tokens[i] for i in rows]
+        batch = ForwardBatch.packed(ids, places, starts, visible, places, self.decoder.device)
+        out = self.decoder.forward(batch, cache, Outputs(needs.hidden))
+        logits, hidden, n = out.logits, out.hidden, len(tree)
+        order = np.concatenate(rows)
+        if not np.array_equal(order, np.arange(len(order))):
+            at = torch.from_numpy(np.argsort(order)).to(logits.device)
+            logits, hidden = logits[at], {layer: h[at] for layer, h in hidden.items()}
+        hidden = {layer: h[:n] for layer, h in hidden.items()}
         probe_logits = None if probes is None else logits[n:]
         return Verified(logits[:n], Taps(hidden, tree.row, positions[:n], tree.tokens, cache, probe_logits))
 
@@ -431,6 +480,10 @@ def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return found
 
 
+LONGEST_REASON = 80
+"""Characters of torch's own words in a message."""
+
+
 def usable(device: str | torch.device | None) -> torch.device:
     """A device that torch can compute on here; a GPU where there is one by default.
 
@@ -439,11 +492,14 @@ def usable(device: str | torch.device | None) -> torch.device:
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if str(device).partition(":")[0] == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device is {shown(device)}, but there is no CUDA here: device='cpu'")
     allowed = "allowed is one that torch can use here (cpu, cuda, …)"
     try:
         found = torch.empty(0, device=device).device
     except Exception as error:  # which error it is differs from backend to backend
-        raise UserError(f"device is {shown(device)}, {allowed}: {first_line(error)}") from error
+        why = first_line(error)  # some backends list all that torch knows
+        raise UserError(f"device is {shown(device)}, {allowed}{f': {why}' if len(why) < LONGEST_REASON else ''}") from error
     if found.type == "meta":
         raise UserError(f"device is {shown(device)}, {allowed}: it holds no values")
     return found
@@ -474,4 +530,11 @@ def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerB
             located(location(target), source.revision), **source.found_by
         )
         found("a")
-        return found
+    if source.chat_template is not None:
+        found.chat_template = read_template(source.chat_template)
+    if source.system is not None:
+        if not isinstance(found.chat_template, str):
+            told = f"allowed with it is a chat template: --chat-template FILE, or {', '.join(names())}"
+            raise UserError(f"system is given for target '{target}', whose tokenizer has no chat template; {told}")
+        found.chat_template = with_default_system(found.chat_template, source.system)
+    return found

@@ -16,7 +16,7 @@ from torch import Tensor
 from draftree.boundary.phases import in_phase
 from draftree.models.cache import SlotCache
 from draftree.models.capture import Given, Made, Then
-from draftree.models.feed import DeviceFeed, Laid
+from draftree.models.forward_batch import DeviceFeed, Laid
 from draftree.models.target import Needs, Packing, Taps, Target, Verified
 from draftree.tree import Floats, Ints, Tree
 
@@ -159,7 +159,8 @@ def verified(target: Target, cache: SlotCache, grown: Unseen, needs: Needs) -> t
         return *results, torch.cat((nodes.report, tokens.double(), answers.double()), dim=1)
 
     feed = DeviceFeed(n, n, cache.lengths.copy(), grown.nodes.given, "verify", make)
-    out, *caught, told = target.decoder.run(cache, feed, layers=needs.hidden, then=Then((n, asked), {}, made))
+    then = Then((n, asked), {}, made)
+    out, *caught, told = target.decoder.forward_on_device(feed, cache, needs.hidden, then)
     report = told.cpu().numpy()
     tree = grown.told(report[:, : -2 * n])
     rows = [tree.of_row(row) for row in range(cache.rows)]

@@ -9,15 +9,18 @@ Shapes: n rows of a pass, D and E entries of a row before and after.
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from draftree.boundary.files import Entries
+from draftree.errors import UserError
 
 Made = Tensor | tuple[Tensor, ...]
 """What a layer makes of rows: as many rows, or several kinds of them, as a router's scores and choices."""
@@ -49,6 +52,20 @@ class Widths:
     least: int = 1
     multiple: int = 1
     most: int | None = None
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Self:
+        """Return the widths that `asdict` wrote.
+
+        Raises:
+            UserError: one of them is none that is tried.
+        """
+        entries = Entries(stored, "widths")
+        least, multiple = (entries.get(name, int, 1, least=1) for name in ("least", "multiple"))
+        most = entries.get("most", int | None, None, least=1)
+        if max(least, multiple, most or 1) > SHARE:
+            raise UserError(f"widths are {least}, {multiple} and {most}, allowed are those up to {SHARE}")
+        return cls(least, multiple, most)
 
     def padded(self, n: int) -> int:
         """The width at which a pass of width n is computed."""

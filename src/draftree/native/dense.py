@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of the kernels, in the order of their codes."""
 INT4 = len(DTYPES)
 """The code of weights in four bits."""
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 def code_of(dtype: torch.dtype) -> int:
@@ -34,19 +34,41 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def quota(root: Path, groups: str) -> float:
+    """Return how many processors a process may use for all of its time; infinite without a limit.
+
+    Args:
+        root: where control groups (version 2) are mounted.
+        groups: what `/proc/self/cgroup` says; the groups around that one limit it, too.
+    """
+    (name,) = [line[3:] for line in groups.splitlines() if line.startswith("0::")] or [""]
+    folder, found = root / name.strip("/"), math.inf
+    for place in (folder, *folder.parents):
+        if not place.is_relative_to(root):
+            break
+        try:
+            most, period = (place / "cpu.max").read_text().split()
+            found = min(found, int(most) / int(period))
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return found
+
+
 @cache
-def _quota() -> int:
-    """Return the processors that a container may use at most, rounded up; all by default."""
+def processor_share() -> int:
+    """Return how many processors this process may use: of its affinity mask, and no more than its quota, rounded up."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
     try:
-        most, period = CPU_QUOTA.read_text().split()
-        return max(1, math.ceil(int(most) / int(period)))
-    except (OSError, ValueError):  # no container, or "max"
-        return os.cpu_count() or 1
+        limit = quota(CGROUPS, Path("/proc/self/cgroup").read_text())
+    except OSError:  # not Linux
+        limit = math.inf
+    return max(1, math.ceil(min(allowed, limit)))
 
 
 def thread_count() -> int:
-    """Return the threads of a kernel: torch's, but no more than the container's share of the machine."""
-    return min(torch.get_num_threads(), max(_quota(), 1))
+    """Return the threads of a kernel: torch's, but no more than processors that may be used."""
+    return min(torch.get_num_threads(), processor_share())
 
 
 @cache
@@ -69,12 +91,33 @@ if core is not None:
     share_torch_threads()
 
 
+class Arena:
+    """Memory of packed weights, in few large pieces, so that huge pages fit into them."""
+
+    PIECE = 64 << 20
+    """Bytes of a piece; the system provides a part of it when that is first written to."""
+    ALIGNMENT = 64
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """Return aligned memory of so many bytes; it lasts as long as the tensor."""
+        if len(self._rest) < size + self.ALIGNMENT:
+            self._rest = torch.empty(max(self.PIECE, size + self.ALIGNMENT), dtype=torch.uint8)
+        start = -self._rest.data_ptr() % self.ALIGNMENT
+        taken, self._rest = self._rest[start : start + size], self._rest[start + size :]
+        return taken
+
+
+_ARENA = Arena()
+
+
 def pack(weight: Tensor) -> Tensor:
     """Return a weight [E, K] in the kernels' layout, as bytes."""
     outputs, inputs = weight.shape
     weight, code = weight.detach().contiguous(), code_of(weight.dtype)
-    packed = torch.empty(core.packed_bytes(code, outputs, inputs) + 64, dtype=torch.uint8)
-    packed = packed[-packed.data_ptr() % 64 :]
+    packed = _ARENA.take(core.packed_bytes(code, outputs, inputs))
     core.pack(code, address(weight), outputs, inputs, address(packed), thread_count())
     return packed
 
@@ -88,8 +131,7 @@ def pack_int4(numbers: Tensor, scales: Tensor) -> Tensor:
     """
     outputs, inputs = numbers.shape
     numbers, scales = numbers.to(torch.uint8).contiguous(), scales.detach().to(torch.bfloat16).contiguous()
-    packed = torch.empty(core.packed_bytes(INT4, outputs, inputs) + 64, dtype=torch.uint8)
-    packed = packed[-packed.data_ptr() % 64 :]
+    packed = _ARENA.take(core.packed_bytes(INT4, outputs, inputs))
     core.pack_int4(address(numbers), address(scales), outputs, inputs, address(packed), thread_count())
     return packed
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -126,6 +126,14 @@ class Policy(Part, ABC):
             room: bounds of depth and nodes.
             memory: what `start` or `observe` returned last.
         """
+
+    def sized(self, parameters: int) -> Self:
+        """Return the policy for a target of that many parameters; by default the same for all.
+
+        Args:
+            parameters: of the target.
+        """
+        return self
 
     def start(self) -> Any:
         """The memory before anything was seen; None for policies that learn nothing."""

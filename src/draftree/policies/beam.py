@@ -2,17 +2,17 @@
 
 The paper says that each of the top k tokens of a position is used to draft the following ones, which gives "tree
 structures with many branches" (section 4.2), and that all are verified with a tree mask. It does not say what becomes of a
-beam that dies, one none of whose continuations is among the best. Here its nodes are verified with the rest: they
-have been drafted, most are shared with beams that live, and one that is accepted counts like any other. What a beam search
-returns otherwise, the beams that reach the end, is `survivors=true`.
+beam that dies, one none of whose continuations is among the best; the official code verifies the beams that reach the end.
+With `survivors=false` the others are verified with them: they have been drafted, most of their nodes are shared with beams that
+live, and one that is accepted counts like any other. That is a stronger baseline than the paper's.
 """
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
 
-from draftree.boundary.knobs import knob
+from draftree.boundary.knobs import Presets, knob
 from draftree.policies.base import Layered, Plan, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
@@ -24,13 +24,17 @@ class Beam(Layered):
 
     Attributes:
         width: beams, and so the nodes of a layer (4 and 8 in the paper); of equals those with the lower numbers.
-        depth: layers (the paper's γ = 5).
-        survivors: whether only paths to the row's last layer are verified.
+        depth: layers (4 in the official code).
+        survivors: whether only paths to the row's last layer are verified, as in the official code.
+
+    `preset=fast` verifies every beam, five deep.
     """
 
+    presets: ClassVar[Presets] = {"fast": {"depth": 5, "survivors": False}}
+
     width: int = knob(4, least=1)
-    depth: int = knob(5, least=1, deepest=True)
-    survivors: bool = False
+    depth: int = knob(4, least=1, deepest=True)
+    survivors: bool = True
 
     @property
     def candidates(self) -> int:

@@ -20,7 +20,7 @@ from draftree.boundary.files import Entries, filled, read_object, understood
 from draftree.boundary.knobs import knob
 from draftree.errors import UnknownName, UserError
 from draftree.kernels.classifying import confidences
-from draftree.models.sources import DEMO, shipped_folder
+from draftree.models.sources import DEMO, shipped_folder, without_weights
 from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree
 
@@ -172,7 +172,10 @@ class C2T(Layered):
     @cached_property
     def net(self) -> Classifier:
         """The classifier."""
-        return Classifier.load(shipped_folder(self.classifier or DEMO, "c2t") or Path(self.classifier))
+        name = self.classifier or DEMO
+        if told := without_weights(name):
+            raise UserError(told)
+        return Classifier.load(shipped_folder(name, "c2t") or Path(name))
 
     @property
     def candidates(self) -> int:

@@ -30,10 +30,10 @@ class CAPE(Layered):
     """Confidence-aware proposal expansion.
 
     Attributes:
-        length: of the chain (γ; 5 in the paper, 4 in the official code).
-        max_nodes: drafted nodes to verify (32 in the paper, which does not say which are left out beyond). The chain is
-            kept before all alternatives, as what lies below a token left out is lost, and they by value, of equals those
-            drafted first.
+        length: of the chain. The paper verifies 32 tokens at most (section 5.1), which are 4 steps of up to 8, as in the
+            official code; its γ = 5 is of GLIDE by itself.
+        max_nodes: drafted nodes to verify. Of a longer chain the chain is kept before all alternatives, as what lies below a
+            token left out is lost, and they by value, of equals those drafted first; the paper needs no such rule.
         bins: how many alternatives a confidence gives: the paper's; those of the official code, which differ only at the
             edges p = 0.3, 0.6, 0.8, where it takes the smaller number; or any, as sizes with the edges between them, an
             edge belonging to the size before it. The paper's are 7/0.3/5/0.6/3/0.8/1.
@@ -44,7 +44,7 @@ class CAPE(Layered):
     (`match` above temperature 0), confidence is that of q given the noise, of which the paper's edges were not chosen.
     """
 
-    length: int = knob(5, least=1, deepest=True)
+    length: int = knob(4, least=1, deepest=True)
     max_nodes: int = knob(32, least=1)
     bins: str = "paper"
     sets: int | None = knob(None, least=0)

@@ -4,7 +4,8 @@ A node's value is the product of draft confidences along its path. Shallow nodes
 more than deep ones that were, so all candidates are ranked once more at the end (section 4.2).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal, final
 
 import numpy as np
@@ -13,6 +14,9 @@ from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
 from draftree.policies.base import Expand, Plan, Policy, append, best, fit
 from draftree.tree import Room, Tree
+
+NODES = ((10e9, 60), (30e9, 50), (inf, 48))
+"""Below how many parameters of the target how many nodes are verified (appendix A)."""
 
 
 @final
@@ -24,8 +28,8 @@ class EAGLE2(Policy):
     room to verify.
 
     Attributes:
-        nodes: to verify, the root not counted (60, 50, 48 in the paper for targets of 7B, 13B, 70B; the official code's
-            `total_token` counts the root).
+        nodes: to verify, the root not counted (the official code's `total_token` counts it); by default by the target's
+            parameters, as in the paper: 60 below 10 billion, 50 below 30, and 48 (its targets have 7, 13 and 70).
         depth: layers (6 in the paper; the official code's `depth` does not count the first).
         width: nodes expanded in a layer, and candidates after each (10 in the paper).
         expand_by: whether a layer's nodes are chosen for expansion by value, or by their own confidence alone, the
@@ -39,7 +43,7 @@ class EAGLE2(Policy):
             "W/o both" is without it, with `expand_by` and `rank_by` confidence.
     """
 
-    nodes: int = knob(60, least=1)
+    nodes: int | None = knob(None, least=1)
     depth: int = knob(6, least=1, deepest=True)
     width: int = knob(10, least=1)
     expand_by: Literal["value", "confidence"] = "value"
@@ -51,7 +55,16 @@ class EAGLE2(Policy):
         if not self.rerank or self.rank_by != "value":
             return None
         confidence = self.expand_by == "confidence"
-        return Plan(self.depth, self.width, frontier=self.width, confidence=confidence, nodes=self.nodes)
+        return Plan(self.depth, self.width, frontier=self.width, confidence=confidence, nodes=self.kept)
+
+    @property
+    def kept(self) -> int:
+        """The nodes to verify; of a target whose size is not known the 60 of the paper's smallest."""
+        return NODES[0][1] if self.nodes is None else self.nodes
+
+    def sized(self, parameters: int) -> "EAGLE2":
+        usual = next(nodes for below, nodes in NODES if parameters < below)
+        return replace(self, nodes=usual) if self.nodes is None and usual != NODES[0][1] else self
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         chosen = np.arange(tree.roots)
@@ -67,4 +80,4 @@ class EAGLE2(Policy):
         if not self.rerank:
             tree = tree.select(np.isin(np.arange(len(tree)), np.concatenate(verified)))
         least_sure = np.where(tree.ancestors, tree.log_q, 0).min(axis=1) if self.rank_by == "confidence" else None
-        return fit(tree, min(self.nodes, room.nodes), least_sure)
+        return fit(tree, min(self.kept, room.nodes), least_sure)

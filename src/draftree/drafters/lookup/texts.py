@@ -11,6 +11,7 @@ from draftree.drafters.base import put
 from draftree.tree import Floats, Ints, Tree, Verdict
 
 Texts = tuple[Ints, ...]
+NO_TEXT = np.zeros(0, np.int64)
 
 
 def extended(texts: Texts, tree: Tree, verdict: Verdict) -> Texts:

@@ -16,9 +16,8 @@ from transformers import DynamicCache
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
-from draftree.drafters.neural.decoding import left
+from draftree.drafters.neural.decoding import SPARE, left, moved
 from draftree.drafters.neural.heads import by_depth, offered
-from draftree.drafters.neural.language_model import SPARE
 from draftree.drafters.neural.llama import SIZES, like
 from draftree.drafters.neural.masks import block_starts
 from draftree.drafters.neural.parallel import Init, ParallelNet, spread
@@ -200,6 +199,10 @@ class ParallelDrafter(Trainable[Blocks]):
     def truncate(self, state: Blocks, lengths: Ints, rows: Ints | None = None) -> Blocks:
         state.cache.truncate(lengths)
         return Blocks(state.cache, unread=left(state.unread, lengths))
+
+    @final
+    def select(self, state: Blocks, rows: Ints, cache: SlotCache) -> Blocks:
+        return Blocks(state.cache.taken(rows, SPARE), unread=moved(state.unread, rows, cache))
 
     @final
     def passes(self, state: Blocks, tree: Tree, frontier: Ints) -> int:

@@ -11,18 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.drafters.base import put
+from draftree.drafters.base import picked, put
 from draftree.drafters.neural.vocabulary import Shared
 from draftree.kernels.laying import laid
 from draftree.models.cache import SlotCache
 from draftree.models.capture import Given, Made, Then
 from draftree.models.decoder import Decoder
-from draftree.models.feed import DeviceFeed, Feed, Laid
+from draftree.models.forward_batch import DeviceFeed, ForwardBatch, Laid
 from draftree.models.target import Taps
 from draftree.models.unseen import Choose, Layers, Nodes
 from draftree.tree import Candidates, Drafted, Ints, Tree, Verdict
 
 NOTHING = np.zeros(0, np.int64)
+SPARE = 256
+"""Slots a new cache has beside the prompt's, so that it seldom grows."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,23 @@ class Layout:
         fed: the nodes fed in this step once the pass is done.
     """
 
-    feed: Feed
+    feed: ForwardBatch
     rows: Ints
     columns: Ints
     fed: tuple[Ints, ...]
 
     def pick(self, out: Tensor) -> Tensor:
-        """[F, …] of what a pass gave, [R, n, …]."""
-        if len(out) == 1:  # the frontier stands behind the pending tokens, in its own order
+        """Return [F, …] of the output of a padded pass, [R, n, …]."""
+        if len(out) == 1:  # the frontier follows the pending tokens, in its own order
             return out[0, self.columns[0] : self.columns[-1] + 1]
         return out[torch.from_numpy(self.rows).to(out.device), torch.from_numpy(self.columns).to(out.device)]
+
+    def pick_packed(self, out: Tensor) -> Tensor:
+        """Return [F, …] of the output of a packed pass, [N, …]."""
+        if len(self.feed.counts) == 1:
+            return out[self.columns[0] : self.columns[-1] + 1]
+        at = self.feed.firsts[self.rows] + self.columns
+        return out[torch.from_numpy(at).to(out.device)]
 
 
 def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> Layout:
@@ -90,7 +99,7 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
         starts[r] += len(pending) + len(before) if before.size else 0
         columns[owner == r] = waiting + np.arange(len(nodes))
     tokens, positions, visible, scratch = zip(*parts, strict=True)
-    feed = Feed.packed(tokens, positions, starts, visible, scratch, device)
+    feed = ForwardBatch.packed(tokens, positions, starts, visible, scratch, device)
     fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
     return Layout(feed, owner, columns, fed)
 
@@ -117,6 +126,17 @@ def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
     state.cache.truncate(lengths)
     empty = Decoding.empty(state.cache)
     return replace(empty, pending=put(state.pending, rows, empty.pending))
+
+
+def selected(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
+    """The state of other rows between two steps, see `Drafter.select`."""
+    empty, pending = Decoding.empty(state.cache.taken(rows, SPARE)), picked(state.pending, rows, NOTHING)
+    return replace(empty, pending=pending, unread=moved(state.unread, rows, cache))
+
+
+def moved(unread: Sequence[Taps], rows: Ints, cache: SlotCache) -> tuple[Taps, ...]:
+    """What the target made of tokens of other rows, of what is not read yet, see `Drafter.select`."""
+    return tuple(taps for every in unread if len((taps := every.select(rows, cache)).rows))
 
 
 def left(unread: Sequence[Taps], lengths: Ints) -> tuple[Taps, ...]:
@@ -179,7 +199,12 @@ class CachedLayers(Layers):
         return self._run(feed, nodes, choose, {}, lambda out, given: out[:, :count])
 
     def _run(
-        self, feed: Feed | DeviceFeed, nodes: Nodes, choose: Choose, given: Given, pick: Callable[[Tensor, Given], Tensor]
+        self,
+        feed: ForwardBatch | DeviceFeed,
+        nodes: Nodes,
+        choose: Choose,
+        given: Given,
+        pick: Callable[[Tensor, Given], Tensor],
     ) -> Nodes:
         """The forest with the children that are chosen in one pass, by logits [R, F, V] picked from all of its own."""
         columns = None if self._shared is None else self._shared.columns
@@ -190,7 +215,8 @@ class CachedLayers(Layers):
             logits = pick(results[0], given)
             return choose(logits if columns is None else logits[..., columns], Nodes.of(given), given.get("ids")).made
 
-        return nodes.after(self._decoder.run(self._state.cache, feed, then=Then(choose, given, made)))
+        then = Then(choose, given, made)
+        return nodes.after(self._decoder.forward_on_device(feed, self._state.cache, (), then))
 
     def state(self, fed: Sequence[Ints]) -> Decoding:
         numbers = np.concatenate(fed, axis=1)

@@ -17,14 +17,26 @@ from transformers.utils import logging
 
 from draftree.boundary.files import filled, understood
 from draftree.drafters.base import Drafter, State, Trainable, TrainableMethod, every, put
-from draftree.drafters.neural.decoding import CachedLayers, Decoding, keep_path, lay_out, left, no_candidates, rewind
+from draftree.drafters.neural.decoding import (
+    SPARE,
+    CachedLayers,
+    Decoding,
+    keep_path,
+    lay_out,
+    left,
+    no_candidates,
+    rewind,
+    selected,
+)
 from draftree.drafters.neural.vocabulary import Shared, TargetEmbedding, TargetHead, check_size
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
+from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, one_layer, pretrained
+from draftree.models.kernel_choice import choose_kernels
 from draftree.models.target import Needs, Taps, Target
 from draftree.sampling.drawing import Drawing, drawn
-from draftree.tree import Candidates, Drafted, Ints, Tree, Verdict
+from draftree.tree import Bools, Candidates, Drafted, Ints, Tree, Verdict
 
 
 def copied(target: Target) -> PreTrainedModel:
@@ -93,7 +105,8 @@ def new_model(method: str, target: Target, shared: bool, draft_vocab: int) -> Pr
         check_size(method, draft_vocab, target)
         return borrowing(target.decoder.config, target, draft_vocab)
     if draft_vocab:
-        raise UserError(f"{method}: draft_vocab is {draft_vocab}, allowed with shared=false is 0: a head of its own is whole")
+        told = "a head of its own is whole, shared=true borrows the target's"
+        raise UserError(f"{method}: draft_vocab is {draft_vocab}, allowed with shared=false is 0: {told}")
     return copied(target)
 
 
@@ -170,8 +183,27 @@ def save_model(folder: Path, model: PreTrainedModel, stored: Checkpoint, about: 
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-SPARE = 256
-"""Slots a new cache has beside the prompt's, so that it seldom grows."""
+def known_alone(
+    logits: Tensor, known: Bools, k: int, drawing: Drawing, tree: Tree, frontier: Ints, drafted: Drafted | None
+) -> Candidates:
+    """Return candidates after nodes within a drafter's context, and none after the others.
+
+    Args:
+        logits: [M, V′] after the nodes that are within it.
+        known: [F] which of the frontier they are, at least one.
+        k: candidates of a node.
+        drawing: how they are drawn.
+        tree: that is drafted.
+        frontier: [F] its nodes.
+        drafted: the draft vocabulary that the logits are of.
+    """
+    rows, depths = tree.row[frontier], tree.depth[frontier]
+    if known.all():
+        return drawn(logits, k, drawing, rows, depths, drafted)
+    every = logits.new_zeros(len(frontier), logits.shape[1])
+    every[torch.from_numpy(known).to(logits.device)] = logits
+    found, there = drawn(every, k, drawing, rows, depths, drafted), known[:, None]
+    return replace(found, tokens=np.where(there, found.tokens, 0), log_q=np.where(there, found.log_q, -np.inf))
 
 
 class CachingDrafter(Drafter[Decoding]):
@@ -199,16 +231,17 @@ class CachingDrafter(Drafter[Decoding]):
         state = self.caught_up(state)
         waiting = np.array([len(p) for p in state.pending])
         lengths = (state.cache.lengths + waiting)[tree.row[frontier]]
-        if int(lengths.max() + tree.depth[frontier].max()) >= self.decoder.context:
+        known = lengths + tree.depth[frontier] < self.decoder.context  # each sequence by itself
+        if not known.any():
             return no_candidates(len(frontier), k), state
-        layout = lay_out(state, tree, frontier, self.decoder.device)
+        layout = lay_out(state, tree, frontier[known], self.decoder.device)
         feed = layout.feed
         if self.shared is not None:
             feed = replace(feed, tokens=self.shared.reads[feed.tokens])
-        logits = layout.pick(self.decoder.forward(state.cache, feed))
+        logits = layout.pick_packed(self.decoder.forward(feed, state.cache).logits)
         if self.shared is not None:
             logits = logits[:, self.shared.columns]
-        candidates = drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.drafted)
+        candidates = known_alone(logits, known, k, drawing, tree, frontier, self.drafted)
         return candidates, replace(state, fed=layout.fed)
 
     @torch.inference_mode()
@@ -220,6 +253,9 @@ class CachingDrafter(Drafter[Decoding]):
 
     def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
         return replace(rewind(state, lengths, rows), unread=left(state.unread, lengths))
+
+    def select(self, state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
+        return selected(state, rows, cache)
 
 
 class LanguageModelDrafter(CachingDrafter):
@@ -238,9 +274,12 @@ class LanguageModelDrafter(CachingDrafter):
         state = state or Decoding.empty(self.small.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
         begun = every(rows, len(prompts))
         mine = [prompts[row] for row in begun]
-        if max(map(len, mine)) >= self.decoder.context:  # it never gets to draft: see `expand`
-            rest = tuple(p[n:] for p, n in zip(prompts, state.cache.lengths.tolist(), strict=True))
-            return replace(state, pending=put(state.pending, begun, rest))
+        fit = np.array([len(prompt) < self.decoder.context for prompt in mine])
+        if not fit.all():  # these never get to be drafted for: see `expand`
+            lengths = state.cache.lengths.tolist()
+            rest = tuple(p[n:] for p, n in zip(prompts, lengths, strict=True))
+            state = replace(state, pending=put(state.pending, begun[~fit], rest))
+            begun, mine = begun[fit], [prompts[row] for row in begun[fit]]
         if any(len(p) > n for p, n in zip(mine, state.cache.lengths[begun].tolist(), strict=True)):
             if self.shared is not None:
                 reads = self.shared.reads.cpu().numpy()
@@ -264,6 +303,9 @@ class BorrowingDrafter(Trainable[State]):
     def __init__(self, knobs: TrainableMethod, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
         super().__init__(knobs, model, target, stored)
         self.decoder, self._head = Decoder(model, capture=target.decoder.capture.of(model)), head_of(model)
+
+    def use_kernels(self, target: Target) -> None:
+        choose_kernels(self.decoder, replace(target.loading, compile=bool(target.decoder.native_kinds)))
 
     @property
     def drafted(self) -> Drafted | None:

@@ -5,7 +5,7 @@ Shapes: R rows, n tokens a row, S slots, D hidden size.
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -17,9 +17,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from draftree.boundary.files import Entries, understood
 from draftree.errors import UnknownName
-from draftree.models.angles import Angles
 from draftree.models.architectures import LENGTH_DEPENDENT_ROPE, cache_argument
 from draftree.models.cache import LayerShape
+from draftree.models.kernel_modules import KernelLayer, run_native, usable
+from draftree.models.rope_cache import RopeCache
 
 Config = TypeVar("Config", LlamaConfig, Qwen3Config)
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -46,6 +47,13 @@ def like(config: PreTrainedConfig) -> LlamaConfig:
     return of_values(values | {"rope_parameters": rope if rope.get("rope_type") in ("linear", "llama3") else plain})
 
 
+class ExplicitHeads(LlamaConfig):
+    """A Llama config that names the width of a head, so that the hidden size may be no multiple of the heads."""
+
+    def validate_architecture(self) -> None:
+        """Accept any number of heads."""
+
+
 def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Config:  # type: ignore[assignment]
     """A config of a published checkpoint's values, a Llama's by default.
 
@@ -56,7 +64,9 @@ def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Co
     for name in SIZES[:-2]:
         said.get(name, float | None, None, least=0 if name == "rms_norm_eps" else 1)
     with understood(f"the drafter's config.json is not a {kind.model_type} one"):
-        config = kind(**{"num_hidden_layers": 1, **copy.deepcopy(known)})  # transformers rewrites nested values
+        explicit = kind is LlamaConfig and known.get("head_dim")
+        chosen: Any = ExplicitHeads if explicit else kind
+        config: Config = chosen(**{"num_hidden_layers": 1, **copy.deepcopy(known)})  # transformers rewrites nested values
     rope: Any = config.rope_parameters
     Entries(rope, "the drafter's rope_parameters").get("rope_theta", float, 1.0, least=1e-6)
     for key, got, allowed in (
@@ -99,7 +109,7 @@ class Rotary(nn.Module):
     def __init__(self, config: LlamaConfig | Qwen3Config) -> None:
         super().__init__()
         self._embedding: nn.Module = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]  # Qwen3's is the same
-        self._angles = Angles(self._embedding)
+        self._angles = RopeCache(self._embedding)
         rope: Any = config.rope_parameters
         self._fixed = rope["rope_type"] not in LENGTH_DEPENDENT_ROPE
 
@@ -112,11 +122,38 @@ class Rotary(nn.Module):
         if self._fixed and like.is_cpu and not torch.is_grad_enabled():
             return self._angles(like, positions)
         self._embedding.to(like.device)  # else transformers copies the frequencies there in every pass
-        cos, sin = self._embedding(like, positions)
-        return cos, sin
+        if self._fixed:
+            cos, sin = self._embedding(like, positions)
+            return cos, sin
+        rows = []
+        for row in positions.split(1):  # frequencies are those of the longest sequence that the module sees, and saw
+            self._embedding(like, torch.zeros_like(row[:, :1]))
+            rows.append(self._embedding(like, row))
+        cosines, sines = zip(*rows, strict=True)
+        return torch.cat(cosines), torch.cat(sines)
 
 
-def run(layer: nn.Module, x: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None) -> Tensor:
-    """A layer's output [R, n, D] for its input, additive mask [R, 1, n, S] and cache."""
-    out: Tensor = layer(x, attention_mask=mask, position_embeddings=rotated, **{CACHE: cache})
-    return out
+def run(
+    layers: Iterable[nn.Module],
+    x: Tensor,
+    rotated: tuple[Tensor, Tensor],
+    mask: Tensor,
+    cache: Cache | None,
+) -> Tensor:
+    """Return the output [R, n, D] of layers, one after the other.
+
+    Args:
+        layers: at least one.
+        x: [R, n, D] the first one's input.
+        rotated: cosines and sines of the positions.
+        mask: [R, 1, n, S] added to the scores.
+        cache: of keys and values.
+    """
+    every = list(layers)
+    natives = [layer for layer in every if isinstance(layer, KernelLayer)]
+    if len(natives) == len(every) and usable(natives[0].native, mask, x, *rotated):
+        index = int(natives[0].self_attn.layer_idx)
+        return run_native([layer.native for layer in natives], index, x, rotated, mask, cache)
+    for layer in every:
+        x = layer(x, attention_mask=mask, position_embeddings=rotated, **{CACHE: cache})
+    return x

@@ -23,15 +23,14 @@ from transformers import Cache, DynamicCache
 
 from draftree.boundary.phases import in_phase
 from draftree.drafters.base import Batch, Trainable, put
-from draftree.drafters.neural.decoding import NOTHING, Decoding, Layout, lay_out, left, rewind
-from draftree.drafters.neural.language_model import SPARE
+from draftree.drafters.neural.decoding import NOTHING, SPARE, Decoding, Layout, lay_out, left, moved, rewind, selected
 from draftree.drafters.neural.masks import additive, block_starts
 from draftree.drafters.neural.pair_net import PairNet
 from draftree.drafters.neural.vocabulary import whole
 from draftree.kernels.laying import unfed
 from draftree.models.cache import LayerShape, SlotCache
 from draftree.models.catching import first_stored
-from draftree.models.feed import Feed
+from draftree.models.forward_batch import ForwardBatch
 from draftree.models.target import CHUNK, Taps
 from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
@@ -119,28 +118,28 @@ class PairReader(Trainable[Pairs]):
             last = torch.where(here[..., None], found, last)
         return last
 
-    def _pass_true(self, cache: SlotCache, feed: Feed, features: SlotCache, sizes: Ints) -> Tensor:
+    def _pass_true(self, cache: SlotCache, feed: ForwardBatch, features: SlotCache, sizes: Ints) -> Tensor:
         """[R, n, K D] the levels' outputs of true pairs, `sizes` of each row; each is kept for the level that reads it."""
-        outs = [self._pass(cache, feed, _known(features, feed.positions))[0]]
+        outs = [self._pass(cache, feed, _known(features, feed.padded_positions))[0]]
         for level in range(1, self.model.levels):
-            features.reserve(int(feed.positions.max()) + 2)
-            rows, columns = np.nonzero(np.arange(feed.tokens.shape[1]) < sizes[:, None])
-            at = [torch.from_numpy(a).to(cache.device) for a in (rows, columns, feed.positions[rows, columns] + 1)]
+            features.reserve(int(feed.padded_positions.max()) + 2)
+            rows, columns = np.nonzero(np.arange(feed.width) < sizes[:, None])
+            at = [torch.from_numpy(a).to(cache.device) for a in (rows, columns, feed.padded_positions[rows, columns] + 1)]
             features.layer(level)[0][at[0], 0, at[2]] = outs[-1][at[0], at[1]]
-            outs.append(self._pass(cache, feed, _known(features, feed.positions, level), level)[0])
+            outs.append(self._pass(cache, feed, _known(features, feed.padded_positions, level), level)[0])
         return torch.cat(outs, dim=-1)
 
     @in_phase("model")
     def _pass(
-        self, cache: SlotCache, feed: Feed, features: Tensor, level: int = 0, head: bool = False
+        self, cache: SlotCache, feed: ForwardBatch, features: Tensor, level: int = 0, head: bool = False
     ) -> tuple[Tensor, Tensor]:
         """[R, n, D] a level's outputs of pairs, and logits [R, n, V′] of them if the `head` is asked for."""
         mask = cache.mask(feed)
         if level:
             _hide(mask, feed, cache.lengths, level)
             cache = cache.lifted(level * self.model.depth)
-        positions = torch.from_numpy(feed.positions).to(features.device)
-        given = feed.tokens, features, positions, mask, cache.writer(feed.starts, feed.width)
+        positions = torch.from_numpy(feed.padded_positions).to(features.device)
+        given = feed.padded_tokens, features, positions, mask, cache.writer(feed.starts, feed.width)
         if head:
             return self.model.with_logits(*given)
         out: Tensor = self.model.at(level)(*given)
@@ -171,10 +170,12 @@ class PairReader(Trainable[Pairs]):
             self._remember(state, Taps.joined(state.unread))
             state = replace(state, unread=())
         cache, pending = state.decoding.cache, state.decoding.pending
-        if len(state.nodes) or max(map(len, pending)) <= FEW:
+        if len(state.nodes):
             return state
         known = state.features.lengths - 1  # pairs without the root's
         cache.truncate(np.maximum(known - [len(p) for p in pending], 0))  # the same state may have been caught up before
+        if max(map(len, pending)) <= FEW:
+            return state
         if self.model.levels * self.model.depth == 1:
             for row, tokens in enumerate(pending):
                 self._store(cache, state.features, row, tokens)
@@ -202,6 +203,10 @@ class PairReader(Trainable[Pairs]):
         # The pair of the last token kept has a token that may change.
         waiting = rewind(state.decoding, np.maximum(lengths - 1, 0), rows)
         return _bare(waiting, state.features, left(state.unread, lengths))
+
+    def select(self, state: Pairs, rows: Ints, cache: SlotCache) -> Pairs:
+        decoding, features = selected(state.decoding, rows, cache), state.features.taken(rows, SPARE)
+        return _bare(decoding, features, moved(state.unread, rows, cache))
 
     def _train_pass(
         self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache, level: int = 0
@@ -252,7 +257,7 @@ class PairDrafter(PairReader):
         rows, pending = tree.row[roots], state.decoding.pending
         if self.model.levels == 1 and max(map(len, pending)) < CHUNK:
             layout = lay_out(state.decoding, tree, roots, state.outputs.device)
-            return self._fed(state, layout, roots, _known(state.features, layout.feed.positions))
+            return self._fed(state, layout, roots, _known(state.features, layout.feed.padded_positions))
         tokens, fed = [NOTHING] * state.decoding.cache.rows, list(state.decoding.fed)
         for root, row in zip(roots.tolist(), rows.tolist(), strict=True):
             tokens[row], fed[row] = np.append(pending[row], tree.tokens[root]), np.array([root])
@@ -268,7 +273,7 @@ class PairDrafter(PairReader):
                 each.append(outputs.new_zeros(len(nodes), self.model.width))
                 continue
             read = places[tree.parents[nodes]] * levels + np.where(depths <= level, level - 1, level)
-            index = np.zeros(layout.feed.positions.shape, np.int64)  # padding is paired with anything
+            index = np.zeros(layout.feed.padded_positions.shape, np.int64)  # padding is paired with anything
             index[layout.rows, layout.columns] = read
             features = nn.functional.embedding(torch.from_numpy(index).to(device), outputs)
             if levels == 1:
@@ -340,14 +345,14 @@ class PairDrafter(PairReader):
             fed = nn.functional.pad(out[:, :-1], (0, 0, 1, 0))
 
 
-def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[Feed, Ints]:
+def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[ForwardBatch, Ints]:
     """The feed of each row's tokens behind what lies in its slots before `starts`, and how many there are [R]."""
     sizes = np.array([len(t) for t in tokens])
     rows = list(zip(cache.lengths.tolist(), starts.tolist(), sizes.tolist(), strict=True))
     places = [np.arange(start, start + n) for _, start, n in rows]
     visible = [np.tri(n, start - length + n, start - length, dtype=np.bool_) for length, start, n in rows]
     scratch = [np.arange(length, start + n) for length, start, n in rows]
-    return Feed.packed(tokens, places, starts, visible, scratch, cache.device), sizes
+    return ForwardBatch.packed(tokens, places, starts, visible, scratch, cache.device), sizes
 
 
 def _causal(at: Tensor, level: int) -> Tensor:
@@ -355,11 +360,11 @@ def _causal(at: Tensor, level: int) -> Tensor:
     return (at[None, :] <= at[:, None]) & ((at[None, :] >= level) | (at[:, None] < level))
 
 
-def _hide(mask: Tensor, feed: Feed, committed: Ints, level: int) -> None:
+def _hide(mask: Tensor, feed: ForwardBatch, committed: Ints, level: int) -> None:
     """Hides from a level's pairs, in an additive mask [R, 1, n, S] of a feed, the first `level` pairs of the text."""
     for r, scratch in enumerate(feed.scratch_positions):
         early = np.flatnonzero(np.concatenate((np.arange(committed[r]), scratch)) < level)
-        late = np.flatnonzero(feed.positions[r] >= level)
+        late = np.flatnonzero(feed.padded_positions[r] >= level)
         mask[r, 0, late[:, None], early] = torch.finfo(mask.dtype).min
 
 

@@ -9,6 +9,8 @@ Shapes: R rows, n slots of a block, A anchors, B batch, T tokens, F frontier nod
 """
 
 from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal, final
 
 import numpy as np
@@ -131,8 +133,9 @@ class ParallelNet(nn.Module):
         x = self.embed(tokens)
         rotated = self.rotary(x, positions)
         masks = {sight: additive(_seen(sight, positions, keys, there)[:, None], x.dtype) for sight in set(self.layout.sights)}
-        for layer, sight in zip(self.layers, self.layout.sights, strict=True):
-            x = run(layer, x, rotated, masks[sight], cache)
+        layers = zip(self.layers, self.layout.sights, strict=True)
+        for sight, same in groupby(layers, key=itemgetter(1)):
+            x = run([layer for layer, _ in same], x, rotated, masks[sight], cache)
         out: Tensor = self.norm(x)
         return out
 

@@ -171,6 +171,20 @@ void attend_rows(const Attention& a, int64_t sequence, int64_t group, int64_t be
       tiles<G>(m, own.panel, panel_bytes<G>(a.key_dim), 1, queries.at(first), queries.stride, a.key_dim, own.scores + first * ld + start, ld,
                {own.panel, false, false});
     }
+    if (here == KEYS && a.cap <= 0 && a.mask_dtype == D::TYPE) {
+      for (int64_t r = 0; r < count; r++) {
+        float* const scores = own.scores + r * ld + start;
+        const T* const mask = static_cast<const T*>(a.mask) + mask_of(begin + r) + start;
+        V top = load(own.tops + r * LANES);
+        for (int64_t i = 0; i < KEYS; i += LANES) {
+          const V added = D::get(mask + i), score = added > below ? load(scores + i) * splat(a.scale) + added : splat(UNSEEN);
+          top = larger(top, score);
+          store(scores + i, score);
+        }
+        store(own.tops + r * LANES, top);
+      }
+      continue;
+    }
     for (int64_t r = 0; r < count; r++) {
       float* const scores = own.scores + r * ld + start;
       const int64_t at = mask_of(begin + r) + start;

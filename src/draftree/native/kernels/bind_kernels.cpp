@@ -7,6 +7,9 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <string>
 #include <vector>
@@ -71,6 +74,15 @@ std::vector<const Kernels*> supported() {
 }
 
 const Kernels* chosen = supported().front();
+
+// Ask the system for huge pages around a packed weight: it streams by faster, as fewer addresses are looked up.
+void use_huge_pages([[maybe_unused]] Address from, [[maybe_unused]] int64_t bytes) {
+#if defined(__linux__)
+  constexpr Address PAGE = Address{2} << 20;
+  const Address begin = from / PAGE * PAGE, end = (from + static_cast<Address>(bytes) + PAGE - 1) / PAGE * PAGE;
+  madvise(pointer(begin), end - begin, MADV_HUGEPAGE);  // no more than a wish: what is not mapped there is left out
+#endif
+}
 
 template <class Structure, class Type>
 auto address_property(nb::class_<Structure>& in, const char* name, Type Structure::*field) {
@@ -163,6 +175,7 @@ void bind_kernels(nb::module_& m) {
       .def_rw("hidden_below", &Pass::hidden_below)
       .def_rw("final_norm", &Pass::final_norm)
       .def_rw("head", &Pass::head);
+  address_property(pass, "table", &Pass::table);
   address_property(pass, "input", &Pass::input);
   address_property(pass, "residual", &Pass::residual);
   address_property(pass, "cosines", &Pass::cosines);
@@ -207,10 +220,12 @@ void bind_kernels(nb::module_& m) {
         "inputs"_a, "Return the bytes of a packed weight.");
   m.def("pack", [](int32_t type, Address weight, int64_t outputs, int64_t inputs, Address packed, int threads) {
     nb::gil_scoped_release release;
+    use_huge_pages(packed, chosen->packed_bytes(type, outputs, inputs));
     chosen->pack(type, pointer(weight), outputs, inputs, pointer(packed), threads);
   }, "type"_a, "weight"_a, "outputs"_a, "inputs"_a, "packed"_a, "threads"_a, "Pack a weight [outputs, inputs].");
   m.def("pack_int4", [](Address numbers, Address scales, int64_t outputs, int64_t inputs, Address packed, int threads) {
     nb::gil_scoped_release release;
+    use_huge_pages(packed, chosen->packed_bytes(INT4, outputs, inputs));
     chosen->pack_int4(pointer<uint8_t>(numbers), pointer<uint16_t>(scales), outputs, inputs, pointer(packed), threads);
   }, "numbers"_a, "scales"_a, "outputs"_a, "inputs"_a, "packed"_a, "threads"_a, "Pack numbers 0 to 15 with their steps and middles.");
   m.def("linear", [](const Linear& layer, int32_t dtype, Address input, int64_t tokens, Address output, int threads) {

@@ -46,6 +46,15 @@ struct Shape {
   float scale = 1;           // of the attention scores
 };
 
+// Where a sequence of a pass is, if sequences have different numbers of tokens.
+struct Sequence {
+  int64_t first = 0;        // of all tokens, the sequence's first
+  int64_t start = 0;        // the slot of that one
+  int64_t slots = 0;        // slots that its tokens see
+  int64_t mask = 0;         // where its mask begins
+  int64_t mask_stride = 0;  // from one query to the next
+};
+
 enum Parts : int32_t { PROJECT = 1, FINISH = 2 };  // of a layer: up to what it stores; from its attention on
 
 // A pass over N tokens through `count` layers, and through the last norm and the head if there is one.
@@ -53,6 +62,7 @@ struct Pass {
   Shape shape;
   int32_t parts = PROJECT | FINISH;
   int64_t sequences = 0, tokens = 0;     // R, n
+  const Sequence* table = nullptr;       // [R + 1], the last one begins at token N; null: all have n tokens and see `slots`
   const Layer* const* layers = nullptr;  // [count]
   int64_t count = 0;
   const void* input = nullptr;     // [N, inputs of qkv] what the first layer reads

@@ -1,5 +1,5 @@
 // Decoder layers of the Llama kind, one after the other, by threads that meet between their products. Included inside an anonymous
-// namespace after attention.h.
+// namespace after sequences.h.
 
 // The weight of a linear layer in a model's own dtype.
 template <class D>
@@ -56,6 +56,9 @@ void linear_part(const Linear& layer, Rows x, int64_t tokens, typename D::T* out
               });
 }
 
+// Up to how many tokens each thread norms all by itself: that takes less time than to meet the others.
+constexpr int64_t OWN_TOKENS = 4;
+
 // Memory of a pass: shared by its threads, and each one's own.
 template <class D, class G>
 struct Buffers {
@@ -68,14 +71,17 @@ struct Buffers {
   T* hidden = nullptr;              // [N, hidden] after attention
   T* between[2] = {};               // [N, hidden] after layers whose output nobody wants
   Rows head_ready;                  // [N] what the head reads
+  Sequence* table = nullptr;        // [R + 1]
+  int32_t* owner = nullptr;         // [N] the sequence of each token
   char* own = nullptr;              // of all threads
   int64_t own_bytes = 0;            // of each
-  int64_t sums_bytes = 0, row_bytes = 0;  // of its parts: sums of a tile, a row, and the rest for attention
+  int64_t sums_bytes = 0, row_bytes = 0;  // of its parts: sums of a tile, a row, rows of its own, and the rest for attention
+  int64_t own_rows_bytes = 0;
   int64_t bytes = 0;
 
   Buffers(char* memory, const Pass& pass, int threads) {
     const Shape& s = pass.shape;
-    const int64_t tokens = pass.sequences * pass.tokens, wide = s.groups * s.heads * s.head_dim;
+    const int64_t tokens = tokens_of(pass), wide = s.groups * s.heads * s.head_dim;
     int64_t widest = s.hidden;
     for (int64_t i = 0; i < pass.count; i++) widest = widest < pass.layers[i]->qkv.inputs ? pass.layers[i]->qkv.inputs : widest;
     Arena arena(memory);
@@ -89,7 +95,11 @@ struct Buffers {
     head_ready = rows(tokens, Native<D>::G::row_bytes(s.hidden));
     sums_bytes = 4 * MAX_TOKENS * (s.head_dim > 4 * 32 ? s.head_dim : 4 * 32);
     row_bytes = round_up(4 * (widest > wide ? widest : wide), 64);
-    own_bytes = round_up(sums_bytes + row_bytes + AttentionScratch(nullptr, pass.slots, s.head_dim, s.head_dim).bytes, 128);
+    const int64_t stride = ready.stride > head_ready.stride ? ready.stride : head_ready.stride;
+    own_rows_bytes = tokens <= OWN_TOKENS ? round_up(tokens * stride, 64) : 0;
+    own_bytes = round_up(sums_bytes + row_bytes + own_rows_bytes + attention_bytes(pass), 128);
+    table = reinterpret_cast<Sequence*>(arena.take((pass.sequences + 1) * static_cast<int64_t>(sizeof(Sequence))));
+    owner = reinterpret_cast<int32_t*>(arena.take(tokens * 4));
     own = arena.take(own_bytes * threads);
     bytes = arena.used();
   }
@@ -104,11 +114,12 @@ class Member {
  public:
   Member(const Pass& pass, const Buffers<D, G>& buffers, Barrier& barrier, int thread, int threads)
       : pass_(pass), shape_(pass.shape), buffers_(buffers), barrier_(barrier), thread_(thread), threads_(threads) {
-    tokens_ = pass.sequences * pass.tokens;
+    tokens_ = tokens_of(pass);
     char* const own = buffers.own + thread * buffers.own_bytes;
     sums_ = reinterpret_cast<float*>(own);
     row_ = reinterpret_cast<float*>(own + buffers.sums_bytes);
-    attention_ = own + buffers.sums_bytes + buffers.row_bytes;
+    own_rows_ = own + buffers.sums_bytes + buffers.row_bytes;
+    attention_ = own_rows_ + buffers.own_rows_bytes;
   }
 
   void run() {
@@ -133,24 +144,25 @@ class Member {
   // Norm, queries, keys and values, rotation.
   void project(const Layer& layer, const T* input, int64_t index) {
     const int64_t dim = shape_.head_dim, width = layer.qkv.inputs, queries = shape_.groups * shape_.heads, groups = shape_.groups;
-    prepare<G>(layer.input_norm, input, width, buffers_.ready);
-    meet();
+    const Rows ready = prepare<G>(layer.input_norm, input, width, buffers_.ready);
     T* const keys = static_cast<T*>(pass_.keys) + index * pass_.key_layer;
     T* const values = static_cast<T*>(pass_.values) + index * pass_.value_layer;
     const int64_t unit = dim / G::COLUMNS;
     Range range = share(queries + 2 * groups, thread_, threads_);
     range = {range.begin * unit, range.end * unit};
-    multiply<G>(buffers_.ready, tokens_, width, layer.qkv.weight, unit, range, sums_,
+    multiply<G>(ready, tokens_, width, layer.qkv.weight, unit, range, sums_,
                 [&](int64_t first, int m, int64_t panel, int64_t, const float* sums, int64_t ld) {
                   const int64_t head = panel / unit;
                   for (int i = 0; i < m; i++) {
-                    const int64_t token = first + i, sequence = token / pass_.tokens, at = token % pass_.tokens;
+                    const int64_t token = first + i, sequence = buffers_.owner[token];
+                    const Sequence& its = buffers_.table[sequence];
+                    const int64_t at = token - its.first, slot = its.start + at;
                     float* const mine = row_;
                     for (int64_t e = 0; e < dim; e += LANES) store(mine + e, biased<D>(sums + i * ld + e, layer.qkv.bias, head * dim + e, LANES));
-                    const int64_t slot = at + (pass_.starts == nullptr ? 0 : pass_.starts[sequence]);
                     if (head < queries) {
                       turn(layer.q_norm, token, mine);
-                      const int64_t row = (sequence * groups + head / shape_.heads) * pass_.tokens * shape_.heads + at * shape_.heads + head % shape_.heads;
+                      const int64_t many = buffers_.table[sequence + 1].first - its.first;
+                      const int64_t row = (its.first * groups + head / shape_.heads * many + at) * shape_.heads + head % shape_.heads;
                       QG::put(buffers_.queries.at(row), 0, mine, dim, dim);
                     } else if (head < queries + groups) {
                       turn(layer.k_norm, token, mine);
@@ -179,32 +191,34 @@ class Member {
   void finish(const Layer& layer, const T* residual, T* output, int64_t index) {
     const int64_t hidden = shape_.hidden, dim = shape_.head_dim, wide = shape_.groups * shape_.heads * dim;
     Attention a;
-    a.sequences = pass_.sequences, a.groups = shape_.groups, a.heads = shape_.heads, a.tokens = pass_.tokens, a.slots = pass_.slots;
+    const T* const keys = static_cast<const T*>(pass_.keys) + index * pass_.key_layer;
+    const T* const values = static_cast<const T*>(pass_.values) + index * pass_.value_layer;
+    a.sequences = 1, a.groups = shape_.groups, a.heads = shape_.heads;
     a.key_dim = a.value_dim = dim;
-    a.keys = static_cast<const T*>(pass_.keys) + index * pass_.key_layer;
-    a.values = static_cast<const T*>(pass_.values) + index * pass_.value_layer;
-    a.mask = pass_.mask, a.dtype = a.mask_dtype = D::TYPE;
-    a.mask_strides[0] = pass_.mask_strides[0], a.mask_strides[2] = pass_.mask_strides[1];
+    a.dtype = a.mask_dtype = D::TYPE;
     for (int i = 0; i < 3; i++) a.key_strides[i] = pass_.key_strides[i], a.value_strides[i] = pass_.value_strides[i];
     a.scale = shape_.scale, a.hidden_below = pass_.hidden_below;
-    const AttentionScratch own(attention_, a.slots, dim, dim);
-    share_rows(a, own.rows, thread_, threads_, [&](int64_t sequence, int64_t group, int64_t begin, int64_t end) {
-      const int64_t first = (sequence * a.groups + group) * a.tokens * a.heads + begin;
-      attend_rows<D>(a, sequence, group, begin, end, {buffers_.queries.at(first), buffers_.queries.stride}, own, [&](int64_t row, float* values) {
-        for (int64_t e = 0; e < dim; e += LANES) store(values + e, D::round(load(values + e)));
-        const int64_t token = sequence * a.tokens + row / a.heads, head = group * a.heads + row % a.heads;
-        G::put(buffers_.attended.at(token), head * dim, values, dim, wide);
+    share_sequences(buffers_.table, pass_.sequences, a.groups, a.heads, thread_, threads_, [&](int64_t r, int64_t group, int64_t begin, int64_t end) {
+      const Sequence& its = buffers_.table[r];
+      a.tokens = buffers_.table[r + 1].first - its.first, a.slots = its.slots;
+      a.keys = keys + r * pass_.key_strides[0], a.values = values + r * pass_.value_strides[0];
+      a.mask = static_cast<const T*>(pass_.mask) + its.mask, a.mask_strides[2] = its.mask_stride;
+      const AttentionScratch own(attention_, a.slots, dim, dim);
+      const int64_t first = (its.first * a.groups + group * a.tokens) * a.heads + begin;
+      attend_rows<D>(a, 0, group, begin, end, {buffers_.queries.at(first), buffers_.queries.stride}, own, [&](int64_t row, float* out) {
+        for (int64_t e = 0; e < dim; e += LANES) store(out + e, D::round(load(out + e)));
+        const int64_t token = its.first + row / a.heads, head = group * a.heads + row % a.heads;
+        G::put(buffers_.attended.at(token), head * dim, out, dim, wide);
       });
     });
     meet();
     add_product(layer.o_proj, buffers_.attended, residual, buffers_.hidden);
     meet();
-    prepare<G>(layer.post_norm, buffers_.hidden, hidden, buffers_.ready);
-    meet();
+    const Rows ready = prepare<G>(layer.post_norm, buffers_.hidden, hidden, buffers_.ready);
     constexpr int64_t UNIT = 64 / G::COLUMNS;
     Range range = share(shape_.intermediate / 32, thread_, threads_);
     range = {range.begin * UNIT, range.end * UNIT};
-    multiply<G>(buffers_.ready, tokens_, hidden, layer.gate_up.weight, UNIT, range, sums_,
+    multiply<G>(ready, tokens_, hidden, layer.gate_up.weight, UNIT, range, sums_,
                 [&](int64_t first, int m, int64_t panel, int64_t, const float* sums, int64_t ld) {
                   const int64_t at = panel * G::COLUMNS;
                   for (int i = 0; i < m; i++) {
@@ -221,10 +235,14 @@ class Member {
     add_product(layer.down, buffers_.activated, buffers_.hidden, output);
   }
 
-  // Norm rows, or take them as they are, in the layout of a product; each thread does some of the tokens.
+  // Norm rows, or take them as they are, and return them in the layout of a product.
+  //
+  // Each thread does all of a few tokens in its own memory; of more it does some, and meets the others.
   template <class To>
-  void prepare(const Norm& norm, const T* input, int64_t width, Rows to, T* states = nullptr) {
-    const Range mine = share(tokens_, thread_, threads_);
+  Rows prepare(const Norm& norm, const T* input, int64_t width, Rows shared, T* states = nullptr) {
+    const bool own = tokens_ <= OWN_TOKENS;
+    const Rows to{own ? own_rows_ : shared.data, shared.stride};
+    const Range mine = own ? Range{0, tokens_} : share(tokens_, thread_, threads_);
     for (int64_t token = mine.begin; token < mine.end; token++) {
       const T* const x = input + token * width;
       if (norm.weight != nullptr) {
@@ -233,8 +251,10 @@ class Member {
         widen_row<D>(x, width, row_);
       }
       To::put(to.at(token), 0, row_, width, width);
-      if (states != nullptr) narrow_row<D>(row_, width, states + token * width);
+      if (states != nullptr && (!own || thread_ == 0)) narrow_row<D>(row_, width, states + token * width);
     }
+    if (!own) meet();
+    return to;
   }
 
   // Add what a linear layer makes of rows to other rows; both are rounded, as torch does.
@@ -253,9 +273,8 @@ class Member {
   }
 
   void head(const T* input) {
-    prepare<NG>(pass_.final_norm, input, shape_.hidden, buffers_.head_ready, static_cast<T*>(pass_.final_states));
-    meet();
-    linear_part<D, NG>(pass_.head, buffers_.head_ready, tokens_, static_cast<T*>(pass_.logits), sums_, thread_, threads_);
+    const Rows ready = prepare<NG>(pass_.final_norm, input, shape_.hidden, buffers_.head_ready, static_cast<T*>(pass_.final_states));
+    linear_part<D, NG>(pass_.head, ready, tokens_, static_cast<T*>(pass_.logits), sums_, thread_, threads_);
   }
 
  public:
@@ -269,13 +288,14 @@ class Member {
   const int thread_, threads_;
   int64_t tokens_;
   float *sums_, *row_;
-  char* attention_;
+  char *own_rows_, *attention_;
 };
 
 template <class D, class G>
 void forward(const Pass& pass, int threads) {
   char* const memory = scratch(Buffers<D, G>(nullptr, pass, threads).bytes);
   const Buffers<D, G> buffers(memory, pass, threads);
+  write_sequences(pass, buffers.table, buffers.owner);
   struct Context {
     const Pass& pass;
     const Buffers<D, G>& buffers;

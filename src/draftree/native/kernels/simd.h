@@ -50,15 +50,33 @@ inline V fused(V a, V b, V c) {
 inline V larger(V a, V b) { return a < b ? b : a; }  // a where one is no number
 inline V smaller(V a, V b) { return a > b ? b : a; }
 
+// Between halves and words, by the instructions themselves: GCC converts vectors of 16 in two parts.
+inline U widen_halves(H h) {
+#if defined(DRAFTREE_AVX512)
+  return (U)_mm512_cvtepu16_epi32((__m256i)h);
+#elif defined(DRAFTREE_AVX2)
+  return (U)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+  return __builtin_convertvector(h, U);
+#endif
+}
+inline H lower_halves(U words) {
+#if defined(DRAFTREE_AVX512)
+  return (H)_mm512_cvtepi32_epi16((__m512i)words);
+#else
+  return __builtin_convertvector(words, H);
+#endif
+}
+
 // bfloat16 and float16 as float32, and back, rounded to the nearest; of two equally near, to the even one.
-inline V widen_bfloat16(H h) { return (V)(__builtin_convertvector(h, U) << 16); }
+inline V widen_bfloat16(H h) { return (V)(widen_halves(h) << 16); }
 inline V round_bfloat16(V v) {
   const U bits = (U)v;
   const U near = bits + (((bits >> 16) & 1u) + 0x7FFFu);
   const U kept = v == v ? near : (bits | 0x00400000u);  // keeps a NaN from becoming infinite
   return (V)(kept & 0xFFFF0000u);
 }
-inline H narrow_bfloat16(V rounded) { return __builtin_convertvector((U)rounded >> 16, H); }
+inline H narrow_bfloat16(V rounded) { return lower_halves((U)rounded >> 16); }
 
 #if defined(DRAFTREE_AVX512) || defined(DRAFTREE_AVX2)
 inline V widen_float16(H h) {

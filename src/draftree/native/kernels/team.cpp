@@ -6,6 +6,10 @@
 #include <thread>
 #include <vector>
 
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
+
 namespace draftree {
 namespace {
 
@@ -75,16 +79,23 @@ class Pool {
   int threads_ = 0;
 };
 
-Pool& pool() {
-  static Pool* const the_pool = new Pool;  // its threads outlive static destructors
-  return *the_pool;
+Pool* pool = new Pool;  // never deleted: its threads outlive static destructors
+
+#if !defined(_WIN32)
+// A child process has none of its parent's threads, neither ours nor OpenMP's: it uses a pool of its own.
+void forget_threads() {
+  openmp_fork = nullptr;
+  pool = new Pool;
 }
+
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
+#endif
 
 }  // namespace
 
 void run_team(int threads, Work work, void* context) {
   if (threads < 2) return work(context, 0, 1);
-  if (openmp_fork == nullptr) return pool().run(threads, work, context);
+  if (openmp_fork == nullptr) return pool->run(threads, work, context);
   Region region{work, context};
   openmp_fork(run_member, &region, static_cast<unsigned>(threads), 0);
 }

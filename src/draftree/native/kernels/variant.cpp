@@ -15,6 +15,7 @@ namespace {  // so that no function is shared between instruction sets
 #include "gemm.h"
 #include "fused_ops.h"
 #include "attention.h"
+#include "sequences.h"
 #include "layer.h"
 
 // Call use(D) for a dtype.

@@ -6,19 +6,27 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers.models.cohere import modeling_cohere
-from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from architectures import fresh
-from draftree.models import between
-from draftree.models.between import DTYPES, ROTATE, shorten, shortened
 from draftree.models.decoder import Decoder
-from draftree.models.feed import Feed
+from draftree.models.forward_batch import ForwardBatch
+from draftree.models.kernel_modules import replace_modules, replaced_kinds
 from draftree.native import dense
+from draftree.native.dense import DTYPES
 
 pytestmark = pytest.mark.skipif(dense.core is None, reason="there are no native kernels")
 WIDTHS = (1, 2, 3, 7, 16, 33)
+
+
+def replaced(module: nn.Module) -> nn.Module:
+    """The module of draftree for another one."""
+    whole = nn.ModuleList([module])
+    replace_modules(whole)
+    assert replaced_kinds(whole) == [type(module).__name__]
+    assert list(whole[0].state_dict()) == list(module.state_dict())
+    assert type(copy.deepcopy(whole)[0]) is type(module)
+    return whole[0]
 
 
 def drawn(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -39,10 +47,8 @@ def layer(kind: str, dtype: torch.dtype, width: int = 50) -> nn.Module:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["norm", "gate"])
 def test_a_layer_gives_what_its_own_gives_in_any_company(kind: str, dtype: torch.dtype) -> None:
-    own, ours = layer(kind, dtype), None
-    ours = copy.deepcopy(own)
-    shorten(ours)
-    assert shortened(ours) == [type(own).__name__]
+    own = layer(kind, dtype)
+    ours = replaced(own)
     rows = drawn(1, 40, 50, dtype=dtype) * 3
     torch.testing.assert_close(ours(rows), own(rows), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
     if kind == "norm":  # products round otherwise by width; these do not
@@ -54,11 +60,9 @@ def test_a_norm_is_as_close_to_float64_as_the_models_own() -> None:
     """Of wide rows the squares are many, and what is lost as they are added up shows."""
     for width in (64, 576, 4096):
         own = LlamaRMSNorm(width, 1e-6)
-        ours, rows = copy.deepcopy(own).requires_grad_(False), drawn(200, width, dtype=torch.float32)
-        shorten(ours)
+        ours, rows = replaced(own.requires_grad_(False)), drawn(200, width, dtype=torch.float32)
         exact = rows.double() * (rows.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
         off, theirs = ((norm(rows) - exact).square().mean() for norm in (ours, own))
-        assert shortened(ours)
         assert off < theirs
 
 
@@ -75,57 +79,39 @@ def test_a_gate_keeps_bits_wherever_a_number_lies() -> None:
         assert all(torch.equal(gated(at, at + n), whole[at : at + n]) for at in (0, 5, 700) for n in (1, 15, 64, 513))
 
 
-def test_a_rotation_has_the_bits_of_the_models_own() -> None:
-    shorten(fresh("llama").to(torch.float32))
-    ours: Any = getattr(modeling_llama, ROTATE)
-    for dtype in DTYPES:
-        q, k = (drawn(2, 9, heads, 16, dtype=dtype).transpose(1, 2) for heads in (6, 2))
-        angles = drawn(2, 9, 16, dtype=dtype), drawn(2, 9, 16, dtype=dtype) * 2
-        assert between._turned(q, k, *angles) is not None
-        assert all(map(torch.equal, ours(q, k, *angles), ours.__wrapped__(q, k, *angles)))
-        other = tuple(t.contiguous() for t in (q, k))  # which lie otherwise
-        assert between._turned(*other, *angles) is None
-        assert all(map(torch.equal, ours(*other, *angles), ours(q, k, *angles)))
-
-
-def test_other_functions_of_the_same_name_stay() -> None:
-    stock: Any = getattr(modeling_cohere, ROTATE)  # which turns neighbours against each other
-    between._dispatched(modeling_cohere)
-    assert getattr(modeling_cohere, ROTATE) is stock
-
-
 def test_what_is_another_norm_stays() -> None:
     class OtherRMSNorm(LlamaRMSNorm):
         def forward(self, hidden_states: Tensor) -> Tensor:
             return super().forward(hidden_states) * 1.01
 
     other = OtherRMSNorm(32, 1e-5)
-    shorten(other)
-    assert not shortened(other)
+    whole = nn.ModuleList([other])
+    replace_modules(whole)
+    assert whole[0] is other
 
 
 @pytest.mark.parametrize("how", [{"kernels": "stock"}, {"dtype": torch.float64}])
 def test_models_that_are_left_as_they_are(how: dict[str, Any]) -> None:
     model = fresh("llama").to(how.get("dtype", torch.float32))
-    shorten(model, how.get("kernels"))
-    assert not shortened(model)
+    replace_modules(model, how.get("kernels"))
+    assert not replaced_kinds(model)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "olmo2", "qwen3_moe"])
 def test_a_model_writes_the_same_logits(name: str) -> None:
     own = fresh(name).to(torch.float32).requires_grad_(False)
     ours = copy.deepcopy(own)
-    shorten(ours)
+    replace_modules(ours)
     decoders = Decoder(own), Decoder(ours)
-    feed = Feed.chains([torch.arange(3, 20).numpy()], torch.zeros(1, dtype=torch.long).numpy(), torch.device("cpu"))
+    feed = ForwardBatch.chains([torch.arange(3, 20).numpy()], torch.zeros(1, dtype=torch.long).numpy(), torch.device("cpu"))
     with torch.inference_mode():
-        wanted, found = (d.forward(d.new_cache(1, 20), feed) for d in decoders)
+        wanted, found = (d.forward(feed, d.new_cache(1, 20)).logits for d in decoders)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_go_through_the_models_own() -> None:
     model = fresh("llama").to(torch.float32)
-    shorten(model)
-    assert shortened(model)
+    replace_modules(model)
+    assert replaced_kinds(model)
     model(input_ids=torch.arange(5)[None]).logits.sum().backward()
     assert all(p.grad is not None for p in model.parameters())

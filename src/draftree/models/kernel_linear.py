@@ -7,6 +7,7 @@ for eight as for one. Which is faster depends on the processor and the shape, so
 Shapes: n tokens of a pass, D and E entries of a row before and after.
 """
 
+import copy
 import ctypes
 import json
 import mmap
@@ -14,14 +15,13 @@ import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import MethodType
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from draftree.boundary.files import read_object, write_text
+from draftree.boundary.files import Entries, read_object, write_text
 from draftree.boundary.machine import interleaved, kept, machine
 from draftree.errors import UserError
 from draftree.models.native_linear import NativeLinear, can_pack
@@ -57,51 +57,71 @@ class Packed:
 
 
 @final
-class Laid:
-    """A weight as it is laid out for a kernel, and whether it is still that weight.
+class KernelLinear(nn.Linear):
+    """A linear layer on a CPU by another kernel than torch's own.
+
+    A copy is a layer of torch again, as its weights may become others.
 
     Args:
+        linear: whose weight and bias it has; they are not expected to change.
         kind: of the kernel.
-        weight: [E, D], which stays what it is: for gradients, for all who read it, and for when it is changed.
-        bias: [E], if there is one.
+
+    Attributes:
+        kernel: multiplies.
     """
 
-    def __init__(self, kind: type[Packed] | type[NativeLinear], weight: Tensor, bias: Tensor | None) -> None:
-        self.kind, self._weight, self._bias = kind, weight, bias
-        self._place, self._version = weight.data_ptr(), weight._version
-        self.multiply = kind(weight, bias)
+    def __init__(self, linear: nn.Linear, kind: type[Packed] | type[NativeLinear]) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.training = linear.training
+        self.kernel = kind(linear.weight, linear.bias)
 
-    def of(self, weight: Tensor, bias: Tensor | None) -> bool:
-        """True where these are the weight that was laid out, unchanged, and its bias, which is read where it lies."""
-        same = weight is self._weight and bias is self._bias
-        return same and weight._version == self._version and weight.data_ptr() == self._place
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return [..., E] of rows [..., D]."""
+        given = rows.requires_grad or self.weight.requires_grad
+        if (torch.is_grad_enabled() and given) or rows.dtype is not self.weight.dtype:
+            return linear(rows, self.weight, self.bias)
+        return self.kernel(rows)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Linear:
+        other = nn.Linear(self.in_features, self.out_features, self.bias is not None, "meta")
+        other.weight = copy.deepcopy(self.weight, memo)
+        other.bias = copy.deepcopy(self.bias, memo)
+        return other.train(self.training)
 
 
-def quicken(model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()) -> None:
-    """Lets a model's linear layers be computed by the faster kernel; what they are made of stays what it is.
-
-    A weight that changes, or that a gradient is wanted for, is multiplied by torch's own kernel again.
+def use_kernels(model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()) -> None:
+    """Replace a model's linear layers by those of the faster kernel; weights stay what they are.
 
     Args:
-        model: whose weights are not expected to change.
-        kernels: `stock` leaves it as it is, `packed` takes oneDNN's wherever that can be had, `native` ours; by default the
-            faster one of the first two.
+        model: that draftree loaded; its weights are not expected to change.
+        kernels: `stock` leaves it as it is, `packed` takes oneDNN's wherever that can be had,
+            `native` ours; by default the faster one of the first two.
         but: modules that are left as they are.
     """
-    alike: dict[tuple[Any, ...], list[nn.Linear]] = {}
+    alike: dict[tuple[Any, ...], list[tuple[nn.Module, str, nn.Linear]]] = {}
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     ours = kernels in ("native", "tiled")
     kind, able = (NativeLinear, can_pack) if ours else (Packed, packable)
-    for module in model.modules():
-        if type(module) is nn.Linear and module not in but and able(module.weight, module.bias):
-            alike.setdefault((*module.weight.shape, module.bias is None, module.weight.dtype), []).append(module)
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if type(child) is not nn.Linear or child in but:
+                continue
+            if able(child.weight, child.bias):
+                shape = *child.weight.shape, child.bias is None, child.weight.dtype
+                alike.setdefault(shape, []).append((parent, name, child))
     for same in alike.values():
-        if ours or kernels == "packed" or (kernels is None and same[0].weight.numel() >= SMALL and faster(same)):
-            for module in same:
-                by = partial(_forward, by=Laid(kind, module.weight, module.bias))
-                module.forward = MethodType(by, module)  # type: ignore[method-assign]
-                if id(module.weight) not in looked_up:
-                    let_go(module.weight)
+        linears = [child for *_, child in same]
+        large = linears[0].weight.numel() >= SMALL
+        if ours or kernels == "packed" or (kernels is None and large and faster(linears)):
+            made: dict[nn.Linear, KernelLinear] = {}
+            for parent, name, child in same:
+                if child not in made:
+                    made[child] = KernelLinear(child, kind)
+                setattr(parent, name, made[child])
+                if id(child.weight) not in looked_up:
+                    let_go(child.weight)
 
 
 def let_go(weight: Tensor) -> None:
@@ -125,38 +145,19 @@ def packable(weight: Tensor, bias: Tensor | None) -> bool:
     return here and (weight.dtype is torch.float32 or (weight.dtype in half and bool(half[weight.dtype]())))
 
 
-def laid(module: nn.Module) -> Laid | None:
-    """The weight of a layer as it is laid out for a kernel; None where the layer is computed as torch does it."""
-    own = vars(module).get("forward")
-    ours = isinstance(own, MethodType) and getattr(own.__func__, "func", None) is _forward
-    return own.__func__.keywords["by"] if ours else None  # type: ignore[union-attr]
-
-
-def is_packed(module: nn.Module) -> bool:
-    """True where a layer is computed by another kernel than torch's own."""
-    return laid(module) is not None
-
-
 def packed_shapes(model: nn.Module) -> list[str]:
-    """The shapes [E, D] of the layers that are computed by another kernel than torch's, for the record."""
-    found = ((m.weight.shape, by.kind) for m in model.modules() if isinstance(m, nn.Linear) and (by := laid(m)))
-    return sorted({"x".join(map(str, shape)) + " native" * (kind is NativeLinear) for shape, kind in found})
+    """Return the shapes [E, D] of the layers that another kernel than torch's computes."""
+    found = [m for m in model.modules() if isinstance(m, KernelLinear)]
+    native = {m: " native" * isinstance(m.kernel, NativeLinear) for m in found}
+    return sorted({"x".join(map(str, m.weight.shape)) + native[m] for m in found})
 
 
 def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Multiplies by some rows of a linear layer, by the kernel that the layer itself is computed by."""
-    if (own := laid(head)) is None:
+    """Return what multiplies by some rows of a linear layer, by the layer's own kernel."""
+    if not isinstance(head, KernelLinear):
         return lambda states: linear(states, weight, bias)
-    by = own.kind(weight, bias)
+    by = type(head.kernel)(weight, bias)
     return lambda states: linear(states, weight, bias) if states.requires_grad else by(states)
-
-
-def _forward(module: nn.Linear, rows: Tensor, by: Laid) -> Tensor:
-    """The layer of a module, by blocks while they are those of its weight."""
-    weight, bias = module.weight, module.bias
-    if (torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)) or not by.of(weight, bias):
-        return linear(rows, weight, bias)
-    return by.multiply(rows)
 
 
 def faster(layers: Sequence[nn.Linear]) -> bool:
@@ -186,9 +187,9 @@ def quicker(topic: str, about: Mapping[str, str], works: Callable[[], tuple[Call
     cpu = torch.device("cpu")
     told = {**machine(cpu), **about}
     path = kept(topic, told)
-    with suppress(UserError, KeyError, TypeError):
+    with suppress(UserError):
         if path.is_file():
-            return bool(read_object(path, topic)["packed"] < 1)
+            return bool(Entries(read_object(path, topic), path).get("packed", float, least=0) < 1)
     own, ours = interleaved(works(), cpu, LONGEST)
     with suppress(OSError):  # a home that cannot be written to: timed again the next time
         write_text(path, json.dumps({"packed": ours / own, "about": told}, indent=1))

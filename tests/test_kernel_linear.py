@@ -14,8 +14,8 @@ from torch import nn
 from draftree import Request, Target
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
-from draftree.models import linears
-from draftree.models.linears import is_packed, packable, packed_shapes, quicken
+from draftree.models import kernel_linear
+from draftree.models.kernel_linear import KernelLinear, Packed, faster, packable, packed_shapes, use_kernels
 from draftree.registry import build
 from folders import target_folder
 
@@ -36,36 +36,20 @@ def test_both_kernels_multiply_alike(bias: bool, dtype: torch.dtype) -> None:
     for shape in ((1, 48), (7, 48), (2, 5, 48), (0, 48)):
         rows = torch.randn(shape, dtype=dtype)
         wanted = one(rows)
-        quicken(one, "packed")
-        torch.testing.assert_close(one(rows), wanted)
-        torch.testing.assert_close(one(rows.transpose(0, 1).contiguous().transpose(0, 1)), wanted)
+        ours = KernelLinear(one, Packed)
+        torch.testing.assert_close(ours(rows), wanted)
+        torch.testing.assert_close(ours(rows.transpose(0, 1).contiguous().transpose(0, 1)), wanted)
 
 
-CHANGES: dict[str, Callable[[nn.Linear], object]] = {
-    "in place": lambda one: one.weight.mul_(2),
-    "loaded": lambda one: one.load_state_dict({"weight": torch.ones(33, 48), "bias": torch.ones(33)}),
-    "other data": lambda one: setattr(one.weight, "data", torch.ones(33, 48)),
-    "another one": lambda one: setattr(one, "weight", nn.Parameter(torch.ones(33, 48))),
-    "the bias": lambda one: one.bias.add_(1),
-    "another bias": lambda one: setattr(one, "bias", nn.Parameter(torch.ones(33))),
-    "dtype": lambda one: one.double(),
-}
+def packed(one: nn.Linear) -> KernelLinear:
+    """A layer as oneDNN's kernel computes it."""
+    return KernelLinear(one, Packed)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_weight_that_changes_is_multiplied_as_it_is(change: str) -> None:
-    one = layer()
-    quicken(one, "packed")
-    with torch.no_grad():
-        CHANGES[change](one)
-        rows = torch.randn(3, 48, dtype=one.weight.dtype)
-        torch.testing.assert_close(one(rows), rows @ one.weight.T + one.bias)
-
-
-def test_a_copy_learns_and_the_first_stays() -> None:
-    one, rows = layer(), torch.randn(3, 48)
-    quicken(one, "packed")
+def test_a_copy_is_a_layer_of_torch_that_may_learn() -> None:
+    one, rows = packed(layer()), torch.randn(3, 48)
     other, wanted = copy.deepcopy(one).requires_grad_(), one(rows)
+    assert type(other) is nn.Linear
     other(rows).sum().backward()
     assert other.weight.grad is not None
     with torch.no_grad():
@@ -74,9 +58,18 @@ def test_a_copy_learns_and_the_first_stays() -> None:
     assert torch.equal(one(rows), wanted)
 
 
+def test_weights_and_names_stay_those_of_the_model() -> None:
+    model = nn.Sequential(layer(), layer())
+    model[1].weight = model[0].weight
+    before, state = dict(model.named_parameters()), model.state_dict()
+    use_kernels(model, "packed")
+    assert all(isinstance(m, KernelLinear) for m in model)
+    assert all(p is before[name] for name, p in model.named_parameters())
+    assert list(model.state_dict()) == list(state)
+
+
 def test_gradients_flow_through_rows() -> None:
-    one, rows = layer(), torch.randn(3, 48, requires_grad=True)
-    quicken(one, "packed")
+    one, rows = packed(layer()), torch.randn(3, 48, requires_grad=True)
     one(rows).sum().backward()
     torch.testing.assert_close(rows.grad, one.weight.sum(0).expand(3, -1))
 
@@ -93,18 +86,18 @@ def test_the_faster_kernel_is_taken_and_remembered(
         calls.append(len(works))
         return own, ours
 
-    monkeypatch.setattr(linears, "interleaved", interleaved)
+    monkeypatch.setattr(kernel_linear, "interleaved", interleaved)
     for _ in range(2):
         model = nn.Sequential(copy.deepcopy(big), small, copy.deepcopy(big))
-        quicken(model)
-        assert [is_packed(m) for m in model] == [packed, False, packed]
+        use_kernels(model)
+        assert [isinstance(m, KernelLinear) for m in model] == [packed, False, packed]
     assert calls == [2]
     assert packed_shapes(model) == ["256x256"] * packed
 
 
 def test_both_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
-    assert linears.faster([layer()]) == linears.faster([layer()])
+    assert faster([layer()]) == faster([layer()])
     (kept,) = tmp_path.rglob("*.json")
     assert json.loads(kept.read_text())["packed"] > 0
 
@@ -114,9 +107,9 @@ def test_other_layers_are_left_alone() -> None:
         pass
 
     model = nn.Sequential(Own(4, 4), nn.Linear(4, 4).double(), nn.Embedding(4, 4), nn.Linear(4, 4, device="meta"))
-    quicken(model, "packed")
-    quicken(model[1].float(), "stock")
-    assert not any(map(is_packed, model))
+    use_kernels(model, "packed")
+    use_kernels(model[1].float(), "stock")
+    assert not any(isinstance(m, KernelLinear) for m in model)
 
 
 @pytest.mark.parametrize("exactness", ["bits", "ties"])
@@ -158,8 +151,8 @@ def test_a_packed_weight_that_lies_in_a_file_is_in_memory_once(looked_up: bool, 
     assert torch.equal(one.weight, drawn)
     if resident(path) < 4000:
         pytest.skip("this version of safetensors reads files otherwise")
-    quicken(nn.ModuleList([one, table]), "packed")
+    use_kernels(both := nn.ModuleList([one, table]), "packed")
     rows = torch.randn(2, 1024)
-    assert torch.equal(one(rows), linears.Packed(drawn)(rows))
+    assert torch.equal(both[0](rows), Packed(drawn)(rows))
     assert (resident(path) > 4000) == looked_up, "an embedding's rows are read in every pass"
     assert torch.equal(one.weight, drawn), "read again"

@@ -12,9 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from architectures import MIXED, WINDOW
 from draftree import Request, Target
@@ -22,13 +20,16 @@ from draftree.cli.app import main
 from draftree.engine import load, plain
 from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
-from draftree.models import compiling
+from draftree.models import kernel_choice
 from draftree.models.cache import SlotCache
-from draftree.models.compiling import agrees, compile_layers, compiled_kinds, fits, hasten, is_compiled
-from draftree.models.decoder import UNNORMED, Decoder
-from draftree.models.feed import Feed
-from draftree.models.native_layers import Layer
+from draftree.models.decoder import Decoder
+from draftree.models.forward_batch import ForwardBatch
+from draftree.models.hf_runner import UNNORMED
+from draftree.models.kernel_choice import choose_kernels
+from draftree.models.kernel_modules import accelerate, layer_kinds
+from draftree.models.native_layers import NativeLayer, agrees, fits
 from draftree.models.native_linear import NativeLinear, can_pack
+from draftree.models.runner import ModelOutput, Outputs
 from draftree.models.sources import Loading
 from draftree.models.stable import parting
 from draftree.native import dense
@@ -67,9 +68,9 @@ def model_of(kind: str, dtype: torch.dtype, **sizes: Any) -> PreTrainedModel:
 
 def both(kind: str, dtype: torch.dtype, **sizes: Any) -> tuple[Decoder, Decoder]:
     own = model_of(kind, dtype, **sizes)
-    ours = copy.deepcopy(own)
-    hasten(ours, Loading(), True)
-    return Decoder(own), Decoder(ours)
+    ours = Decoder(copy.deepcopy(own))
+    assert choose_kernels(ours, Loading(compile=True))
+    return Decoder(own), ours
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -105,18 +106,19 @@ def test_what_is_not_for_it() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_is_itself_but_for_rounding(kind: str, dtype: torch.dtype) -> None:
     own, ours = both(kind, dtype)
-    assert len(compiled_kinds(ours.model)) == 1
-    assert not compiled_kinds(own.model)
+    assert len(ours.native_kinds) == 1
+    assert not own.native_kinds
     ids = np.random.default_rng(0).integers(0, own.vocab, 40)
-    read = [d.read(d.new_cache(1, 41), Feed.chains([ids], np.zeros(1, np.int64), d.device), layers=(1, 2)) for d in (own, ours)]
-    (wanted, states), (found, hidden) = read
+    batch = ForwardBatch.chains([ids], np.zeros(1, np.int64), own.device)
+    read = [d.forward(batch, d.new_cache(1, 41), Outputs((1, 2))) for d in (own, ours)]
+    (wanted, states), (found, hidden) = ((out.logits, out.hidden) for out in read)
     for mine, theirs in ((found, wanted), (hidden[1], states[1]), (hidden[2], states[2])):
         assert (mine - theirs).norm() <= (8 * torch.finfo(dtype).eps + 1e-5) * theirs.norm()
     assert parting(ours) is None, "a token has the same bits, however its text is cut"
 
 
-def passes(decoder: Decoder, count: int = 3) -> list[tuple[Tensor, dict[int, Tensor]]]:
-    """Logits and hidden states of passes over a prompt of two rows, then over a tree, with some columns of the head alone."""
+def passes(decoder: Decoder, count: int = 3) -> list[ModelOutput]:
+    """Passes over a prompt of two sequences, then over a tree, with logits after some tokens alone."""
     cache, found = decoder.new_cache(2, 16), []
     entries, draw = (0, 1, 2, UNNORMED), np.random.default_rng(0)
     with torch.inference_mode():
@@ -126,8 +128,10 @@ def passes(decoder: Decoder, count: int = 3) -> list[tuple[Tensor, dict[int, Ten
             if i % 2:
                 seen = [np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)] * 2
             places = [s + seen[0].sum(axis=1) - 1 for s in starts]
-            feed = Feed.packed([draw.integers(0, 71, n) for _ in range(2)], places, starts, seen, places, decoder.device)
-            found.append(decoder.read(cache, feed, torch.tensor([0, 2]) if i == 2 else 0, entries))
+            ids = [draw.integers(0, 71, n) for _ in range(2)]
+            batch = ForwardBatch.packed(ids, places, starts, seen, places, decoder.device)
+            wanted = Outputs(entries, np.array([0, 2, 8]) if i == 2 else None)
+            found.append(decoder.forward(batch, cache, wanted))
             if i % 2 == 0:
                 for row in range(2):
                     cache.keep(row, starts[row] + np.arange(n))
@@ -136,52 +140,33 @@ def passes(decoder: Decoder, count: int = 3) -> list[tuple[Tensor, dict[int, Ten
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_passes_go_straight_with_the_same_bits(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first pass goes the model's own way, too; then none does, unless somebody looks at what goes in."""
-    ours, stack, calls = both(kind, dtype)[1], type(both(kind, dtype)[1].stack), list[int]()
-    own: Any = stack.forward
-    monkeypatch.setattr(stack, "forward", lambda self, *args, **kwargs: (calls.append(1), own(self, *args, **kwargs))[1])
-    _ = ours.shapes, ours.head(torch.zeros(1, 96, dtype=dtype))
-    calls.clear()
-    straight = passes(ours)
-    assert len(calls) == (3 if kind == "mixed" else 1)
-    hook = ours.model.register_forward_pre_hook(lambda *_: None)
-    calls.clear()
-    watched = passes(ours)
-    assert len(calls) == 3
-    hook.remove()
-    for (logits, states), (other, others) in zip(straight, watched, strict=True):
-        assert torch.equal(logits, other)
-        assert states.keys() == others.keys()
-        assert all(torch.equal(states[i], others[i]) for i in states)
+def test_passes_are_the_models_own_without_its_modules(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, ours = both(kind, dtype)
+    wanted = passes(own)
+    stack = type(ours.stack)
+    monkeypatch.setattr(stack, "forward", lambda *_, **__: pytest.fail("it is not asked"))
+    _ = ours.head(torch.zeros(1, 96, dtype=dtype))
+    for mine, theirs in zip(passes(ours), wanted, strict=True):
+        assert mine.hidden.keys() == theirs.hidden.keys()
+        pairs = [(mine.hidden[i], theirs.hidden[i]) for i in mine.hidden]
+        for found, states in [(mine.logits, theirs.logits), *pairs]:
+            assert (found - states).norm() <= (8 * torch.finfo(dtype).eps + 1e-5) * states.norm()
 
 
-def test_a_copy_goes_through_its_own_weights() -> None:
+def test_a_copy_of_the_model_computes_with_its_own_weights() -> None:
     ours = both("llama", torch.float32)[1]
-    passes(ours)
     other = copy.deepcopy(ours.model)
     other.model.layers[1].mlp.up_proj.weight.mul_(2)  # type: ignore[union-attr, operator]
     fresh = model_of("llama", torch.float32)
     fresh.load_state_dict(other.state_dict())
-    for (logits, _), (wanted, _) in zip(passes(Decoder(other)), passes(Decoder(fresh)), strict=True):
-        assert torch.allclose(logits, wanted, atol=1e-4)
-
-
-def test_a_part_that_is_replaced_is_the_one_that_computes() -> None:
-    ours, fresh = both("llama", torch.float32)[1], model_of("llama", torch.float32)
-    passes(ours)
-    for model in (ours.model, fresh):
-        layer: Any = model.base_model.layers[1]  # type: ignore[union-attr, index]
-        layer.mlp = copy.deepcopy(layer.mlp)
-        layer.mlp.up_proj.weight.mul_(2)
-    for (logits, _), (wanted, _) in zip(passes(ours), passes(Decoder(fresh)), strict=True):
-        assert torch.allclose(logits, wanted, atol=1e-4)
+    for mine, theirs in zip(passes(Decoder(other)), passes(Decoder(fresh)), strict=True):
+        assert torch.allclose(mine.logits, theirs.logits, atol=1e-4)
 
 
 def test_a_model_that_does_more_keeps_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it does around its layers is seen by the first pass, which goes both ways."""
-    plain, ours = both("llama", torch.float32)
-    stack: Any = type(ours.stack)
+    """What it does around its layers is seen by the trial."""
+    decoder = Decoder(model_of("llama", torch.float32))
+    stack: Any = type(decoder.stack)
     own = stack.forward
 
     def more(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -190,21 +175,24 @@ def test_a_model_that_does_more_keeps_its_own_way(monkeypatch: pytest.MonkeyPatc
         return out
 
     monkeypatch.setattr(stack, "forward", more)
-    for (logits, _), (wanted, _) in zip(passes(ours), passes(plain), strict=True):
-        assert torch.allclose(logits, wanted, atol=1e-4)
+    assert not decoder.use_native_kernels()
+    assert decoder.runner is decoder.hf
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_a_batch(dtype: torch.dtype) -> None:
     decoder, draw = both("llama", dtype)[1], np.random.default_rng(0)
-    texts = [draw.integers(0, decoder.vocab, n) for n in (33, 70, 5)]
+    texts = [draw.integers(0, decoder.vocab, n) for n in (33, 0, 70, 5)]  # one has nothing to read
 
     def read(texts: list[Any]) -> tuple[SlotCache, Tensor]:
         cache = decoder.new_cache(len(texts), 80)
-        return cache, decoder.forward(cache, Feed.chains(texts, cache.lengths.copy(), decoder.device))
+        batch = ForwardBatch.chains(texts, cache.lengths.copy(), decoder.device)
+        return cache, batch.pad(decoder.forward(batch, cache).logits)
 
     many, logits = read(texts)
     for row, text in enumerate(texts):
+        if not len(text):
+            continue
         one, alone = read([text])
         assert torch.equal(alone[0], logits[row, : len(text)])
         for layer in range(2):
@@ -216,10 +204,11 @@ def test_a_row_has_the_same_bits_in_a_batch(dtype: torch.dtype) -> None:
 def test_threads_change_no_bit(threads: int) -> None:
     decoder, before = both("llama", torch.bfloat16)[1], torch.get_num_threads()
     ids = np.arange(50) % decoder.vocab
-    wanted = decoder.forward(decoder.new_cache(1, 50), Feed.chains([ids], np.zeros(1, np.int64), decoder.device))
+    batch = ForwardBatch.chains([ids], np.zeros(1, np.int64), decoder.device)
+    wanted = decoder.forward(batch, decoder.new_cache(1, 50)).logits
     torch.set_num_threads(threads)
     try:
-        found = decoder.forward(decoder.new_cache(1, 50), Feed.chains([ids], np.zeros(1, np.int64), decoder.device))
+        found = decoder.forward(batch, decoder.new_cache(1, 50)).logits
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found, wanted)
@@ -239,7 +228,7 @@ def test_threads_of_our_own_give_the_same(threads: int, monkeypatch: pytest.Monk
         dense.share_torch_threads()
 
 
-def test_transformers_own_generate_goes_the_same_way() -> None:
+def test_transformers_own_generate_is_its_own() -> None:
     own, ours = both("llama", torch.float32)
     ids = torch.arange(3, 12)[None]
     told: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
@@ -249,27 +238,13 @@ def test_transformers_own_generate_goes_the_same_way() -> None:
     assert plain(target, [Request(ids[0].tolist(), 16, target.eos)]).tokens[0] == wanted[0, 9:].tolist()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_transformers_padded_batches_keep_bits(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model_of("llama", dtype).save_pretrained(tmp_path)
-    target = Target.load(str(tmp_path), str(dtype).removeprefix("torch."), compile=True, exactness="bits")
-    stock: list[Any] = []
-    monkeypatch.setattr(LlamaDecoderLayer, "forward", lambda *_, **__: stock.append(1))
-    model: Any = target.decoder.model
-    texts = [torch.arange(3, 3 + n) for n in (5, 12)]
-    with torch.inference_mode():
-        alone = [model(text[None]).logits[0, -1] for text in texts]
-        ids, seen = (pad_sequence(t, batch_first=True, padding_side="left") for t in (texts, list(map(torch.ones_like, texts))))
-        out = model(ids, attention_mask=seen, position_ids=(seen.cumsum(1) - 1).clamp(min=0))
-    assert not stock, "a pass that falls back has other bits"
-    assert torch.equal(out.logits[:, -1], torch.stack(alone))
-
-
-def test_a_layer_goes_its_own_way_where_ours_does_not() -> None:
-    module: Any = model_of("llama", torch.float32).base_model.layers[0]  # type: ignore[union-attr, index]
-    own = copy.deepcopy(module)
-    compile_layers(module)
-    assert is_compiled(module)
+def test_a_drafters_layer_goes_its_own_way_where_ours_does_not() -> None:
+    layers: Any = model_of("llama", torch.float32).base_model.layers  # type: ignore[union-attr]
+    own = copy.deepcopy(layers[0])
+    accelerate(layers, None, True)
+    module = layers[0]
+    assert layer_kinds(layers) == ["LlamaDecoderLayer"]
+    assert list(module.state_dict()) == list(own.state_dict())
     x, turned = torch.randn(1, 3, 96), (torch.ones(1, 3, 32), torch.zeros(1, 3, 32))
     given: dict[str, Any] = {"position_embeddings": turned, "attention_mask": torch.zeros(1, 1, 3, 3)}
     wanted = own(x, **given)
@@ -280,27 +255,23 @@ def test_a_layer_goes_its_own_way_where_ours_does_not() -> None:
     by_head = given | {"attention_mask": torch.zeros(1, 6, 3, 3)}
     assert torch.equal(module(x, **by_head), own(x, **by_head))
     other = copy.deepcopy(module)
-    for each in (module, other):
-        with torch.no_grad():
-            each.mlp.up_proj.weight.mul_(2)
-            own.mlp.up_proj.weight.copy_(each.mlp.up_proj.weight)
-        assert torch.equal(each(x, **given), own(x, **given))
-        each.double()
-        assert each(x.double(), position_embeddings=tuple(t.double() for t in turned)).dtype is torch.float64
+    with torch.no_grad():
+        other.mlp.up_proj.weight.mul_(2)
+        own.mlp.up_proj.weight.mul_(2)
+    assert torch.equal(other(x, **given), own(x, **given))
 
 
 def test_another_layer_of_the_same_look_stays_as_it_is(tmp_path: Path) -> None:
     config = AutoConfig.for_model("granite", **SIZES, residual_multiplier=0.5)
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     assert any(map(fits, model.modules()))
-    assert not compile_layers(model)
-    assert not hasten(model, Loading(), True)
+    assert not choose_kernels(Decoder(model), Loading(compile=True))
     model.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="compile is true for a GraniteForCausalLM"):
         Target.load(str(tmp_path), compile=True)
 
 
-def exchange(layer: Layer, one: str, other: str) -> None:
+def exchange(layer: NativeLayer, one: str, other: str) -> None:
     mine, theirs = (copy_of(getattr(layer.record, name)) for name in (one, other))
     setattr(layer.record, one, theirs)
     setattr(layer.record, other, mine)
@@ -310,7 +281,7 @@ def copy_of(norm: Any) -> Any:
     return dense.core.Norm(norm.weight, norm.epsilon)
 
 
-MISTAKES: dict[str, Callable[[Layer], object]] = {
+MISTAKES: dict[str, Callable[[NativeLayer], object]] = {
     "scale": lambda layer: setattr(layer, "sizes", replace(layer.sizes, scale=0.5)),
     "epsilon": lambda layer: setattr(layer.record.input_norm, "epsilon", 0.5),
     "norms": lambda layer: exchange(layer, "input_norm", "post_norm"),
@@ -324,7 +295,7 @@ MISTAKES: dict[str, Callable[[Layer], object]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_trial_sees_a_mistake(mistake: str, dtype: torch.dtype) -> None:
     module: Any = model_of("with biases", dtype).base_model.layers[0]  # type: ignore[union-attr, index]
-    ours = Layer(module)
+    ours = NativeLayer(module)
     assert agrees(module, ours)
     MISTAKES[mistake](ours)
     assert not agrees(module, ours)
@@ -333,16 +304,17 @@ def test_a_trial_sees_a_mistake(mistake: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["generic", "avx2"])
 @pytest.mark.parametrize("faster", [True, False])
 def test_a_large_model_is_compiled_where_that_is_faster(faster: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "variant", lambda: name)
-    small, model = model_of("llama", torch.float32), model_of("llama", torch.float32)
-    assert not hasten(small, Loading(), None), "it would have to be waited for"
-    monkeypatch.setattr(compiling, "LARGE", 1000)
-    monkeypatch.setattr(compiling, "quicker", lambda topic, about, works: [work() for work in works()] and faster)
+    monkeypatch.setattr(kernel_choice, "variant", lambda: name)
+    small, large = (Decoder(model_of("llama", torch.float32)) for _ in range(2))
+    assert not choose_kernels(small, Loading()), "it would have to be waited for"
+    monkeypatch.setattr(kernel_choice, "LARGE", 1000)
+    timed = lambda topic, about, works: [work() for work in works()] and faster
+    monkeypatch.setattr(kernel_choice, "quicker", timed)
     for told in (Loading(kernels="stock"), Loading(attn_implementation="eager")):
-        assert not hasten(model, told, None)
+        assert not choose_kernels(large, told)
     used = faster or name != "generic"  # generic kernels alone are timed
-    assert hasten(model, Loading(), None) is used
-    assert compiled_kinds(model) == ["LlamaDecoderLayer"] * used
+    assert choose_kernels(large, Loading()) is used
+    assert large.native_kinds == ["LlamaDecoderLayer"] * used
 
 
 @pytest.fixture(scope="module")
@@ -359,7 +331,7 @@ def some() -> list[Case]:
 
 @pytest.mark.parametrize("case", some(), ids=str)
 def test_texts_are_plain_ones(suite: Suite, case: Case) -> None:
-    assert compiled_kinds(suite.target.decoder.model) == ["LlamaDecoderLayer"]
+    assert suite.target.decoder.native_kinds == ["LlamaDecoderLayer"]
     suite.run(case)
 
 
@@ -387,7 +359,9 @@ def test_the_demo(demo: Target, drafter: str) -> None:
 
 def test_layers_of_drafters_are_compiled(demo: Target) -> None:
     for name, kinds in (("eagle", ["LlamaDecoderLayer"]), ("eagle3", ["EAGLE3Layer"]), ("edd", ["LlamaDecoderLayer"])):
-        assert compiled_kinds(build("drafter", name).open(demo).model) == kinds
+        drafter = build("drafter", name).open(demo)
+        decoder = getattr(drafter, "decoder", None)
+        assert (layer_kinds(drafter.model) if decoder is None else decoder.native_kinds) == kinds
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,239 @@
+"""The input of a forward pass: tokens, positions, and which tokens see which."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from draftree.kernels.laying import hide
+from draftree.tree import Bools, Ints
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """The tokens of one forward pass: those of all sequences, one after the other, without padding.
+
+    Shapes: R sequences, N tokens of all of them, n of the longest.
+
+    Attributes:
+        tokens: [N] ids.
+        positions: [N] position ids.
+        counts: [R] the tokens of each sequence.
+        starts: [R] the slot of each sequence's first token.
+        visible: for each sequence, [n_r, m_r] whether its token i sees scratch slot j, where
+            scratch slot 0 is the first slot after the committed ones and m_r = starts[r] + n_r −
+            committed. Committed slots are seen by all.
+        scratch_positions: for each sequence, [m_r] the positions of its scratch slots.
+        reach: [R] the length of each text, where rotary frequencies change with it; a prompt read
+            in parts has those of the whole from its first part on. By default a text ends with its
+            last token here.
+        whole: whether this is plain text, of which each sequence's tokens are committed all or not
+            at all. Layers with a recurrent state then read it as the model reads a prompt;
+            otherwise they keep what each path needs, even of a chain.
+        least: tokens that a sequence has at least in a padded pass.
+    """
+
+    tokens: Tensor
+    positions: Ints
+    counts: Ints
+    starts: Ints
+    visible: Sequence[Bools]
+    scratch_positions: Sequence[Ints]
+    reach: Ints | None = None
+    whole: bool = False
+    least: int = 1
+    kind = None
+
+    @classmethod
+    def packed(
+        cls,
+        ids: Sequence[Ints],
+        positions: Sequence[Ints],
+        starts: Ints,
+        visible: Sequence[Bools],
+        scratch_positions: Sequence[Ints],
+        device: torch.device,
+    ) -> Self:
+        """Return the batch of sequences; `ids[r]` holds the tokens of sequence r."""
+        counts = np.array([len(each) for each in ids], np.int64)
+        one = len(ids) == 1
+        tokens = torch.from_numpy(ids[0] if one else np.concatenate(ids))
+        places = positions[0] if one else np.concatenate(positions)
+        tokens = tokens if device.type == "cpu" else tokens.to(device)
+        return cls(tokens, places, counts, starts, visible, scratch_positions)
+
+    @classmethod
+    def chains(cls, ids: Sequence[Ints], starts: Ints, device: torch.device) -> Self:
+        """Return the batch of plain text after committed tokens; all of it is committed, or none."""
+        positions = [s + np.arange(len(t)) for s, t in zip(starts.tolist(), ids, strict=True)]
+        visible = [np.tri(len(t), dtype=np.bool_) for t in ids]
+        batch = cls.packed(ids, positions, starts, visible, positions, device)
+        return replace(batch, whole=True)
+
+    @property
+    def width(self) -> int:
+        """n, the tokens of a sequence in a padded pass."""
+        return max(self.least, int(self.counts.max()))
+
+    @property
+    def ends(self) -> Ints:
+        """[R] the slot after each sequence's last token."""
+        return self.starts + self.counts
+
+    @cached_property
+    def firsts(self) -> Ints:
+        """[R + 1] which token is each sequence's first; the last entry is N."""
+        return np.concatenate((np.zeros(1, np.int64), self.counts.cumsum()))
+
+    @cached_property
+    def places(self) -> tuple[Ints, Ints]:
+        """[N] the sequence of each token, and its place there."""
+        sequences = np.repeat(np.arange(len(self.counts)), self.counts)
+        return sequences, np.arange(len(sequences)) - self.firsts[sequences]
+
+    def of(self, sequence: int) -> slice:
+        """Return where the tokens of a sequence are."""
+        return slice(int(self.firsts[sequence]), int(self.firsts[sequence + 1]))
+
+    @property
+    def full(self) -> bool:
+        """Whether padding adds nothing."""
+        return len(self.positions) == len(self.counts) * self.width
+
+    @cached_property
+    def padded_tokens(self) -> Tensor:
+        """[R, n] ids."""
+        return self.pad(self.tokens)
+
+    @cached_property
+    def padded_positions(self) -> Ints:
+        """[R, n] position ids."""
+        if self.full:
+            return self.positions.reshape(len(self.counts), -1)
+        padded = np.zeros((len(self.counts), self.width), np.int64)
+        padded[self.places] = self.positions
+        return padded
+
+    def pad(self, values: Tensor) -> Tensor:
+        """Return [R, n, …] of values [N, …], with zeros after each sequence's own."""
+        if self.full:
+            return values.view(len(self.counts), self.width, *values.shape[1:])
+        padded = values.new_zeros(len(self.counts), self.width, *values.shape[1:])
+        padded[tuple(torch.from_numpy(i).to(values.device) for i in self.places)] = values
+        return padded
+
+    def unpad(self, values: Tensor) -> Tensor:
+        """Return [N, …] of values [R, n, …]."""
+        if len(self.counts) == 1:
+            return values[0, : len(self.positions)]
+        if self.full and values.shape[1] == self.width:  # a recorded pass may be wider
+            return values.flatten(0, 1)
+        return values[tuple(torch.from_numpy(i).to(values.device) for i in self.places)]
+
+    def widened(self, width: int) -> Self:
+        """Return the batch for a padded pass of `width` tokens a sequence, or more."""
+        return replace(self, least=width)
+
+
+Laid = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Ids [R, n]; the positions of scratch slots [R, m], the last n being the tokens' own; whether token i sees scratch slot j,
+[R, n, m]; the first of these slots [R, 1]: those before it are seen by all."""
+
+
+@dataclass(frozen=True)
+class DeviceFeed:
+    """The tokens of one forward pass that are known on the device alone; the host knows how many there are, and where they lie.
+
+    Attributes:
+        count: n, tokens a row.
+        width: those of the pass, padded.
+        starts: [R] the slot of each row's first token.
+        given: what the tokens are made of, by name.
+        kind: what else they are made of.
+        make: the tokens, of what is given.
+    """
+
+    whole = False
+    count: int
+    width: int
+    starts: Ints
+    given: Mapping[str, Tensor]
+    kind: Hashable
+    make: Callable[[Mapping[str, Tensor]], Laid]
+
+    def widened(self, width: int) -> Self:
+        """The feed in a pass of `width` tokens a row; what pads it is read by nobody."""
+        return replace(self, width=width)
+
+    def laid(self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None) -> dict[str, Tensor]:
+        """Tokens, positions, slots and additive masks [R, 1, width, S] of a pass that sees so many slots, by name."""
+        ids, places, visible, first = self.make(given)
+        deep, more = visible.shape[2], (0, self.width - self.count)
+        slot = torch.arange(slots, device=ids.device)
+        place = slot - first  # [R, S] which scratch slot each slot is; negative of those before them
+        inside = place.clamp(0, deep - 1)
+        seen = visible.gather(2, inside[:, None].expand(-1, self.count, -1)) & (place < deep)[:, None] | (place < 0)[:, None]
+        masks, positions = {"full": seen}, places[:, -self.count :]
+        if window is not None:
+            keys = torch.where(place < 0, slot, places.gather(1, inside))
+            masks["sliding"] = seen & (keys[:, None] > positions[..., None] - window)
+        hidden = {name: pad(~each, (0, 0, *more))[:, None] for name, each in masks.items()}  # padding sees all
+        nothing, lowest = torch.zeros((), dtype=dtype, device=ids.device), torch.finfo(dtype).min
+        return {
+            "tokens": pad(ids, more), "positions": pad(positions, more),
+            "slots": first + deep - self.count + torch.arange(self.width, device=ids.device),
+            **{name: nothing.masked_fill(each, lowest) for name, each in hidden.items()},
+        }  # fmt: skip
+
+
+def write_mask(mask: Tensor, batch: ForwardBatch, committed: Ints) -> Tensor:
+    """Write the additive mask of a padded pass, for layers that see the whole text; return it.
+
+    Args:
+        mask: [R, 1, n, S] to be written, where it is; S at least as far as the batch's last token.
+        batch: of n tokens a sequence.
+        committed: [R] tokens before it that all see.
+    """
+    mask.fill_(torch.finfo(mask.dtype).min)
+    for r, seen in enumerate(batch.visible):
+        length, (wide, deep) = int(committed[r]), seen.shape
+        mask[r, 0, :, :length] = 0
+        shown = torch.from_numpy(seen).to(mask.device)
+        mask[r, 0, :wide, length : length + deep].masked_fill_(shown, 0)
+        mask[r, 0, wide:] = 0  # padding sees something: NaN times a weight of 0 would be NaN
+    return mask
+
+
+def write_masks(masks: Sequence[Tensor], batch: ForwardBatch, committed: Ints) -> None:
+    """Write the additive masks [n or more, S or more] of sequences, which are on the host."""
+    for r, (mask, seen) in enumerate(zip(masks, batch.visible, strict=True)):
+        kind, lowest = _bits(mask.dtype)
+        hide(mask.view(kind).numpy(), seen, int(committed[r]), lowest)
+
+
+@cache
+def _bits(dtype: torch.dtype) -> tuple[torch.dtype, int]:
+    """Return an integer dtype of the same size, and the bits of the lowest number as one."""
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return kind, int(torch.tensor([torch.finfo(dtype).min], dtype=dtype).view(kind).numpy()[0])
+
+
+def hide_far(masks: Sequence[Tensor], batch: ForwardBatch, committed: Ints, window: int) -> None:
+    """Hide in written masks [n, S] of sequences what is `window` or more positions back."""
+    for r, (mask, scratch) in enumerate(zip(masks, batch.scratch_positions, strict=True)):
+        length, positions = int(committed[r]), batch.positions[batch.of(r)]
+        if not len(positions):
+            continue
+        lowest = torch.finfo(mask.dtype).min
+        wide, nearest = len(positions), positions[:, None] - window + 1  # that each token sees
+        low, high = (int(cut.clip(0, length)) for cut in (nearest.min(), nearest.max()))
+        mask[:wide, :low] = lowest
+        # Where tokens differ: no more than they span.
+        for at, keys in ((low, np.arange(low, high)), (length, scratch)):
+            far = torch.from_numpy(keys < nearest).to(mask.device)
+            mask[:wide, at : at + len(keys)].masked_fill_(far, lowest)

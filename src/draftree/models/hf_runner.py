@@ -1,0 +1,315 @@
+"""Forward passes of any supported model of transformers, over a padded batch.
+
+This is the only file that knows masks as transformers takes them, rotary embeddings that depend on
+the length of a text, and the calls of layers with a recurrent state.
+
+Shapes: R sequences, N tokens of all, n tokens of each where they are padded, S slots, D hidden
+size, V vocabulary, L layers.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
+
+from draftree.boundary.phases import phase
+from draftree.errors import UserError
+from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, cache_argument, entry
+from draftree.models.cache import SlotCache, Writer
+from draftree.models.capture import Capture, Eager, Given, Made, Then
+from draftree.models.dispatch import Answers, answering, dispatching
+from draftree.models.forward_batch import DeviceFeed, ForwardBatch
+from draftree.models.recorder import Kept, Recorder
+from draftree.models.runner import ModelOutput, ModelRunner, Outputs
+
+UNNORMED = 2**16
+"""Beyond transformers' `hidden_states`: the output of the last layer, before the last norm."""
+
+
+@final
+class HFRunner(ModelRunner):
+    """Runs a model of transformers as it is.
+
+    Args:
+        model: a causal language model.
+
+    Attributes:
+        model: the same, or one over its weights whose state layers can be asked along a tree.
+        config: of its text part.
+        layer_types: of its layers, where they differ.
+        window: the positions that its sliding layers see; None where there are none.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = dispatching(model)
+        self.config: PreTrainedConfig = self.model.config.get_text_config(decoder=True)
+        self.layer_types: tuple[str, ...] = tuple(entry(self.config, "layer_types") or ())
+        self._takes = inspect.signature(type(model).forward).parameters
+        sliding = not self.layer_types or SLIDING in self.layer_types
+        self.window: int | None = entry(self.config, "sliding_window") if sliding else None
+
+    @cached_property
+    def stack(self) -> PreTrainedModel:
+        """The transformer without its LM head, and without the encoders of other media."""
+        base: Any = self.model.base_model
+        inner: PreTrainedModel = base.get_decoder()  # the outer model may call its LM head that
+        return inner
+
+    @cached_property
+    def layers(self) -> nn.ModuleList:
+        """Its transformer layers."""
+        count = self.config.num_hidden_layers
+        for module in self.stack.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == count:
+                return module
+        name = type(self.model).__name__
+        raise UserError(f"{name} is not supported: its {count} layers are not one stack")
+
+    @cached_property
+    def kept(self) -> Kept:
+        """What its layers keep of a text, found by a pass over one token.
+
+        Raises:
+            UserError: a layer keeps what draftree cannot reach.
+        """
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
+        mask = self.by_type(torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=one.device))
+        recording = answering(Recorder(self.config, type(self.model).__name__))
+        with torch.inference_mode(), recording as recorder:
+            self.model(input_ids=one, **self._placed(one, mask), **self.cached(recorder))
+        return recorder.kept()
+
+    @cached_property
+    def changing_rope(self) -> dict[str, Any] | None:
+        """The parameters of rotary frequencies that depend on the length of the text."""
+        parameters = getattr(self.config, "rope_parameters", None) or {}
+        kinds = (parameters, *(p for p in parameters.values() if isinstance(p, dict)))
+        return next((p for p in kinds if p.get("rope_type") in LENGTH_DEPENDENT_ROPE), None)
+
+    @cached_property
+    def rope_boundary(self) -> tuple[str, int] | None:
+        """(kind, length) where rotary frequencies change with the length of the text, else None."""
+        rope = self.changing_rope
+        if rope is None:
+            return None
+        key = "original_max_position_embeddings"
+        known = self.config.max_position_embeddings  # where `dynamic` begins to stretch
+        dynamic = rope["rope_type"] == "dynamic"
+        return rope["rope_type"], int(known if dynamic else rope.get(key) or known)
+
+    def _placed(self, positions: Tensor, mask: Tensor | Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return positions and mask as arguments of the model, if it takes any."""
+        if "position_ids" not in self._takes:  # it has recurrent states alone
+            return {}
+        return {"position_ids": positions, "attention_mask": mask}
+
+    def cached(self, cache: Cache) -> dict[str, Any]:
+        """Return a cache as arguments of the model's forward, and of its stack's."""
+        return {str(cache_argument(self._takes)): cache, "use_cache": True}
+
+    def by_type(self, full: Tensor, sliding: Tensor | None = None) -> Tensor | Mapping[str, Tensor]:
+        """Return the mask as the model takes it: one, or one for each type of layer it mixes."""
+        windowed = full if sliding is None else sliding
+        if len(set(self.layer_types)) > 1 or set(self.layer_types) - {FULL, SLIDING}:
+            return _Masks({FULL: full, "attention": full, SLIDING: windowed})
+        return windowed if self.window is not None else full
+
+    def mask(self, cache: SlotCache, batch: ForwardBatch) -> Tensor | Mapping[str, Tensor]:
+        """Return the additive mask [R, 1, n, S] of a batch as the model takes it."""
+        sliding = None if self.window is None else cache.mask(batch, self.window)
+        return self.by_type(cache.mask(batch), sliding)
+
+    def causal(self, ids: Tensor, cache: Cache | None = None) -> dict[str, Any]:
+        """Return arguments for whole texts [B, T]: positions, mask, and a cache for what they store."""
+        sequences, count = ids.shape
+        at = torch.arange(count, device=ids.device)
+        lowest = torch.finfo(self.model.dtype).min
+        full = torch.zeros(count, count, dtype=self.model.dtype, device=ids.device)
+        full = full.masked_fill(at[None, :] > at[:, None], lowest)
+        sliding = full
+        if self.window is not None:
+            sliding = full.masked_fill(at[:, None] - at[None, :] >= self.window, lowest)
+        mask = self.by_type(full[None, None], sliding[None, None])
+        placed = self._placed(at.expand(sequences, count), mask)
+        return placed | ({} if cache is None else self.cached(cache))
+
+    def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
+        keep: int | Tensor = 0
+        wanted = outputs.tokens
+        columns = None if wanted is None else np.unique(batch.places[1][wanted])
+        if columns is not None:
+            keep = torch.from_numpy(columns).to(self.model.device)
+        padded, *hidden = self.run(cache, batch, keep, outputs.layers)
+        if wanted is None or columns is None:
+            logits = batch.unpad(padded)
+        elif len(batch.counts) == 1:
+            logits = padded[0]
+        else:
+            sequences, places = (each[wanted] for each in batch.places)
+            at = sequences, np.searchsorted(columns, places)
+            logits = padded[tuple(torch.from_numpy(i).to(padded.device) for i in at)]
+        states = map(batch.unpad, hidden)
+        return ModelOutput(logits, dict(zip(outputs.layers, states, strict=True)))
+
+    def run(
+        self,
+        cache: SlotCache,
+        batch: ForwardBatch | DeviceFeed,
+        keep: int | Tensor = 0,
+        layers: Sequence[int] = (),
+        then: Then = Then(),
+        capture: Capture = Eager(),
+    ) -> Made:
+        """Return logits and hidden states of a padded pass, or what is made of them.
+
+        Args:
+            cache: of this model.
+            batch: the tokens.
+            keep: as transformers' `logits_to_keep`: 0 for all columns, or a tensor of columns.
+            layers: entries of transformers' `hidden_states`.
+            then: what is done with the results, in the same recording.
+            capture: how passes over trees are run.
+        """
+        captured = cache.ladder.few and not batch.whole and isinstance(keep, int)
+        batch = batch.widened(cache.ladder.width(batch.width)) if captured else batch
+        at = None
+        if cache.states is not None and isinstance(batch, ForwardBatch):
+            at = cache.states.begin(batch, cache.lengths)
+        writer = cache.writer(batch.starts, batch.width, at)
+        given = self._given(cache, batch, writer if captured else None)
+        assert given.keys().isdisjoint(then.given), "two tensors of a pass have one name"
+        given |= then.given
+        window, dtype = self.window, self.model.dtype
+
+        def body(given: Given) -> Made:
+            laid = given
+            if isinstance(batch, DeviceFeed):
+                laid = batch.laid(given, writer.end, dtype, window)
+            mask = self.by_type(laid["full"], laid.get("sliding"))
+            past = writer.at(laid["slots"]) if "slots" in laid else writer
+            return then.made(self._stock(laid, mask, past, keep, layers), given)
+
+        ours = nullcontext() if at is None else answering(Answers(at))
+        with self.rotated_apart(batch), ours, phase("model"):
+            if not captured:
+                return body(given)
+            shapes = tuple((name, t.shape) for name, t in given.items())
+            own = cache.place, batch.width, batch.kind, keep, tuple(layers), then.kind, shapes
+            return capture.run(own, given, body)
+
+    def _given(self, cache: SlotCache, batch: ForwardBatch | DeviceFeed, writer: Writer | None) -> dict[str, Tensor]:
+        """Return the inputs of a pass by name; of a recorded one the slots are among them."""
+        if isinstance(batch, DeviceFeed):
+            return dict(batch.given)
+        positions = torch.from_numpy(batch.padded_positions).to(self.model.device)
+        full = cache.mask(batch)
+        given = {"tokens": batch.padded_tokens, "positions": positions, "full": full}
+        if self.window is not None:
+            given["sliding"] = cache.mask(batch, self.window)
+        return given if writer is None else given | {"slots": writer.slots}
+
+    def _stock(
+        self,
+        laid: Given,
+        mask: Tensor | Mapping[str, Tensor],
+        past: Writer,
+        keep: int | Tensor,
+        layers: Sequence[int],
+    ) -> Made:
+        """Return logits and hidden states of a pass as the model itself makes it."""
+        placed = self._placed(laid["positions"], mask) | self.cached(past)
+        with self.tapped(layers) as caught:
+            logits: Tensor = self.model(input_ids=laid["tokens"], logits_to_keep=keep, **placed).logits
+        return logits, *(caught[layer] for layer in layers)
+
+    @contextmanager
+    def rotated_apart(self, batch: ForwardBatch | DeviceFeed) -> Iterator[None]:
+        """Inside, every sequence is rotated as if it were alone and nothing else had been read.
+
+        Where rotary frequencies change with the length of the text, transformers takes the longest
+        sequence's for all, and `dynamic` keeps those of the longest text until a short one comes.
+        """
+        if self.rope_boundary is None or isinstance(batch, DeviceFeed):
+            yield
+            return
+        padded = batch.padded_positions
+        reach = padded.max(axis=1) + 1 if batch.reach is None else batch.reach
+
+        def apart(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> tuple[Tensor, ...]:
+            call = inspect.signature(module.forward).bind(*args, **kwargs)
+
+            def turn(positions: Sequence[int]) -> tuple[Tensor, ...]:
+                given = torch.tensor([positions], device=self.model.device)
+                call.arguments["position_ids"] = given
+                turned: tuple[Tensor, ...] = module.forward(*call.args, **call.kwargs)
+                return turned
+
+            found = []
+            for places, length in zip(padded.tolist(), reach.tolist(), strict=True):
+                turn([0])  # makes `dynamic` forget
+                found.append([t[:, :-1] for t in turn([*places, length - 1])])
+            turn([0])
+            return tuple(torch.cat(each) for each in zip(*found, strict=True))
+
+        with ExitStack() as stack:
+            for module in self.stack.modules():
+                if "rope_type" in vars(module):  # a rotary embedding
+                    hook = module.register_forward_hook(apart, with_kwargs=True)
+                    stack.callback(hook.remove)
+            yield
+
+    def hidden_index(self, layer: int) -> int:
+        """Return an entry of transformers' `hidden_states` as 0 … L; `UNNORMED` is L + 1.
+
+        0 is the embedding, L is after the last norm.
+
+        Raises:
+            UserError: there is no such entry.
+        """
+        count = int(self.config.num_hidden_layers) + 1
+        if layer == UNNORMED:
+            return count
+        if not -count <= layer < count:
+            allowed = f"the target's are {-count} … {count - 1}"
+            raise UserError(f"hidden state {layer} does not exist: {allowed}")
+        return layer % count
+
+    @contextmanager
+    def tapped(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        """Catch hidden states [R, n, D] of the passes inside, without storing every layer.
+
+        Args:
+            layers: entries of transformers' `hidden_states`, negative ones counted from the end.
+        """
+        caught: dict[int, Tensor] = {}
+
+        def note(layer: int, out: Any) -> None:
+            caught[layer] = out if isinstance(out, Tensor) else out[0]
+
+        with ExitStack() as stack:
+            for layer in layers:
+                index = self.hidden_index(layer)
+                if layer == UNNORMED:
+                    after = lambda _m, _i, out, layer=layer: note(layer, out)
+                    hook = self.layers[-1].register_forward_hook(after)
+                elif index == self.config.num_hidden_layers:
+                    normed = lambda _m, _i, out, layer=layer: note(layer, out[0])
+                    hook = self.stack.register_forward_hook(normed)
+                else:  # the input of a layer, not the embeddings: some models scale them
+                    before = lambda _m, args, layer=layer: note(layer, args[0])
+                    hook = self.layers[index].register_forward_pre_hook(before)
+                stack.callback(hook.remove)
+            yield caught
+
+
+class _Masks(dict[str, Tensor]):
+    """Masks by type of layer; layers of any other type get none, as they see by their state."""
+
+    def __missing__(self, key: str) -> None:
+        return None

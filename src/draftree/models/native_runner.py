@@ -1,0 +1,201 @@
+"""Forward passes of Llama-like models on a CPU: one call of the native kernels from embedding to head.
+
+Shapes: R sequences, N tokens of all, n tokens of each where they are padded, S slots, D hidden
+size, V vocabulary, L layers.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.boundary.phases import phase
+from draftree.models.architectures import FULL, SLIDING
+from draftree.models.cache import SlotCache, Within
+from draftree.models.forward_batch import ForwardBatch
+from draftree.models.hf_runner import HFRunner
+from draftree.models.kernel_linear import KernelLinear
+from draftree.models.native_layers import (
+    BOTH,
+    FIRST_PART,
+    Angles,
+    Head,
+    NativeLayer,
+    agrees,
+    fits,
+    norm_record,
+    run_layers,
+)
+from draftree.models.native_linear import NativeLinear
+from draftree.models.rope_cache import RopeCache
+from draftree.models.runner import ModelOutput, ModelRunner, Outputs
+from draftree.native import dense
+from draftree.tree import Ints
+
+PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
+"""The parts of a transformer that are known here."""
+TRIAL = 5
+"""Tokens of the pass by which a model is compared with its own."""
+APART = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.02}
+"""How far hidden states may be from the model's own, as a share of their size."""
+
+
+@final
+class NativeRunner(ModelRunner):
+    """Runs a model whose layers are all of one kind that the kernels know.
+
+    Args:
+        hf: the same model's other runner.
+        layers: of the model.
+        after_head: what the model does with the output of its head.
+    """
+
+    def __init__(self, hf: HFRunner, layers: Sequence[NativeLayer], after_head: Callable[[Tensor], Tensor]) -> None:
+        self._hf, self._layers, self._after_head = hf, list(layers), after_head
+        self._stack: Any = hf.stack
+        self._norm = norm_record(self._stack.norm)
+        self._rope = RopeCache(self._stack.get_submodule("rotary_emb"))
+        types = hf.layer_types or (FULL if hf.window is None else SLIDING,) * len(layers)
+        self._runs = [(kind, len(list(same))) for kind, same in groupby(types)]
+
+    @classmethod
+    def of(cls, hf: HFRunner, after_head: Callable[[Tensor], Tensor] | None) -> Self | None:
+        """Return the runner of a model, if it is one of those that the kernels run.
+
+        Each kind of its layers is compared with the model's own, and then a pass over a few tokens.
+        """
+        stack: Any = hf.stack
+        if dense.core is None or after_head is None or set(hf.layer_types) - {FULL, SLIDING}:
+            return None
+        parts = {name for name, _ in stack.named_children()}
+        if parts != PARTS or not all(map(fits, stack.layers)):
+            return None
+        layers, kinds = [], set[str]()
+        for module in stack.layers:
+            native = NativeLayer(module)
+            if repr(module) not in kinds and not agrees(module, native):
+                return None
+            kinds.add(repr(module))
+            layers.append(native)
+        if any(layer.sizes != layers[0].sizes for layer in layers):
+            return None
+        runner = cls(hf, layers, after_head)
+        agreed = runner._agrees()
+        for layer in layers:
+            layer.release()
+        return runner if agreed else None
+
+    @torch.inference_mode()
+    def _agrees(self) -> bool:
+        """Return whether a pass gives what the model's own gives, but for rounding."""
+        vocab = int(self._head.weight.shape[0])
+        ids = np.arange(TRIAL) % vocab
+        entries = (0, len(self._layers))
+        found = []
+        for runner in (self._hf, self):
+            cache = SlotCache(self._hf.kept.shapes, 1, self._dtype, torch.device("cpu"))
+            cache.reserve(TRIAL)
+            batch = ForwardBatch.chains([ids], cache.lengths.copy(), torch.device("cpu"))
+            out = runner.forward(batch, cache, Outputs(entries))
+            found.append((*(out.hidden[i].float() for i in entries), out.logits.float()))
+        apart = [(a - b).norm() / a.norm().clamp_min(1e-9) for a, b in zip(*found, strict=True)]
+        return all(bool(each <= APART[self._dtype]) for each in apart)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of layers that it runs, for the record."""
+        return sorted({type(module).__name__ for module in self._stack.layers})
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self._layers[0].sizes.dtype
+
+    @property
+    def _head(self) -> Any:
+        model: Any = self._hf.model
+        return model.get_output_embeddings()
+
+    @property
+    def _native_head(self) -> NativeLinear | None:
+        kernel = self._head.kernel if isinstance(self._head, KernelLinear) else None
+        return kernel if isinstance(kernel, NativeLinear) else None
+
+    def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
+        with phase("model"):
+            return self._forward(batch, cache, outputs)
+
+    def _forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs) -> ModelOutput:
+        x: Tensor = self._stack.embed_tokens(batch.tokens[None])
+        count = len(self._layers)
+        entries = {layer: self._hf.hidden_index(layer) for layer in outputs.layers}
+        caught = {0: x}
+        for entry in entries.values():
+            if 0 < entry < count:
+                caught[entry] = torch.empty_like(x)
+        native = self._native_head if outputs.tokens is None else None
+        normed = torch.empty_like(x)
+        logits = None if native is None else x.new_empty(*x.shape[:2], native.wide)
+        head = Head(self._norm, None if native is None else native.record, normed, logits)
+        masks = {kind: self._mask(kind, batch, cache) for kind in {kind for kind, _ in self._runs}}
+        angles, table, first = self._angles(batch, x), _table(batch), 0
+        for kind, length in self._runs:
+            end = first + length
+            within = cache.writer(batch.starts, batch.width).within(first)
+            assert within is not None, "passes that are recorded have a runner of their own"
+            wanted = {i - 1 - first: out for i, out in caught.items() if first < i <= end}
+            last = head if end == count else None
+            layers = self._layers[first:end]
+            x = run_layers(layers, x, angles, within, masks[kind], BOTH, None, wanted, last, table)
+            if end in caught and end < count:
+                caught[end] = x
+            first = end
+        caught |= {count: normed, count + 1: x}
+        hidden = {layer: caught[entry][0] for layer, entry in entries.items()}
+        if logits is not None:
+            return ModelOutput(self._after_head(logits[0]), hidden)
+        states = normed[0]
+        if outputs.tokens is not None:
+            states = states[torch.from_numpy(outputs.tokens)]
+        return ModelOutput(self._after_head(self._head(states)), hidden)
+
+    def _mask(self, kind: str, batch: ForwardBatch, cache: SlotCache) -> Tensor:
+        window = self._hf.window if kind == SLIDING else None
+        one = len(batch.counts) == 1
+        return cache.mask(batch, window) if one else cache.packed_masks(batch, window)
+
+    def _angles(self, batch: ForwardBatch, x: Tensor) -> Angles:
+        if self._hf.rope_boundary is None:
+            known = self._rope.known(x, int(batch.positions.max(initial=0)))
+            return Angles(*known, np.ascontiguousarray(batch.positions))
+        with self._hf.rotated_apart(batch):
+            turned = self._stack.rotary_emb(x, torch.from_numpy(batch.padded_positions))
+        cosines, sines = (batch.unpad(t).contiguous() for t in turned)
+        return Angles(cosines, sines, np.arange(len(batch.positions)))
+
+    def stored(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values [R, G, n, width] that the first layer makes.
+
+        Args:
+            x: [R, n, D] its inputs.
+            positions: [R, n].
+        """
+        sizes, (rows, n, _) = self._layers[0].sizes, x.shape
+        k, v = (x.new_empty(rows, sizes.groups, n, sizes.width) for _ in range(2))
+        places = np.ascontiguousarray(positions.numpy()).reshape(-1)
+        angles = Angles(*self._rope.known(x, int(places.max())), places)
+        run_layers(self._layers[:1], x, angles, Within(k, v, None, n), None, FIRST_PART)
+        return k, v
+
+
+def _table(batch: ForwardBatch) -> Ints | None:
+    """Return where the sequences of a batch are, for the kernels; None for a single one."""
+    if len(batch.counts) == 1:
+        return None
+    table = np.zeros((len(batch.counts) + 1, 5), np.int64)
+    table[:, 0] = batch.firsts
+    table[:-1, 1], table[:-1, 2], table[:-1, 4] = batch.starts, batch.ends, batch.ends
+    table[1:, 3] = (batch.counts * batch.ends).cumsum()
+    return table

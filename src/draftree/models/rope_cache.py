@@ -1,0 +1,44 @@
+"""Rotary angles that are looked up, where transformers' modules compute them anew in every pass."""
+
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+POSITIONS = 1024
+"""So many are computed to begin with."""
+
+
+@final
+class RopeCache:
+    """Cosines and sines of positions.
+
+    Args:
+        module: computes them from frequencies `inv_freq`, which do not depend on a text's length.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._known = module, dict[torch.dtype, tuple[Tensor, Tensor]]()
+        self._frequencies: Any = None
+
+    def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [R, n, D] at positions [R, n] on a CPU, in a tensor's dtype."""
+        at = positions.reshape(-1)
+        known = self.known(like, int(positions.numpy().max()))
+        cosines, sines = (t.index_select(0, at).view(*positions.shape, -1) for t in known)
+        return cosines, sines
+
+    def known(self, like: Tensor, last: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [P, D] of positions 0, 1, … up to the last one at least."""
+        frequencies: Any = self._module._buffers.get("inv_freq")
+        if frequencies is not self._frequencies:  # who tries others puts them there
+            self._known.clear()
+            self._frequencies = frequencies
+        known = self._known.get(like.dtype)
+        if known is None or last >= len(known[0]):
+            with torch.inference_mode(False), torch.no_grad():
+                every = torch.arange(max(POSITIONS, 2 * last))[None]
+                cosines, sines = self._module(like.new_empty(1), every)
+            known = cosines[0].contiguous(), sines[0].contiguous()
+            self._known[like.dtype] = known
+        return known

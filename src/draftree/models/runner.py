@@ -1,0 +1,51 @@
+"""The interface of a forward pass: a packed batch and a cache in, logits and hidden states out.
+
+A runner is chosen once, when a model is loaded. It never changes the modules of the model.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from draftree.models.cache import SlotCache
+from draftree.models.forward_batch import ForwardBatch
+from draftree.tree import Ints
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What is wanted of a forward pass over N tokens.
+
+    Attributes:
+        layers: entries of transformers' `hidden_states`, negative ones counted from the end.
+        tokens: [K] the tokens after which logits are wanted, ascending; all by default.
+    """
+
+    layers: tuple[int, ...] = ()
+    tokens: Ints | None = None
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """What a forward pass gave.
+
+    Attributes:
+        logits: [K, V] after the tokens that were asked for.
+        hidden: by entry of transformers' `hidden_states`, [N, D] of all tokens.
+    """
+
+    logits: Tensor
+    hidden: Mapping[int, Tensor]
+
+
+class ModelRunner(ABC):
+    """Runs the forward passes of one model."""
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
+        """Run a pass over a batch, and write its keys and values into scratch slots of the cache.
+
+        `SlotCache.keep_all` commits them.
+        """

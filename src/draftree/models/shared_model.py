@@ -1,0 +1,40 @@
+"""A second model over the same weights, whose modules are draftree's own to change.
+
+Where a pass needs modules that compute otherwise, they are changed in such a copy. The model that
+was loaded or handed in stays as it was, and no weight is held twice.
+"""
+
+import copy
+from types import MethodType
+from typing import Any, TypeVar, cast
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+Model = TypeVar("Model", bound=nn.Module)
+OLD_FORWARD = "_old_forward"
+"""The attribute in which accelerate keeps the forward that one of its hooks stands before."""
+
+
+def share_weights(model: Model) -> Model:
+    """Return a model with the parts of another one, its weights and a config of its own."""
+    return cast(Model, _copied(model, {}, {}))
+
+
+def _copied(module: nn.Module, made: dict[nn.Module, nn.Module], configs: dict[int, Any]) -> nn.Module:
+    if module in made:
+        return made[module]
+    new = made[module] = copy.copy(module)
+    own = vars(new)
+    for name, value in list(own.items()):
+        if isinstance(value, PreTrainedConfig):
+            own[name] = copy.deepcopy(value, configs)
+        elif isinstance(value, dict):  # of weights, buffers, hooks
+            own[name] = copy.copy(value)
+        elif isinstance(value, nn.Module):  # held beside the parts
+            own[name] = _copied(value, made, configs)
+    forward = own.get(OLD_FORWARD, own.get("forward"))
+    if isinstance(forward, MethodType) and forward.__self__ is module:
+        own["forward"] = MethodType(forward.__func__, new)
+    own["_modules"] = {name: None if part is None else _copied(part, made, configs) for name, part in module._modules.items()}
+    return new

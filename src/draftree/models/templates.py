@@ -1,0 +1,59 @@
+"""Chat templates that are given beside a model: shipped ones by name, or files; and a system message for every chat.
+
+A model's tokenizer often lacks the template that the model was tuned with (Vicuna's and the first LLaMA-2's do). Prompts then
+reach the model as bare text, and a drafter that was trained on the template drafts worse.
+"""
+
+from pathlib import Path
+
+from draftree.errors import UnknownName, UserError
+
+FOLDER = Path(__file__).with_suffix("")
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the shipped templates."""
+    return tuple(sorted(p.stem for p in FOLDER.glob("*.jinja")))
+
+
+def read_template(given: str) -> str:
+    """Return a chat template: a shipped one by name, or the text of a file.
+
+    Raises:
+        UserError: there is neither, or the file is no template.
+    """
+    path = FOLDER / f"{given}.jinja" if given in names() else Path(given)
+    if not path.is_file():
+        raise UnknownName("chat template (a file, or the name of a shipped one)", given, names())
+    try:
+        text = path.read_text("utf-8")
+        _check(text)
+    except (OSError, UnicodeError, ValueError) as error:
+        raise UserError(f"chat template '{given}' cannot be read: {error}") from error
+    return text
+
+
+def _check(text: str) -> None:
+    """Refuse what is no Jinja template that reads messages.
+
+    Raises:
+        ValueError: it says why.
+    """
+    from jinja2 import Environment, TemplateSyntaxError, meta
+
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])  # parsed, never rendered
+    try:
+        found = meta.find_undeclared_variables(environment.parse(text))
+    except TemplateSyntaxError as error:
+        if "generation" in str(error):  # transformers' own tag
+            return
+        raise ValueError(f"line {error.lineno}: {error.message}") from error
+    if "messages" not in found:
+        raise ValueError("it does not read 'messages'")
+
+
+def with_default_system(template: str, system: str) -> str:
+    """Return a template that begins every chat without a system message with this one."""
+    quoted = system.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    message = f"[{{'role': 'system', 'content': '{quoted}'}}]"
+    return f"{{%- if messages[0]['role'] != 'system' -%}}{{%- set messages = {message} + messages -%}}{{%- endif -%}}{template}"
