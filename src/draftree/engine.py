@@ -2,25 +2,25 @@
 
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from threading import RLock
-from typing import Any, Literal, NoReturn, Self, overload
+from threading import Lock, RLock
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, overload
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from draftree import loop
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
-from draftree.aliases import ENGINE, LOADING
+from draftree.aliases import DEVICE, ENGINE, LOADING, accepted
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import translated, whole
 from draftree.boundary.phases import recorded
@@ -29,16 +29,17 @@ from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import UNIT, Costs, CostSource, CostTable
 from draftree.costs.online import OnlineCosts
 from draftree.costs.probe import start_probe
-from draftree.data.prompts import Prompt, Prompts, chats_of
+from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of
 from draftree.data.rows import Messages
 from draftree.drafters._given import LoadedModel, OpenDrafter
 from draftree.drafters.base import Drafter, Method
-from draftree.errors import DraftreeWarning, UserError, shown, unknown
+from draftree.drafting import carried
+from draftree.errors import DraftreeWarning, Hinting, UnknownAttribute, UserError, shown
 from draftree.formats.published import best_for, published_for
 from draftree.hf.generate import Hook, check_types
 from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
-from draftree.models.sources import ALLOWED, DEMO, SMOLLM2, Loading, known, known_as
+from draftree.models.sources import ALLOWED, DEMO, SMOLLM2, Loading, known, known_as, without_weights
 from draftree.models.target import Needs, Target, name_of, warn_of_training
 from draftree.native import check_variable, report_absence
 from draftree.policies.base import Policy
@@ -47,13 +48,20 @@ from draftree.request import Emitted, Request, all_greedy, check, under
 from draftree.rows import Generation, Rows
 from draftree.sampling.noise import Chance
 from draftree.sampling.settings import GREEDY, Sampling
+from draftree.scheduling.handle import Handle, Update
+from draftree.scheduling.options import SchedulerOptions
+from draftree.scheduling.scheduler import Scheduler
 from draftree.stats import Stats
 from draftree.text import completion
-from draftree.text.completion import Completion, Token, Writing
+from draftree.text.calls import takes_prompt
+from draftree.text.completion import Completion, Reading, Token, Writing
 from draftree.text.conversation import Conversation, started
 from draftree.text.options import Options
+from draftree.text.stops import Stops
 from draftree.tree import Draw, Ints
 
+SETTING = Lock()
+"""Guards the creation of schedulers."""
 USUAL = {DEMO: ("edd", "pct"), SMOLLM2: ("eagle3+suffix", "yield")}
 """Drafter and policy where no drafter is named: the fastest shipped for a target (docs/reference/benchmarks/)."""
 UNTRAINED = ("suffix", "yield")
@@ -73,8 +81,24 @@ class Held:
     drafter_state: Any
 
 
+class _LoadedOnly(type):
+    """The class of `Engine`, which says what to write to those who call it with a model's name, or look for a constructor."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise UnknownAttribute(ENGINE, name, cls)
+
+    def __call__(cls, *parts: Any, **named: Any) -> Any:
+        if isinstance(parts[0] if parts else named.get("target"), Target):
+            return super().__call__(*parts, **named)
+        raise UserError(
+            "an Engine is made by draftree.load(MODEL, drafter=…, policy=…), or of an open Target, Drafter and Policy"
+        )
+
+
 @dataclass(repr=False)
-class Engine:
+class Engine(Hinting, metaclass=_LoadedOnly):
     """Writes with one target, one drafter and one policy.
 
     Attributes:
@@ -89,6 +113,9 @@ class Engine:
         learned: what policies that learn have learnt, by policy, drafter, how tokens are chosen, and acceptor.
     """
 
+    kind_of_name: ClassVar[str] = ENGINE
+    no_items: ClassVar[str] = "draftree.load returns one Engine, and no tuple: engine = draftree.load(…); engine.tokenizer"
+
     target: Target
     drafter: Drafter[Any]
     policy: Policy
@@ -100,14 +127,20 @@ class Engine:
     learned: dict[tuple[Policy, str, frozenset[Sampling], Acceptor], Any] = field(default_factory=dict, repr=False)
     _learnt: OnlineCosts | None = field(default=None, init=False, repr=False)
     _recommended: bool = field(default=False, init=False, repr=False, compare=False)
+    _scheduler: Scheduler | None = field(default=None, init=False, repr=False, compare=False)
     _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.policy = self.policy.sized(sum(p.numel() for p in self.target.decoder.model.parameters()))
 
     def __repr__(self) -> str:
         rule = "" if self.acceptor is None else f", acceptor={self.acceptor!r}"
         return f"Engine(target={self.target.name!r}, drafter={self.drafter!r}, policy={self.policy!r}{rule})"
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(unknown(ENGINE, name, self))
+    def _parts(self) -> dict[str, Any]:
+        if (target := vars(self).get("target")) is None:
+            return {}
+        return {"engine.target.decoder.model": target.decoder.model, "engine.tokenizer": target.tokenizer_or_none}
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse a call as of a pipeline of transformers, and say what to call."""
@@ -161,6 +194,7 @@ class Engine:
     def complete(self, prompt: Prompt, *, stream: Literal[True], **options: Any) -> Iterator[Token]: ...
     @overload
     def complete(self, prompt: Any, *, stream: bool, **options: Any) -> Any: ...
+    @takes_prompt
     def complete(self, prompt: Prompt | Prompts, *, stream: bool = False, **options: Any) -> Any:
         """Continue a text as it is, token ids, or a chat (a list of messages, through the template); or a list of these.
 
@@ -186,6 +220,7 @@ class Engine:
         self._recommend_chat(prompt, written)
         return written
 
+    @takes_prompt
     def stream(self, prompt: Any, **options: Any) -> Iterator[Token]:
         """Yield the tokens of `complete`, each with the text that has become certain; closing it early ends the writing.
 
@@ -202,6 +237,7 @@ class Engine:
     async def acomplete(self, prompt: Prompt, *, stream: Literal[True], **options: Any) -> AsyncIterator[Token]: ...
     @overload
     async def acomplete(self, prompt: Any, *, stream: bool, **options: Any) -> Any: ...
+    @takes_prompt
     async def acomplete(self, prompt: Prompt | Prompts, *, stream: bool = False, **options: Any) -> Any:
         """Run `complete` for asyncio: steps run in worker threads, tasks take turns, and cancelling ends the writing."""
         if stream:
@@ -221,6 +257,7 @@ class Engine:
             told = f"{why}, and complete() continues a text as it is; chat() puts it into the model's chat template"
             warnings.warn(told, DraftreeWarning, stacklevel=3)
 
+    @takes_prompt
     def astream(self, prompt: Any, **options: Any) -> AsyncIterator[Token]:
         """`stream` for asyncio."""
         return completion.stream(self, prompt, Options.of(None, options))
@@ -242,6 +279,7 @@ class Engine:
     def chat(
         self, messages: str | Messages, *, system: str | None = None, stream: Literal[True], **options: Any
     ) -> Iterator[Token]: ...
+    @takes_prompt
     def chat(self, messages: Any, *, system: str | None = None, stream: bool = False, **options: Any) -> Any:
         """Answer a question, or the messages of a chat, through the target's chat template.
 
@@ -263,6 +301,7 @@ class Engine:
         """
         return self.complete(chats_of(messages, system), stream=stream, **options)
 
+    @takes_prompt
     async def achat(self, messages: Any, *, system: str | None = None, stream: bool = False, **options: Any) -> Any:
         """Run `chat` for asyncio, as `acomplete` runs `complete`."""
         return await self.acomplete(chats_of(messages, system), stream=stream, **options)
@@ -322,11 +361,88 @@ class Engine:
                 yield events
         except GeneratorExit:  # closed between two steps, where caches and texts agree; a later call's are worth more
             if self.held is None:
-                self.held = Held(rows.committed, rows.cache, state.drafter)
+                self.held = held_of(rows, state)
             raise
         self.learned[lesson] = state.policy
-        self.held = Held(rows.committed, rows.cache, state.drafter)
-        self.carried = self.drafter.carry(state.drafter)
+        self.held = held_of(rows, state)
+        self.carried = carried(self.drafter, state.drafter)
+
+    def submit(self, prompt: Prompt | Request, *, number: int = 0, stops: Stops | None = None, **options: Any) -> Handle:
+        """Let a prompt, or a request, wait for its turn in the running batch, and return at once.
+
+        Requests join and leave the batch at any step; each text is the one that it is alone. Greedy, sampled and constrained
+        requests run together. `step` writes; it may run in another thread.
+
+        Args:
+            prompt: what to continue or to answer, as for `complete`, or a request.
+            number: tells apart several texts of one seed, as `n` of `complete` counts them.
+            stops: the stop texts of a request; with a prompt, `stop` among the options names them.
+            options: the attributes of `Options`; none with a request.
+
+        Raises:
+            UserError: an option does not exist or is out of its range, or the request cannot be served within the limits.
+        """
+        if isinstance(prompt, Request):
+            if given := [*options, *(["number"] if number else [])]:
+                raise UserError(f"{given[0]} is given with a Request, allowed are options with a prompt: a Request has its own")
+            request, stops = prompt, stops or Stops()
+        else:
+            if stops is not None:
+                raise UserError("stops are given with a prompt, allowed are they with a Request: write stop=[…]")
+            asked = Options.of(None, options)
+            if (several := prompts_of(prompt)) is not None:
+                raise UserError(f"there is a list of {len(several)} prompts, allowed is one: submit each of them")
+            if asked.n > 1:
+                raise UserError(f"n is {asked.n}, allowed is 1 here: submit the prompt {asked.n} times with number 0, 1, …")
+            request = asked.request(self.target, ids_of(self.tokenizer, prompt), number)
+            stops = asked.stops(self.tokenizer)
+        check([request], self.target)
+        check_exact(self.policy, self.acceptor or Match(), [request])
+        return self.scheduler.submit(request, Reading(self.target.tokenizer_or_none, stops))
+
+    def step(self) -> list[Update]:
+        """Run one step of all submitted requests, and return what each has got; nothing where none is unfinished."""
+        return [] if self._scheduler is None else self._scheduler.step()
+
+    def cancel(self, handle: Handle) -> None:
+        """End a submitted request; the next step frees its slot. What it has written stays readable."""
+        if self._scheduler is not None:
+            self._scheduler.cancel(handle)
+
+    def set_limits(self, **options: Any) -> None:
+        """Set the limits of submitted requests, the attributes of `SchedulerOptions`; those not named get their defaults.
+
+        Raises:
+            UserError: a limit does not exist or is out of its range, or requests are unfinished.
+        """
+        limits = SchedulerOptions.of(options)
+        with SETTING:
+            if self._scheduler is not None and self._scheduler.unfinished:
+                raise UserError(f"{self._scheduler.unfinished} requests are unfinished, limits are set while there are none")
+            self._scheduler = Scheduler(self, self._lock, limits)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler of submitted requests: its limits, and how many wait and run."""
+        with SETTING:
+            if self._scheduler is None:
+                self._scheduler = Scheduler(self, self._lock)
+            return self._scheduler
+
+    def scheduled_parts(self) -> tuple[Parts, State]:
+        """Return the parts by which submitted requests are written, and what drafter and policy have learnt."""
+        rest(self.target)
+        acceptor = self.acceptor or Match()
+        parts = Parts(self.target, self.drafter, self.policy, acceptor, self.step_costs)
+        return parts, State(self.carried, self.learned.get(self._mixed_lesson(acceptor)))
+
+    def remember(self, state: State) -> None:
+        """Keep what drafter and policy have learnt from submitted requests."""
+        self.learned[self._mixed_lesson(self.acceptor or Match())] = state.policy
+        self.carried = carried(self.drafter, state.drafter)
+
+    def _mixed_lesson(self, acceptor: Acceptor) -> tuple[Policy, str, frozenset[Sampling], Acceptor]:
+        return self.policy, self.drafter.described, frozenset(), acceptor
 
     def plain(
         self,
@@ -349,6 +465,7 @@ class Engine:
     def generate(
         self,
         inputs: torch.Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
         *,
         seed: int | None = None,
         streamer: Any = None,
@@ -359,6 +476,7 @@ class Engine:
 
         Args:
             inputs: [B, n] prompt ids, padded on the left; or `input_ids=` and `attention_mask=` among the options.
+            generation_config: options in transformers' own form.
             seed: of the draws; by default from torch's global generator, so that `torch.manual_seed` repeats a call.
             streamer: told the prompt, each token and the end; for one row.
             tokenizer: for stop strings; the target's own by default.
@@ -372,11 +490,15 @@ class Engine:
         """
         from draftree.hf.generate import generate
 
+        if generation_config is not None:
+            options["generation_config"] = generation_config
         return generate(self, inputs, seed, streamer, tokenizer, options)
 
     def forget(self) -> None:
-        """Drops what the last call left in the caches."""
+        """Drop what the last call and the prompts of submitted requests left in the caches."""
         self.held = None
+        if self._scheduler is not None:
+            self._scheduler.forget()
 
     @property
     def step_costs(self) -> CostSource:
@@ -398,7 +520,10 @@ class Engine:
         read = [r.prompt[:-1] for r in requests]  # a prompt's last token must be read again
         shared = np.array([common(text, prompt) for text, prompt in zip(held.texts, read, strict=True)], np.int64)
         shared = held.cache.truncate(np.minimum(shared, held.cache.reusable))  # a state may go back further than asked
-        return held.cache, self.drafter.truncate(held.drafter_state, shared)
+        try:
+            return held.cache, self.drafter.truncate(held.drafter_state, shared)
+        except Exception:  # the prompt is read again
+            return cache_of(self.target, requests), self.carried
 
 
 def plain(
@@ -474,6 +599,11 @@ def rest(target: Target) -> bool:
     if training := warn_of_training(target.decoder.model):
         target.decoder.model.train(False)
     return training
+
+
+def held_of(rows: Rows, state: State) -> Held | None:
+    """Return what the next call may begin with; nothing where the drafter has not read all of it."""
+    return None if rows.undrafted else Held(rows.committed, rows.cache, state.drafter)
 
 
 def cache_of(target: Target, requests: Sequence[Request]) -> SlotCache:
@@ -559,7 +689,7 @@ def load(
         how: the other options of loading a target, the attributes of `Loading`: revision, trust_remote_code, device_map,
             attn_implementation, adapter, quantize, exactness, kernels, compile. A loaded model takes exactness alone: `bits`
             where a token's logits shall have the same bits in a tree as in a step; outside the engine it computes as before.
-            The names that transformers and vLLM have for arguments are accepted where they mean the same (`aliases.py`).
+            The names that other tools have for arguments are accepted where they mean the same (`draftree.aliases`).
 
     Raises:
         UserError: something does not exist, is of the wrong type, or does not fit.
@@ -568,9 +698,8 @@ def load(
         tokenizer, drafter = drafter, None
     check_types(costs, tokenizer)
     how = translated(LOADING, how, [*(f.name for f in fields(Loading)), "target", "drafter"])
-    target, drafter = how.pop("target", target), drafter_given(drafter, how)
-    how.pop("drafter", None)
-    dtype, device = how.pop("dtype", dtype), how.pop("device", device)
+    target, drafter = given_once("target", target, how, DEMO), given_once("drafter", drafter, how)
+    dtype, device = how.pop("dtype", dtype), device_named(how.pop("device", device))
     if isinstance(drafter, str) and drafter == PUBLISHED:
         drafter = best_for(named(target))
     method, grown, rule = parts_of(drafter, policy, acceptor)
@@ -588,6 +717,13 @@ def load(
     return Engine(model, method.open(model), grown, rule, costs)
 
 
+def device_named(device: Any) -> Any:
+    """Return a device by torch's name: `auto` is the default, and `-1` of transformers' pipelines the CPU."""
+    if isinstance(device, str):
+        return None if device == "auto" else accepted(DEVICE, device, ["cpu", "cuda"])
+    return "cpu" if device == -1 and not isinstance(device, torch.device) else device
+
+
 def named(target: Any) -> str:
     """Return the name of a target that is given as a name, a model or a target."""
     if isinstance(target, Target):
@@ -595,15 +731,18 @@ def named(target: Any) -> str:
     return name_of(target) if isinstance(target, PreTrainedModel) else str(target)
 
 
-def drafter_given(drafter: Any, named: Mapping[str, Any]) -> Any:
-    """Return the drafter that is given, as `drafter` or under another tool's name.
+def given_once(what: str, given: Any, named: dict[str, Any], default: Any = None) -> Any:
+    """Return what is given in its own place or under another tool's name, and take it out of the named arguments.
 
     Raises:
         UserError: it is given twice.
     """
-    if drafter is not None and "drafter" in named:
-        raise UserError("the drafter is given twice, allowed is once")
-    return named.get("drafter", drafter)
+    if what not in named:
+        return given
+    other = named.pop(what)
+    if given is not default:
+        raise UserError(f"the {what} is given twice, {shown(given)} and {shown(other)}, allowed is once")
+    return other
 
 
 def parts_of(drafter: Any, policy: Any, acceptor: Any) -> tuple[Method | None, Policy | None, Acceptor | None]:
@@ -665,7 +804,15 @@ def target_of(
 
 
 def usual_drafter(target: str) -> tuple[str, str]:
-    """The drafter where none is named, and what its user has to know where it is not trained for the target."""
+    """Return the drafter where none is named, and what its user has to know where it is not trained for the target.
+
+    Raises:
+        UserError: the target is the demo, which is not installed.
+    """
+    if told := without_weights(target):
+        if known(target) == DEMO:  # the target itself is among them
+            raise UserError(told)
+        return UNTRAINED[0], f"{told}; '{UNTRAINED[0]}' drafts, which needs no training"
     if (usual := USUAL.get(known(target) or "")) is not None:
         return usual[0], ""
     told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED[0]}' drafts, which needs no training"
@@ -741,7 +888,7 @@ def speculate(
         return hook(drafter, policy, **prepared)
     check_types(costs, tokenizer)  # a mistake is told here, and not by the first call
     Loading(exactness=exactness)
-    parts = parts_of(drafter_given(drafter, translated(LOADING, prepared, ["drafter"])), policy, acceptor)
+    parts = parts_of(given_once("drafter", drafter, translated(LOADING, prepared, ["drafter"])), policy, acceptor)
     return Hook(lambda model, assistant: hooked(model, assistant, *parts, costs, exactness), seed, streamer, tokenizer)
 
 

@@ -15,9 +15,11 @@ from draftree.boundary.knobs import Knobs, Rule, knob, optional, several
 from draftree.errors import UserError, shown
 from draftree.models.target import Target
 from draftree.sampling.settings import GREEDY, Sampling
+from draftree.stats import Step
 from draftree.tree import Ints, Tree
 
-Origin = Literal["prefill", "drafted", "bonus"]
+Origin = Literal["prefill", "drafted", "forced", "bonus"]
+"""How a token came: from the prefill, drafted and accepted, the only one that was allowed, or chosen by the target."""
 Ending = Literal["length", "eos", "stop", "context"]
 """Why a text ended: its limit, an EOS token, one of its criteria, or the target's context."""
 Criterion = Callable[[Tensor, Any], Any]
@@ -114,7 +116,7 @@ class Emitted:
     Attributes:
         row: which.
         tokens: after every cut.
-        origins: how each came: from the prefill, drafted and accepted, or chosen by the target.
+        origins: how each came.
         tree: the verified forest, of all rows.
         path: the row's accepted nodes there.
         logprobs: one for each token, where the request wants them.
@@ -130,6 +132,14 @@ class Emitted:
     logprobs: list[Logprob] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
     ending: Ending | None = None
+
+    @property
+    def step(self) -> Step | None:
+        """Return the figures of the row's part in the verification; None for the prefill."""
+        if self.origins[-1] == "prefill":
+            return None
+        mine = self.tree.of_row(self.row)
+        return Step(len(self.path), len(mine) - 1, int(self.tree.depth[mine].max()))
 
 
 def check(requests: Sequence[Request], target: Target) -> None:

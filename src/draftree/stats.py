@@ -3,18 +3,29 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+
+from draftree.aliases import STATS
+from draftree.errors import Hinting
 
 
 @dataclass(frozen=True)
 class Step:
-    """One verification of one row: accepted drafted nodes, drafted nodes and probes, and the depth of its tree."""
+    """One verification of one sequence.
+
+    Attributes:
+        accepted: drafted nodes that were accepted.
+        nodes: drafted nodes and probes.
+        depth: of its tree.
+        sequence: its number, by the order in which sequences began in the batch.
+    """
 
     accepted: int
     nodes: int
     depth: int
+    sequence: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Work:
 
 
 @dataclass(repr=False)
-class Stats:
+class Stats(Hinting):
     """Figures of one or more generations.
 
     Attributes:
@@ -54,6 +65,8 @@ class Stats:
         state_bytes: the most that states and their snapshots took, of a target whose layers fold the text into a state.
         phases: seconds by phase of the loop, each without those inside it (`evaluation/profile.py` says what they are).
     """
+
+    kind_of_name: ClassVar[str] = STATS
 
     new_tokens: int = 0
     steps: list[Step] = field(default_factory=list)
@@ -78,6 +91,12 @@ class Stats:
     def acceptance_length(self) -> float:
         """τ = Σ(accepted + 1) / steps, before any cut at the end; 1.00 is plain decoding."""
         return _mean([s.accepted + 1 for s in self.steps], 1.0)
+
+    @property
+    def acceptance_lengths(self) -> dict[int, float]:
+        """τ of each sequence that was verified, by its number."""
+        numbers = sorted({step.sequence for step in self.steps})
+        return {n: _mean([s.accepted + 1 for s in self.steps if s.sequence == n], 1.0) for n in numbers}
 
     @property
     def alpha(self) -> float | None:

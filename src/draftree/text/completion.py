@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
 from math import isfinite
-from typing import Any, TypeVar, final
+from typing import Any, ClassVar, TypeVar, final
 
 from transformers import PreTrainedTokenizerBase
 
-from draftree.aliases import RESULT
+from draftree.aliases import RESULT, TOKEN
 from draftree.data.prompts import Prompt, Prompts, ids_of, prompts_of
-from draftree.errors import UserError, shown, unknown
+from draftree.errors import Hinting, UserError, shown
 from draftree.request import Emitted, Ending, Logprob, Origin
 from draftree.rows import Writer
 from draftree.stats import Stats
@@ -25,8 +25,12 @@ from draftree.text.options import Options
 from draftree.text.stops import Pieces, Stops
 
 T = TypeVar("T")
-DRAFTED = "background: rgba(46, 160, 67, 0.25); border-radius: 2px"
-"""The style of drafted text in a notebook; readable on a light and on a dark page."""
+MARKS: dict[Origin, str] = {
+    "drafted": "background: rgba(46, 160, 67, 0.25); border-radius: 2px",
+    "forced": "background: rgba(187, 128, 9, 0.3); border-radius: 2px",
+}
+"""The styles of text by its origin in a notebook; readable on a light and on a dark page."""
+WORDS: dict[Origin, str] = {"drafted": "drafted and accepted", "forced": "the only token allowed"}
 
 
 def figures(stats: Stats) -> str:
@@ -35,17 +39,21 @@ def figures(stats: Stats) -> str:
 
 
 @dataclass(frozen=True)
-class Token:
+class Token(Hinting):
     """A token of a stream.
 
     Attributes:
         id: the token.
         text: what the response's text gains now that it has come: nothing while a character is incomplete or a stop text may
             have begun, and then more than the token's own.
-        origin: how it came: from the prefill, drafted and accepted, or chosen by the target.
+        origin: how it came: from the prefill, drafted and accepted, the only one that a grammar allowed (`forced`), or chosen
+            by the target.
         logprob: how likely it was, where that was asked for.
         ending: why the text ends with it, if it does.
     """
+
+    kind_of_name: ClassVar[str] = TOKEN
+    text_name: ClassVar[str] = "token.text"
 
     id: int
     text: str
@@ -58,7 +66,7 @@ class Token:
 
 
 @dataclass(frozen=True, repr=False)
-class Completion:
+class Completion(Hinting):
     """A finished text. It prints as that text, and a notebook shows it coloured by origin, with its speed.
 
     Attributes:
@@ -71,6 +79,9 @@ class Completion:
         stats: the run's figures, of all texts that were written together.
         pieces: what each token added to the text.
     """
+
+    kind_of_name: ClassVar[str] = RESULT
+    text_name: ClassVar[str] = "completion.text"
 
     text: str
     tokens: list[int]
@@ -88,18 +99,16 @@ class Completion:
         told = f"{len(self.tokens)} tokens, ending={self.ending!r}, {figures(self.stats)}"
         return f"Completion({shown(self.text)}, {told})"
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(unknown(RESULT, name, self))
-
     def _repr_html_(self) -> str:
         """Return the text for a notebook: what was drafted is coloured, and the speed stands below it."""
         pieces = [*self.pieces, self.text[sum(map(len, self.pieces)) :]] if self.pieces else [self.text]
-        origins = [*self.origins, None]
+        styles = [*(MARKS.get(origin) for origin in self.origins), None]
         spans = []
-        for drafted, run in groupby(zip(pieces, origins, strict=False), lambda piece: piece[1] == "drafted"):
+        for style, run in groupby(zip(pieces, styles, strict=False), lambda piece: piece[1]):
             text = escape("".join(piece for piece, _ in run))
-            spans.append(f'<span style="{DRAFTED}">{text}</span>' if drafted else text)
-        legend = f'<span style="{DRAFTED}">drafted and accepted</span> · chosen by the target · {figures(self.stats)}'
+            spans.append(text if style is None else f'<span style="{style}">{text}</span>')
+        marks = [f'<span style="{MARKS[origin]}">{WORDS[origin]}</span>' for origin in WORDS if origin in self.origins]
+        legend = " · ".join([*marks, "chosen by the target", figures(self.stats)])
         return (
             f'<div class="tex2jax_ignore mathjax_ignore"><div style="white-space: pre-wrap">{"".join(spans)}</div>'
             f'<div style="margin-top: 0.6em; font-size: 85%; opacity: 0.75">{legend}</div></div>'
@@ -120,15 +129,15 @@ class Reading:
     """Turns the steps of a call for one row into tokens with their text.
 
     Args:
-        tokenizer: the target's.
+        tokenizer: the target's; without one tokens have no text.
         stops: what ends the response.
 
     Attributes:
         tokens: those so far.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops) -> None:
-        self._pieces = Pieces(tokenizer, stops)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stops: Stops) -> None:
+        self._pieces = None if tokenizer is None else Pieces(tokenizer, stops)
         self.tokens: list[Token] = []
 
     def __call__(self, events: Sequence[Emitted]) -> list[Token]:
@@ -137,8 +146,9 @@ class Reading:
         for event in events:
             last = len(event.tokens) - 1
             for i, (token, origin) in enumerate(zip(event.tokens, event.origins, strict=True)):
-                piece, ending = self._pieces.add(token), event.ending if i == last else None
-                if ending is not None:
+                ending = event.ending if i == last else None
+                piece = "" if self._pieces is None else self._pieces.add(token)
+                if self._pieces is not None and ending is not None:
                     piece += self._pieces.rest()
                 new.append(Token(token, piece, origin, event.logprobs[i] if event.logprobs else None, ending))
         self.tokens += new
@@ -147,13 +157,14 @@ class Reading:
     def completion(self, stats: Stats) -> Completion:
         """The completion, when nothing more comes; a text that was left unfinished counts as cut by its length."""
         ending: Ending = next((t.ending for t in self.tokens if t.ending is not None), "length")
+        rest = "" if self._pieces is None else self._pieces.rest()
         return Completion(
-            "".join(t.text for t in self.tokens) + self._pieces.rest(),
+            "".join(t.text for t in self.tokens) + rest,
             [t.id for t in self.tokens],
             [t.origin for t in self.tokens],
             [t.logprob for t in self.tokens if t.logprob is not None],
             ending,
-            self._pieces.stop if ending == "stop" else None,
+            self._pieces.stop if self._pieces is not None and ending == "stop" else None,
             stats,
             [t.text for t in self.tokens],
         )

@@ -1,21 +1,23 @@
 """A conversation that keeps its messages from turn to turn."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, ClassVar, final
 
+from draftree.aliases import CONVERSATION
 from draftree.boundary.knobs import unicode
 from draftree.data.prompts import is_chat, with_system
 from draftree.data.rows import Messages
-from draftree.errors import UserError, shown
+from draftree.errors import Hinting, UserError, shown
 from draftree.rows import Writer
+from draftree.text.calls import takes_prompt
 from draftree.text.completion import Completion, Token, Writing, complete
 from draftree.text.options import Options
 
 
 @final
-@dataclass
-class Conversation:
+@dataclass(repr=False)
+class Conversation(Hinting):
     """A conversation: the template renders all of it anew for every turn; its part in the caches is not read again.
 
     Attributes:
@@ -24,10 +26,18 @@ class Conversation:
         options: of every answer, unless a turn names others.
     """
 
+    kind_of_name: ClassVar[str] = CONVERSATION
+    no_items: ClassVar[str] = "a Conversation has no items of its own: conversation.messages is the list of its messages"
+
     engine: Writer
     messages: Messages = field(default_factory=list)
     options: Options = field(default_factory=Options)
 
+    def __repr__(self) -> str:
+        last = f", the last {shown(self.messages[-1].get('content'))}" if self.messages else ""
+        return f"Conversation({len(self.messages)} messages{last})"
+
+    @takes_prompt
     def say(self, text: str, **options: Any) -> Completion:
         """Says something as the user, and returns the answer; both are kept in `messages`.
 
@@ -39,11 +49,12 @@ class Conversation:
         self._keep(text, answer)
         return answer
 
-    def stream(self, text: str, **options: Any) -> Iterator[Token]:
+    @takes_prompt
+    def stream(self, text: str, **options: Any) -> Generator[Token, None, None]:
         """The answer token by token; of one that is closed early, what was written by then is kept in `messages`."""
         writing = self._answer(text, options)
 
-        def told() -> Iterator[Token]:
+        def told() -> Generator[Token, None, None]:
             try:
                 yield from writing.tokens()
             except GeneratorExit:
@@ -53,6 +64,7 @@ class Conversation:
 
         return told()
 
+    @takes_prompt
     async def asay(self, text: str, **options: Any) -> Completion:
         """`say` for asyncio; a turn that is cancelled is forgotten."""
         answer: Completion = await complete(self.engine, self._asked(text), Options.of(self.options, options), alone=True)

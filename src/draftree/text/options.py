@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from draftree.aliases import OPTION
+from draftree.aliases.values import rewritten
 from draftree.boundary.knobs import knob, optional, translated
 from draftree.errors import UserError
 from draftree.models.target import Target
@@ -49,7 +50,8 @@ class Options(Parameters):
         frequency_penalty: is taken from a token's logit for every time it stands in the response.
         presence_penalty: is taken from the logit of every token that stands in the response.
         no_repeat_ngram_size: no n-gram of tokens stands twice in prompt and response; 0 allows it.
-        logit_bias: is added to the logits of tokens, each named by its id or by a text that is one token.
+        logit_bias: is added to the logits of tokens, each named by its id or by a text that is one token. A text of digits is
+            an id, as in OpenAI's API.
         suppress: ids that are never written.
         bad_words: texts that are never written, in the tokens that the tokenizer writes them with, at the beginning and
             behind a space.
@@ -72,7 +74,11 @@ class Options(Parameters):
 
     n: int = knob(1, least=1)
     grammar: Grammar | None = knob(
-        None, rule=("a Grammar (Grammar.lark, Grammar.regex, …)", optional(lambda value: isinstance(value, Grammar)))
+        None,
+        rule=(
+            "a Grammar: Grammar.lark(TEXT) takes a Lark grammar, and no GBNF",
+            optional(lambda value: isinstance(value, Grammar)),
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -91,13 +97,13 @@ class Options(Parameters):
     def of(cls, base: Self | None, given: Mapping[str, Any]) -> Self:
         """Return options by name, and those of a base where they are not named.
 
-        Names of other tools that mean the same are accepted (`aliases.py`). None stands for an option's default.
+        Names and values of other tools that mean the same are accepted (`draftree.aliases`). None stands for a default.
 
         Raises:
             UnknownName: there is no such option.
             UserError: an option is given by two names.
         """
-        defaults = {f.name: f.default for f in fields(cls)}
+        defaults, given = {f.name: f.default for f in fields(cls)}, rewritten(given)
         sampled = bool(given.get("temperature", given.get("temp")))
         if "do_sample" in given and bool(given["do_sample"]) == sampled:  # it repeats what the temperature says
             given = {name: value for name, value in given.items() if name != "do_sample"}
@@ -202,7 +208,7 @@ def _ids(target: Target, text: str) -> list[int]:
 
 def _token(target: Target, key: int | str) -> int:
     """The id of a token that may be named by its text."""
-    if not isinstance(key, str):
+    if not isinstance(key, str) or (key.isascii() and key.isdigit()):
         return int(key)
     ids = _ids(target, key)
     if len(ids) != 1:
@@ -219,4 +225,5 @@ def _known(option: str, token: int, vocab: int) -> int:
 def _spellings(target: Target, words: Sequence[str]) -> list[list[int]]:
     """Each word as the tokenizer writes it at the beginning of a text and behind a space."""
     spellings = [_ids(target, spelled) for word in words for spelled in (word, f" {word}")]
-    return [ids for i, ids in enumerate(spellings) if ids and ids not in spellings[:i]]
+    vocab = target.decoder.vocab  # a tokenizer may have more tokens, which are never written
+    return [ids for i, ids in enumerate(spellings) if ids and max(ids) < vocab and ids not in spellings[:i]]

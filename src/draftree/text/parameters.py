@@ -41,45 +41,49 @@ STOPS: Rule = "texts of at least one character, U+FFFD none of them", _stops
 SCHEMA: Rule = "JSON text, or the object it stands for", optional(lambda value: unicode(value) or isinstance(value, Mapping))
 PATTERN: Rule = "a pattern of at least one character", optional(text)
 BEGINNING: Rule = "a text, or ids of at least 0", lambda value: unicode(value) or several(value, whole)
-BIAS_HELP = "Added to a token's logit; TOKEN is an id, or a text of one token (JSON where quoted). Repeat it."
-LOGPROBS_HELP = "With --json: each token's log-probability and the N likeliest's, by raw logits."
+BIAS_HELP = "Add BIAS to the logit of a token, given as id or text; may be repeated."
+LOGPROBS_HELP = "With --json: add the log-probabilities of each token and of the N likeliest."
 
 
 @dataclass(frozen=True)
 class Length(Knobs):
     """The bound of a text's length; a class of its own because it comes before all other fields."""
 
-    max_new_tokens: int = knob(128, least=1, short="-n", help="How many tokens may be written.")
+    max_new_tokens: int = knob(128, least=1, short="-n", help="The most tokens to write.")
 
 
 @dataclass(frozen=True)
 class Parameters(Choice, Length):
     """The parameters of a completion, explained at `Options`: a field here is an option there and of `draftree generate`."""
 
-    repetition_penalty: float = penalty(1.0, above=0, help="Above 1, makes what stands in prompt or answer less likely.")
-    frequency_penalty: float = penalty(0.0, help="Taken from a token's logit each time it stands in the answer.")
-    presence_penalty: float = penalty(0.0, help="Taken from the logit of what stands in the answer.")
-    no_repeat_ngram_size: int = penalty(0, least=0, metavar="N", help="No N tokens in a row come twice; 0 allows it.")
+    repetition_penalty: float = penalty(1.0, above=0, help="Above 1, makes tokens of the prompt and the answer less likely.")
+    frequency_penalty: float = penalty(0.0, help="Subtracted from a token's logit for each time it occurs in the answer.")
+    presence_penalty: float = penalty(0.0, help="Subtracted from a token's logit once it occurs in the answer.")
+    no_repeat_ngram_size: int = penalty(
+        0, least=0, metavar="N", help="Never write the same N tokens in a row twice; 0 allows it."
+    )
     logit_bias: Mapping[int | str, float] | None = penalty(
         None, rule=BIASES, kind=list[str], metavar="TOKEN=BIAS", help=BIAS_HELP
     )
     suppress: Sequence[int] = penalty(
-        (), rule=IDS, kind=list[int], metavar="ID", help="A token that is never written; repeat it."
+        (), rule=IDS, kind=list[int], metavar="ID", help="The id of a token that is never written; may be repeated."
     )
     bad_words: str | Sequence[str] = penalty(
-        (), rule=TEXTS, kind=list[str], flag="--bad-word", metavar="TEXT", help="Never written; repeat it for several."
+        (), rule=TEXTS, kind=list[str], flag="--bad-word", metavar="TEXT", help="A text that is never written; may be repeated."
     )
     json_schema: str | Mapping[str, Any] | None = shape(
-        None, rule=SCHEMA, kind=str | None, metavar="FILE|JSON", help="JSON that this schema allows."
+        None, rule=SCHEMA, kind=str | None, metavar="FILE|JSON", help="Write JSON that matches this JSON schema."
     )
-    regex: str | None = shape(None, rule=PATTERN, metavar="PATTERN", help="What all of it must match.")
+    regex: str | None = shape(None, rule=PATTERN, metavar="PATTERN", help="Write a text that matches this regular expression.")
     # It is a `Grammar`, which needs torch.
-    grammar: Any = knob(None, kind=Path | None, metavar="FILE", help="A Lark grammar that derives all of it.", panel=SHAPE)
-    beginning: str | Sequence[int] = shape("", rule=BEGINNING, kind=str, metavar="TEXT", help="What it begins with.")
-    min_new_tokens: int = end(0, least=0, help="How many are written before one may end it.")
-    stop: str | Sequence[str] = end(
-        (), rule=STOPS, kind=list[str], metavar="TEXT", help="Ends it, and is no part of it; repeat it."
+    grammar: Any = knob(None, kind=Path | None, metavar="FILE", help="Write a text of this Lark grammar.", panel=SHAPE)
+    beginning: str | Sequence[int] = shape(
+        "", rule=BEGINNING, kind=str, metavar="TEXT", help="Begin the answer with this text."
     )
-    max_time: float | None = end(None, above=0, metavar="SECONDS", help="After which nothing more is written.")
-    ignore_eos: bool = end(False, help="EOS ends nothing.")
+    min_new_tokens: int = end(0, least=0, help="The fewest tokens to write.")
+    stop: str | Sequence[str] = end(
+        (), rule=STOPS, kind=list[str], metavar="TEXT", help="End the answer before this text; may be repeated."
+    )
+    max_time: float | None = end(None, above=0, metavar="SECONDS", help="End the answer after this time.")
+    ignore_eos: bool = end(False, help="Write on after the end-of-text token.")
     logprobs: int | None = knob(None, least=0, metavar="N", help=LOGPROBS_HELP, panel=MORE)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from draftree.boundary.files import write_text
 from draftree.viewer import page, svg
 from draftree.viewer.steps import Step, Watch
 from draftree.viewer.terminal import draw
@@ -15,9 +16,8 @@ def save_picture(path: Path, steps: Sequence[Step], about: Mapping[str, str]) ->
     """Writes the steps' trees in the format that the file's suffix names.
 
     Args:
-        path: whose suffix is one of `FORMATS`; its folder is made where it is missing.
+        path: whose suffix is one of `FORMATS`.
         steps: the prefill first.
         about: what wrote them, by name, for the head; `prompt` among them.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(FORMATS[path.suffix.lower()](steps, about), encoding="utf-8")
+    write_text(path, FORMATS[path.suffix.lower()](steps, about))

@@ -1,46 +1,7 @@
-"use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const last = data.steps.length - 1;
 let now = -1;
-
-/** An SVG element with attributes and children (strings become text). */
-function element(name, attributes, ...children) {
-  const found = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) found.setAttribute(key, value);
-  found.append(...children);
-  return found;
-}
-
-function edge(step, i) {
-  const p = step.parent[i], middle = data.height / 2, bend = step.x[i] - data.gap / 2;
-  const line = `M${step.x[p] + step.w[p]} ${step.y[p] + middle}H${bend}V${step.y[i] + middle}H${step.x[i]}`;
-  return element("path", { class: step.kind[i], d: line });
-}
-
-function box(step, i) {
-  const full = 0.5 * Math.sqrt(step.value[i] ?? 0);  // most values are small
-  return element("g", { class: step.kind[i], transform: `translate(${step.x[i]} ${step.y[i]})` },
-    element("title", {}, step.tip[i]),
-    element("rect", { width: step.w[i], height: data.height, rx: 5, "fill-opacity": full }),
-    element("text", { class: "label", x: data.pad, y: 15 }, step.label[i]),
-    element("text", { class: "figure", x: step.w[i] - data.pad, y: 15, "text-anchor": "end" }, step.figure[i]));
-}
-
-/** A step's tree; of edges that share a piece, the accepted path's lie on top. */
-function tree(step) {
-  const items = step.kind.map((_, i) => i);
-  const edges = items.filter((i) => step.parent[i] >= 0);
-  const rejected = (i) => step.kind[i] === "rejected";
-  const taken = items.filter((i) => i > 0 && !rejected(i)).map((i) => step.text[i]).join(" ");
-  const size = { width: step.width + 4, height: step.height + 4, viewBox: `-2 -2 ${step.width + 4} ${step.height + 4}` };
-  return element("svg", { ...size, class: "tree", role: "img", "aria-labelledby": "title desc" },
-    element("title", { id: "title" }, step.head),
-    element("desc", { id: "desc" }, `Behind ${step.text[0]} came ${taken || "nothing"}. The table below has every node.`),
-    ...edges.filter(rejected).map((i) => edge(step, i)),
-    ...edges.filter((i) => !rejected(i)).map((i) => edge(step, i)),
-    ...items.map((i) => box(step, i)));
-}
 
 const WHAT = { root: "written before", bonus: "chosen by the target" };
 
@@ -58,7 +19,7 @@ function show(wanted) {
   if (next === now || !(next >= 0)) return;
   now = next;
   const step = data.steps[now];
-  byId("tree").replaceChildren(tree(step));
+  byId("tree").replaceChildren(drawTree(step, data));
   byId("rows").replaceChildren(...step.kind.map((_, i) => row(step, i)));
   byId("head").textContent = step.head;
   byId("slider").value = now;

@@ -132,9 +132,14 @@ class Watch:
 
     def __call__(self, events: list[Emitted]) -> None:
         for event in (e for e in events if e.row == 0):
-            self.steps.append(self._step(event))
-            if self._draw is not None:
-                self._draw(self.steps[-1])
+            self.note(event)
+
+    def note(self, event: Emitted) -> Step:
+        """Note a step of the text, whichever row it is written in, and return it."""
+        self.steps.append(self._step(event))
+        if self._draw is not None:
+            self._draw(self.steps[-1])
+        return self.steps[-1]
 
     def _step(self, event: Emitted) -> Step:
         whole = len(event.tokens) > len(event.path)

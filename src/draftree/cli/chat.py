@@ -1,0 +1,228 @@
+"""`draftree chat`: a conversation in the terminal."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftree.boundary.knobs import knob
+from draftree.cli.console import remark
+from draftree.cli.options import CostsFile, DrafterSpec, LoadingOptions, TargetName, asks_for
+from draftree.errors import DraftreeError
+from draftree.text.parameters import Parameters
+
+if TYPE_CHECKING:
+    from draftree.engine import Engine
+    from draftree.text.conversation import Conversation
+
+HELP = {
+    "/help": "list the commands",
+    "/reset": "forget the conversation",
+    "/system TEXT": "set the system message, and begin anew; without a text, show it",
+    "/seed N": "set the seed of the next answers",
+    "/save FILE": "write the messages to a new JSON file",
+    "/quit": "leave (Ctrl-D does, too)",
+}
+MORE = "Ctrl-C stops an answer; a line that ends with \\ goes on in the next one."
+
+
+@dataclass(frozen=True)
+class ChatCommand:
+    """The options of `draftree chat`."""
+
+    target: TargetName = "demo"
+    drafter: DrafterSpec = None
+    policy: str | None = knob(
+        None, help="The policy that grows draft trees: a name or name:key=value,… (draftree list); by default the fastest."
+    )
+    acceptor: str | None = knob(
+        None, help="The rule that accepts drafted tokens; by default greedy at temperature 0, else match."
+    )
+    completion: Annotated[Mapping[str, Any], Parameters] = knob(None)
+    costs: CostsFile = None
+    loading: LoadingOptions = knob(None)
+
+
+@asks_for
+def chat(ctx: typer.Context, asked: ChatCommand) -> None:
+    """Talk with a model; what was drafted is coloured.
+
+    /help lists the commands. Input that does not come from a terminal is read line by line, each a message.
+    """
+    from draftree.cli import inputs, terminal
+    from draftree.engine import load
+
+    options = inputs.options(asked.completion)
+    costs = inputs.fixed_costs(asked.costs)
+    drafter = inputs.drafter(asked.drafter, asked.target) if asked.drafter is not None else None
+    inputs.quiet()
+    with terminal.busy("loading"):
+        engine = load(asked.target, drafter, asked.policy, asked.acceptor, costs, **asked.loading)
+    if not getattr(engine.tokenizer, "chat_template", None):
+        remark(f"{asked.target} has no chat template: it continues the text of the messages")
+    given = {name: getattr(options, name) for name in options.__dataclass_fields__}
+    with stoppable():
+        Session(engine, asked.loading["system"], given, lines()).run()
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let Ctrl-C raise `KeyboardInterrupt` alone, so that it stops an answer and not the program."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def lines() -> Callable[[], str]:
+    """Return what reads a message: an editor with a history on a terminal, the lines of standard input elsewhere."""
+    if not sys.stdin.isatty():
+        return read_line
+    try:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.history import FileHistory
+    except ImportError:
+        return lambda: input(">>> ")
+    from draftree.boundary.files import cache_folder
+
+    session: Any = PromptSession(history=FileHistory(str(cache_folder() / "chat-history")))
+    return lambda: str(session.prompt(">>> "))
+
+
+def read_line() -> str:
+    """Return the next line of standard input.
+
+    Raises:
+        EOFError: there is none.
+    """
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+class Session:
+    """A conversation with its commands.
+
+    Args:
+        engine: answers.
+        system: the system message.
+        options: of every answer.
+        read: returns the next line; `EOFError` is the end.
+    """
+
+    def __init__(self, engine: "Engine", system: str | None, options: dict[str, Any], read: Callable[[], str]) -> None:
+        from draftree.cli import terminal
+
+        self._engine, self._system, self._options, self._read = engine, system, options, read
+        self._console = terminal.output()
+        self._conversation = self._new()
+
+    def _new(self) -> "Conversation":
+        return self._engine.conversation(self._system, **self._options)
+
+    def run(self) -> None:
+        """Answer messages until there are no more."""
+        if sys.stdin.isatty():
+            self._console.print(f"{self._engine.target.name} · /help lists the commands", style="dim", markup=False)
+        while True:
+            try:
+                text = self._message()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                remark("/quit or Ctrl-D leaves")
+                continue
+            if text.strip() in ("/quit", "/exit", "/bye", "/q"):
+                return
+            if text.startswith("/"):
+                self._command(text)
+            elif text.strip():
+                self._answer(text)
+
+    def _message(self) -> str:
+        """Return a message; a line that ends with a backslash goes on in the next one."""
+        parts = [self._read()]
+        while parts[-1].endswith("\\"):
+            parts[-1] = parts[-1][:-1]
+            parts.append(self._read())
+        return "\n".join(parts)
+
+    def _answer(self, text: str) -> None:
+        """Print the answer as it is written."""
+        from draftree.cli import terminal
+
+        coloured = terminal.colours(self._console)
+        try:
+            with closing(self._conversation.stream(text)) as stream:
+                for token in stream:
+                    if coloured:
+                        terminal.show_tokens(self._console, [token])
+                    else:
+                        print(token.text, end="", flush=True)
+        except KeyboardInterrupt:
+            print(" …", end="")
+        except DraftreeError as error:
+            remark(str(error))
+        print(flush=True)
+
+    def _command(self, line: str) -> None:
+        """Run a command; a mistake is a line, and the conversation goes on."""
+        name, _, rest = line.partition(" ")
+        rest = rest.strip()
+        try:
+            if name in ("/help", "/?"):
+                for command, what in HELP.items():
+                    print(f"{command:14}{what}")
+                print(MORE)
+            elif name in ("/reset", "/clear"):
+                self._conversation = self._new()
+                remark("the conversation begins anew")
+            elif name == "/system":
+                self._set_system(rest)
+            elif name == "/seed":
+                self._set_seed(rest)
+            elif name == "/save":
+                self._save(rest)
+            else:
+                remark(f"unknown command '{name}'; /help lists the commands")
+        except (DraftreeError, OSError) as error:
+            remark(str(error))
+
+    def _set_system(self, text: str) -> None:
+        if not text:
+            print(self._system or "(no system message)")
+            return
+        self._system = text
+        self._conversation = self._new()
+        remark("the conversation begins anew")
+
+    def _set_seed(self, text: str) -> None:
+        from draftree.text.options import Options
+
+        if not text.isdecimal():
+            remark(f"/seed is '{text}', allowed is a whole number of at least 0")
+            return
+        Options.of(None, {"seed": int(text)})
+        self._options["seed"] = int(text)
+        kept = self._conversation.messages
+        self._conversation = self._engine.conversation(messages=kept, **self._options)
+
+    def _save(self, name: str) -> None:
+        import json
+
+        from draftree.boundary.files import write_text
+
+        path = Path(name)
+        if not name or path.exists():
+            remark(f"'{name}' exists already; /save takes the name of a new file" if name else "/save takes a file's name")
+            return
+        write_text(path, json.dumps({"messages": self._conversation.messages}, ensure_ascii=False, indent=1) + "\n")
+        remark(f"the messages are in '{name}'")

@@ -1,0 +1,191 @@
+"""`draftree serve`: an OpenAI-compatible server with a playground page."""
+
+import errno
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from draftree.boundary.knobs import knob
+from draftree.cli.console import remark
+from draftree.cli.options import DrafterSpec, LoadingOptions, TargetName, asks_for
+from draftree.errors import UserError
+from draftree.scheduling.options import SchedulerOptions
+from draftree.serving.options import Limits, ServeOptions
+
+ACCESS, BATCH, BOUNDS = "Who may use it", "How much at a time", "What one request may ask for"
+KEY_VARIABLE = "DRAFTREE_API_KEY"
+DRAFTERS = ("suffix", "pld")
+"""Drafters that a request may name where the operator names none: they need no training."""
+POLICIES = ("yield", "pct", "eagle2", "opttree", "chain")
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """The options of `draftree serve`."""
+
+    target: TargetName = "demo"
+    host: str = knob("127.0.0.1", help="The address to listen at; another than this machine's own needs an API key.")
+    port: int = knob(8000, min=0, help="The port; 0 for a free one.")
+    drafter: DrafterSpec = None
+    policy: str | None = knob(
+        None, help="The policy that grows draft trees: a name or name:key=value,… (draftree list); by default the fastest."
+    )
+    model_name: str | None = knob(None, help="The name that clients use for the model; by default as it was loaded.")
+    api_key: list[str] = knob((), help=f"A key that clients must send; repeat it. Also read from {KEY_VARIABLE}.", panel=ACCESS)
+    open_to_network: bool = knob(False, help="Serve other machines without an API key.", panel=ACCESS)
+    log_prompts: bool = knob(False, help="Write prompts and answers to the log.", panel=ACCESS)
+    allow_drafter: list[str] = knob((), help="A drafter that a request may name; repeat it. [suffix, pld]", panel=ACCESS)
+    allow_policy: list[str] = knob(
+        (), help="A policy that a request may name; repeat it. [yield, pct, eagle2, opttree, chain]", panel=ACCESS
+    )
+    max_sequences: int = knob(8, min=1, help="Texts that are written at a time.", panel=BATCH)
+    max_cache_tokens: int | None = knob(None, min=2, help="Tokens of all running texts in the KV cache.", panel=BATCH)
+    max_batch_tokens: int = knob(512, min=1, help="Prompt tokens that are read in one step.", panel=BATCH)
+    max_prefix_tokens: int = knob(
+        4096, min=0, help="Tokens of prompts kept for requests that begin with the same ones; 0 keeps none.", panel=BATCH
+    )
+    max_waiting: int = knob(64, min=0, help="Texts that may wait; further requests get status 429.", panel=BATCH)
+    max_new_tokens: int = knob(4096, min=1, help="The most that max_tokens may be.", panel=BOUNDS)
+    max_body_bytes: int = knob(1_000_000, min=1, help="The size of a request.", panel=BOUNDS)
+    request_seconds: float = knob(600.0, min=0.001, help="Time after which a text is cut.", panel=BOUNDS)
+    drain_seconds: float = knob(30.0, min=0.0, help="Time that running requests have after SIGTERM.", panel=BATCH)
+    ray: int | None = knob(None, min=1, help="Serve so many replicas under Ray Serve.", panel=BATCH)
+    loading: LoadingOptions = knob(None)
+
+
+@asks_for
+def serve(ctx: typer.Context, asked: ServeCommand) -> None:
+    """Serve a model over HTTP as OpenAI's API does, with a page to try it at /.
+
+    Any OpenAI client can use it: its base URL is http://HOST:PORT/v1. Ctrl-C or SIGTERM ends it after the running requests.
+    """
+    options = serve_options(asked)
+    from draftree.serving.app import check_installed
+
+    check_installed()
+    if asked.ray is not None:
+        return run_replicas(asked, options)
+    run(asked, options)
+
+
+def serve_options(asked: ServeCommand) -> ServeOptions:
+    """Return the options of the server.
+
+    Raises:
+        UserError: a value is out of its range, or the server would be open to a network without an API key.
+    """
+    keys = [*asked.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    batching = SchedulerOptions(
+        max_sequences=asked.max_sequences,
+        max_cache_tokens=asked.max_cache_tokens,
+        max_batch_tokens=asked.max_batch_tokens,
+        max_prefix_tokens=asked.max_prefix_tokens,
+    )
+    limits = Limits(
+        body_bytes=asked.max_body_bytes,
+        new_tokens=asked.max_new_tokens,
+        waiting=asked.max_waiting,
+        request_seconds=asked.request_seconds,
+    )
+    return ServeOptions(
+        host=asked.host,
+        port=asked.port,
+        api_keys=tuple(dict.fromkeys(keys)),
+        open_to_network=asked.open_to_network,
+        model_name=asked.model_name or model_name(asked.target),
+        allowed_drafters=tuple(asked.allow_drafter or DRAFTERS),
+        allowed_policies=tuple(asked.allow_policy or POLICIES),
+        batching=batching,
+        log_prompts=asked.log_prompts,
+        limits=limits,
+    )
+
+
+def run_replicas(asked: ServeCommand, options: ServeOptions) -> None:
+    """Serve replicas under Ray until a signal asks for the end."""
+    from draftree.cli import inputs
+    from draftree.integrations import ray
+
+    drafter = inputs.drafter(asked.drafter, asked.target)
+    with listen(options.host, options.port):
+        pass  # a port that is taken is told in our words
+    ray.run(ray.Replicas(asked.target, drafter, asked.policy, asked.ray or 1, loading=asked.loading, serving=options))
+
+
+def model_name(target: str) -> str:
+    """Return the name of a model for clients: its own, without the folders before it."""
+    path = Path(target)
+    return path.stem if path.suffix == ".gguf" else path.name if path.exists() else target
+
+
+def run(asked: ServeCommand, options: ServeOptions) -> None:
+    """Load the model and serve it until a signal asks for the end.
+
+    Raises:
+        UserError: the model cannot be loaded, or the port is taken.
+    """
+    with listen(options.host, options.port) as bound:
+        serve_at(bound, asked, options)
+
+
+def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -> None:
+    """Load the model and serve it at a bound socket."""
+    import uvicorn
+
+    from draftree.cli import inputs, terminal
+    from draftree.engine import load, usual_policy
+    from draftree.serving.app import create_app
+    from draftree.serving.state import ServerState
+
+    drafter = inputs.drafter(asked.drafter, asked.target)
+    inputs.quiet()
+    with terminal.busy("loading"):
+        policy = asked.policy or usual_policy(asked.target, asked.drafter is not None)
+        engine = load(asked.target, drafter, policy, **asked.loading)
+    state = ServerState(engine, drafter, policy, options)
+
+    class Server(uvicorn.Server):
+        """uvicorn's server, which takes no further request from the moment that it is asked to end."""
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            state.worker.drain()
+            super().handle_exit(sig, frame)
+
+    logging.getLogger("draftree").setLevel(logging.INFO)
+    config = uvicorn.Config(
+        create_app(state),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=max(int(asked.drain_seconds), 1),
+        timeout_keep_alive=30,
+        server_header=False,
+    )
+    host, port = bound.getsockname()[:2]
+    address = f"[{host}]" if bound.family == socket.AF_INET6 else host
+    remark(f"{options.model_name} is served at http://{address}:{port} (API: /v1, page: /); Ctrl-C ends it")
+    Server(config).run(sockets=[bound])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address; it listens when the server starts.
+
+    Raises:
+        UserError: the address does not exist here, or the port is taken.
+    """
+    bound: socket.socket | None = None
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, proto)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        if bound is not None:
+            bound.close()
+        told = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+        raise UserError(f"cannot listen at {host}:{port}: {told}; --port takes another, 0 a free one") from error
+    return bound

@@ -1,0 +1,125 @@
+"""Requests that arrive at random times, served in a running batch: throughput and what their readers wait for."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from draftree.engine import Engine
+from draftree.request import Request
+from draftree.scheduling.handle import Handle
+from draftree.scheduling.options import SchedulerOptions
+from draftree.tree import Floats
+
+PERCENTILES = {"median": 50, "p99": 99}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What one request got, and when.
+
+    Attributes:
+        handle: of the request.
+        due: seconds from the start of the run at which it arrived.
+        times: seconds from the start of the run at which tokens came; one for each step that brought any.
+        counts: how many came each time.
+    """
+
+    handle: Handle
+    due: float
+    times: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+
+def arrival_times(count: int, rate: float, seed: int) -> Floats:
+    """Return [count] seconds at which requests arrive: a Poisson process with `rate` arrivals a second."""
+    gaps: Floats = np.random.default_rng(seed).exponential(1 / rate, count)
+    return np.cumsum(gaps)
+
+
+def serve(
+    engine: Engine, requests: Sequence[Request], times: Floats, advance: Callable[[int], None] = lambda _: None
+) -> tuple[list[Served], float]:
+    """Submit each request at its time and run steps until all have ended.
+
+    A request that arrives during a step is submitted right after it; its waiting time counts from its arrival.
+
+    Args:
+        engine: without unfinished requests.
+        requests: in the order of their arrival.
+        times: [N] when each arrives, in seconds from the start.
+        advance: given the number of requests that have ended.
+
+    Returns:
+        What each request got, and the seconds of the whole run.
+    """
+    start, served = time.perf_counter(), dict[int, Served]()
+    coming, ended = list(zip(requests, times.tolist(), strict=True)), 0
+    while coming or engine.scheduler.unfinished:
+        while coming and coming[0][1] <= time.perf_counter() - start:
+            request, due = coming.pop(0)
+            handle = engine.submit(request)
+            served[handle.id] = Served(handle, due)
+        if not engine.scheduler.unfinished:
+            time.sleep(max(coming[0][1] - (time.perf_counter() - start), 0.0))
+            continue
+        updates = engine.step()
+        now = time.perf_counter() - start
+        for update in updates:
+            one = served[update.handle.id]
+            if update.tokens:
+                one.times.append(now)
+                one.counts.append(len(update.tokens))
+        finished = sum(one.handle.finished for one in served.values())
+        if finished > ended:
+            advance(finished)
+        ended = finished
+    return list(served.values()), time.perf_counter() - start
+
+
+def row(served: Sequence[Served], seconds: float) -> dict[str, Any]:
+    """Return the figures of a run.
+
+    `time_between_tokens` shares the seconds since the last tokens of a request among the tokens that come at a time;
+    `time_between_updates` does not.
+    """
+    first = [one.times[0] - one.due for one in served]
+    gaps = [(np.diff(one.times), np.array(one.counts[1:], np.int64)) for one in served]
+    each = np.concatenate([np.repeat(gap / count, count) for gap, count in gaps])
+    stats = [one.handle.stats for one in served]
+    tokens, steps = sum(s.tokens for s in stats), sum(s.steps for s in stats)
+    return {
+        "requests": len(served),
+        "new_tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "requests_per_second": len(served) / seconds,
+        "time_to_first_token": _spread(np.array(first)),
+        "time_between_tokens": _spread(each),
+        "time_between_updates": _spread(np.concatenate([gap for gap, _ in gaps])),
+        "tokens_per_step": (sum(s.accepted for s in stats) + steps) / steps if steps else 1.0,
+        "nodes_per_step": sum(s.drafted for s in stats) / steps if steps else 0.0,
+        "preemptions": sum(s.preemptions for s in stats),
+    }
+
+
+def measured(
+    engine: Engine,
+    requests: Sequence[Request],
+    times: Floats,
+    limits: SchedulerOptions,
+    advance: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Return the figures of requests that arrive at given times, after a warm-up by one of them."""
+    engine.set_limits(**vars(limits))
+    serve(engine, [replace(requests[0], max_new_tokens=2)], np.zeros(1))
+    return row(*serve(engine, requests, times, advance))
+
+
+def _spread(values: Floats) -> dict[str, float] | None:
+    """Return the percentiles of seconds; None where there are none."""
+    if not len(values):
+        return None
+    return {name: float(np.percentile(values, share)) for name, share in PERCENTILES.items()}

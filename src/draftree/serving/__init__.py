@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server, and the playground page that it serves."""

@@ -1,0 +1,192 @@
+"""Who may use the server, and what reaches it: API keys, origins, the size and the time of bodies."""
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Sequence
+
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from draftree.serving.errors import ApiError
+from draftree.serving.options import LOCAL_NAMES, ServeOptions
+
+OPEN_PATHS = frozenset(("/", "/health", "/ready", "/version", "/favicon.ico"))
+"""What is served without an API key: the page, which asks for one, and what load balancers read."""
+OPEN_PREFIX = "/playground/"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The content security policy of the page: nothing comes from anywhere else, and nothing inline runs."""
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+NOBODY = "everyone"
+"""The owner of what is written for clients without a key."""
+
+
+class Keys:
+    """The API keys of a server; of each only a hash is kept.
+
+    Args:
+        keys: none where nobody is asked for one.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._salt = secrets.token_bytes(16)
+        self._hashes = [self._hash(key) for key in keys]
+
+    def _hash(self, key: str) -> bytes:
+        return hashlib.sha256(self._salt + key.encode(errors="surrogateescape")).digest()
+
+    def owner(self, authorization: str | None) -> str:
+        """Return a name for the owner of a key; what drafters remember is kept apart by it.
+
+        All keys are compared, each in constant time, so that the time says nothing of them.
+
+        Raises:
+            ApiError: no key was sent, or a wrong one.
+        """
+        if not self._hashes:
+            return NOBODY
+        kind, _, key = (authorization or "").partition(" ")
+        sent = self._hash(key.strip())
+        matches = [hmac.compare_digest(sent, known) for known in self._hashes]
+        if kind.lower() != "bearer" or not any(matches):
+            told = "the API key is wrong" if key else "no API key was sent; send Authorization: Bearer KEY"
+            raise ApiError(401, told, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        return f"key {matches.index(True)}"
+
+
+def owner_of(request: Request) -> str:
+    """Return the owner of a request that the guard has let pass."""
+    return str(request.state.owner)
+
+
+class Guard:
+    """Refuses what may not pass, before any of it is parsed, and adds the headers of every answer.
+
+    Args:
+        app: what is guarded.
+        options: of the server.
+    """
+
+    def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
+        self._app, self._options, self._keys = app, options, Keys(options.api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        number = request_id(headers.get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = number
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = MutableHeaders(scope=message)
+                for name, value in {**HEADERS, "x-request-id": number}.items():
+                    added[name] = value
+            await send(message)
+
+        try:
+            self._check(scope, headers)
+            scope["state"]["owner"] = self._owner(scope, headers)
+            body = Body(receive, self._options.limits.body_bytes, self._options.limits.body_seconds)
+            received = body.receive
+            if scope["method"] in ("POST", "PUT", "PATCH"):
+                received = await body.read()
+        except ApiError as error:
+            response = error.response
+            response.headers["connection"] = "close"  # what is left of the body is not read
+            await response(scope, receive, answer)
+            return
+        await self._app(scope, received, answer)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """Raise an `ApiError` for a request that a page of another origin has sent, or with a body that is too large."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._options.is_local and hostname(host) not in (*LOCAL_NAMES, self._options.host, ""):
+            raise ApiError(403, f"the host {host[:80]!r} is not this server's, allowed are {', '.join(LOCAL_NAMES)}")
+        if origin is not None and origin.partition("://")[2] != host:
+            raise ApiError(403, f"the origin {origin[:80]!r} is not this server's; pages of other origins are refused")
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._options.limits.body_bytes:
+            raise too_large(self._options.limits.body_bytes)
+        kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != "application/json":
+            raise ApiError(415, f"content-type is {kind[:80]!r}, allowed is application/json")
+
+    def _owner(self, scope: Scope, headers: Headers) -> str:
+        path = scope["path"]
+        if path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
+            return NOBODY
+        return self._keys.owner(headers.get("authorization"))
+
+
+class Body:
+    """The body of a request, which must not be too large and must come in time.
+
+    Args:
+        receive: of the request.
+        most: bytes at most.
+        seconds: in which the whole body must have come.
+    """
+
+    def __init__(self, receive: Receive, most: int, seconds: float) -> None:
+        self.receive, self._most, self._seconds = receive, most, seconds
+
+    async def read(self) -> Receive:
+        """Read the body; return what gives it to the application.
+
+        Raises:
+            ApiError: it is too large, or did not come in time.
+        """
+        parts: list[bytes] = []
+        size, end = 0, time.monotonic() + self._seconds
+        while True:
+            try:
+                message = await asyncio.wait_for(self.receive(), max(end - time.monotonic(), 0.001))
+            except TimeoutError:
+                raise ApiError(408, f"the body did not come within {self._seconds:g} seconds") from None
+            if message["type"] == "http.disconnect":
+                break
+            size += len(message.get("body", b""))
+            if size > self._most:
+                raise too_large(self._most)
+            parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                break
+        whole: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+
+        async def received() -> Message:
+            return whole.pop() if whole else await self.receive()
+
+        return received
+
+
+def too_large(most: int) -> ApiError:
+    """Return the error of a body that is too large."""
+    return ApiError(413, f"the body is larger than {most} bytes, which are allowed", code="body_too_large")
+
+
+def hostname(host: str) -> str:
+    """Return the name in a `Host` header, without port and brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0] if host.count(":") <= 1 else host
+
+
+def request_id(sent: str | None) -> str:
+    """Return the id that a client has sent, or a new one where it sent none or one that does not fit a header."""
+    if sent is not None and 0 < len(sent) <= 128 and sent.isascii() and sent.isprintable():
+        return sent
+    return secrets.token_hex(16)

@@ -1,0 +1,322 @@
+"""The application: the routes of OpenAI's API, of operation, and of the playground."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+
+from draftree.errors import UserError
+from draftree.serving import errors
+from draftree.serving.access import Guard, owner_of
+from draftree.serving.answers import Answer, CompletionAnswer, dumped
+from draftree.serving.bodies import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
+from draftree.serving.errors import DOCUMENTED, ApiError
+from draftree.serving.prompts import chat_ids
+from draftree.serving.responses import ResponsesAnswer, chat_body
+from draftree.serving.state import ServerState
+from draftree.viewer.layout import GAP, HEIGHT, PAD
+from draftree.viewer.page import HOME
+
+LOG = logging.getLogger(__name__)
+PAGE = Path(__file__).parent / "playground"
+FILES = {
+    "style.css": (PAGE / "style.css", "text/css"),
+    "app.js": (PAGE / "app.js", "text/javascript"),
+    "tree.css": (HOME / "tree.css", "text/css"),
+    "tree.js": (HOME / "tree.js", "text/javascript"),
+}
+"""The files of the page; the drawing of trees is that of saved pages."""
+PING_SECONDS = 15
+WRITTEN = DOCUMENTED | {200: {"content": {"text/event-stream": {}}}}
+"""The answers of routes that write texts: JSON, or with `stream` server-sent events."""
+T = TypeVar("T")
+
+
+class ModelList(BaseModel):
+    """The answer of `/v1/models`."""
+
+    object: str
+    data: list[Model]
+
+
+class Tokens(BaseModel):
+    """The answer of `/tokenize`, by vLLM's names."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(BaseModel):
+    """The answer of `/detokenize`, by vLLM's names."""
+
+    prompt: str
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """Return the application around a model; its worker runs while the application does."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        state.worker.start()
+        warming = asyncio.create_task(asyncio.to_thread(state.warm_up))
+        yield
+        await warming
+        await asyncio.to_thread(state.worker.stop)
+
+    app = FastAPI(title="draftree", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.server = state
+    errors.install(app)
+    app.add_middleware(Guard, options=state.options)
+    add_generation(app, state)
+    add_models(app, state)
+    add_operation(app, state)
+    add_playground(app, state)
+    return app
+
+
+def version() -> str:
+    """Return draftree's version."""
+    from draftree import __version__
+
+    return str(__version__)
+
+
+def add_generation(app: FastAPI, state: ServerState) -> None:
+    """Add the routes that write texts."""
+
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=WRITTEN)
+    async def chat(body: ChatBody, request: Request) -> Response:
+        """Answer the messages of a chat."""
+        prepared = await asyncio.to_thread(state.prepare_chat, body, owner_of(request))
+        return await answered(Answer(state, body, prepared, state.worker.submit(prepared.work)), request)
+
+    @app.post("/v1/completions", response_model=Completion, responses=WRITTEN)
+    async def complete(body: CompletionBody, request: Request) -> Response:
+        """Continue a text."""
+        prepared = await asyncio.to_thread(state.prepare_completion, body, owner_of(request))
+        return await answered(CompletionAnswer(state, body, prepared, state.worker.submit(prepared.work)), request)
+
+    @app.post("/v1/responses", response_model=dict[str, Any], responses=WRITTEN)
+    async def respond(body: ResponsesBody, request: Request) -> Response:
+        """Answer an input; nothing is stored."""
+        chat = chat_body(body)
+        prepared = await asyncio.to_thread(state.prepare_chat, chat, owner_of(request))
+        answer = ResponsesAnswer(state, body, chat, prepared, state.worker.submit(prepared.work))
+        return await answered(answer, request, bool(body.stream))
+
+
+async def answered(answer: Answer, request: Request, stream: bool | None = None) -> Response:
+    """Return a streamed answer, or wait for a whole one; a client that goes away ends the writing."""
+    log(answer, request)
+    if answer.body.stream if stream is None else stream:
+        return StreamingResponse(pinged(events(answer)), media_type="text/event-stream", headers={"cache-control": "no-store"})
+    whole = await unless_gone(answer.finish(), request)
+    if answer.state.options.log_prompts:
+        LOG.info("%s answered: %s", answer.id, whole)
+    return JSONResponse(whole)
+
+
+async def events(answer: Answer) -> AsyncIterator[str]:
+    """Yield the server-sent events of an answer; an error on the way is the last of them."""
+    try:
+        async with aclosing(answer.stream()) as stream:
+            async for data in stream:
+                yield event(data, answer.names_events)
+    except ApiError as error:
+        yield event(dumped(error.body))
+
+
+def event(data: str, named: bool = False) -> str:
+    """Return a server-sent event; one of `/v1/responses` has its type as its name, too."""
+    name = f"event: {json.loads(data)['type']}\n" if named else ""
+    return f"{name}data: {data}\n\n"
+
+
+async def pinged(source: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yield events, and comments while none comes, so that nobody on the way takes the connection for dead."""
+    waiting = asyncio.ensure_future(anext(source))
+    try:
+        while True:
+            done, _ = await asyncio.wait((waiting,), timeout=PING_SECONDS)
+            if not done:
+                yield ": the answer is on its way\n\n"
+                continue
+            try:
+                yield waiting.result()
+            except StopAsyncIteration:
+                return
+            waiting = asyncio.ensure_future(anext(source))
+    finally:
+        waiting.cancel()
+        with suppress(asyncio.CancelledError, StopAsyncIteration):
+            await waiting
+
+
+async def unless_gone(work: Awaitable[T], request: Request) -> T:
+    """Wait for work; cancel it when the client goes away.
+
+    Raises:
+        ApiError: the client is gone; nobody reads this.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(499, "the client has gone away")
+        return task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+            with suppress(asyncio.CancelledError, ApiError):
+                await one
+
+
+async def disconnected(request: Request) -> None:
+    """Wait until the client of a request has gone away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def log(answer: Answer, request: Request) -> None:
+    """Note a request: never its text, unless that was asked for."""
+    speculative = answer.job.work.speculative
+    how = "without drafts" if speculative.plain else f"{speculative.drafter}, {speculative.policy}"
+    number = request.state.request_id
+    LOG.info("%s request %s: %d prompt tokens, %s", answer.id, number, answer.prepared.prompt_tokens, how)
+    if answer.state.options.log_prompts:
+        LOG.info("%s asked: %s", answer.id, answer.body.model_dump_json(exclude_unset=True))
+
+
+def add_models(app: FastAPI, state: ServerState) -> None:
+    """Add the routes that say which model there is, and what its tokens are."""
+
+    def model() -> dict[str, Any]:
+        return {
+            "id": state.options.model_name,
+            "object": "model",
+            "created": state.started,
+            "owned_by": "draftree",
+            "max_model_len": state.target.decoder.context,
+        }
+
+    @app.get("/v1/models", response_model=ModelList, responses=DOCUMENTED)
+    async def models() -> dict[str, Any]:
+        """List the model."""
+        return {"object": "list", "data": [model()]}
+
+    @app.get("/v1/models/{name:path}", response_model=Model, responses=DOCUMENTED)
+    async def one_model(name: str) -> dict[str, Any]:
+        """Describe the model."""
+        state.check_model(name)
+        return model()
+
+    @app.post("/tokenize", response_model=Tokens, responses=DOCUMENTED)
+    def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        """Return the tokens of a text or of a chat."""
+        state.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "allowed is one of prompt and messages", "prompt")
+        if body.messages is not None:
+            ids = chat_ids(state.tokenizer, body.messages, [])
+        else:
+            ids = list(state.tokenizer(str(body.prompt), add_special_tokens=body.add_special_tokens)["input_ids"])
+        texts = [state.spellings.data(token).decode(errors="replace") for token in ids] if body.return_token_strs else None
+        return {"count": len(ids), "max_model_len": state.target.decoder.context, "tokens": ids, "token_strs": texts}
+
+    @app.post("/detokenize", response_model=Text, responses=DOCUMENTED)
+    def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+        """Return the text of tokens."""
+        state.check_model(body.model)
+        vocabulary = state.target.decoder.vocab
+        if body.tokens and max(body.tokens) >= vocabulary:
+            raise ApiError(400, f"tokens has id {max(body.tokens)}, allowed are 0 … {vocabulary - 1}", "tokens")
+        return {"prompt": str(state.tokenizer.decode(body.tokens))}
+
+
+def add_operation(app: FastAPI, state: ServerState) -> None:
+    """Add the routes of operation."""
+
+    @app.get("/health", response_model=dict[str, str])
+    async def health() -> dict[str, str]:
+        """Say that the server runs."""
+        return {"status": "ok"}
+
+    @app.get("/ready", response_model=dict[str, str], responses={503: DOCUMENTED[503]})
+    async def ready() -> dict[str, str]:
+        """Say whether requests are taken: not before the model is warm, and not while the server ends."""
+        if state.worker.draining:
+            raise ApiError(503, "the server is about to end")
+        if not state.warm:
+            raise ApiError(503, "the model is not warm yet")
+        return {"status": "ready"}
+
+    @app.get("/version", response_model=dict[str, str])
+    async def show_version() -> dict[str, str]:
+        """Return draftree's version."""
+        return {"version": version()}
+
+    @app.get("/metrics", response_class=PlainTextResponse, responses=DOCUMENTED)
+    async def metrics() -> Response:
+        """Return the figures that Prometheus reads."""
+        return Response(state.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+
+def add_playground(app: FastAPI, state: ServerState) -> None:
+    """Add the page at `/`, and what it asks for."""
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(PAGE / "index.html", media_type="text/html")
+
+    @app.get("/playground/{name}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        if name == "config.json":
+            return JSONResponse(playground_config(state))
+        if name not in FILES:
+            raise ApiError(404, f"there is nothing at /playground/{name[:80]}")
+        path, kind = FILES[name]
+        return FileResponse(path, media_type=kind)
+
+
+def playground_config(state: ServerState) -> dict[str, Any]:
+    """Return what the page offers: the model, its drafters and policies."""
+    return {
+        "model": state.options.model_name,
+        "drafters": list(state.drafters),
+        "policies": list(state.policies),
+        "chat": bool(state.tokenizer.chat_template),
+        "key": bool(state.options.api_keys),
+        "max_tokens": state.options.limits.new_tokens,
+        "drawing": {"height": HEIGHT, "pad": PAD, "gap": GAP},
+    }
+
+
+async def drained(state: ServerState, seconds: float) -> bool:
+    """Wait until all texts have ended, so many seconds at most; return whether they have."""
+    state.worker.drain()
+    end = time.monotonic() + seconds
+    while state.worker.busy and time.monotonic() < end:
+        await asyncio.sleep(0.05)
+    return not state.worker.busy
+
+
+def check_installed() -> None:
+    """Raise a `UserError` where the packages of the server are not installed."""
+    try:
+        import fastapi, openai, prometheus_client, uvicorn  # noqa: E401, F401, I001
+    except ImportError as error:
+        raise UserError(f"the server needs {error.name}: pip install 'draftree[serve]'") from error

@@ -1,0 +1,123 @@
+"""Errors of the server, in the shape that OpenAI's clients expect."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from draftree.errors import DraftreeError, cut
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable",
+}
+"""The `type` of an error by its status; `invalid_request_error` for all others."""
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: of the HTTP answer.
+        message: what was got and what is allowed.
+        param: the field of the request that it concerns.
+        code: a name that programs can compare.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI's API writes it."""
+        kind = TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        """The error as an HTTP answer."""
+        return JSONResponse(self.body, self.status, dict(self.headers or {}))
+
+
+class ErrorDetails(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: ErrorDetails
+
+
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": HTTPStatus(status).phrase}
+    for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503)
+}
+"""The errors that any answer of the API may be, for its description."""
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of an application in OpenAI's shape."""
+
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+        return error.response
+
+    @app.exception_handler(DraftreeError)
+    async def mistake(_: Request, error: DraftreeError) -> JSONResponse:
+        return ApiError(400, cut(str(error))).response
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        return invalid_request(error).response
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        message = {
+            404: f"there is nothing at {request.url.path[:200]}",
+            405: f"{request.method} is not allowed for {request.url.path}",
+            400: "the body is not valid JSON",
+        }.get(error.status_code, str(error.detail))
+        return ApiError(error.status_code, message, headers=error.headers).response
+
+    @app.exception_handler(Exception)
+    async def failure(_: Request, error: Exception) -> JSONResponse:
+        return ApiError(500, f"the server failed: {type(error).__name__}").response
+
+
+def invalid_request(error: RequestValidationError) -> ApiError:
+    """Return the first of the faults that a request has, in one line that names the field."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    field = ".".join(place) or None
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    if first["type"] == "extra_forbidden":
+        return ApiError(422, f"the field '{field}' is not known", field, "unknown_field")
+    got = "" if first["type"] == "missing" else f"; got {cut(repr(first.get('input')), 80)}"
+    more = len(error.errors()) - 1
+    told = f" ({more} more faults)" if more else ""
+    return ApiError(422, f"{field or 'the body'}: {first['msg']}{got}{told}", field)

@@ -1,0 +1,130 @@
+"""Messages of the API as a prompt: the chat template, with tools where the template knows them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from draftree.boundary.files import understood
+from draftree.data.prompts import encode
+from draftree.serving.bodies import ContentPart, InputItem, Message, Tool
+from draftree.serving.errors import ApiError
+
+TOOLS_MESSAGE = (
+    "You can call these functions:\n{tools}\n"
+    'To call one, answer with nothing but a JSON object: {{"name": "FUNCTION", "arguments": {{…}}}}'
+)
+"""Describes tools to a model whose chat template has no place for them."""
+
+
+def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+    """Return the ids of a chat through the tokenizer's template.
+
+    Raises:
+        UserError: the template refuses the messages.
+    """
+    chat = [plain_message(message, place) for place, message in enumerate(messages)]
+    described: list[Any] = [tool.model_dump(exclude_none=True) for tool in tools]
+    template = str(tokenizer.chat_template or "")
+    if described and "tools" not in template:
+        chat = with_tools(chat, described)
+        described = []
+    if not described:
+        return encode(tokenizer, chat)
+    with understood("the target's chat template refuses the messages"):
+        encoded: Any = tokenizer.apply_chat_template(chat, tools=described, add_generation_prompt=True, return_dict=True)
+        return list(encoded["input_ids"])
+
+
+def plain_message(message: Message, place: int) -> dict[str, Any]:
+    """Return a message as chat templates take it: its content is a text.
+
+    Raises:
+        ApiError: the content has a part that is no text, or there is neither content nor a tool call.
+    """
+    where = f"messages.{place}.content"
+    content = message.content if isinstance(message.content, str) else joined(message.content or [], where)
+    calls = [
+        {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": arguments(c.function.arguments)}}
+        for c in message.tool_calls or []
+    ]
+    if message.content is None and not calls:
+        raise ApiError(400, f"{where} is missing; a message without tool calls needs a content", where)
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    if calls:
+        plain["tool_calls"] = calls
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    return plain
+
+
+def arguments(text: str) -> Any:
+    """Return the arguments of a call as an object, which templates expect; the text itself where it is no JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def joined(parts: Sequence[ContentPart], where: str) -> str:
+    """Return the texts of a content's parts as one.
+
+    Raises:
+        ApiError: a part has no text.
+    """
+    texts = [part.text if part.text is not None else part.refusal for part in parts]
+    if None in texts:
+        raise ApiError(400, f"{where}.{texts.index(None)} has no text", where)
+    return "".join(text for text in texts if text is not None)
+
+
+def with_tools(chat: list[dict[str, Any]], tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return a chat whose system message describes the tools."""
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    described = TOOLS_MESSAGE.format(tools=listed)
+    if chat and chat[0]["role"] == "system":
+        return [{**chat[0], "content": f"{chat[0]['content']}\n\n{described}"}, *chat[1:]]
+    return [{"role": "system", "content": described}, *chat]
+
+
+def messages_of_input(given: str | Sequence[InputItem], instructions: str | None) -> list[dict[str, Any]]:
+    """Return the input of `/v1/responses` as messages of a chat, in the form of `ChatBody.messages`.
+
+    Raises:
+        ApiError: an item lacks what its type needs.
+    """
+    found: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    if isinstance(given, str):
+        return [*found, {"role": "user", "content": given}]
+    for place, item in enumerate(given):
+        where = f"input.{place}"
+        if item.type == "function_call":
+            call = required(item, where, "call_id", "name", "arguments")
+            function = {"name": call["name"], "arguments": call["arguments"]}
+            tool_call = {"id": call["call_id"], "type": "function", "function": function}
+            found.append({"role": "assistant", "content": None, "tool_calls": [tool_call]})
+        elif item.type == "function_call_output":
+            output = required(item, where, "call_id", "output")
+            found.append({"role": "tool", "tool_call_id": output["call_id"], "content": output["output"]})
+        else:
+            said = required(item, where, "role", "content")
+            content = said["content"] if isinstance(said["content"], str) else joined(said["content"], f"{where}.content")
+            found.append({"role": said["role"], "content": content})
+    if not found:
+        raise ApiError(400, "input is empty, at least one message is needed", "input")
+    return found
+
+
+def required(item: InputItem, where: str, *names: str) -> dict[str, Any]:
+    """Return fields of an item by name.
+
+    Raises:
+        ApiError: one of them is missing.
+    """
+    values = {name: getattr(item, name) for name in names}
+    if missing := [name for name, value in values.items() if value is None]:
+        raise ApiError(400, f"{where}.{missing[0]} is missing; a {item.type} needs it", where)
+    return values

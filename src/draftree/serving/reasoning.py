@@ -1,0 +1,78 @@
+"""The reasoning that a model writes before its answer, where its chat template marks it."""
+
+from dataclasses import dataclass
+from typing import final
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True)
+class Split:
+    """A piece of text, divided into reasoning and answer."""
+
+    reasoning: str = ""
+    answer: str = ""
+
+
+@final
+class ReasoningSplitter:
+    """Divides a text, piece by piece, into reasoning and answer.
+
+    Args:
+        inside: whether the prompt has opened the reasoning already.
+        enabled: whether there are marks at all; without, all text is the answer.
+    """
+
+    def __init__(self, inside: bool, enabled: bool = True) -> None:
+        self._inside, self._enabled, self._held = inside, enabled, ""
+        self._begun, self._trims = inside, False
+
+    def add(self, piece: str) -> Split:
+        """Return what is certain of the text with a further piece."""
+        if not self._enabled:
+            return Split(answer=piece)
+        self._held += piece
+        return self._divide(last=False)
+
+    def rest(self) -> Split:
+        """Return what was held back, when no further piece comes."""
+        return self._divide(last=True)
+
+    def _divide(self, last: bool) -> Split:
+        reasoning, answer = "", ""
+        while self._held:
+            if not self._inside and not self._begun:  # only the beginning of a text can open its reasoning
+                text = self._held.lstrip()
+                if text.startswith(OPEN):
+                    self._inside = self._begun = True
+                    self._held = text[len(OPEN) :]
+                    continue
+                if not last and OPEN.startswith(text):
+                    break
+                self._begun = True
+            if not self._inside:
+                text = self._held.lstrip("\n") if self._trims else self._held
+                self._trims = self._trims and not text
+                answer, self._held = answer + text, ""
+                break
+            before, mark, after = self._held.partition(CLOSE)
+            if mark:
+                reasoning, self._held, self._inside = reasoning + before, after, False
+                self._trims = True
+                continue
+            kept = 0 if last else overlap(self._held, CLOSE)
+            reasoning += self._held[: len(self._held) - kept]
+            self._held = self._held[len(self._held) - kept :]
+            break
+        return Split(reasoning, answer)
+
+
+def overlap(text: str, mark: str) -> int:
+    """Return how many last characters of a text may be the beginning of a mark."""
+    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0)
+
+
+def splitter(template: str | None, prompt: str) -> ReasoningSplitter:
+    """Return the splitter for a chat template and a prompt that it rendered (its end is enough)."""
+    enabled = template is not None and CLOSE in template
+    return ReasoningSplitter(prompt.rstrip().endswith(OPEN), enabled)

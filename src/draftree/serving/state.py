@@ -1,0 +1,229 @@
+"""What all requests share: the model, the worker, the options; and how a request becomes work."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from draftree.data.prompts import encode
+from draftree.engine import Engine
+from draftree.models.target import Target
+from draftree.registry import build
+from draftree.request import Request
+from draftree.serving.bodies import ChatBody, CompletionBody, FunctionTool, Sampled, Speculation
+from draftree.serving.errors import ApiError
+from draftree.serving.metrics import Metrics
+from draftree.serving.options import ServeOptions
+from draftree.serving.parameters import chat_options, completion_options, forced_tools
+from draftree.serving.prompts import chat_ids
+from draftree.serving.reasoning import splitter
+from draftree.serving.texts import AnswerText
+from draftree.serving.tool_calls import ForcedCall
+from draftree.serving.worker import Speculative, Work, Worker
+from draftree.text.options import Options
+from draftree.viewer.tokens import Spellings
+
+PLAIN = ("pld", "pct:max_depth=0")
+"""Drafter and policy that draft nothing: one token a pass."""
+
+
+@dataclass
+class Prepared:
+    """A request that can be handed to the worker.
+
+    Attributes:
+        work: what is asked.
+        texts: one for each text of the answer.
+        prompt_tokens: of all prompts.
+        prompts: how many there are.
+        echoed: the text of each, for `echo`.
+    """
+
+    work: Work
+    texts: list[AnswerText]
+    prompt_tokens: int
+    prompts: int = 1
+    echoed: list[str] = field(default_factory=list)
+
+
+class ServerState:
+    """What all requests share.
+
+    Args:
+        engine: the server's own engine; requests that are drafted otherwise get further ones over its target.
+        drafter: the spec that its drafter was made from.
+        policy: the spec that its policy was made from.
+        options: of the server.
+    """
+
+    def __init__(self, engine: Engine, drafter: str, policy: str, options: ServeOptions) -> None:
+        self.engine, self.drafter, self.policy, self.options = engine, drafter, policy, options
+        self.metrics = Metrics()
+        self.worker = Worker(engine.target, self._engine_for, self.metrics, options.limits.waiting)
+        self.started = int(time.time())
+        self.warm = False
+
+    @property
+    def target(self) -> Target:
+        """The model that all requests are answered by."""
+        return self.engine.target
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's tokenizer."""
+        return self.engine.tokenizer
+
+    @cached_property
+    def spellings(self) -> Spellings:
+        """The texts of tokens."""
+        return Spellings(self.tokenizer)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The specs of drafters that a request may name, the server's own first."""
+        return tuple(dict.fromkeys((self.drafter, *self.options.allowed_drafters)))
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The specs of policies that a request may name, the server's own first."""
+        return tuple(dict.fromkeys((self.policy, *self.options.allowed_policies)))
+
+    def check_model(self, name: str | None) -> None:
+        """Raise an `ApiError` for a request that names another model."""
+        if name not in (None, self.options.model_name):
+            told = f"the model {name[:200]!r} does not exist here; this server has {self.options.model_name!r}"
+            raise ApiError(404, told, "model", "model_not_found")
+
+    def warm_up(self) -> None:
+        """Write a few tokens, so that the first request does not wait for what is done once."""
+        self.engine.complete("1 2 3 4 1 2 3 4 1 2 3", max_new_tokens=4)
+        self.engine.forget()
+        self.warm = True
+
+    def prepare_chat(self, body: ChatBody, owner: str) -> Prepared:
+        """Return the work of a chat.
+
+        Raises:
+            ApiError, UserError: the request cannot be served.
+        """
+        self.check_model(body.model)
+        tools = [] if body.tool_choice == "none" else [tool.function for tool in body.tools or []]
+        shown = body.tools or [] if tools else []
+        ids = chat_ids(self.tokenizer, body.messages, shown)
+        options = chat_options(body, self.options.limits, self._room(ids))
+        forced = forced_tools(body, self.options.limits)
+        prepared = self._prepared([ids], options, body, owner)
+        prompt_end = str(self.tokenizer.decode(ids[-8:]))
+        prepared.texts = [self._chat_text(prompt_end, tools, bool(forced)) for _ in prepared.texts]
+        return prepared
+
+    def _chat_text(self, prompt_end: str, tools: Sequence[FunctionTool], forced: bool) -> AnswerText:
+        call = ForcedCall() if forced else None
+        return AnswerText(splitter(str(self.tokenizer.chat_template or ""), prompt_end), tools, call)
+
+    def prepare_completion(self, body: CompletionBody, owner: str) -> Prepared:
+        """Return the work of a completion.
+
+        Raises:
+            ApiError, UserError: the request cannot be served.
+        """
+        self.check_model(body.model)
+        prompts = self._prompts(body.prompt)
+        longest = max(prompts, key=len)
+        options = completion_options(body, self.options.limits, self._room(longest))
+        prepared = self._prepared(prompts, options, body, owner)
+        if body.echo:
+            prepared.echoed = [str(self.tokenizer.decode(ids, skip_special_tokens=True)) for ids in prompts]
+        return prepared
+
+    def _prompts(self, prompt: Any) -> list[list[int]]:
+        """Return the ids of one prompt or of several, each a text or ids.
+
+        Raises:
+            ApiError: there are too many.
+        """
+        one = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
+        several = [prompt] if one else list(prompt)
+        most = self.options.limits.choices
+        if not 0 < len(several) <= most:
+            raise ApiError(400, f"prompt has {len(several)} prompts, allowed are 1 … {most}", "prompt")
+        return [encode(self.tokenizer, p) if isinstance(p, str) else list(p) for p in several]
+
+    def _room(self, ids: Sequence[int]) -> int:
+        """Return how many tokens the target's context has left after a prompt.
+
+        Raises:
+            ApiError: there is no room for a single token.
+        """
+        context = self.target.decoder.context
+        if len(ids) >= context:
+            told = f"the prompt has {len(ids)} tokens, allowed are at most {context - 1} of this model's context of {context}"
+            raise ApiError(400, told, code="context_length_exceeded")
+        return context - len(ids)
+
+    def _prepared(self, prompts: Sequence[list[int]], options: Options, body: Sampled, owner: str) -> Prepared:
+        """Return the work of prompts under options."""
+        requests = [options.request(self.target, ids, number) for ids in prompts for number in range(options.n)]
+        self._check_ids(requests)
+        speculative = self.speculative(body.speculative, owner)
+        work = Work(requests, options.stops(self.tokenizer), speculative, body.metrics == "trees")
+        texts = [AnswerText(splitter(None, "")) for _ in requests]
+        return Prepared(work, texts, sum(map(len, prompts)), len(prompts))
+
+    def _check_ids(self, requests: Sequence[Request]) -> None:
+        vocabulary = self.target.decoder.vocab
+        for request in requests:
+            if not request.prompt:
+                raise ApiError(400, "the prompt is empty: it has 0 tokens, at least 1 is needed", "prompt")
+            if max(request.prompt) >= vocabulary:
+                told = f"the prompt has token id {max(request.prompt)}, allowed are 0 … {vocabulary - 1}"
+                raise ApiError(400, told, "prompt")
+
+    def speculative(self, asked: bool | Speculation | None, owner: str) -> Speculative:
+        """Return how a request is drafted.
+
+        Raises:
+            ApiError: it names what the operator does not allow, or a policy has no number of nodes.
+        """
+        if asked is False:
+            return Speculative(owner, self.drafter, self.policy, plain=True)
+        if asked is None or asked is True:
+            return Speculative(owner, self.drafter, self.policy)
+        drafter, policy = asked.drafter or self.drafter, asked.policy
+        self._check_allowed("drafter", drafter, self.drafters)
+        if policy is None:
+            policy = self.policy
+        self._check_allowed("policy", policy, self.policies)
+        if asked.nodes is not None:
+            policy = with_nodes(policy, asked.nodes)
+        return Speculative(owner, drafter, policy)
+
+    def _check_allowed(self, what: str, spec: str, allowed: Sequence[str]) -> None:
+        if spec not in allowed:
+            told = f"speculative.{what} is {spec[:200]!r}, this server allows {', '.join(allowed)}"
+            raise ApiError(400, told, f"speculative.{what}")
+
+    def _engine_for(self, key: Speculative) -> Engine:
+        """Return a new engine over the server's target."""
+        drafter, policy = PLAIN if key.plain else (key.drafter, key.policy)
+        opened = build("drafter", drafter).open(self.target)
+        engine = Engine(self.target, opened, build("policy", policy), self.engine.acceptor, self.engine.costs)
+        engine.set_limits(**vars(self.options.batching))
+        return engine
+
+
+def with_nodes(policy: str, nodes: int) -> str:
+    """Return the spec of a policy with another number of drafted tokens.
+
+    Raises:
+        ApiError: the policy has no such option.
+    """
+    kind = type(build("policy", policy))
+    option = next((f.name for f in fields(kind) if f.name in ("nodes", "max_nodes")), None)
+    if option is None:
+        told = f"speculative.nodes is {nodes}, but the policy {policy!r} chooses the number of nodes itself"
+        raise ApiError(400, told, "speculative.nodes")
+    return f"{policy}{',' if ':' in policy else ':'}{option}={nodes}"
