@@ -17,6 +17,7 @@ from draftree.drafters.neural.vocabulary import TargetHead, ids_of
 from draftree.evaluation.driven import Places, Source, drive
 from draftree.evaluation.recording import Recording, Text
 from draftree.models.cache import SlotCache
+from draftree.models.hf_runner import UNNORMED
 from draftree.models.target import Needs, Probes, Target, Verified
 from draftree.tree import Floats, Ints, Tree, Verdict
 
@@ -102,10 +103,14 @@ def compared(alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Te
     return Better(alternative.cause, alternative.change, overlap, agreement, z, z_surprise)
 
 
+FEWEST_BLOCKS = 12
+"""With fewer blocks their spread is too uncertain to call a gain certain."""
+
+
 def _z(gains: Floats, places: Places) -> float:
     """A mean gain in standard errors; the places of one block are not independent, so blocks are what is counted."""
     sums = np.bincount(places.block, gains)
-    spread = float(sums.std(ddof=1)) * np.sqrt(len(sums)) if len(sums) > 1 else 0.0
+    spread = float(sums.std(ddof=1)) * np.sqrt(len(sums)) if len(sums) >= FEWEST_BLOCKS else 0.0
     return float(sums.sum()) / spread if spread > 0 else 0.0
 
 
@@ -125,6 +130,7 @@ def alternatives(target: Target, drafter: Drafter[Any], texts: Sequence[Text], c
     needs, count = drafter.needs, int(target.decoder.config.num_hidden_layers)
     layers = tuple(target.decoder.hidden_index(layer) for layer in needs.hidden)
     around = [i for layer in layers for i in (layer - 1, layer, layer + 1) if 0 <= i <= count]
+    around += [UNNORMED] * (UNNORMED in needs.hidden)
     record = Recording.of(target, texts, around)
     source: Source = target if needs.kv else record
     found = [] if needs.kv else [*_layers(record, layers, count), *_tokens(record, layers)]

@@ -119,8 +119,8 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """True where nothing is suspected; it may still be slow."""
-        return not self.suspects
+        """True where nothing is suspected and no figure is bad; it may still be slow."""
+        return not self.bad
 
     @property
     def bad(self) -> list[str]:
@@ -347,8 +347,8 @@ def _attention(target: Target, needs: Needs, texts: Sequence[Text]) -> tuple[tup
         return (), Finding("attention", None, "ok", str(error))
     count = len(layers)
     keys = {layer % count: "whose keys and values it reads" for layer in needs.kv}
-    entries = {target.decoder.hidden_index(layer) for layer in needs.hidden} - {0, count}
-    read = {entry - 1: "whose output it reads" for entry in entries} | keys
+    entries = {target.decoder.hidden_index(layer) for layer in needs.hidden}
+    read = {entry - 1: "whose output it reads" for entry in entries if 0 < entry < count} | keys
     if not read:
         return layers, Finding("attention", None, "ok", "it reads of no layer in particular")
     least = min(read, key=lambda i: layers[i].output)
@@ -363,6 +363,9 @@ def _noise(target: Target, texts: Sequence[Text]) -> Finding:
     """The change of the two best logits' margin between passes over one token and one pass over all of a text."""
     changes, margins = narrow_and_wide(target, texts)
     noise, smallest = float(changes.max()), float(margins.min())
+    if not noise and margins.any():  # bits are kept: two equal logits are equal in every pass, and the first is chosen
+        text = f"passes of different width have the same margins at all {len(margins)} tokens: no choice can turn"
+        return Finding("margin / noise", None, "ok", text)
     below, flipped = int((margins <= noise).sum()), int((changes >= margins).sum())
     text = (
         f"passes of different width move the margin of the two best logits by up to {noise:.1g}; it is smaller than that at "

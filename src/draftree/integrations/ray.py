@@ -1,0 +1,121 @@
+"""Replicas of the server under Ray Serve, each with a model of its own.
+
+    from ray import serve
+    from draftree.integrations.ray import Replicas, application
+
+    serve.run(application(Replicas("smollm2", count=2)))
+
+Requests with the same `x-session-id` header go to the same replica, whose caches and memories know their prefix: Ray's
+consistent hashing. Ray's router by prefixes reads the requests of its own LLM servers alone. Requests without the header are
+spread evenly.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftree.boundary.knobs import Part, knob
+from draftree.errors import UserError
+from draftree.serving.options import ServeOptions
+
+STICKY = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+HEADER = "x-session-id"
+"""The header by whose value requests are routed; Ray reads another name from RAY_SERVE_SESSION_ID_HEADER_KEY."""
+
+
+@dataclass(frozen=True)
+class Replicas(Part):
+    """The replicas of one model.
+
+    Attributes:
+        target: the model, as `draftree serve` names it.
+        drafter: a spec; by default the one that `draftree serve` takes.
+        policy: a spec; by default the fastest.
+        count: how many replicas.
+        cpus: processors that Ray reserves for each.
+        gpus: GPUs that Ray reserves for each.
+        loading: options by which the target is loaded.
+        serving: the options of each server; its host and port are Ray's proxy's.
+    """
+
+    target: str = "demo"
+    drafter: str | None = None
+    policy: str | None = None
+    count: int = knob(1, least=1)
+    cpus: float = knob(1.0, least=0)
+    gpus: float = knob(0.0, least=0)
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    serving: ServeOptions = field(default_factory=ServeOptions)
+
+
+def check_installed() -> None:
+    """Refuse to go on without Ray Serve.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import ray.serve  # noqa: F401
+    except ImportError as error:
+        raise UserError("replicas need Ray Serve, which is not installed: pip install 'draftree[ray]'") from error
+
+
+class Replica:
+    """One replica; Ray makes it in a process of its own.
+
+    Args:
+        replicas: what it serves.
+    """
+
+    def __init__(self, replicas: Replicas) -> None:
+        from draftree.engine import load, usual_drafter, usual_policy
+        from draftree.serving.state import ServerState
+
+        drafter = replicas.drafter or usual_drafter(replicas.target)[0]
+        policy = replicas.policy or usual_policy(replicas.target, replicas.drafter is not None)
+        engine = load(replicas.target, drafter, policy, **replicas.loading)
+        self.state = ServerState(engine, drafter, policy, replicas.serving)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """Return the application, once the model is loaded."""
+        from draftree.serving.app import create_app
+
+        return create_app(self.state)
+
+    def check_health(self) -> None:
+        """Raise where the worker has ended, so that Ray starts another replica."""
+        if not self.state.worker.alive:
+            raise RuntimeError("the worker of the server has ended")
+
+
+def application(replicas: Replicas) -> Any:
+    """Return the application to give to `ray.serve.run`.
+
+    Raises:
+        UserError: Ray Serve is not installed.
+    """
+    check_installed()
+    from ray import serve
+    from ray.serve.config import RequestRouterConfig
+
+    deployment: Any = serve.deployment(
+        name="draftree",
+        num_replicas=replicas.count,
+        ray_actor_options={"num_cpus": replicas.cpus, "num_gpus": replicas.gpus},
+        request_router_config=RequestRouterConfig(request_router_class=STICKY),
+        max_ongoing_requests=64,
+    )
+    return deployment(serve.ingress()(Replica)).bind(replicas)
+
+
+def run(replicas: Replicas) -> None:
+    """Serve until the program is interrupted, at the host and port of the options; a Ray that runs here is joined.
+
+    Raises:
+        UserError: Ray Serve is not installed.
+    """
+    found = application(replicas)
+    from ray import serve
+
+    serve.start(http_options={"host": replicas.serving.host, "port": replicas.serving.port})
+    serve.run(found, name="draftree", blocking=True)

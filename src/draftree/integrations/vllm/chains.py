@@ -1,0 +1,294 @@
+"""Drafts a chain for each request by draftree's own drafters, policies and learnt costs.
+
+The drafter's state has a slot for each request, as in a batch of draftree's engine. A call first learns what became of
+the chains of the last one. Then it frees the slots of requests that are gone, starts those that are new, and drafts.
+
+Shapes: R rows of the batch, S slots, F frontier nodes, K candidates, N nodes.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+
+from draftree.costs.curves import Costs, CostSource
+from draftree.costs.timings import DraftStep, StepTimes
+from draftree.drafters.base import Drafter
+from draftree.integrations.vllm.requests import Row, Slots
+from draftree.models.cache import SlotCache
+from draftree.models.target import Taps
+from draftree.policies.base import Policy, Search
+from draftree.sampling.drawing import Drawing
+from draftree.stats import Work
+from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict
+
+NONE = np.zeros(0, np.int64)
+NO_CACHE = cast(SlotCache, None)
+NO_TAPS = Taps({}, NONE, NONE, NONE, NO_CACHE)
+"""Drafters that read text alone look at neither."""
+SPARE = 4
+"""The slots are cut down where there are more than so many times those in use."""
+
+
+@dataclass
+class TextSearch(Search):
+    """Asks a drafter that reads text alone, and carries its state through a step.
+
+    Attributes:
+        drafter: that is asked.
+        state: its state.
+        steps: the timings of what it was asked.
+    """
+
+    drafter: Drafter[Any]
+    state: Any
+    steps: list[DraftStep] = field(default_factory=list)
+
+    def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        start = time.perf_counter()
+        candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, Drawing())
+        self.steps.append(DraftStep(len(frontier), time.perf_counter() - start))
+        return candidates
+
+    def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
+        return None
+
+    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
+        start = time.perf_counter()
+        found, self.state = self.drafter.below(self.state, tree, frontier, k, Drawing(), deepest)
+        if found is not None:
+            self.steps.append(DraftStep(len(frontier), time.perf_counter() - start))
+        return found
+
+    @property
+    def searches(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was drafted in a call, until the next one shows what became of it.
+
+    Attributes:
+        tree: with a chain below each root; `row` is a request's slot.
+        costs: that the policy has read.
+        work: what the step asks of the models.
+        drafts: the timings of the drafter.
+        began: when the call began.
+        ended: when it ended.
+    """
+
+    tree: Tree
+    costs: Costs
+    work: Work
+    drafts: tuple[DraftStep, ...]
+    began: float
+    ended: float
+
+
+@dataclass
+class Figures:
+    """Counts of a proposer's calls.
+
+    Attributes:
+        calls: of the proposer.
+        requests: that were begun.
+        resumed: requests that were begun again, because their text was not what had been drafted for.
+        drafted: tokens.
+        accepted: of them.
+        steps: verifications of one request, those without a draft among them.
+        seconds: in the proposer.
+        timed: steps of vLLM that were timed.
+    """
+
+    calls: int = 0
+    requests: int = 0
+    resumed: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    timed: int = 0
+
+
+class Chains:
+    """The state of a proposer: a slot for each request, what the policy has learnt, and the last step.
+
+    Args:
+        drafter: that reads text alone.
+        policy: chooses the lengths.
+        costs: of a step; told the time between two calls.
+        longest: tokens of a chain at most.
+        context: tokens that a text may have.
+        vocab: the number of token ids.
+    """
+
+    def __init__(
+        self, drafter: Drafter[Any], policy: Policy, costs: CostSource, longest: int, context: int, vocab: int
+    ) -> None:
+        self.drafter, self.policy, self.costs = drafter, policy, costs
+        self.longest, self.context, self.vocab = longest, context, vocab
+        self.slots, self.figures = Slots(), Figures()
+        self._state: Any = None
+        self._memory = policy.start()
+        self._last: Step | None = None
+
+    def step(self, rows: Sequence[Row], steady: bool = True) -> list[list[int]]:
+        """Return a chain for each row.
+
+        Args:
+            rows: the requests that have got a token in the last step of vLLM.
+            steady: whether no other request had a part in that step, so that its time tells what verification costs.
+        """
+        began = time.perf_counter()
+        slots = self.slots.match(rows)
+        slots = self._learn(rows, slots, began, steady)
+        self._release([slot for slot in self.slots.live if slot not in slots])
+        placed = self._begin(rows, slots)
+        for slot, row in zip(placed, rows, strict=True):
+            self.slots.texts[slot] = row.text
+        chains = self._draft(rows, placed, began) if rows else []
+        self.figures.calls += 1
+        self.figures.seconds += time.perf_counter() - began
+        return chains
+
+    def _learn(self, rows: Sequence[Row], slots: list[int | None], began: float, steady: bool) -> list[int | None]:
+        """Teach drafter, policy and costs what became of the last chains; return the slots whose text has gone on by them."""
+        last, self._last = self._last, None
+        if last is None:
+            return slots
+        verdicts = {slot: _judged(last.tree, slot, row) for row, slot in zip(rows, slots, strict=True) if slot is not None}
+        followed = [slot for slot in slots if slot is None or verdicts[slot] is not None]
+        known = [None if slot is None or verdicts[slot] is None else slot for slot in slots]
+        self.figures.resumed += len(slots) - len(followed)
+        judged = {slot: verdict for slot, verdict in verdicts.items() if verdict is not None}
+        if not judged:
+            return known
+        tree = _of_rows(last.tree, np.array(sorted(judged), np.int64))
+        place = {int(number): node for node, number in enumerate(tree.number)}
+        order = [judged[int(row)] for row in tree.row[: tree.roots]]
+        paths = tuple(np.array([place[number] for number in path], np.int64) for path, _ in order)
+        verdict = Verdict(paths, np.array([bonus for _, bonus in order], np.int64))
+        self._state = self.drafter.commit(self._state, tree, verdict, NO_TAPS)
+        self._memory = self.policy.observe(self._memory, tree, verdict, replace(last.work, rows=tree.roots), last.costs)
+        self.figures.steps += tree.roots
+        self.figures.accepted += sum(map(len, paths))
+        if steady and len(judged) == len(rows) == last.tree.roots:
+            self._time(last, began - last.ended, sum(map(len, paths)) + tree.roots)
+        return known
+
+    def _time(self, last: Step, seconds: float, gained: int) -> None:
+        """Learn from the time of a step of vLLM."""
+        work, drafting = last.work, last.ended - last.began
+        times = StepTimes(work.context, work.rows, work.fed, seconds, last.drafts, seconds=seconds + drafting, gained=gained)
+        self.costs.observe(times)
+        self.figures.timed += 1
+
+    def _release(self, gone: Sequence[int]) -> None:
+        """Free the slots of requests that are over, or preempted; what they have written is remembered."""
+        if not gone:
+            return
+        for slot in gone:
+            self.slots.texts[slot] = None
+        lengths = np.array([0 if text is None else len(text) for text in self.slots.texts], np.int64)
+        self._state = self.drafter.truncate(self._state, lengths, np.array(gone, np.int64))
+
+    def _begin(self, rows: Sequence[Row], slots: Sequence[int | None]) -> list[int]:
+        """Start the requests that are new, and return the slot of each row."""
+        live = [slot for slot in slots if slot is not None]
+        placed = self._resized(slots, len(rows)) if len(rows) > len(self.slots.texts) or self._wasteful(rows) else list(slots)
+        free = iter([slot for slot, text in enumerate(self.slots.texts) if text is None])
+        begun = [i for i, slot in enumerate(placed) if slot is None]
+        for i in begun:
+            placed[i] = next(free)
+        found = cast(list[int], placed)
+        if begun:
+            self.figures.requests += len(rows) - len(live)
+            committed, roots = self._committed(rows, found)
+            which = np.array([found[i] for i in begun], np.int64)
+            self._state = self.drafter.start(committed, roots, NO_TAPS, self._state, which)
+        return found
+
+    def _wasteful(self, rows: Sequence[Row]) -> bool:
+        return bool(rows) and len(self.slots.texts) > SPARE * len(rows)
+
+    def _resized(self, slots: Sequence[int | None], wanted: int) -> list[int | None]:
+        """Move the requests that go on into so many slots, or some more."""
+        size = 1 << (wanted - 1).bit_length()
+        kept = [slot for slot in slots if slot is not None]
+        chosen = np.array(kept + [-1] * (size - len(kept)), np.int64)
+        if self._state is not None and self.slots.texts:
+            self._state = self.drafter.select(self._state, chosen, NO_CACHE)
+        self.slots.texts = [self.slots.texts[slot] for slot in kept] + [None] * (size - len(kept))
+        place = {slot: i for i, slot in enumerate(kept)}
+        return [None if slot is None else place[slot] for slot in slots]
+
+    def _committed(self, rows: Sequence[Row], slots: Sequence[int]) -> tuple[list[Ints], Ints]:
+        """[S] the committed tokens of each slot, none of those that are free, and its root."""
+        committed = [NONE] * len(self.slots.texts)
+        roots = np.zeros(len(committed), np.int64)
+        for row, slot in zip(rows, slots, strict=True):
+            committed[slot], roots[slot] = row.text[:-1], row.text[-1]
+        return committed, roots
+
+    def _draft(self, rows: Sequence[Row], slots: Sequence[int], began: float) -> list[list[int]]:
+        context = max(len(row.text) for row in rows)
+        costs = self.costs.at(context, len(rows))
+        order = np.argsort(slots)
+        roots = Tree.planted(np.array(slots, np.int64)[order], np.array([rows[i].text[-1] for i in order], np.int64))
+        depth = np.full(len(self.slots.texts), -1)
+        for row, slot in zip(rows, slots, strict=True):
+            depth[slot] = np.clip(self.context - len(row.text) - 1, 0, self.longest)
+        search = TextSearch(self.drafter, self._state)
+        grown = self.policy.draft(search, roots, costs, Room(depth, self.longest), self._memory)
+        tree, chains = _chains(grown, self.vocab)
+        self._state = search.state
+        frontiers = tuple(step.tokens for step in search.steps)
+        work = Work(frontiers, len(tree), len(rows), context)
+        self.figures.drafted += tree.drafted
+        self._last = Step(tree, costs, work, tuple(search.steps), began, time.perf_counter())
+        by_slot = dict(zip(roots.row.tolist(), chains, strict=True))
+        return [by_slot[slot] for slot in slots]
+
+
+def _judged(tree: Tree, slot: int, row: Row) -> tuple[list[int], int] | None:
+    """Return the accepted nodes of a slot's chain by number, and the token after them; None where its text went another way."""
+    nodes = tree.of_row(slot)[1:]
+    new = row.text[len(row.text) - row.new :]
+    count = len(new) - 1  # the last one is the target's own
+    if count > len(nodes) or not np.array_equal(tree.tokens[nodes[:count]], new[:count]):
+        return None
+    return tree.number[nodes[:count]].tolist(), int(new[-1])
+
+
+def _of_rows(tree: Tree, rows: Ints) -> Tree:
+    """Return the chains of some rows; nodes keep their numbers, by which drafters and policies know them."""
+    keep = np.isin(tree.row, rows)
+    if keep.all():
+        return tree
+    place = np.cumsum(keep) - 1
+    parents = np.where(tree.parents < 0, -1, place[tree.parents])
+    names = ("tokens", "depth", "row", "log_q", "score", "source", "entropy", "number", "q_row")
+    columns = {name: getattr(tree, name)[keep] for name in names}
+    return replace(tree, parents=parents[keep], whole=tree.whole or tree, **columns)
+
+
+def _chains(tree: Tree, vocab: int) -> tuple[Tree, list[list[int]]]:
+    """Return the tree with the best path below each root alone, and the tokens of these paths.
+
+    A path ends before a token that is none of the vocabulary.
+    """
+    keep, chains = np.zeros(len(tree), np.bool_), list[list[int]]()
+    for root in range(tree.roots):
+        node, chain = root, list[int]()
+        keep[root] = True
+        while (below := tree.children(node)).size:
+            node = int(below[tree.score[below].argmax()])
+            if not 0 <= tree.tokens[node] < vocab:
+                break
+            keep[node] = True
+            chain.append(int(tree.tokens[node]))
+        chains.append(chain)
+    return (tree if keep.all() else tree.select(keep)), chains

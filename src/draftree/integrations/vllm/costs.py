@@ -1,0 +1,64 @@
+"""The learnt costs of a model inside vLLM: an estimate by its config, corrected by the time of each step."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from draftree.boundary.machine import kept, machine
+from draftree.cost_estimate import LOOK_UP, OPERATIONS
+from draftree.costs.model import Size
+from draftree.costs.online import Learner, OnlineCosts
+from draftree.costs.probe import machine_speed
+from draftree.drafters.base import Drafter
+
+
+def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineCosts:
+    """Return the costs of steps on this machine; files keep what was learnt for the next start.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        drafter: that proposes.
+        version: of vLLM.
+    """
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    device, dtype = torch.device(str(vllm_config.device_config.device)), model.dtype
+    about = machine(device) | {
+        "vllm": version, "model": str(model.model), "dtype": str(dtype), "quantization": str(model.quantization),
+        "eager": str(model.enforce_eager), "tensor_parallel": str(parallel.tensor_parallel_size),
+        "pipeline_parallel": str(parallel.pipeline_parallel_size),
+    }  # fmt: skip
+    speed = partial(machine_speed, device, dtype)
+    size = target_size(model.hf_text_config, dtype.itemsize, int(parallel.tensor_parallel_size))
+    drafts = {"draft": LOOK_UP, "commit": LOOK_UP, "find": LOOK_UP}
+    of_draft = about | {"drafter": drafter.described}
+    return OnlineCosts(
+        Learner(kept("costs-vllm", about), about, {"target": size}, speed),
+        Learner(kept("costs-vllm-drafter", of_draft), of_draft, drafts, speed),
+    )
+
+
+def target_size(config: Any, width: int, devices: int = 1) -> Size:
+    """Return what a pass of a dense decoder reads and computes, by its config; timings correct what it gets wrong.
+
+    Args:
+        config: of the text model.
+        width: bytes of a weight.
+        devices: that share a layer.
+    """
+
+    def number(*names: str, default: int = 1) -> int:
+        return next((int(value) for name in names if (value := getattr(config, name, None))), default)
+
+    hidden, layers = number("hidden_size", "n_embd"), number("num_hidden_layers", "n_layer")
+    heads = number("num_attention_heads", "n_head")
+    stored, head = number("num_key_value_heads", default=heads), number("head_dim", default=hidden // heads)
+    inner = number("intermediate_size", "n_inner", default=4 * hidden)
+    weights = layers * hidden * (2 * (heads + stored) * head + 3 * inner) + number("vocab_size") * hidden
+    return Size(
+        weights=weights / devices,
+        bytes=weights * width / devices,
+        kv_bytes=2.0 * layers * stored * head * width / devices,
+        attention=2.0 * layers * heads * head / devices,
+        operations=float(OPERATIONS * layers),
+    )
