@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import Way, speculative, theirs
 from torch.nn.utils.rnn import pad_sequence
 
 from draftree import Request, Sampling, Target
@@ -30,6 +29,7 @@ from draftree.evaluation import suites
 from draftree.evaluation.driven import spread
 from draftree.evaluation.provenance import provenance
 from draftree.evaluation.report import save
+from peers import Way, speculative, theirs
 
 DRAFTERS, POLICIES = ("pld", "suffix", "edd"), ("chain", "eagle2", "yield")
 Batch = Callable[[list[Request]], list[list[int]]]

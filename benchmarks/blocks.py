@@ -13,12 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paired import lines
 from rich.console import Console
 
 from draftree.cli.terminal import table
 from draftree.evaluation.machines import FOLDER
 from draftree.evaluation.report import read
+from paired import lines
 
 BUDGETS = (8, 16, 32, 64, 128)
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from equal_tau import Share
 from rich.console import Console
 
 from draftree.boundary.files import read_object
@@ -33,6 +32,7 @@ from draftree.tree import ENTROPY_TOP
 from draftree.tuning import _trees
 from draftree.tuning._trees import Collected, Knobs
 from draftree.tuning.c2t import PLAN
+from equal_tau import Share
 
 USUAL = {"log_joint": "true", "steps": _trees.STEPS}
 """Nets are compared that read log P: they decode like those that read P, and take a fifth of the steps."""

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from c2t_ablations import asked, bench, checked, draftree
-from equal_tau import Share
 from rich.console import Console
 
+from c2t_ablations import asked, bench, checked, draftree
 from draftree.cli.terminal import table
-from draftree.demo import demo_folder
 from draftree.errors import UserError
 from draftree.evaluation import report
 from draftree.evaluation.provenance import provenance
 from draftree.models.target import Target
 from draftree.tuning.c2t import PLAN
+from draftree.weights import demo_folder
+from equal_tau import Share
 
 
 class Line(NamedTuple):

@@ -29,7 +29,7 @@ from draftree.costs.curves import Costs, CostTable
 from draftree.engine import load
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
-from draftree.models.feed import Feed
+from draftree.models.forward_batch import ForwardBatch
 from draftree.models.target import usable
 from draftree.request import Request
 
@@ -73,8 +73,10 @@ def passes(decoder: Decoder, widths: tuple[int, ...], context: int) -> dict[int,
     def once(n: int) -> None:
         places = context + np.arange(n)
         seen = np.tri(n, dtype=np.bool_)
-        feed = Feed.packed([np.arange(n) % decoder.vocab], [places], cache.lengths.copy(), [seen], [places], decoder.device)
-        decoder.forward(cache, feed)
+        feed = ForwardBatch.packed(
+            [np.arange(n) % decoder.vocab], [places], cache.lengths.copy(), [seen], [places], decoder.device
+        )
+        decoder.forward(feed, cache)
 
     with torch.inference_mode():
         return dict(zip(widths, interleaved([partial(once, n) for n in widths], decoder.device, LONGEST), strict=True))

@@ -32,12 +32,12 @@ from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Room, Tree
 
 POLICIES = {
-    16: ["chain:length=16", "vct:width=2,depth=3", "beam:width=4,depth=4", "eagle2:nodes=16,depth=4,width=4", "pct:ratio=0.12",
-         "opttree:nodes=16,threshold=0.1", "c2t:beta=0.9", "yield"],
-    64: ["chain:length=64", "vct:width=3,depth=3", "beam:width=10,depth=6", "eagle2:nodes=64,depth=6,width=10",
+    16: ["chain:length=16", "vct:width=2,depth=3", "beam:preset=fast,width=4,depth=4", "eagle2:nodes=16,depth=4,width=4",
+         "pct:ratio=0.12", "opttree:nodes=16,threshold=0.1", "c2t:beta=0.9", "yield"],
+    64: ["chain:length=64", "vct:width=3,depth=3", "beam:preset=fast,width=10,depth=6", "eagle2:nodes=64,depth=6,width=10",
          "pct:ratio=0.03", "opttree:nodes=64,threshold=0.1", "c2t:beta=0.65", "yield"],
-    256: ["vct:width=4,depth=4", "beam:width=32,depth=8", "eagle2:nodes=256,depth=8,width=32", "pct:ratio=0.006,width=8",
-          "opttree:nodes=256,threshold=0.1", "c2t:beta=0.05,layer_top=none", "yield"],
+    256: ["vct:width=4,depth=4", "beam:preset=fast,width=32,depth=8", "eagle2:nodes=256,depth=8,width=32",
+          "pct:ratio=0.006,width=8", "opttree:nodes=256,threshold=0.1", "c2t:beta=0.05,layer_top=none", "yield"],
 }  # fmt: skip
 LAYER, STEP, FUSION = 100.0, 300.0, 200.0
 """Microseconds that a layer, a step and an expansion by a fusion may take."""

@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from engines import engines, versions, vllm
 from transformers import AutoModelForCausalLM
 
 from draftree import Request, Target
@@ -38,6 +37,7 @@ from draftree.evaluation import suites
 from draftree.evaluation.intervals import MANY, Ratio, holm, ratio, samples
 from draftree.evaluation.provenance import provenance
 from draftree.rows import Generation
+from engines import engines, versions, vllm
 
 Way = Callable[[Request], tuple[list[int], int]]
 """Writes a request: its tokens, and how many passes of the model that took, 0 where nobody knows."""

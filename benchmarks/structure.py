@@ -25,11 +25,13 @@ PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 LEVELS: Mapping[str, tuple[str, ...]] = {
     "program": ("__main__",),
     "command line": ("cli",),
-    "examination and tuning": ("doctor", "tuning"),
+    "other programs": ("integrations",),
+    "examination, tuning, serving": ("doctor", "serving", "tuning"),
     "learning": ("training",),
     "measurement": ("evaluation", "testing"),
     "public names": ("draftree",),
     "engine": ("engine",),
+    "continuous batching": ("scheduling",),
     "decoding": ("loop", "hf"),
     "putting together": ("drafting", "registry", "measure_costs", "text"),
     "costs of a pairing": ("cost_estimate",),
@@ -37,7 +39,7 @@ LEVELS: Mapping[str, tuple[str, ...]] = {
     "contracts": ("request", "policies", "acceptors", "formats"),
     "models and numbers": ("models", "sampling", "costs", "data"),
     "what comes in": ("boundary", "calibration"),
-    "ground": ("tree", "stats", "demo"),
+    "ground": ("tree", "stats", "weights"),
     "loops": ("kernels",),
     "native kernels": ("native",),
     "errors": ("errors",),
@@ -102,7 +104,7 @@ def faults(modules: Graph) -> list[str]:
 
 # The picture. Positions are in pixels; a lane is where a long arrow passes a level.
 
-LEFT, BOX, FLOOR, LANE, GAP = 150, 34, 70, 12, 16
+LEFT, BOX, FLOOR, LANE, GAP = 175, 34, 70, 12, 16
 STYLE = """
 svg { color-scheme: light dark; }
 svg { --ground: #fff; --ink: #1f2328; --muted: #59636e; --line: #8c959f; --box: #f6f8fa; --band: #eaeef2; }

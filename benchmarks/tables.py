@@ -6,8 +6,8 @@ python benchmarks/tables.py --check    # writes nothing; exit status 1 if a file
 """
 
 import argparse
+import json
 import re
-import shlex
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ from draftree.evaluation import machines
 from draftree.evaluation.papers import CLAIMS
 from draftree.evaluation.report import NGRAM, read
 from draftree.evaluation.tables import shown
+from papers import CONFOUNDED, ITEMS, LATER, WITHOUT
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -94,20 +95,36 @@ def where(result: Mapping[str, Any]) -> str:
 
 
 def papers(results: Path) -> str:
-    """Return the page that lists, for each table and figure of a paper, the pairings that test it and what came out."""
-    saved = {(r["paper"], r["table"], r["claim"]): r["verdict"] for r in read(results / "evidence_claims.json")["rows"]}
+    """Return the page of every table and figure of the papers: its command, and what came of its claims."""
+    saved = {(r["target"], r["paper"], r["table"], r["claim"]): r for r in read_rows(results / "papers.json")}
     text = [GENERATED, PAGES.with_name("papers.md").read_text("utf-8").strip()]
     for paper in dict.fromkeys(claim.paper for claim in CLAIMS):
+        items = [i for i in ITEMS if i.paper == paper]
+        commands = [[i.place, i.what, f"`{i.command}`" if i.command else f"none: {i.reason}"] for i in items]
+        text += [f"## {paper}", lines(["table", "shows", "command"], commands)]
         rows = []
         for claim in (c for c in CLAIMS if c.paper == paper):
-            pairing = f"`{claim.mine}`, `{claim.other}`" if claim.mine else f"not run: {claim.not_run}"
-            verdict = saved.get((paper, claim.table, claim.claim), "")
-            rows.append([claim.claim, claim.table, claim.figures, pairing, verdict])
-        text.append(
-            f"## {paper}\n\n<!-- only parsed -->\n```\ndraftree tables --paper {shlex.quote(paper)} --out claims.json\n```"
-        )
-        text.append(lines(["claim", "table", "paper", "compare", "here"], rows))
+            place = (paper, claim.table, claim.claim)
+            here = [told(saved.get((target, *place))) for target in ("demo", "smollm2")]
+            why = CONFOUNDED.get(place, "") if any(here) else claim.not_run or WITHOUT.get(place[:2], LATER)
+            rows.append([claim.claim, claim.table, claim.figures, *here, why])
+        text.append(lines(["claim", "table", "paper", "demo", "SmolLM2", "no verdict, because it"], rows))
     return "\n\n".join(text) + "\n"
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of the saved verdicts."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["rows"]
+    return rows
+
+
+def told(row: Mapping[str, Any] | None) -> str:
+    """Return a verdict with its figures; nothing where there is none."""
+    if row is None:
+        return ""
+    figures = "{:.2f} [{:.2f}, {:.2f}] of its {}".format(*row["ratio"], row["of"]) if "ratio" in row else row["of"]
+    kept = ", {:.2f} [{:.2f}, {:.2f}] of its passes".format(*row["passes"]) if "passes" in row else ""
+    return f"**{row['verdict']}** {figures}{kept}"
 
 
 STOCK, PLAIN = "transformers: generate, stock kernels", "plain decoding"

@@ -31,6 +31,8 @@ NAMED = {
     "attn_implementation": "flash_attention_2",
 }  # fmt: skip
 """Values that are wrong where a text or a path is expected; `data` differs from command to command."""
+KEYS = {"drafter": "edd:nosuch=1", "policy": "pct:nosuch=1", "acceptor": "match:nosuch=1"}
+"""Specs with a wrong key."""
 UNBOUNDED = ("logit_bias", "betas", "frequency_penalty", "presence_penalty")
 """Options that take any number, or take numbers with something else."""
 FIRST = {
@@ -52,6 +54,8 @@ def cases() -> Iterator[tuple[list[str], str, str]]:
             shown = option.display_type(typer.Context(command)).strip("<>")
             if option.name in NAMED:
                 yield path, flags[0], NAMED[option.name]
+                if option.name in KEYS:
+                    yield path, flags[0], KEYS[option.name]
             elif any(word in shown for word in ("int", "float")) or "|" in shown:
                 yield path, flags[0], "nosuch"
                 if any(word in shown for word in ("int", "float")) and option.name not in UNBOUNDED:

@@ -10,24 +10,26 @@ with. The tables are made by `benchmarks/draft_models.sh`.
 
 from demo_drafters import SPECS, arguments, train
 
+OURS = "phase=random"
+"""Where the saved ablations of EDD begin their blocks: anywhere, as decoding does."""
 SECOND_SEED = ("edd", "eagle", "vdm", "medusa", "glide")
-NO_CROSS = "glide:cross=false"
+NO_CROSS = "glide:preset=fast,cross=false"
 """The paper's Vanilla Drafter, of two seeds."""
 KV_LAYERS = (0, 10, *range(16, 24))
 """Layers of the target, counted from 0: the upper third, among which `auto` chooses, and two far below. Of the grown demo
 target those with odd numbers are inserted ones, which hardly attend."""
 GLIDE = {
-    **{f"glide-kv{layer}-e1": f"glide:kv_layer={layer}" for layer in KV_LAYERS},
+    **{f"glide-kv{layer}-e1": f"glide:preset=fast,kv_layer={layer}" for layer in KV_LAYERS},
     "glide-nocross-e1": NO_CROSS,
-    "glide-scratch-e1": "glide:kv_layer=20,init=scratch",
+    "glide-scratch-e1": "glide:preset=fast,kv_layer=20,init=scratch",
     "glide-nocross-scratch-e1": f"{NO_CROSS},init=scratch",
 }
 EDD = {
-    "edd-e1": "edd",
-    "edd-ce-e1": "edd:loss=ce",
-    "edd-phase0-e1": "edd:phase=0",  # the paper's EDD, whose blocks begin at multiples of their length
-    "edd-fixed-e1": "edd:min_block=5,max_block=5",
-    "edd-fixed-phase0-e1": "edd:min_block=5,max_block=5,phase=0",  # and its "w/o random division length"
+    "edd-e1": f"edd:{OURS}",
+    "edd-ce-e1": f"edd:loss=ce,{OURS}",
+    "edd-phase0-e1": "edd",  # the paper's EDD
+    "edd-fixed-e1": f"edd:min_block=5,max_block=5,{OURS}",
+    "edd-fixed-phase0-e1": "edd:min_block=5,max_block=5",  # and its "w/o random division length"
     # "w/o encoding result": the paper does not say whether its decoder then reads the whole text or the block alone. VDM
     # reads the whole; EDD's own mask without the soft prompt would leave it the block.
     "vdm-e1": "vdm",
@@ -50,7 +52,7 @@ def main() -> None:
     for name, spec in {**GLIDE, **EDD, **EAGLE}.items():
         train(name, spec, args.data, args.out, epochs=1)
     for layer in LAYERS:
-        train(f"edd-l{layer}-e1", f"edd:hidden_layer={layer}", args.data, args.out, epochs=1)
+        train(f"edd-l{layer}-e1", f"edd:hidden_layer={layer},{OURS}", args.data, args.out, epochs=1)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ import sys
 from train_target import stdlib_files
 
 SPECS = {
-    "edd": "edd:shared=false",  # with an embedding and a head of their own, as in the papers
-    "vdm": "vdm:shared=false",
+    "edd": "edd:phase=random",  # the paper's but for the blocks, which begin anywhere
+    "vdm": "vdm",
     "eagle": "eagle",
     "eagle3": "eagle3:steps=3,draft_vocab=2048",  # seven passes over a toy cost more than they bring
     "mtp": "mtp",
-    "glide": "glide:kv_layer=20",  # what `auto` finds; the top layer of the grown target hardly attends
+    "glide": "glide:preset=fast,kv_layer=20",  # what `auto` finds; the top layer of the grown target hardly attends
     "medusa": "medusa",
     "hydra": "hydra",
 }

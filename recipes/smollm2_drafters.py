@@ -23,12 +23,17 @@ ANSWERS = pathlib.Path(__file__).with_name("smollm2_answers.jsonl.gz")
 TARGET = ("--target", "smollm2", "--dtype", "bfloat16")
 FIRST, ALL = 1848, 3348
 SPECS = {
-    "edd": ("edd:draft_vocab=8192", 3e-3, 6, ALL),
-    "eagle3": ("eagle3:draft_vocab=8192,steps=3", 2e-3, 2, ALL),  # seven steps for so small a layer cost more than they bring
+    "edd": ("edd:preset=fast,draft_vocab=8192", 3e-3, 6, ALL),
+    "eagle3": (
+        "eagle3:preset=fast,draft_vocab=8192,steps=3",
+        2e-3,
+        2,
+        ALL,
+    ),  # seven steps for so small a layer cost more than they bring
     "eagle": ("eagle:draft_vocab=8192,token_weight=1", 2e-3, 6, FIRST),
-    "vdm": ("vdm:draft_vocab=8192", 3e-3, 4, FIRST),
+    "vdm": ("vdm:shared=true,draft_vocab=8192", 3e-3, 4, FIRST),
     "mtp": ("mtp:draft_vocab=8192,steps=2", 2e-3, 3, FIRST),
-    "glide": ("glide:draft_vocab=8192,init=shared,kv_layer=auto,loss=kl", 2e-3, 3, FIRST),
+    "glide": ("glide:preset=fast,draft_vocab=8192,init=shared,loss=kl", 2e-3, 3, FIRST),
 }
 """Each drafter, its rate, the passes over the data, and how many answers these are."""
 NUMBERS = (

@@ -9,7 +9,7 @@ gives a finished model. Writes an ordinary Hugging Face folder (config, tokenize
 by layers that start as the identity. The shipped target is a 12-layer model of 48 minutes, then
 
     python recipes/train_target.py --gsm8k gsm8k_train.jsonl --init-from demo-target-12 --layers 24 \
-        --lr 2e-3 --bf16 --minutes 45 --out src/draftree/demo/target
+        --lr 2e-3 --bf16 --minutes 45 --out weights/src/draftree_weights/demo/target
 
 each on two CPU cores.
 """

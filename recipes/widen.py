@@ -40,10 +40,10 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from draftree.cli.terminal import progress
-from draftree.demo import demo_folder
 from draftree.drafters.eagle3 import LAYER_IDS
 from draftree.errors import UnknownName, UserError
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint, fingerprint
+from draftree.weights import demo_folder
 
 FLOOR, DEPTH = 2.0**-20, -(2.0**60)
 """What every embedding holds in the channel that new rows of the LM head read, and their weight for it."""

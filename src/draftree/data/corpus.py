@@ -18,7 +18,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.files import understood
-from draftree.data.rows import READERS, completes, messages, rows, seen
+from draftree.data.rows import READERS, Skipped, completes, messages, rows, seen, skipping
 from draftree.errors import UserError
 from draftree.tree import Ints
 
@@ -77,6 +77,7 @@ class Documents:
         files: of the corpus.
         tokenizer: the target's.
         tell: told how many bytes of the files are done.
+        skipped: counts rows that cannot be read, which are left out; without it the first one is an error.
         documents: with at least one token.
         tokens: of all of them.
         text_bytes: of their text in UTF-8.
@@ -86,6 +87,7 @@ class Documents:
     files: Sequence[File]
     tokenizer: PreTrainedTokenizerBase
     tell: Callable[[int], None] = lambda _: None
+    skipped: Skipped | None = None
     documents: int = field(default=0, init=False)
     tokens: int = field(default=0, init=False)
     text_bytes: int = field(default=0, init=False)
@@ -116,8 +118,11 @@ class Documents:
 
     def _of(self, file: File) -> Iterator[str]:
         if file.path.suffix.lower() in READERS:
-            for row, where in rows(file.path):
-                yield from texts(row, where, self.tokenizer)
+            for row, where in rows(file.path, self.skipped):
+                found: list[str] = []
+                with skipping(self.skipped):
+                    found = texts(row, where, self.tokenizer)
+                yield from found
         elif (text := decoded(file.path)) is not None:
             yield text
         elif file.named:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.data.rows import Row, messages, rows
+from draftree.data.rows import Row, Skipped, messages, rows, skipping
 
 WORDS = 13
 """Words in a row that no two prompts share by chance (Brown et al. 2020, appendix C)."""
@@ -14,6 +14,20 @@ WORDS = 13
 def normalised(text: str) -> str:
     """The words of a text in lower case, without what stands between them."""
     return " ".join(re.findall(r"\w+", text.casefold()))
+
+
+def questions(paths: Iterable[Path], skipped: Skipped | None = None) -> Iterator[str]:
+    """Yield the texts of data that are no answers.
+
+    Args:
+        paths: of the data.
+        skipped: counts rows that cannot be read, and leaves them out; without it the first one is an error.
+    """
+    for row, where in (each for path in paths for each in rows(path, skipped)):
+        texts: list[str] = []
+        with skipping(skipped):
+            texts = asked(row, where)
+        yield from texts
 
 
 def asked(row: Row, where: str) -> list[str]:
@@ -47,11 +61,19 @@ class Excluded:
         Raises:
             UserError: a file cannot be read.
         """
-        return cls(text for path in paths for row, where in rows(path) for text in asked(row, where))
+        return cls(questions(paths))
 
     def holds(self, text: str) -> bool:
         """True for one of the prompts, but for case and punctuation, and for a text that shares 13 words in a row with one."""
         return bool(self.runs) and any(run in self.runs for run in _runs(text))
+
+    def left_out(self, paths: Iterable[Path], skipped: Skipped | None = None) -> int:
+        """Return the number of rows of data that ask one of the prompts; `skipped` as for `questions`."""
+        count = 0
+        for row, where in (each for path in paths for each in rows(path, skipped)):
+            with skipping(skipped):
+                count += not self.keeps(row, where)
+        return count
 
     def keeps(self, row: Row, where: str) -> bool:
         """True for a row of data that asks none of the prompts."""

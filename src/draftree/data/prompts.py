@@ -1,12 +1,14 @@
 """A prompt as token ids: a chat through the target's template, or text as it is."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
+from weakref import WeakSet
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from draftree.boundary.arguments import row_of_ids
 from draftree.boundary.files import understood
@@ -21,7 +23,16 @@ Prompts = list[str] | list[list[int]] | list[Messages]
 
 
 def prompts_of(prompt: Any) -> list[Any] | None:
-    """The prompts in a list of them, or in an array of two dimensions; None where it is one by itself, or none at all."""
+    """The prompts in a list of them, or in an array of two dimensions; None where it is one by itself, or none at all.
+
+    Raises:
+        UserError: a tokenizer has padded them.
+    """
+    if isinstance(prompt, BatchEncoding):
+        if _hides(prompt.get("attention_mask", [])):
+            raise UserError("the tokenizer's ids are padded, allowed are ids without padding: give the texts themselves")
+        prompt = prompt["input_ids"]
+    prompt = _unwrapped(prompt)
     if isinstance(prompt, np.ndarray | torch.Tensor):
         return list(prompt) if prompt.ndim == 2 else None
     if not several(prompt, _rows) or not len(prompt) or row_of_ids(prompt) is not None:
@@ -29,9 +40,23 @@ def prompts_of(prompt: Any) -> list[Any] | None:
     return list(prompt)
 
 
+def _hides(mask: Any) -> bool:
+    """Return whether a tokenizer's attention mask, of one prompt or of several, hides an id."""
+    rows = mask.tolist() if isinstance(mask, np.ndarray | torch.Tensor) else mask
+    return any(0 in (row if isinstance(row, list) else [row]) for row in rows)
+
+
 def _rows(value: Any) -> bool:
     """True for what may be a prompt in a list of several; it is looked at closely later."""
+    value = _unwrapped(value)
     return isinstance(value, str | np.ndarray | torch.Tensor) or several(value, lambda _: True)
+
+
+def _unwrapped(prompt: Any) -> Any:
+    """Return what is in a prompt of vLLM's form, `{"prompt": …}` or `{"prompt_token_ids": …}`; any other as it is."""
+    if isinstance(prompt, dict) and len(prompt) == 1 and next(iter(prompt)) in ("prompt", "prompt_token_ids"):
+        return next(iter(prompt.values()))
+    return prompt
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
@@ -40,8 +65,11 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
     Raises:
         UserError: it is none of the three.
     """
+    prompt = _unwrapped(prompt)
     if isinstance(prompt, str):
         return encode(tokenizer, prompt)
+    if isinstance(prompt, BatchEncoding):
+        prompt = prompt["input_ids"]
     if (ids := row_of_ids(prompt)) is not None:
         return ids
     if is_chat(prompt):
@@ -120,8 +148,25 @@ def question(text: str) -> Messages:
     return [{"role": "user", "content": text}]
 
 
+LOG = logging.getLogger(__name__)
+WARNED: "WeakSet[PreTrainedTokenizerBase]" = WeakSet()
+"""Tokenizers without a chat template that were told of."""
+
+
+def warn_of_bare_chats(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn once of a tokenizer without a chat template: its model may expect one, and a drafter may have been trained on it."""
+    if tokenizer not in WARNED:
+        WARNED.add(tokenizer)
+        name = tokenizer.name_or_path or "the target"
+        LOG.warning(
+            "the tokenizer of %s has no chat template, so questions are read as bare text, which a model tuned for "
+            "chats does not expect: --chat-template names one (a file, vicuna, llama-2, alpaca)",
+            name,
+        )
+
+
 def encode(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
-    """The ids of a prompt; without a chat template, a chat is the text of its messages, line by line.
+    """The ids of a prompt; without a chat template, a chat is the text of its messages, line by line, with a warning.
 
     Raises:
         UserError: the template refuses the chat, or the text is not valid Unicode.
@@ -129,6 +174,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
     with understood("the prompt is not valid Unicode text"):
         json.dumps(content, ensure_ascii=False).encode()
     if isinstance(content, str) or not tokenizer.chat_template:
+        if not isinstance(content, str):
+            warn_of_bare_chats(tokenizer)
         with understood("the target's tokenizer refuses the prompt"):
             text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
             return list(tokenizer(text)["input_ids"])

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.files import understood
 from draftree.data.overlap import Excluded
-from draftree.data.rows import CUT, Messages, Row, completes, messages, rows
-from draftree.errors import UserError
+from draftree.data.rows import CUT, Messages, Row, Skipped, completes, messages, named, rows, skipping
+from draftree.errors import UserError, shown
 from draftree.tree import Bools, Ints
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -98,7 +98,12 @@ def _sample(ids: Sequence[int], learn: Bools) -> Sample:
 
 
 def read(
-    paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, max_tokens: int, excluded: Excluded = Excluded()
+    paths: Sequence[Path],
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    excluded: Excluded = Excluded(),
+    vocab: int | None = None,
+    skipped: Skipped | None = None,
 ) -> list[Sample]:
     """All samples of some files; texts are cut into windows of `max_tokens`, chats at their first `max_tokens`.
 
@@ -107,26 +112,45 @@ def read(
         tokenizer: the target's.
         max_tokens: of a sample, at most.
         excluded: prompts whose rows are left out.
+        vocab: rows of the target's embedding; all tokens must be below it.
+        skipped: counts rows that cannot be read, and leaves them out; without it the first one is an error.
 
     Raises:
-        UserError: there is nothing to learn, or a chat cannot be rendered.
+        UserError: there is nothing to learn, a row cannot be read, or a token is beyond the embedding.
     """
-    kept = ((row, where) for path in paths for row, where in rows(path) if excluded.keeps(row, where))
-    samples = [s for row, where in kept for s in _samples(row, where, tokenizer, max_tokens)]
+    samples = list[Sample]()
+    for row, where in (each for path in paths for each in rows(path, skipped)):
+        with skipping(skipped):
+            if excluded.keeps(row, where):
+                found = list(_samples(row, where, tokenizer, max_tokens))
+                for sample in found if vocab is not None else ():
+                    check_tokens(sample.tokens, where, tokenizer, vocab)
+                samples += found
     if not samples:
         raise UserError(f"nothing to learn in {', '.join(map(str, paths))}: no text or response of at least 2 tokens")
     return samples
+
+
+def check_tokens(tokens: Ints, where: str, tokenizer: PreTrainedTokenizerBase, vocab: int | None) -> None:
+    """Refuse tokens that the tokenizer has and the embedding lacks.
+
+    Raises:
+        UserError: it names the token, its id and the size of the embedding.
+    """
+    beyond = tokens[tokens >= vocab] if vocab is not None else tokens[:0]
+    if len(beyond):
+        number = int(beyond[0])
+        named = f"token {shown(tokenizer.convert_ids_to_tokens(number))} with id {number}"
+        raise UserError(f"{where} has {named}, allowed are ids below the {vocab} rows of the target's embedding")
 
 
 def _samples(row: Row, where: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Iterator[Sample]:
     chat = messages(row, where)
     if chat is not None and not tokenizer.chat_template:
         raise UserError(f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text")
-    try:
-        with understood("the target's chat template refuses this chat" if chat else "the target's tokenizer refuses this text"):
-            parts = _plain(row, tokenizer, max_tokens) if chat is None else _chat(row, tokenizer, chat) if chat else []
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
+    refused = "the target's chat template refuses this chat" if chat else "the target's tokenizer refuses this text"
+    with named(where), understood(refused):
+        parts = _plain(row, tokenizer, max_tokens) if chat is None else _chat(row, tokenizer, chat) if chat else []
     for part in parts:
         cut = Sample(part.tokens[:max_tokens], part.learn[:max_tokens])
         if cut.learn.any():

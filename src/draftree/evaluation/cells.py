@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from draftree.costs.curves import CostTable
 from draftree.data.prompts import encode, question
 from draftree.data.rows import Messages
@@ -133,7 +135,12 @@ def assemble(
 
 
 def chosen(
-    prompts: Sequence[SuitePrompt], engine: Engine, max_new_tokens: int, limit: int | None, per_category: int | None = None
+    prompts: Sequence[SuitePrompt],
+    engine: Engine,
+    max_new_tokens: int,
+    limit: int | None,
+    per_category: int | None = None,
+    shuffled: int | None = None,
 ) -> tuple[list[Request], dict[str, int]]:
     """The requests to run, and by category how many prompts were left out because their text would not fit the context.
 
@@ -143,6 +150,7 @@ def chosen(
         max_new_tokens: for each of them.
         limit: the first so many of those that fit.
         per_category: before that, the first so many of each category.
+        shuffled: a seed, by which those of either are drawn at random instead; they stay in the order of their file.
 
     Raises:
         UserError: none fits.
@@ -153,10 +161,13 @@ def chosen(
     fit = [(r, p.category) for r, p in zip(asked, prompts, strict=True) if len(r.prompt) <= room]
     check([request for request, _ in fit], engine.target)
     left_out = Counter(p.category for p in prompts) - Counter(category for _, category in fit)
+    if shuffled is not None:
+        fit = [fit[i] for i in np.random.default_rng(shuffled).permutation(len(fit))]
     if per_category is not None:
         at = [Counter(c for _, c in fit[:i])[category] for i, (_, category) in enumerate(fit)]  # how many came before it
         fit = [f for f, before in zip(fit, at, strict=True) if before < per_category]
-    return [request for request, _ in fit[:limit]], dict(left_out)
+    taken = sorted(fit[:limit], key=lambda f: f[0].number)
+    return [request for request, _ in taken], dict(left_out)
 
 
 FOLLOWING = 1 << 32

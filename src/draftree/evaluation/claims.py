@@ -6,10 +6,10 @@ models, on GPUs; what is compared is the direction, with a paired interval. The 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from draftree.evaluation.intervals import LEVEL, Ratio, ResultRow, holm, paired
+from draftree.evaluation.intervals import ENOUGH, FEW, LEVEL, Ratio, ResultRow, holm, paired
 
 By = Literal["steps", "nodes", "counted_seconds", "places"]
 WORDS: Mapping[By, str] = {
@@ -37,6 +37,7 @@ class Claim:
         temperature: of both.
         not_run: why nothing is run.
         level: of significance, by Holm's p.
+        both: whether it also says that its passes are kept: fewer nodes, or less time, at the same τ. One verdict for both.
     """
 
     paper: str
@@ -50,6 +51,13 @@ class Claim:
     temperature: float = 0.0
     not_run: str = ""
     level: float = LEVEL
+    both: bool = False
+
+    @property
+    def comparisons(self) -> tuple["tuple[str, str, float, By]", ...]:
+        """What is compared: the pairings, their temperature, and what is counted."""
+        bys: tuple[By, ...] = (self.by, "steps") if self.both else (self.by,)
+        return tuple((self.mine, self.other, self.temperature, by) for by in bys) if self.mine else ()
 
     @property
     def pairings(self) -> tuple[str, ...]:
@@ -59,7 +67,7 @@ class Claim:
     @property
     def parts(self) -> set[str]:
         """The names of the drafters and policies that it is about."""
-        specs = [self.mine.partition(" ")[0]] if self.by == "places" else [s for p in self.pairings for s in p.split(" ")]
+        specs = [self.mine.partition(" ")[0]] if self.by == "places" else [s for p in self.pairings for s in p.split(" ")[:2]]
         return {spec.partition(":")[0] for spec in specs if spec}
 
 
@@ -70,9 +78,10 @@ class Judged:
     Attributes:
         claim: of a paper.
         taus: τ of both, of places the share that is right; empty where nothing was run.
-        ratio: its p-value adjusted for all claims that were judged.
-        verdict: `holds`, `ties`, `fails` or `not run`.
+        ratio: its p-value adjusted for all comparisons that were judged.
+        verdict: `holds`, `ties`, `fails`, `too few prompts` or `not run`.
         why: it was not run.
+        kept: of a claim of both, the ratio of the passes.
     """
 
     claim: Claim
@@ -80,6 +89,7 @@ class Judged:
     ratio: Ratio | None = None
     verdict: str = "not run"
     why: str = ""
+    kept: Ratio | None = None
 
     def cells(self) -> dict[str, str]:
         """As a row of text."""
@@ -90,6 +100,8 @@ class Judged:
             ours = (
                 f"{what} {self.taus[0]:.2f}, {self.taus[1]:.2f}; {r.value:.2f} [{r.low:.2f}, {r.high:.2f}] of its {WORDS[c.by]}"
             )
+            if self.kept is not None:
+                ours += f", {self.kept.value:.2f} [{self.kept.low:.2f}, {self.kept.high:.2f}] of its passes"
         return {"paper": c.paper, "table": c.table, "claim": c.claim, "theirs": c.figures, "here": ours, "": self.verdict}
 
 
@@ -115,7 +127,7 @@ def judged(
         names: by the name of a drafter or policy in the claims, the spec that stands for it.
         missing: by such a name, why there is none.
     """
-    found, ratios = list[Judged](), list[Ratio]()
+    found, ratios = list[Judged](), dict[tuple[str, str, float, By], Ratio]()
     for claim in claims:
         why = claim.not_run or next((missing[name] for name in sorted(claim.parts & missing.keys())), "")
         rows = None if why else _rows(claim, results, names)
@@ -123,14 +135,26 @@ def judged(
             found.append(Judged(claim, why=why or "no result has both at this temperature"))
             continue
         mine, other, seed = rows
-        ratios.append(paired(mine, other, claim.by, seed))
-        found.append(Judged(claim, (mine["acceptance_length"], other["acceptance_length"]), ratios[-1]))
-    adjusted = iter(holm(ratios))
-    return [j if j.ratio is None else Judged(j.claim, j.taus, r := next(adjusted), verdict(j.claim, r)) for j in found]
+        for compared in claim.comparisons:
+            if compared not in ratios:
+                ratios[compared] = paired(mine, other, compared[-1], seed)
+        found.append(Judged(claim, (mine["acceptance_length"], other["acceptance_length"])))
+    adjusted = dict(zip(ratios, holm(list(ratios.values())), strict=True))
+    return [_with(j, [adjusted[c] for c in j.claim.comparisons]) if j.taus else j for j in found]
+
+
+def _with(one: Judged, ratios: Sequence[Ratio]) -> Judged:
+    """A claim with what was found of its comparisons."""
+    first, *kept = ratios
+    said = [verdict(one.claim, first), *(verdict(replace(one.claim, keeps=True), r) for r in kept)]
+    whole = next((word for word in (FEW, "fails", "ties") if word in said), "holds")
+    return replace(one, ratio=first, verdict=whole, kept=kept[0] if kept else None)
 
 
 def verdict(claim: Claim, ratio: Ratio) -> str:
     """Whether a claim holds, by its interval and its adjusted p-value."""
+    if ratio.few:
+        return FEW
     if claim.keeps:
         return "holds" if ratio.high <= 1 + KEPT else "fails" if ratio.p < claim.level and ratio.low > 1 + KEPT else "ties"
     if ratio.p >= claim.level:
@@ -143,7 +167,7 @@ def _rows(
 ) -> tuple[ResultRow, ResultRow, int] | None:
     for result in results:
         rows = [r for r in (*result["rows"], *result.get("places", ())) if r["temperature"] == claim.temperature]
-        of = {f"{r['drafter']} {r['policy']}": r for r in rows if r["policy"]}
+        of = {" ".join(filter(None, (r["drafter"], r["policy"], r.get("rule")))): r for r in rows if r["policy"]}
         mine = of.get(named(claim.mine, names))
         other = _plain(mine) if mine and claim.other == PLAIN else of.get(named(claim.other, names))
         if mine and other:
@@ -151,17 +175,23 @@ def _rows(
     return None
 
 
-def _plain(row: ResultRow) -> ResultRow:
-    """Plain decoding beside a row."""
+def _plain(row: ResultRow) -> ResultRow | None:
+    """Plain decoding beside a row; None of a result that does not say what it would cost."""
     each = row["per_prompt"]
+    if "counted_plain" not in each:
+        return None
     return {"acceptance_length": 1.0, "per_prompt": each | {"counted_seconds": each["counted_plain"]}}
 
 
-VERDICTS = ("holds", "ties", "fails", "not run")
+VERDICTS = ("holds", "ties", "fails", FEW, "not run")
 
 
 def summary(found: Sequence[Judged]) -> str:
-    """How many claims hold, tie, fail and were not run."""
-    told = [f"{word}: {sum(j.verdict == word for j in found)}" for word in VERDICTS]
-    ran = sum(j.ratio is not None for j in found)
-    return f"{len(found)} claims, {', '.join(told)}; p adjusted by Holm's method for the {ran} that were judged."
+    """How many claims hold, tie, fail and were not run; what is compared more than once counts once."""
+    distinct = {j.claim.comparisons or (j.claim.paper, j.claim.table, j.claim.claim): j for j in reversed(found)}
+    count = {word: sum(j.verdict == word for j in distinct.values()) for word in VERDICTS}
+    told = [f"{word}: {n}" for word, n in count.items() if n or word != FEW]
+    family = {c for j in found if j.ratio is not None and not j.ratio.few for c in j.claim.comparisons}
+    few = f" A verdict needs at least {ENOUGH} prompts." if count[FEW] else ""
+    several = "the 1 comparison" if len(family) == 1 else f"the {len(family)} different comparisons"
+    return f"{len(distinct)} claims, {', '.join(told)}; p adjusted by Holm's method over {several} of this run.{few}"

@@ -6,11 +6,13 @@ package `datasets` is installed. A row of another format is refused, and that on
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from draftree.errors import UserError
 
 Row = Mapping[str, Any]
+Wording = Literal["plain", "official"]
+"""How a benchmark's questions are asked: as here, or as in the evaluations of EAGLE-2 and GLIDE."""
 MT_BENCH = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
 SPEC_BENCH = ["translation", "summarization", "qa", "math_reasoning", "rag"]
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
@@ -30,6 +32,7 @@ class Format:
         category: of a row.
         raw: whether the text is continued as it is, and not asked in a chat.
         hub: name, configuration and split of the set on the hub.
+        official: the question as the papers' evaluations word it, in a chat, where that is another.
     """
 
     page: str
@@ -40,6 +43,7 @@ class Format:
     category: Callable[[Row], str] = field(default=lambda row: "")
     raw: bool = False
     hub: tuple[str, str | None, str] | None = None
+    official: Callable[[Row], str] | None = None
 
     def fault(self, row: Row) -> str:
         """Why a row is none of this format; nothing where it is one."""
@@ -76,6 +80,10 @@ def _deepspec(name: str) -> Format:
     return Format(page, {"turns": list}, _turns, _told, ("question_id",), lambda row: name)
 
 
+SPIDER = (
+    "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the answer."
+)
+"""What stands before a question of Spider in GLIDE's evaluation."""
 _ALPACA = {"instruction": str, "input": str, "output": str}
 _QUESTIONS = {"question_id": int, "category": str, "turns": list}
 FORMATS: Mapping[str, Format] = {
@@ -91,13 +99,15 @@ FORMATS: Mapping[str, Format] = {
         _turns, _told, (), lambda r: r["category"]),
     "humaneval": Format(
         "https://github.com/openai/human-eval", {"task_id": str, "prompt": str, "entry_point": str, "test": str},
-        lambda r: [r["prompt"]], raw=True, hub=("openai/openai_humaneval", None, "test")),
+        lambda r: [r["prompt"]], raw=True, hub=("openai/openai_humaneval", None, "test"),
+        official=lambda r: f"Complete the code I provided.\n\n{r['prompt'].strip()}\n"),
     "gsm8k": Format(
         "https://github.com/openai/grade-school-math", {"question": str, "answer": str}, "{question}",
         lambda r: "####" in r["answer"], hub=("openai/gsm8k", "main", "test")),
     "natural_questions": Format(
         "https://github.com/google-research-datasets/natural-questions/tree/master/nq_open",
-        {"question": str, "answer": list}, "{question}?", hub=("google-research-datasets/nq_open", None, "validation")),
+        {"question": str, "answer": list}, "{question}?", hub=("google-research-datasets/nq_open", None, "validation"),
+        official=lambda r: f"{r['question'][:1].upper()}{r['question'][1:]}?"),
     "alpaca": Format(
         "https://github.com/tatsu-lab/stanford_alpaca#data-release", _ALPACA, "{instruction}\n\n{input}",
         lambda r: str(r.get("text", "Below")).startswith("Below"), hub=("tatsu-lab/alpaca", None, "train")),
@@ -106,15 +116,17 @@ FORMATS: Mapping[str, Format] = {
         lambda r: not r["text"], hub=("gbharti/finance-alpaca", None, "train")),
     "cnn_dm": Format(
         "https://huggingface.co/datasets/abisee/cnn_dailymail", {"article": str, "highlights": str, "id": str},
-        "Summarize the following article.\n\n{article}", hub=("abisee/cnn_dailymail", "3.0.0", "test")),
+        "Summarize the following article.\n\n{article}", hub=("abisee/cnn_dailymail", "3.0.0", "test"),
+        official=lambda r: f"Summarize: {r['article']}"),
     "spider": Format(
         "https://github.com/taoyds/spider", {"db_id": str, "query": str, "question": str, "question_toks": list},
         "Write a SQL query for the database '{db_id}': {question}", category=lambda r: r["db_id"],
-        hub=("xlangai/spider", None, "validation")),
+        hub=("xlangai/spider", None, "validation"), official=lambda r: f"{SPIDER} {r['question']}"),
     "codesearchnet_python": Format(
         "https://github.com/github/CodeSearchNet#data-details",
         {"repo": str, "path": str, "func_name": str, "language": str, "code": str, "docstring": str},
-        "Write the Python function `{func_name}`, whose docstring is:\n\n{docstring}", lambda r: r["language"] == "python"),
+        "Write the Python function `{func_name}`, whose docstring is:\n\n{docstring}", lambda r: r["language"] == "python",
+        official=lambda r: f"Please generate code based on the following doc:\n{r['docstring']}"),
     **{name: _deepspec(name) for name in ("math500", "aime", "mbpp", "livecodebench", "arena_hard")},
 }  # fmt: skip
 
@@ -128,13 +140,14 @@ class Asked:
     raw: bool
 
 
-def asked(name: str, row: Row, where: str) -> Asked:
+def asked(name: str, row: Row, where: str, wording: Wording = "plain") -> Asked:
     """What a row asks.
 
     Args:
         name: of its format.
         row: to be read.
         where: it stands, for the error.
+        wording: of the question.
 
     Raises:
         UserError: it is of another format, which is named where it is known; or it holds no question.
@@ -144,9 +157,10 @@ def asked(name: str, row: Row, where: str) -> Asked:
         others = [other for other, its in FORMATS.items() if not its.fault(row)]
         reads = f"; it reads as {' or '.join(others)}" if others else ""
         raise UserError(f"{where} is not in the format of {name}: {fault} ({known.page}){reads}")
-    questions = known.questions(row)
+    official = known.official if wording == "official" else None
+    questions = known.questions(row) if official is None else [official(row)]
     if WITHHELD in "".join(questions):
         raise UserError(f"{where} holds no text yet: fetch it with the benchmark's own script ({known.page})")
     if not all(questions):
         raise UserError(f"{where}: what it asks is empty")
-    return Asked(questions, known.category(row), known.raw)
+    return Asked(questions, known.category(row), known.raw and official is None)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from draftree.boundary.files import Entries, read_object
+from draftree.boundary.files import Entries, read_object, understood
 from draftree.boundary.knobs import Part, knob
 from draftree.boundary.progress import Tell, silent
 from draftree.costs.curves import Costs, CostTable
@@ -162,12 +162,17 @@ class Machine:
 
         Raises:
             UnknownName: there is none.
+            UserError: its file cannot be read.
         """
         if name not in names():
             raise UnknownName("machine", name, names())
         path = FOLDER / f"{name}.json"
-        saved = Entries(read_object(path, "a machine's costs"), path).get("roofline", dict, {})
-        return cls(name, CostTable.load(path), Roofline(**saved) if saved else None)
+        entries = Entries(read_object(path, "a machine's costs"), path)
+        saved, about = entries.get("roofline", dict, {}), Entries(entries.get("about", dict), f"'{path}': about")
+        for entry in ("device", "kind"):
+            about.get(entry, str)
+        with understood(f"'{path}' is not a machine's costs"):
+            return cls(name, CostTable.load(path), Roofline(**saved) if saved else None)
 
     @property
     def summary(self) -> str:

@@ -149,7 +149,8 @@ def row(saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: 
         UserError: the log is broken.
     """
     entries = Entries(saved, "the oracle's log")
-    lengths, all_of_them = entries.get("lengths", list[int], least=0), worklog.unrun(entries.get("reach", list[int]))
+    lengths = entries.get("lengths", list[int], least=0)
+    all_of_them = worklog.unrun(entries.get("reach", list[int]), sum(lengths), "the oracle's log")
     starts = entries.get("starts", list[int], least=0)
     if sum(lengths) != len(all_of_them) or len(starts) != len(lengths):
         raise UserError("the oracle's log does not fit together: its lengths are not those of its reach")

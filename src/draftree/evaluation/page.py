@@ -93,7 +93,8 @@ def verdict(result: Result) -> str:
         untold = f"nothing was told apart from plain decoding in {others} comparisons"
         return f"{where}, {untold}: the best, {name_of(best)}, has {figure}. More prompts may decide."
     if known.ratio.verdict == "slower":
-        return f"{where}, do not speculate on text like this: the best of {others} pairings, {name_of(best)}, has {figure}."
+        one = "the only pairing" if others == 1 else f"the best of {others} pairings"
+        return f"{where}, do not speculate on text like this: {one}, {name_of(best)}, has {figure}."
     how_much = f"{best['nodes_per_step']:.1f} nodes a step, of which {best['acceptance_length'] - 1:.2f} are accepted"
     return f"{where}, speculate with {name_of(best)}: {figure}, at {how_much}. {_close(rows, known, by)}"
 

@@ -14,9 +14,8 @@ import transformers
 
 import draftree
 from draftree.boundary.machine import machine
-from draftree.models.between import shortened
-from draftree.models.compiling import compiled_kinds
-from draftree.models.linears import packed_shapes
+from draftree.models.kernel_linear import packed_shapes
+from draftree.models.kernel_modules import replaced_kinds
 from draftree.models.target import Target
 
 
@@ -47,8 +46,8 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "context": decoder.context,
             **({"packed": packed} if (packed := packed_shapes(decoder.model)) else {}),
-            **({"compiled": compiled} if (compiled := compiled_kinds(decoder.model)) else {}),
-            **({"between": between} if (between := shortened(decoder.model)) else {}),
+            **({"compiled": compiled} if (compiled := decoder.native_kinds) else {}),
+            **({"between": between} if (between := replaced_kinds(decoder.model)) else {}),
             **({"loading": said} if (said := target.loading.said) else {}),
         },
     }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftree.models.cache import SlotCache
-from draftree.models.decoder import UNNORMED
+from draftree.models.hf_runner import UNNORMED
 from draftree.models.target import LAST, Needs, Probes, Taps, Target, Verified
 from draftree.tree import Ints, Tree, Verdict
 

@@ -17,15 +17,16 @@ from typing import Any, Self
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from draftree.boundary.files import Entries, append, read_object, understood, whole, write_text
+from draftree.boundary.files import Entries, append, checked, read_object, understood, whole, write_text
 from draftree.boundary.progress import Tell, silent
 from draftree.engine import plain
 from draftree.errors import UserError
 from draftree.evaluation.provenance import fingerprint
 from draftree.evaluation.recording import Recording, Text
 from draftree.evaluation.replayed import Replayed
-from draftree.models.decoder import UNNORMED
+from draftree.models.hf_runner import UNNORMED
 from draftree.models.target import LAST, Needs, Target
 from draftree.request import Request
 
@@ -64,10 +65,10 @@ class Recordings:
         layers = {layer if layer == UNNORMED else index(layer) for some in needs for layer in (*some.hidden, LAST)}
         kv = {layer for some in needs for layer in some.kv}
         lines, texts = folder / "texts.jsonl", dict[str, list[int]]()
-        with suppress(FileNotFoundError, ValueError):  # of a line that was broken off, the text is written again
-            for line in lines.read_text("utf-8").splitlines():
-                key, tokens = json.loads(line)
-                texts[key] = tokens
+        if lines.is_file():
+            for line in lines.read_text("utf-8", errors="replace").splitlines():
+                with suppress(UserError):  # of a line that was broken off, the text is written again
+                    texts |= _written(line, target.decoder.vocab)
         return cls(folder, target, Needs(tuple(sorted(layers)), tuple(sorted(kv))), texts)
 
     @property
@@ -104,12 +105,17 @@ class Recordings:
             raise UserError(f"'{self.folder}' holds no recording of request {request.number} with these settings")
         with understood(f"'{self._file(key(request))}' is not a recording"):
             tensors = load_file(self._file(key(request)), device=str(self.target.decoder.device))
-        text = self._text(request)
-        cache = self.target.new_cache(1, len(text.tokens) if self.needs.kv else 1)
-        for layer in self.needs.kv:
-            for stored, name in zip(cache.layer(layer), ("keys", "values"), strict=True):
-                stored[0, :, : len(text.tokens)] = tensors[f"{name}.{layer}"]
-        hidden = {self.target.decoder.hidden_index(layer): tensors[f"hidden.{layer}"] for layer in self.needs.hidden}
+            text, decoder = self._text(request), self.target.decoder
+            cache = self.target.new_cache(1, len(text.tokens) if self.needs.kv else 1)
+            for layer in self.needs.kv:
+                for stored, name in zip(cache.layer(layer), ("keys", "values"), strict=True):
+                    place = stored[0, :, : len(text.tokens)]
+                    place.copy_(_of_shape(tensors[f"{name}.{layer}"], place.shape, stored.dtype))
+            wanted = (len(text.tokens), decoder.hidden)
+            hidden = {
+                decoder.hidden_index(layer): _of_shape(tensors[f"hidden.{layer}"], wanted, decoder.dtype)
+                for layer in self.needs.hidden
+            }
         return Recording(self.target, (text,), hidden, cache)
 
     def source(self, request: Request) -> Replayed:
@@ -154,12 +160,37 @@ class Recordings:
         return set()
 
 
+def _written(line: str, vocab: int) -> dict[str, list[int]]:
+    """Return the key and the tokens of a line.
+
+    Raises:
+        UserError: it was broken off, or holds tokens that the target does not have.
+    """
+    with understood("the line is not a key and its tokens"):
+        key, tokens = json.loads(line)
+    checked(key, str, "the key")
+    if any(token >= vocab for token in checked(tokens, list[int], "a token", least=0)):
+        raise UserError(f"a token is {max(tokens)}, allowed are those below {vocab}")
+    return {key: tokens}
+
+
 def key(request: Request) -> str:
     """A request's name in a folder: its text follows from prompt and limit, and where it is drawn from number and settings."""
     sampling = request.sampling
     drawn = "" if sampling.greedy else f"{sampling} {request.number}"
     asked = f"{request.prompt} {request.max_new_tokens} {sorted(request.eos)} {drawn}"
     return hashlib.sha256(asked.encode()).hexdigest()[:24]
+
+
+def _of_shape(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor that was read.
+
+    Raises:
+        ValueError: it is of another shape or dtype.
+    """
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
+        raise ValueError(f"a tensor is {tensor.dtype} {list(tensor.shape)}, allowed is {dtype} {list(shape)}")
+    return tensor
 
 
 def identity(target: Target) -> dict[str, str]:

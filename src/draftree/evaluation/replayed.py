@@ -50,7 +50,9 @@ class Replayed(Target):
     def new_cache(self, rows: int, slots: int) -> SlotCache:
         return self._recording.new_cache(rows, slots)
 
-    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None) -> Verified:
+    def prefill(
+        self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None, more: int = 0
+    ) -> Verified:
         found = self._recording.prefill(cache, prompts, needs)
         return replace(found, logits=self._after(np.array([len(prompts[0]) - 1])))
 

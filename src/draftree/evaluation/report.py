@@ -5,7 +5,8 @@ Shapes: P prompts.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from draftree.acceptors.base import Acceptor
-from draftree.boundary.files import Entries, read_object, write_text
+from draftree.boundary.files import Entries, read_object, understood, write_text
 from draftree.costs.curves import Costs, CostTable, counted, counted_plain
 from draftree.errors import UserError
 from draftree.evaluation import worklog
@@ -202,8 +203,46 @@ FORMAT = 2
 
 def save(result: Mapping[str, Any], path: Path) -> None:
     """Writes a result, whole or not at all."""
+    write_text(path, as_text(result))
+
+
+def as_text(result: Mapping[str, Any]) -> str:
+    """Return a result as JSON, each list of numbers on one line.
+
+    Raises:
+        ValueError: a figure is not finite.
+    """
     on_a_line = lambda found: "[" + " ".join(found[0][1:-1].split()) + "]"
-    write_text(path, NUMBERS.sub(on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n")
+    return NUMBERS.sub(on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n"
+
+
+RESULT = "a result as `draftree bench --out` writes it"
+KINDS: Mapping[str, Any] = {
+    "simulated": bool, "provenance": dict, "rows": list[ResultRow], "oracle": list[dict[str, Any]],
+    "categories": list[str], "texts": dict[str, list[dict[str, Any]]],
+}  # fmt: skip
+"""Entries of a result, and their types."""
+ROW_KINDS: Mapping[str, Any] = {
+    "drafter": str, "policy": str | None, "temperature": float,
+    "acceptance_length": float, "machine": str,
+    "intervals": dict, "per_prompt": dict, "work": dict, "phases": dict,
+}  # fmt: skip
+"""Entries of a row, and their types."""
+
+
+@contextmanager
+def consistent(*paths: Path) -> Iterator[None]:
+    """Turn whatever goes wrong with what saved results hold into one line.
+
+    A result is read by its types; whether its figures fit together shows only where they are counted with. Without a path,
+    errors stay as they are.
+
+    Raises:
+        UserError: something went wrong inside.
+    """
+    names = ", ".join(f"'{path}'" for path in paths)
+    with understood(f"{names}: the entries do not fit together") if paths else nullcontext():
+        yield
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -212,10 +251,15 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is not one.
     """
-    what = "a result as `draftree bench --out` writes it"
-    result = Entries(read_object(path, what), path)
+    result = Entries(read_object(path, RESULT), path)
     if (version := result.get("format", int, 1)) not in range(1, FORMAT + 1):
         raise UserError(f"'{path}' is a result of format {version}, allowed is 1 … {FORMAT}: another version has written it")
     if not result.get("rows", list[ResultRow]) or not result.get("provenance", dict):
-        raise UserError(f"'{path}' is not {what}: it has no rows or no provenance")
+        raise UserError(f"'{path}' is not {RESULT}: it has no rows or no provenance")
+    for name in KINDS.keys() & result.values.keys():
+        result.get(name, KINDS[name])
+    for number, row in enumerate(result.values["rows"]):
+        saved = Entries(row, f"'{path}', row {number}")
+        for name in ROW_KINDS.keys() & row.keys():
+            saved.get(name, ROW_KINDS[name])
     return dict(result.values)

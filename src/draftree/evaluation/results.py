@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from draftree.boundary.progress import Tell, silent
 from draftree.costs.curves import CostTable
 from draftree.evaluation import oracle, report
 from draftree.evaluation.bench import Bench
@@ -21,7 +22,9 @@ Run = tuple[Sequence[Mapping[Cell, PromptResult]], Prices]
 """What was done for each prompt, and the costs of each drafter that it is counted by."""
 
 
-def finished(work: Bench, runs: Mapping[str, Run], about: Mapping[str, Any], categories: Sequence[str]) -> dict[str, Any]:
+def finished(
+    work: Bench, runs: Mapping[str, Run], about: Mapping[str, Any], categories: Sequence[str], tell: Tell = silent
+) -> dict[str, Any]:
     """The result of all cells: rows, the oracle's beside them, and where they come from.
 
     Args:
@@ -29,9 +32,13 @@ def finished(work: Bench, runs: Mapping[str, Run], about: Mapping[str, Any], cat
         runs: by machine; by no name on the one at hand.
         about: the provenance so far.
         categories: of each prompt.
+        tell: told how many drafters have been measured by themselves.
     """
     done, prices = next(iter(runs.values()))
-    quality = {d: work.quality(d, done, prices[d]) for d in prices}
+    quality = {}
+    for count, drafter in enumerate(prices):
+        tell(count, drafter, of=len(prices))
+        quality[drafter] = work.quality(drafter, done, prices[drafter])
     temperature, starts = next(c.temperature for c in work.cells if c.plain), [len(r.prompt) for r in work.requests]
     ahead = {d: e.drafter.ahead for (d, _), e in work.engines.items()}
     logs = {d: oracle.log(d, temperature, starts, q.reach, ahead[d]) for d, q in quality.items()}

@@ -9,18 +9,20 @@ import hashlib
 import importlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 from draftree.boundary.files import understood
 from draftree.data.prompts import Content, question
-from draftree.data.rows import READERS, Row, messages, rows
+from draftree.data.rows import CHATS, READERS, Row, messages, rows
 from draftree.errors import UnknownName, UserError, shown
-from draftree.evaluation.formats import FORMATS, asked
+from draftree.evaluation.formats import FORMATS, Wording, asked
 
 FOLDER = Path(__file__).parent / "prompts"
+APART = 1 << 20
+"""Between the numbers of prompts of different suites that are joined."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,39 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in FOLDER.glob("*.jsonl")))
 
 
-def load(name: str, whole: bool = False) -> Suite:
+def joined(several: Sequence[str], whole: bool = False, wording: Wording = "plain") -> Suite:
+    """Return the prompts of several suites as one; a prompt without a category is of its suite's name.
+
+    Args:
+        several: names as `load` takes them, at least one.
+        whole: as of `load`.
+        wording: as of `load`.
+
+    Raises:
+        UserError: one cannot be read, or one is named twice.
+    """
+    found = [load(name, whole, wording) for name in several]
+    if len(found) == 1:
+        return found[0]
+    if len({suite.sha256 for suite in found}) < len(found):
+        raise UserError(f"--suite is given {', '.join(several)}: two of them hold the same prompts, allowed are different ones")
+    prompts = [
+        replace(p, number=p.number + i * APART, category=p.category or suite.name)
+        for i, suite in enumerate(found)
+        for p in suite.prompts
+    ]
+    digest = hashlib.sha256("".join(suite.sha256 for suite in found).encode()).hexdigest()
+    rules = dict.fromkeys(suite.rule for suite in found if suite.rule)
+    return Suite("+".join(suite.name for suite in found), digest, tuple(prompts), "; ".join(rules))
+
+
+def load(name: str, whole: bool = False, wording: Wording = "plain") -> Suite:
     """Return a shipped suite, the one in a file, or with the name of a format before a colon, a benchmark's own file.
 
     Args:
         name: of the suite or the file.
         whole: take a text file as one prompt; by default each line of a file `.txt` is a question.
+        wording: of a benchmark's questions: `official` is that of the papers' own evaluations, where it is another.
 
     Raises:
         UserError: there is no such suite or file, or a row of it is not a prompt.
@@ -96,9 +125,9 @@ def load(name: str, whole: bool = False) -> Suite:
     benchmark, _, file = name.partition(":")
     path = FOLDER / f"{name}.jsonl" if name in names() else Path(name)
     if benchmark in FORMATS and not isfile(path):
-        return _benchmark(benchmark, file)
+        return _benchmark(benchmark, file, wording)
     if not isfile(path):
-        raise UnknownName("suite (a file, or the name of a shipped one or of a format)", name, (*names(), *FORMATS))
+        raise UnknownName("suite or file of prompts", name, (*names(), *FORMATS))
     with understood(f"cannot read suite '{name}'"):
         data = path.read_bytes()
         found, rule = _read(path, whole)
@@ -122,7 +151,7 @@ def _read(path: Path, whole: bool) -> tuple[list[tuple[Row, str]], str]:
     return asked, "each line is a question; --whole takes the file as one prompt"
 
 
-def _benchmark(name: str, file: str) -> Suite:
+def _benchmark(name: str, file: str, wording: Wording) -> Suite:
     """A benchmark's own rows, from a file, or from the hub where none is named."""
     if file and not isfile(file):
         raise UserError(f"suite '{name}:{file}': there is no file '{file}'")
@@ -130,7 +159,7 @@ def _benchmark(name: str, file: str) -> Suite:
     with understood(f"cannot read suite '{name}'"):
         for i, (row, where) in enumerate(rows(Path(file)) if file else _hub(name)):
             digest.update(json.dumps(row, sort_keys=True, default=str).encode())
-            of = asked(name, row, where)
+            of = asked(name, row, where, wording)
             first, *after = of.questions
             prompts.append(SuitePrompt(i, first if of.raw else question(first), of.category, tuple(after)))
     if not prompts:
@@ -169,7 +198,7 @@ def content(row: dict[str, Any], where: str) -> Content:
             if not isinstance(text, str) or not text:
                 raise UserError(f"{where}: '{key}' is {shown(text)}, allowed is {'a list of ' if first else ''}text")
             return text if key == "prompt" else question(text)
-    if not row.keys() & {"text", "messages", "conversations"}:
+    if not row.keys() & {"text", *CHATS}:
         allowed = "turns, question, messages, conversations, prompt or text"
         raise UserError(f"{where} has the keys {', '.join(sorted(row)) or '(none)'}; allowed is {allowed}")
     chat = messages(row, where)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from draftree.evaluation.intervals import LEVEL, ResultRow, beside_plain
+from draftree.evaluation.intervals import ENOUGH, LEVEL, ResultRow, beside_plain
 from draftree.evaluation.oracle import free_passes
 from draftree.evaluation.profile import Part
 from draftree.evaluation.report import expected_speedup
@@ -187,6 +187,9 @@ def claims(result: Mapping[str, Any]) -> str:
         if c.ratio.verdict in named:
             also = (f"T = {c.mine['temperature']:g}" if c.mine["temperature"] else "", c.mine.get("machine"))
             named[c.ratio.verdict].append(" ".join(filter(None, (c.mine["drafter"], c.mine["policy"], *also))))
+    if found and all(c.ratio.few for c in found):
+        return f"No verdict beside plain decoding: at least {ENOUGH} prompts are needed."
     told = [f"{verdict}: {', '.join(names) or 'none'}" for verdict, names in named.items()]
     how = "by the clock" if clocked else "by counted seconds"
-    return f"Beside plain decoding {how}, {len(found)} comparisons at {LEVEL:.0%} together (Holm): {'; '.join(told)}."
+    several = "1 comparison" if len(found) == 1 else f"{len(found)} comparisons"
+    return f"Beside plain decoding {how}, {several} at {LEVEL:.0%} together (Holm): {'; '.join(told)}."

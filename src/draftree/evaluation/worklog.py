@@ -27,14 +27,21 @@ def runs(values: Sequence[int]) -> Runs:
     return list(chain.from_iterable((value, len(list(same))) for value, same in groupby(values)))
 
 
-def unrun(coded: Runs) -> list[int]:
-    """The column that was coded.
+def unrun(coded: Runs, length: int, where: str) -> list[int]:
+    """Return the column that was coded.
+
+    Args:
+        coded: pairs of a value and its count.
+        length: of the column. A wrong count is found before memory is taken for it.
+        where: the column comes from, for the error.
 
     Raises:
         UserError: it is no such column.
     """
     if len(coded) % 2 or any(count < 1 for count in coded[1::2]):
-        raise UserError(f"a column of the steps' work has {len(coded)} numbers, allowed are pairs of a value and a count")
+        raise UserError(f"{where}: a column has {len(coded)} numbers, allowed are pairs of a value and a count")
+    if sum(coded[1::2]) != length:
+        raise UserError(f"{where} is not a log of steps: its columns do not fit together")
     return [value for value, count in zip(coded[::2], coded[1::2], strict=True) for _ in range(count)]
 
 
@@ -62,13 +69,15 @@ def decode(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
     """
     entries = Entries(log, where)
     shapes = [tuple(shape) for shape in entries.get("shapes", list[list[int]])]
-    shape, fed, context, accepted, depth = (unrun(entries.get(name, list[int])) for name in COLUMNS[:-1])
-    finds = unrun(entries.get(COLUMNS[-1], list[int], [0, len(fed)] if fed else []))
+    counts = entries.get("steps", list[int], least=0)
+    columns = [entries.get(name, list[int], least=None if name == "context" else 0) for name in COLUMNS[:-1]]
+    columns.append(entries.get(COLUMNS[-1], list[int], [0, sum(counts)] if sum(counts) else []))
+    shape, fed, context, accepted, depth, finds = (unrun(column, sum(counts), where) for column in columns)
     try:
         steps = [Step(a, f - 1, d) for a, f, d in zip(accepted, fed, depth, strict=True)]
         work = [Work(shapes[s], f, 1, c, n) for s, f, c, n in zip(shape, fed, accumulate(context), finds, strict=True)]
         several = iter(zip(steps, work, strict=True))
-        found = [list(islice(several, count)) for count in entries.get("steps", list[int], least=0)]
+        found = [list(islice(several, count)) for count in counts]
         if next(several, None) is not None:
             raise ValueError
     except (IndexError, ValueError) as error:

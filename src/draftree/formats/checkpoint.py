@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig
 from draftree.boundary import files
 from draftree.boundary.files import Entries, filled, read_object, understood
 from draftree.errors import DraftreeWarning, UserError, shown
-from draftree.models.sources import shipped_folder
+from draftree.models.sources import shipped_folder, without_weights
 from draftree.models.target import Target
 
 ABOUT = "draftree"
@@ -32,6 +32,8 @@ ABOUT = "draftree"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FILES = (WEIGHTS, "pytorch_model.bin")
 """The usual names of weights' files."""
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of attention and feed-forward, each with or without a bias."""
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -44,6 +46,8 @@ def shipped(method: str, checkpoint: str, target: Target) -> Path:
     if checkpoint:
         return Path(checkpoint)
     if (folder := shipped_folder(target.name, method)) is None:
+        if told := without_weights(target.name):
+            raise UserError(told)
         raise UserError(
             f"no '{method}' is shipped for target '{target.name}': train one (draftree train {method} --target … --data … "
             f"--out FOLDER) and name its folder, or use {method}:checkpoint=FOLDER"
@@ -192,9 +196,25 @@ class Checkpoint:
             UserError: it names missing, foreign and mis-shaped tensors.
         """
         with torch.device("meta"):
-            self._fitting(make(), optional)
-        network = make()
+            self._fitting(self._with_biases(make()), optional)
+        network = self._with_biases(make())
         self.fill(network, optional)
+        return network
+
+    def _with_biases(self, network: M) -> M:
+        """Give the projections of each layer the biases that the checkpoint has, where it has any of them.
+
+        Configs have one entry for several projections (`attention_bias`), and some have none at all (Qwen2's).
+        """
+        for prefix, block in network.named_modules():
+            own = [part for part in PROJECTIONS if isinstance(getattr(block, part, None), nn.Linear)]
+            there = {part: self.name(f"{prefix}.{part}.bias") in self.tensors for part in own}
+            if not any(there.values()):
+                continue
+            for part, has_bias in there.items():
+                linear = getattr(block, part)
+                if has_bias is (linear.bias is None):
+                    linear.bias = nn.Parameter(linear.weight.new_zeros(linear.out_features)) if has_bias else None
         return network
 
     def fill(self, network: nn.Module, optional: Set[str] = frozenset()) -> None:

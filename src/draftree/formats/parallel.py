@@ -10,12 +10,15 @@ Shapes: V vocabulary, V′ draft vocabulary.
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from draftree.boundary.files import Entries
 from draftree.errors import UnknownName, UserError
+from draftree.formats import entries
 from draftree.formats.checkpoint import CONFIG, Checkpoint
 from draftree.formats.speculators import HOW, KIND, LAYER
+from draftree.tree import MAX_NODES
 
 NESTED = "dflash_config"
 EMBEDDING, HEAD, MAP, MARKS = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
@@ -33,6 +36,8 @@ Markov = Literal["vanilla", "gated", "rnn"]
 SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
 LONGEST = 32768
 """A Qwen3's context where its config says nothing."""
+FIRST_SLIDING = 28
+"""Likewise, the first layer that slides (`max_window_layers`)."""
 LAST_VERSION = "0.5.0"
 """Of speculators, whose layout is written."""
 Kind = Literal["dflash", "dspark", "jetspec"]
@@ -111,8 +116,24 @@ def loaded(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
     second = any(mark in key for key in stored.tensors for mark in SECOND)
     if second or "DFlash2DraftModel" in (config.get("architectures") or ()):
         raise UserError(f"'{where}' holds a DFlash 2, which adds convolutions and a selector: allowed is DFlash")
+    _check_entries(config, where)
     stored = replace(stored, name=_names(config, stored.tensors.keys()))
     return stored, _layout(config, stored)
+
+
+def _check_entries(config: dict[str, Any], where: Path) -> None:
+    """Refuse entries of other networks, and warn of unknown ones.
+
+    Raises:
+        UserError: an entry changes what the network computes in a way that is not supported.
+    """
+    nested, layer, method = config.get(NESTED), config.get(LAYER), str(config.get(KIND, "dflash"))
+    if KIND in config:
+        entries.SPECULATED_BLOCKS.check(config, where, method)
+        entries.QWEN3.check(layer if isinstance(layer, dict) else {}, where, method)
+    else:
+        entries.BLOCKS.check(config, where, method)
+    entries.BLOCKS.check(nested if isinstance(nested, dict) else {}, where, method)
 
 
 def name(key: str) -> str:
@@ -136,11 +157,13 @@ def _names(config: Mapping[str, Any], keys: Set[str]) -> Callable[[str], str]:
 
 def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
     where = stored.folder / CONFIG
-    entries = Entries(config, where)
-    speculated, nested = KIND in config, entries.get(NESTED, dict[str, Any], {})
-    values = entries.get(LAYER, dict[str, Any]) if speculated else dict(config)
+    outer = Entries(config, where)
+    speculated, nested = KIND in config, outer.get(NESTED, dict[str, Any], {})
+    values = outer.get(LAYER, dict[str, Any]) if speculated else dict(config)
     said = Entries(config | nested, where)  # either of block size and mask token may stand in either place
     block, mask = said.get("block_size", int, least=1), said.get("mask_token_id", int, least=0)
+    if block > MAX_NODES:  # its masks grow with the square of it
+        raise UserError(f"{said.where}: block_size is {block}, allowed is at most {MAX_NODES}, the most nodes of a tree")
     ids = said.get("aux_hidden_state_layer_ids" if speculated else "target_layer_ids", list[int])
     reads = tuple(ids) if speculated else tuple(layer + 1 for layer in ids)
     official = "Qwen3DSparkModel" in (config.get("architectures") or ())
@@ -168,10 +191,17 @@ def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
 
 def _sights(layers: Entries, said: Entries, count: int, native: bool) -> tuple[Sight, ...]:
     """Of each layer: a sliding one is causal unless something else is said; in transformers' class it looks both ways."""
-    types = layers.get("layer_types", list[str] | None, None) or ["full_attention"] * count
+    window = layers.get("sliding_window", int | None, None, least=1)
+    switched = layers.get("use_sliding_window", bool | None, None)
+    named = layers.get("layer_types", list[str] | None, None)
+    types = named or ["full_attention"] * count
+    if not named and switched and window is not None:  # as transformers derives them
+        first = layers.get("max_window_layers", int, FIRST_SLIDING)
+        types = ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
     if len(types) != count or not set(types) <= {"full_attention", "sliding_attention"}:
         raise UserError(f"layer_types is {types}, allowed are {count} of full_attention and sliding_attention")
-    window = layers.get("sliding_window", int | None, None, least=1)
+    if switched is False and window is not None and "sliding_attention" in types:
+        raise UserError(f"use_sliding_window is false and layer_types is {types}, allowed is full_attention")
     causal = said.get("causal_head", bool | None, None) or said.get(
         "is_causal", bool | None, said.get("causal", bool | None, None)
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from draftree.boundary.files import Entries
 from draftree.errors import UserError
+from draftree.formats import entries
 from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint
 
 KIND, LAYER, HOW = "speculators_model_type", "transformer_layer_config", "speculators_config"
@@ -40,10 +41,6 @@ TYPES: Mapping[str, Any] = {
     "fusion_bias": bool, LAYER_IDS: list[int] | None,
 }  # fmt: skip
 """The types of entries, in either layout, where they are there."""
-UNSUPPORTED = ("layernorms", "norm_before_fc", "fc_norm", "norm_output")
-"""Flags of networks that differ from the published methods, in either layout."""
-HARMLESS = ("fusion_bias", "norm_before_residual", "embed_requires_grad", "tie_word_embeddings", "use_cache", "return_dict")
-"""Here, every other flag that is true is refused: later versions have more of them."""
 DRAFTED = 5
 """The chain a server drafts by default."""
 AROUND = (ABOUT, KIND, HOW, LAYER, "speculators_version", "transformers_version")
@@ -86,23 +83,35 @@ def loaded(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[str, Any]]
     for name, hint in TYPES.items():
         said.get(name, hint, None, least=0)
     _refuse_unsupported(config, method, where)
+    layer = layer_of(config, method, where)
     if KIND not in config:
         return stored, config
-    layer = config.get(LAYER)
-    if not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
-        got = layer.get("model_type") if isinstance(layer, dict) else layer
-        raise UserError(f"'{where}' has a {LAYER} of '{got}', allowed is 'llama'")
     if method == "eagle":
         return stored, layer | {"bias": config.get("fusion_bias", "fusion_fc.bias" in stored.tensors)}
     return stored, layer | {k: config[k] for k in FIELDS if config.get(k) is not None}
 
 
+def layer_of(config: dict[str, Any], method: str, where: Path) -> dict[str, Any]:
+    """Return the config of the layer, in either layout, its entries checked.
+
+    Raises:
+        UserError: the layer is of another kind, or an entry changes the network in a way that is not supported.
+    """
+    if KIND not in config:
+        (entries.PEAGLE if method == "peagle" else entries.EAGLE).check_layer(config, where, method)
+        return dict(config)
+    entries.SPECULATORS.check(config, where, method)
+    layer = config.get(LAYER)
+    if not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
+        got = layer.get("model_type") if isinstance(layer, dict) else layer
+        raise UserError(f"'{where}' has a {LAYER} of '{got}', allowed is 'llama'")
+    entries.LLAMA.check_layer(layer, where, method)
+    return layer
+
+
 def _refuse_unsupported(config: dict[str, Any], method: str, where: Path) -> None:
     if KIND in config and config[KIND] != method:
         raise UserError(f"'{where}' has {KIND} '{config[KIND]}', allowed is '{method}'")
-    for flag in UNSUPPORTED if KIND not in config else [k for k in config if k not in HARMLESS]:
-        if config.get(flag) is True:
-            raise UserError(f"'{where}' has {flag} true, allowed is false: that is another network than '{method}'")
     ids = config.get(LAYER_IDS)
     if ids and len(ids) != 3:
         raise UserError(f"'{where}' has {LAYER_IDS} {ids}, allowed are three layers")

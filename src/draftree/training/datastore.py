@@ -11,6 +11,7 @@ import draftree
 from draftree.boundary.files import whole_folder, writable
 from draftree.boundary.progress import Tell, silent
 from draftree.data.corpus import Documents, files
+from draftree.data.rows import Skipped
 from draftree.drafters.lookup.datastore import Stored, tokenizer_hash
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import command, commit
@@ -35,6 +36,8 @@ def build(
     settings: Mapping[str, str] | None = None,
     tell: Tell = silent,
     source: Source = Source(),
+    overwrite: bool = False,
+    skipped: Skipped | None = None,
 ) -> dict[str, Any]:
     """Builds a datastore from a corpus and returns its note; nothing is at `out` before all is there.
 
@@ -46,6 +49,8 @@ def build(
         settings: how it is built, by name.
         tell: told how many megabytes are read.
         source: how the target's tokenizer is found.
+        overwrite: whether the new folder replaces what is in `out`.
+        skipped: counts rows that cannot be read, which are left out; without it the first one is an error.
 
     Raises:
         UserError: something that was asked for does not exist or does not fit, `out` has something in it, or another
@@ -54,25 +59,26 @@ def build(
     known, settings = kinds(), dict(settings or {})
     if kind not in known:
         raise UnknownName("kind of datastore", kind, known)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
     writable(out, folder=True)
     found = files(data)
     tokenizer = tokenizer_of(target, source)
     vocab = 1 + max(tokenizer.get_vocab().values())
     start, done, of = time.perf_counter(), 0, -(-sum(file.bytes for file in found) // MEGA)
-    with whole_folder(out) as folder:
+    with whole_folder(out, overwrite) as folder:
 
         def read(size: int) -> None:
             nonlocal done
             done = size // MEGA
             tell(done, of=of)
 
-        corpus = Documents(found, tokenizer, read)
+        corpus = Documents(found, tokenizer, read, skipped)
         figures = known[kind].build(corpus, vocab, folder, settings, lambda doing: tell(done, doing, of))
         said = {
             "drafter": kind, "target": target, "tokenizer": tokenizer_hash(tokenizer), "vocab": vocab,
-            "files": len(found), "undecodable": corpus.undecodable, "documents": corpus.documents, "tokens": corpus.tokens,
+            "files": len(found), "undecodable": corpus.undecodable,
+            "skipped": skipped.count if skipped else 0, "documents": corpus.documents, "tokens": corpus.tokens,
             "text_bytes": corpus.text_bytes, "bytes": sum(path.stat().st_size for path in folder.iterdir()), **figures,
             "seconds": round(time.perf_counter() - start, 3),
             "data": list(map(str, data)), "settings": settings, "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -31,9 +31,10 @@ from draftree.errors import UnknownName, UserError
 from draftree.formats import medusa, parallel, speculators
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint
 from draftree.models.decoder import Decoder
-from draftree.models.sources import DEMO, location, shipped_folder
+from draftree.models.hub import downloaded, is_hub_id
+from draftree.models.sources import DEMO, known, location, public_name, shipped_folder, without_weights
 from draftree.models.target import Target
-from draftree.registry import method_of, names, part
+from draftree.registry import method_of, names, part, parts
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 """Config and tensors."""
@@ -62,7 +63,7 @@ class Exported:
     bytes: int
 
 
-def export(drafter: str, wanted: str, out: Path, target: str | None = None) -> Exported:
+def export(drafter: str | Path, wanted: str, out: Path, target: str | None = None, overwrite: bool = False) -> Exported:
     """Writes a drafter's checkpoint in another layout.
 
     Args:
@@ -71,26 +72,20 @@ def export(drafter: str, wanted: str, out: Path, target: str | None = None) -> E
         out: the new folder; nothing is left there if anything fails.
         target: the drafter's target, of which the config alone is read; by default the one the checkpoint names, where
             the layout has a place for it.
+        overwrite: whether the new folder replaces what is in `out`.
 
     Raises:
         UserError: there is no such layout, or not for this drafter; the checkpoint is not what its config says; `out` has
             something in it, or another process writes it.
         OSError: the disk is full.
     """
-    if wanted not in FORMATS:
-        raise UnknownName("format", wanted, FORMATS)
-    folder = _folder(drafter, target)
-    method = method_of(folder)
-    kind = part("drafter", method)
-    allowed = kind.formats if issubclass(kind, TrainableMethod) else ()
-    if wanted not in allowed:
-        told = f"allowed is {' or '.join(allowed)}" if allowed else "no engine's format has such a drafter"
-        raise UserError(f"'{method}' cannot be exported as '{wanted}', {told}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    folder = drafter_folder(drafter, target)
+    method, wanted = method_of(folder), first_format(folder, wanted)
+    if not overwrite and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"'{out}' exists, allowed is a new or an empty folder")
     with understood(f"'{drafter}' cannot be exported"):
         config, tensors = FORMATS[wanted](method, Checkpoint.at(folder), target)
-    with whole_folder(out) as beside:
+    with whole_folder(out, overwrite) as beside:
         save_file({k: v.contiguous().clone() for k, v in tensors.items()}, beside / WEIGHTS, metadata={"format": "pt"})
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     size = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -105,7 +100,37 @@ OWN: Mapping[str, dict[str, Any]] = {
 """The methods that may have an embedding and an LM head of their own, and the knobs that say so."""
 
 
-def standalone(drafter: str, out: Path, target: str | None = None) -> Exported:
+def formats_of(method: str) -> tuple[str, ...]:
+    """Return the formats of other programs in which a method's drafters can be written."""
+    kind = part("drafter", method)
+    return kind.formats if issubclass(kind, TrainableMethod) else ()
+
+
+def first_format(folder: Path, wanted: str | None = None) -> str:
+    """Return the format in which a drafter is exported: the one that is wanted, or else the first that has the drafter.
+
+    Args:
+        folder: of the drafter's checkpoint.
+        wanted: a format.
+
+    Raises:
+        UserError: there is no such format, or it does not have such a drafter; the message says which drafters can be
+            exported.
+    """
+    if wanted is not None and wanted not in FORMATS:
+        raise UnknownName("format", wanted, FORMATS)
+    allowed = formats_of(method := method_of(folder))
+    if wanted in allowed or (wanted is None and allowed):
+        return wanted or allowed[0]
+    if allowed:
+        raise UserError(f"a drafter of '{method}' cannot be exported as '{wanted}', allowed is {' or '.join(allowed)}")
+    can = {name: [m for m in parts("drafter") if name in formats_of(m)] for name in FORMATS}
+    listed = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in can.items())
+    alone = " (--standalone writes it as a model of its own)" if method in OWN else ""
+    raise UserError(f"no other program has a drafter of '{method}'{alone}; what can be exported: {listed}")
+
+
+def standalone(drafter: str | Path, out: Path, target: str | None = None, overwrite: bool = False) -> Exported:
     """Writes a drafter that shares the target's embedding and head with copies of both, the head for the whole vocabulary.
 
     A `vdm` is then a whole Hugging Face model, which transformers' assisted generation takes.
@@ -114,11 +139,12 @@ def standalone(drafter: str, out: Path, target: str | None = None) -> Exported:
         drafter: its folder, or the name of a shipped one.
         out: the new folder; nothing is left there if anything fails.
         target: the drafter's target, by default the one the checkpoint names; it is loaded.
+        overwrite: whether the new folder replaces what is in `out`.
 
     Raises:
         UserError: the method has neither, or the checkpoint does not fit the target.
     """
-    folder = _folder(drafter, target)
+    folder = drafter_folder(drafter, target)
     if (method := method_of(folder)) not in OWN:
         raise UserError(f"'{method}' cannot be exported with --standalone, allowed is {' or '.join(OWN)}")
     loaded = Target.load(target or str(Checkpoint.at(folder).about.get("target", "demo")))
@@ -128,20 +154,35 @@ def standalone(drafter: str, out: Path, target: str | None = None) -> Exported:
     alone = replace(opened.knobs, **OWN[method], checkpoint="").fresh(loaded)
     own, borrowing = alone.model.state_dict(), opened.model.state_dict()
     alone.model.load_state_dict(own | {name: value for name, value in borrowing.items() if name in own})
-    with whole_folder(out) as beside:
+    with whole_folder(out, overwrite) as beside:
         alone.save(beside)
     tensors = alone.model.state_dict().values()
     return Exported(method, "a model of its own", str(out), len(tensors), sum(2 * t.numel() for t in tensors))
 
 
-def _folder(drafter: str, target: str | None) -> Path:
-    """The folder of a drafter that is named by it, or by its method where it is shipped for a target, by default the demo."""
+def drafter_folder(drafter: str | Path, target: str | None = None) -> Path:
+    """Return the folder of a drafter.
+
+    Args:
+        drafter: its folder or hub id, or the name of a shipped one: METHOD, or TARGET/METHOD.
+        target: the target of a shipped drafter, by default the demo.
+
+    Raises:
+        UserError: there is no such drafter.
+    """
     if Path(drafter).is_dir():
         return Path(drafter)
-    shipped = {name: folder for name in names("drafter") if (folder := shipped_folder(target or DEMO, name))}
-    if drafter not in shipped:
-        raise UnknownName("drafter's folder or shipped drafter", drafter, shipped)
-    return shipped[drafter]
+    name, place = str(drafter), target or DEMO
+    if name.count("/") == 1 and (other := known(name.partition("/")[0])):
+        place, name = other, name.partition("/")[2]
+    if is_hub_id(name):
+        return downloaded(name)
+    shipped = {name: folder for name in names("drafter") if (folder := shipped_folder(place, name))}
+    if name in names("drafter") and (told := without_weights(place)):
+        raise UserError(told)
+    if name not in shipped:
+        raise UnknownName("drafter's folder or shipped drafter", name, shipped)
+    return shipped[name]
 
 
 def _config_of(target: str) -> PreTrainedConfig:
@@ -234,7 +275,7 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
         raise UserError(f"'{folder}' has qkv_bias true, allowed for 'speculators' is false")
     config, tensors = _original(method, stored, values)
     architectures = said[1] if said else fits.architectures or [type(checked.decoder.model).__name__]
-    verifier = {"name_or_path": name, "architectures": list(architectures)}
+    verifier = {"name_or_path": public_name(name), "architectures": list(architectures)}
     nested = speculators.nested(config, method, verifier)
     rename = speculators.published(nested)
     return nested, {rename(k): v for k, v in tensors.items() if k not in speculators.LEFT_OUT[method]}
@@ -260,7 +301,7 @@ def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) 
         tensors[parallel.MARKS] = torch.zeros(loaded.decoder.vocab, dtype=torch.bool).index_fill(
             0, ids_of(tensors[parallel.MAP]), True
         )
-    verifier = {"name_or_path": name, "architectures": [type(outer).__name__]}
+    verifier = {"name_or_path": public_name(name), "architectures": [type(outer).__name__]}
     return parallel.speculated(layout, "dspark" if method == "dspark" else "dflash", verifier), tensors
 
 
@@ -276,7 +317,7 @@ def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
     values = {k: v for k, v in (config | config.get(speculators.LAYER, {})).items() if k not in speculators.AROUND}
     values |= _rope(values) | {speculators.LAYER_IDS: list(drafter.needs.hidden)}
     values.pop("rope_parameters", None)
-    verifier = {"name_or_path": name, "architectures": [type(outer).__name__]}
+    verifier = {"name_or_path": public_name(name), "architectures": [type(outer).__name__]}
     nested = speculators.nested(values, "peagle", verifier, knobs.layers, knobs.drafts)
     embedding = outer.get_input_embeddings().weight.detach().cpu().to(stored.tensors["fc.weight"].dtype)
     return nested | {speculators.MASKS[0]: knobs.mask}, {speculators.EMBEDDING: embedding} | stored.tensors

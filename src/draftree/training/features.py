@@ -50,8 +50,8 @@ def read(target: Target, ids: Tensor, needs: Needs) -> Features:
     layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
     catcher = Catcher({layer % count for layer in needs.kv})
     stack: Any = target.decoder.stack
-    with target.decoder.tapped(layers) as hidden:
-        stack(input_ids=ids, **target.decoder.causal(ids, catcher))
+    with target.decoder.hf.tapped(layers) as hidden:
+        stack(input_ids=ids, **target.decoder.hf.causal(ids, catcher))
     return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
 
 
@@ -165,11 +165,13 @@ class Shards:
         """The features of some samples, padded at the end."""
 
         def of_layer(layer: int, name: str) -> Tensor:
-            parts = [self._get(self._kv(layer), i, f"{i}.{name}").transpose(0, 1) for i in chosen]
+            shape = self.target.decoder.shapes[layer]
+            width = shape.key if name == "k" else shape.value
+            parts = [self._get(self._kv(layer), i, f"{i}.{name}", (shape.heads, -1, width)).transpose(0, 1) for i in chosen]
             return self._padded(parts).transpose(1, 2)
 
         hidden = {
-            layer: self._padded([self._get(self._hidden(layer), i, str(i)) for i in chosen])
+            layer: self._padded([self._get(self._hidden(layer), i, str(i), (-1, self.target.decoder.hidden)) for i in chosen])
             for layer in dict.fromkeys((*self.needs.hidden, LAST))
         }
         return Features(hidden, {layer: (of_layer(layer, "k"), of_layer(layer, "v")) for layer in self.needs.kv})
@@ -177,11 +179,15 @@ class Shards:
     def _padded(self, parts: list[Tensor]) -> Tensor:
         return pad_sequence(parts, batch_first=True).to(self.target.decoder.device)
 
-    def _get(self, name: str, sample: int, key: str) -> Tensor:
+    def _get(self, name: str, sample: int, key: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of a sample; −1 in its shape stands for the sample's length."""
         path = self._file(name, sample // SHARD)
         with understood(f"'{path}' does not hold these samples' features (without it they are computed anew)"):
             if path not in self._open:
                 opened: Any = safe_open(path, framework="pt")
                 self._open[path] = opened.__enter__()
             tensor: Tensor = self._open[path].get_tensor(key)
+            wanted, dtype = [len(self.samples[sample].tokens) if n < 0 else n for n in shape], self.target.decoder.dtype
+            if list(tensor.shape) != wanted or tensor.dtype != dtype:
+                raise ValueError(f"{key} is {tensor.dtype} {list(tensor.shape)}, allowed is {dtype} {wanted}")
         return tensor

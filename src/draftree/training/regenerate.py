@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.files import append, read_object, write_text
@@ -22,7 +23,8 @@ from draftree.boundary.knobs import check, knob
 from draftree.boundary.progress import Tell, silent
 from draftree.data.overlap import Excluded
 from draftree.data.prompts import Content, encode
-from draftree.data.rows import CUT, Messages, Row, completes, messages, rows
+from draftree.data.rows import CUT, Messages, Row, Skipped, completes, messages, named, rows, skipping
+from draftree.data.samples import check_tokens
 from draftree.errors import UserError
 from draftree.models.target import Target
 from draftree.training.authors import Asked, Author, Local, Written
@@ -58,6 +60,7 @@ def regenerate(
     tell: Tell = silent,
     author: Author | None = None,
     excluded: Excluded = Excluded(),
+    skipped: Skipped | None = None,
 ) -> Path:
     """Writes data whose answers are the target's; goes on where an interrupted run stopped.
 
@@ -74,6 +77,7 @@ def regenerate(
         tell: told how many answers this process has written.
         author: of the answers; by default the target itself.
         excluded: prompts that are left out.
+        skipped: counts rows that cannot be read, and leaves them out; without it the first one is an error.
 
     Returns:
         The path of the rows, `{"messages"}` and `{"prompt", "completion"}`, in the order of the data.
@@ -82,7 +86,7 @@ def regenerate(
         UserError: the data cannot be read.
     """
     with processes.agreed():
-        asked = list(prompts(paths, target.tokenizer, how.max_tokens, excluded))
+        asked = list(prompts(paths, target.tokenizer, how.max_tokens, excluded, skipped, target.decoder.vocab))
     author = author or Local(target, how.batch)
     about = {**asdict(how), "target": target.name, "prompts": digest(asked)} | ({"author": author.name} if author.name else {})
     finished = False
@@ -104,22 +108,54 @@ def regenerate(
 
 
 def prompts(
-    paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase, window: int, excluded: Excluded = Excluded()
+    paths: Sequence[Path],
+    tokenizer: PreTrainedTokenizerBase,
+    window: int,
+    excluded: Excluded = Excluded(),
+    skipped: Skipped | None = None,
+    vocab: int | None = None,
 ) -> Iterator[Content]:
-    """The target's prompts: chats up to their last response, and the first quarter of each window of a text."""
-    for path in paths:
-        for row, where in rows(path):
-            if not excluded.keeps(row, where):
-                continue
-            chat = messages(row, where)
-            if chat is None:
-                yield from [row["prompt"]] if completes(row) else _beginnings(row["text"], tokenizer, window)
-                continue
-            if chat and not tokenizer.chat_template:
-                raise UserError(f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text")
-            last = max((i for i, m in enumerate(chat) if m["role"] == "assistant"), default=0)
-            if last:
-                yield chat[: last + 1]
+    """The target's prompts: chats up to their last response, and the first quarter of each window of a text.
+
+    Args:
+        paths: of the data.
+        tokenizer: the target's.
+        window: tokens that a text is cut into.
+        excluded: prompts that are left out.
+        skipped: counts rows that cannot be read, and leaves them out; without it the first one is an error.
+        vocab: rows of the target's embedding; all tokens must be below it.
+
+    Raises:
+        UserError: a row cannot be read, or holds a token beyond the embedding.
+    """
+    for row, where in (each for path in paths for each in rows(path, skipped)):
+        asked: list[Content] = []
+        with skipping(skipped):
+            if excluded.keeps(row, where):
+                found = list(_asked(row, where, tokenizer, window))
+                for each in found:
+                    _check(each, where, tokenizer, vocab)
+                asked = found
+        yield from asked
+
+
+def _asked(row: Row, where: str, tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[Content]:
+    chat = messages(row, where)
+    if chat is None:
+        yield from [row["prompt"]] if completes(row) else _beginnings(row["text"], tokenizer, window)
+        return
+    if chat and not tokenizer.chat_template:
+        raise UserError(f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text")
+    last = max((i for i, m in enumerate(chat) if m["role"] == "assistant"), default=0)
+    if last:
+        yield chat[: last + 1]
+
+
+def _check(prompt: Content, where: str, tokenizer: PreTrainedTokenizerBase, vocab: int | None) -> None:
+    """Refuse a prompt that the target cannot read, by the file and the line."""
+    with named(where):
+        ids = _ids(tokenizer, prompt if isinstance(prompt, str) else prompt[:-1])
+    check_tokens(np.array(ids, np.int64), where, tokenizer, vocab)
 
 
 def _beginnings(text: str, tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The training of a drafter from its data to its checkpoint, in each process of a run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from draftree.boundary.files import writable
 from draftree.boundary.progress import Tell, silent
 from draftree.data.overlap import Excluded
-from draftree.data.rows import rows
+from draftree.data.rows import Skipped
 from draftree.data.samples import Sample, read
 from draftree.drafters.base import Stage, TrainableMethod, plan_text
 from draftree.engine import target_of
@@ -101,10 +101,12 @@ class Training(Job):
         server: of the same model, which writes in the place of the target at hand.
         track: the name of a tracker.
         spec: of the method.
+        skip_bad_rows: whether rows of the data that cannot be read are left out.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
-        {"init_from", "regenerate", "synthesize", "server", "exclude", "track", *(f.name for f in fields(trainer.Plan))}
+        {"init_from", "regenerate", "synthesize", "server", "exclude", "track", "skip_bad_rows"}
+        | {*(f.name for f in fields(trainer.Plan))}
         | {f"{group}_{name}" for group, names in WRITING.items() for name in names}
     )
 
@@ -118,6 +120,7 @@ class Training(Job):
     server: Server | None = None
     track: str = ""
     spec: str = ""
+    skip_bad_rows: bool = False
 
     @classmethod
     def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
@@ -144,6 +147,7 @@ class Training(Job):
             None if url is None else Server(url, **how["server"]),
             options.get("track", ""),
             spec,
+            bool(options.get("skip_bad_rows")),
         )
 
     @property
@@ -206,22 +210,27 @@ class Training(Job):
         self, target: Target, data: Sequence[Path], out: Path, plan: trainer.Plan, processes: Processes, tell: Tell
     ) -> list[Sample]:
         how = replace(self.answers, max_tokens=plan.max_tokens)
+        unread: Callable[[], Skipped | None] = Skipped if self.skip_bad_rows else lambda: None
         with processes.agreed():
             excluded = Excluded.of(self.exclude)
             if excluded.runs and data:
-                left_out = sum(not excluded.keeps(row, where) for path in data for row, where in rows(path))
+                left_out = excluded.left_out(data, unread())
                 LOG.info("%s rows of the data are left out, whose prompts must not be learnt", f"{left_out:,}")
         author = Local(target, how.batch) if self.server is None else Remote(self.server, target)
         asked = [*data] if self.regenerates else []
         if self.synthesis is not None:
             made_up = replace(self.synthesis, seed=plan.seed)
-            asked.append(synthesize(target, made_up, out, processes, tell, author, data, excluded))
+            asked.append(synthesize(target, made_up, out, processes, tell, author, data, excluded, unread()))
+        skipped = unread()  # those of the last reading of the data, whatever was looked for before
         if asked:
-            written = regenerate(target, asked, out, how, processes, tell, author, excluded)
+            written = regenerate(target, asked, out, how, processes, tell, author, excluded, skipped)
             data = [written] if self.regenerates else [*data, written]
         with processes.agreed():
             tell(0, "reading")
-            return read(data, target.tokenizer, plan.max_tokens, excluded)
+            samples = read(data, target.tokenizer, plan.max_tokens, excluded, target.decoder.vocab, skipped)
+            if skipped and skipped.count:
+                LOG.info("%s", skipped)
+            return samples
 
 
 def within_context(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:

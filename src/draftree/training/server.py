@@ -176,7 +176,7 @@ def agreement(target: Target, written: Sequence[Written]) -> float:
     for each in written:
         answer = list(target.tokenizer(each.text, add_special_tokens=False)["input_ids"])
         ids = torch.tensor([[*each.asked.ids, *answer][: decoder.context]], device=decoder.device)
-        states = cast(Any, decoder.stack)(input_ids=ids, use_cache=False, **decoder.causal(ids)).last_hidden_state
+        states = cast(Any, decoder.stack)(input_ids=ids, use_cache=False, **decoder.hf.causal(ids)).last_hidden_state
         begin = len(each.asked.ids)
         likeliest = decoder.head(states[0, begin - 1 : -1]).argmax(-1)
         hits, total = hits + int((likeliest == ids[0, begin:]).sum()), total + ids.shape[1] - begin

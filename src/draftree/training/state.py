@@ -69,7 +69,7 @@ def _logged(line: str, most: int) -> bool:
     """True for a line of the log of a step up to `most`; one that was broken off is of none."""
     try:
         return int(json.loads(line)["step"]) <= most
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (ArithmeticError, ValueError, TypeError, LookupError, RecursionError):
         return False
 
 

@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from draftree.boundary.files import append, read_object, understood, write_text
 from draftree.boundary.knobs import check, knob
 from draftree.boundary.progress import Tell, silent
-from draftree.data.overlap import Excluded, asked, normalised
+from draftree.data.overlap import Excluded, normalised, questions
 from draftree.data.prompts import encode, question
-from draftree.data.rows import Messages, rows
+from draftree.data.rows import Messages, Skipped
 from draftree.errors import UserError
 from draftree.models.target import Target
 from draftree.sampling.settings import Sampling
@@ -104,6 +104,7 @@ def synthesize(
     author: Author | None = None,
     beside: Sequence[Path] = (),
     excluded: Excluded = Excluded(),
+    skipped: Skipped | None = None,
 ) -> Path:
     """Writes questions that the target makes up; goes on where an interrupted run stopped.
 
@@ -118,6 +119,7 @@ def synthesize(
         author: of the questions; by default the target itself.
         beside: data whose questions are not wanted again.
         excluded: prompts that must not come.
+        skipped: counts rows beside that cannot be read, and leaves them out; without it the first one is an error.
 
     Returns:
         The path of the rows `{"messages"}`, each a question with an empty response, which `regenerate` fills in.
@@ -128,7 +130,7 @@ def synthesize(
     author = author or Local(target, how.rows)
     with processes.agreed():
         opening = Opening.of(target.tokenizer, how.system)
-        known = sorted({normalised(text) for path in beside for row, where in rows(path) for text in asked(row, where)})
+        known = sorted(set(map(normalised, questions(beside, skipped))))
     drawn = {k: v for k, v in asdict(how).items() if k not in ("count", "rows")}
     drawn |= {"target": target.name, "author": author.name, "opening": opening.text}
     about = drawn | {"count": how.count, "beside": digest(known), "excluded": digest(sorted(excluded.runs))}

@@ -1,0 +1,403 @@
+"""Every table and figure of the five papers: what runs it, and what our saved results say of its claims.
+
+    python benchmarks/papers.py --list
+    python benchmarks/papers.py --paper eagle2 --table 1 --target demo --suite questions.jsonl [--limit 40] [--out FOLDER]
+    python benchmarks/papers.py --judge
+
+With `--paper` and `--table` everything that the table needs is run: the pairings of its claims, replayed and judged, beside the
+paper's own figures; of a figure the picture, too. Other options go to `draftree tables`, such as `--as NAME=SPEC`. `--judge`
+reads the saved results and writes `benchmarks/results/papers.json`, of which docs/reference/papers.md is made.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from draftree.cli.app import main as draftree
+from draftree.evaluation import claims as judging
+from draftree.evaluation.claims import Claim
+from draftree.evaluation.intervals import ENOUGH, ResultRow, holm, paired
+from draftree.evaluation.papers import ADED, C2T, CLAIMS, EAGLE2, EDD, GLIDE, selected
+from draftree.evaluation.report import read
+
+RESULTS = Path(__file__).with_name("results")
+OUT = RESULTS / "papers.json"
+SHORT = {"edd": EDD, "eagle2": EAGLE2, "glide": GLIDE, "c2t": C2T, "aded": ADED}
+TOY = "demo target, math questions"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure.
+
+    Attributes:
+        paper: it stands in.
+        place: its number.
+        what: it shows.
+        run: the command where it is none of this script's; `draftree …` or `python …`.
+        pictures: whether `draftree analyse` draws it.
+        reason: why there is nothing to run.
+    """
+
+    paper: str
+    place: str
+    what: str
+    run: str = ""
+    pictures: bool = False
+    reason: str = ""
+
+    @property
+    def command(self) -> str:
+        """What a user types."""
+        if self.run or self.reason:
+            return self.run
+        short = next(name for name, paper in SHORT.items() if paper == self.paper)
+        return f"python benchmarks/papers.py --paper {short} --table {shlex.quote(self.place)}"
+
+
+DIAGRAM = "a diagram of the method"
+ANALYSE = "draftree analyse --target demo --suite demo --pictures pictures --drafter "
+ABLATIONS = "python benchmarks/c2t_ablations.py --data CHATS.jsonl --suite QUESTIONS.jsonl --work FOLDER"
+TABLES = "python benchmarks/c2t_tables.py {} --suite QUESTIONS.jsonl --work FOLDER"
+BATCHES = "draftree bench --suite demo --arrivals 8 --max-sequences 8 --pair 'glide chain:length=5'"
+SPEEDS = "draftree bench --pair 'glide chain:length=5' --pair 'glide beam' --pair 'glide beam:width=8' --pair 'glide cape'"
+CATEGORY = "draftree bench --suite mt_bench:FILE --pair '{}' --out r.json"
+EXAMPLE = "draftree generate 'What is machine learning?' --drafter {} --policy {} --show-trees"
+BOTH = "draftree bench --suite demo --pair 'aded:datastore=FOLDER mcts' --temperature 0 --temperature 1"
+ITEMS = (
+    Item(EDD, "Fig. 1, 2, 3a, 4", "decoding, EDD, its mask, PCT", reason=DIAGRAM),
+    Item(EDD, "Fig. 3b", "acceptance by confidence, ECE", ANALYSE + "edd", pictures=True),
+    Item(EDD, "1", "draft models, chains of 5"),
+    Item(EDD, "2", "policies over EDD"),
+    Item(EDD, "3", "ablations"),
+    Item(EDD, "4", "draft models at temperature 1"),
+    Item(EDD, "5", "policies at temperature 1"),
+    Item(EDD, "6", "examples", EXAMPLE.format("edd", "pct")),
+    Item(EDD, "Fig. 5", "the layer that is read"),
+    Item(EDD, "Fig. 6", "PCT's width: τ and nodes"),
+    Item(EDD, "Fig. 7", "τ and nodes by category", CATEGORY.format("edd pct:ratio=0.037")),
+    Item(EAGLE2, "Fig. 1, 2", "speed-ups at temperature 1 and 0", "python benchmarks/papers.py --paper eagle2 --table 1"),
+    Item(EAGLE2, "Fig. 3, 4, 7, 8", "EAGLE, EAGLE-2", reason=DIAGRAM),
+    Item(EAGLE2, "1", "all methods, both temperatures, six tasks"),
+    Item(EAGLE2, "2", "LLaMA-2 70B, LLaMA-3 70B and 8B", "python benchmarks/papers.py --paper eagle2 --table 1 --target MODEL"),
+    Item(EAGLE2, "3", "value, reranking"),
+    Item(EAGLE2, "Fig. 5", "acceptance by place", pictures=True),
+    Item(EAGLE2, "Fig. 6", "acceptance by confidence", pictures=True),
+    Item(GLIDE, "Fig. 1a, 2, 3", "GLIDE and CAPE", reason=DIAGRAM),
+    Item(GLIDE, "Fig. 1b", "acceptance by confidence", pictures=True),
+    Item(GLIDE, "1", "GLIDE beside draft models without the target's keys"),
+    Item(GLIDE, "2", "distillation"),
+    Item(GLIDE, "3", "milliseconds of speculation", SPEEDS),
+    Item(GLIDE, "4", "batches", BATCHES),
+    Item(GLIDE, "5, 6, 7", "examples", EXAMPLE.format("glide", "cape")),
+    Item(GLIDE, "Fig. 4", "beside the Vanilla Drafter"),
+    Item(GLIDE, "Fig. 5", "speed on MT-bench"),
+    Item(GLIDE, "Fig. 6", "CAPE, beam search, Medusa"),
+    Item(GLIDE, "5.4", "sizes by confidence, or four"),
+    Item(GLIDE, "Fig. 7", "the layer whose keys are read"),
+    Item(GLIDE, "Fig. 8", "layers of the draft model"),
+    Item(GLIDE, "Fig. 9", "its width"),
+    Item(C2T, "Fig. 1, 3", "EAGLE-2, C2T", reason=DIAGRAM),
+    Item(C2T, "1", "features of the classifier", ABLATIONS),
+    Item(C2T, "2", "targets"),
+    Item(C2T, "3", "chains", TABLES.format(3)),
+    Item(C2T, "4", "trees of 26 and 60"),
+    Item(C2T, "5", "the second cut"),
+    Item(C2T, "6", "tokens of the entropy", ABLATIONS),
+    Item(C2T, "7", "over MTP", TABLES.format(7)),
+    Item(C2T, "Fig. 2", "acceptance by entropy and rank", pictures=True),
+    Item(C2T, "Fig. 4", "γ and τ"),
+    Item(C2T, "Fig. 5", "time by γ"),
+    Item(C2T, "Fig. 6", "hidden sizes", ABLATIONS),
+    Item(C2T, "Fig. 7", "fine-tuning", TABLES.format(2) + " --data CHATS.jsonl"),
+    Item(C2T, "Fig. 8", "other texts", "draftree train c2t --drafter eagle --data OTHER.jsonl --out other-c2t"),
+    Item(C2T, "Fig. 9, 10", "answers of the classifier", "python benchmarks/papers.py --surfaces"),
+    Item(C2T, "Fig. 11", "parts of drafting's time", "draftree bench --suite demo --pair 'eagle c2t' --profile parts.png"),
+    Item(ADED, "Fig. 1, 2, 8, 9", "ADED, its data flow", reason=DIAGRAM),
+    Item(ADED, "1", "latency and accept length"),
+    Item(ADED, "2", "corpus size", "benchmarks/paper_rows.sh aded_corpora"),
+    Item(ADED, "3", "memory", "python benchmarks/retrieval.py build --work FOLDER --chats gsm8k_train.jsonl"),
+    Item(ADED, "Fig. 3", "throughput"),
+    Item(ADED, "Fig. 4a", "adapting"),
+    Item(ADED, "Fig. 4b", "categories", CATEGORY.format("aded:datastore=FOLDER mcts")),
+    Item(ADED, "Fig. 5a", "top-p", reason="`bench` and `replay` draw without top-p"),
+    Item(ADED, "Fig. 5b", "temperature", BOTH),
+    Item(ADED, "Fig. 6", "searches"),
+    Item(ADED, "Fig. 7", "c1 and c2"),
+)  # fmt: skip
+"""All tables and figures of the papers, in their order."""
+
+D, FIVE, R10 = "drafters/", "chain:length=5", "pct:max_depth=10,ratio=0.1"
+A = "aded-math"
+SAVED: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
+    (EDD, "1", "EDD over a drafter without the target's states"): ("draft_models", f"edd {FIVE}", f"vdm {FIVE}"),
+    (EDD, "3", "encoded states shorten decoding"): ("edd_ablations", f"{D}edd-e1 {R10}", f"{D}vdm-e1 {R10}"),
+    (EDD, "3", "KL divergence over cross-entropy"): ("edd_ablations", f"{D}edd-e1 {R10}", f"{D}edd-ce-e1 {R10}"),
+    (EDD, "3", "random block lengths"): ("edd_ablations", f"{D}edd-phase0-e1 {R10}", f"{D}edd-fixed-phase0-e1 {R10}"),
+    (EDD, "2", "PCT as long as EAGLE-2's tree"): ("policies_again_edd", "edd pct:ratio=0.03", "edd eagle2:nodes=50"),
+    (EDD, "2", "PCT faster than EAGLE-2's tree"): ("policies_again_edd", "edd pct:ratio=0.03", "edd eagle2:nodes=50"),
+    (EDD, "Fig. 6", "fewer nodes than EAGLE-2's tree at its τ"): (
+        "policies_again_edd", "edd pct:ratio=0.03", "edd eagle2:nodes=50"),
+    (C2T, "2", "fewer nodes than EAGLE-2 at its τ"): (
+        "curves_eagle", "eagle c2t:beta=0.5", "eagle eagle2:nodes=60,depth=10,width=15"),
+    (C2T, "Fig. 4", "fewer nodes than EAGLE-2's tree of 100 at its τ"): (
+        "curves_eagle", "eagle c2t:beta=0.3", "eagle eagle2:nodes=100,depth=10,width=15"),
+    (C2T, "Fig. 5", "and faster"): ("curves_eagle", "eagle c2t:beta=0.3", "eagle eagle2:nodes=100,depth=10,width=15"),
+    (GLIDE, "Fig. 4", "over the Vanilla Drafter"): ("draft_models", f"glide {FIVE}", f"{D}glide-nocross {FIVE}"),
+    (ADED, "1", "adaptive retrieval over REST"): ("retrieval_math", f"{A} mcts", "rest-math trie"),
+    (ADED, "Fig. 4a", "adapting lengthens"): ("aded_math", f"{A} mcts", f"aded:datastore={A},adapt=false mcts"),
+    (ADED, "Fig. 6", "a search over a greedy sentence"): ("aded_math", f"{A} mcts", f"{A} chain:length=4"),
+    (ADED, "Fig. 6", "150 searches over 30"): ("aded_search", f"{A} mcts:iterations=150", f"{A} mcts:iterations=30"),
+    (ADED, "Fig. 7", "exploring over hardly any"): ("aded_search", f"{A} mcts:c1=128", f"{A} mcts:c1=0.3"),
+    (ADED, "2", "the size of the corpus"): ("aded_corpora", f"{A} mcts", "aded-934 mcts"),
+}  # fmt: skip
+"""Claims on the demo whose drafters have names of their own in a saved result: its name, and the two pairings."""
+EQUAL: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
+    (C2T, "3", "fewer nodes than a chain, and DyJoint, at their τ"): ("c2t_table3", "c2t:chain=true,beta=0.85", "dyjoint"),
+    (C2T, "7", "fewer nodes over MTP at equal τ"): ("c2t_table7", "c2t", "eagle2"),
+}
+"""Claims at equal τ: the result, the policy, and what stands beside it."""
+CONFOUNDED: Mapping[tuple[str, str, str], str] = {
+    (EDD, "1", "EDD over a drafter without the target's states"):
+        "SmolLM2: not judged, `edd` had six passes over 3,348 answers and `vdm` four over 1,848",
+    (GLIDE, "1", "the target's keys over none"):
+        "SmolLM2: of `preset=fast` with KL and a shared head beside `vdm`, which is no GLIDE without keys",
+}  # fmt: skip
+"""Claims that SmolLM2's shipped drafters cannot decide, as they were not trained alike; recipes/fair.py trains them so."""
+LATER = "is not run yet on either target: the table's command runs it"
+"""The reason where there is no other."""
+WITHOUT = {
+    (GLIDE, "2"): "needs a drafter of its own: recipes/distil.py",
+    (GLIDE, "Fig. 8"): "needs a drafter of its own: train glide:layers=2",
+    (GLIDE, "Fig. 9"): "needs a drafter of its own: train glide:hidden=768",
+    (GLIDE, "Fig. 7"): "needs a drafter of its own: recipes/ablations.py",
+    (EDD, "Fig. 5"): "saved without figures of each prompt: docs/reference/benchmarks/toy.md",
+    (ADED, "Fig. 7"): "needs a datastore of its own: benchmarks/paper_rows.sh aded_search",
+    (ADED, "Fig. 3"): "needs a datastore of its own: draftree datastore build",
+}
+"""Why a claim that can be run has no verdict, where no result has it."""
+FILES = {
+    "demo": ("draft_models", "policies_again_eagle", "papers_demo", "papers_demo_t1"),
+    "smollm2": ("papers_smollm2", "evidence"),
+}
+"""Saved results in which the claims' own pairings are searched, by target."""
+
+
+def verdicts(target: str) -> list[dict[str, Any]]:
+    """Return what saved results say of the claims on a target; p is adjusted over the comparisons of a paper on it."""
+    found = list[dict[str, Any]]()
+    for paper in SHORT.values():
+        several = [c for c in CLAIMS if c.paper == paper]
+        rows = {c: pair for c in several if (pair := saved_pair(c, target)) is not None}
+        compared = {
+            (pair.key, by): paired(pair.mine, pair.other, by) for c, pair in rows.items() for *_, by in pair.claim.comparisons
+        }
+        adjusted = dict(zip(compared, holm(list(compared.values())), strict=True))
+        for c, pair in rows.items():
+            ratios = [adjusted[pair.key, by] for *_, by in pair.claim.comparisons]
+            one = judging._with(
+                judging.Judged(pair.claim, (pair.mine["acceptance_length"], pair.other["acceptance_length"])), ratios
+            )
+            found.append(entry(c, target, one, pair.source, len(pair.mine["per_prompt"]["tokens"])))
+    return found + [e for c in CLAIMS if target == "demo" and (e := equal(c)) is not None] + special(target)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two rows of a claim in a saved result."""
+
+    claim: Claim
+    mine: ResultRow
+    other: ResultRow
+    source: str
+
+    @property
+    def key(self) -> tuple[str, str, str, float]:
+        """What tells one comparison from another."""
+        return self.source, self.claim.mine, self.claim.other, self.claim.temperature
+
+
+def saved_pair(claim: Claim, target: str) -> Pair | None:
+    """Return the rows of a claim on a target; None where no result has both."""
+    place = (claim.paper, claim.table, claim.claim)
+    if target == "demo" and place in SAVED:
+        source, mine, other = SAVED[place]
+        claim, files = replace(claim, mine=mine, other=other, not_run=""), [source]
+    elif target == "smollm2" and place in CONFOUNDED:
+        return None
+    else:
+        files = [name for name in FILES[target] if (RESULTS / f"{name}.json").is_file()]
+    for name in files if claim.mine else ():
+        if rows := judging._rows(claim, [read(RESULTS / f"{name}.json")], {}):
+            return Pair(claim, rows[0], rows[1], name)
+    return None
+
+
+def entry(claim: Claim, target: str, one: judging.Judged, source: str, prompts: int) -> dict[str, Any]:
+    """Return a verdict as it is saved."""
+    ratio = one.ratio
+    assert ratio is not None
+    figures = {
+        "ratio": [round(x, 3) for x in (ratio.value, ratio.low, ratio.high)],
+        "p": ratio.p,
+        "of": judging.WORDS[one.claim.by],
+    }
+    kept = {} if one.kept is None else {"passes": [round(x, 3) for x in (one.kept.value, one.kept.low, one.kept.high)]}
+    taus = [round(t, 2) for t in one.taus]
+    said = {"verdict": one.verdict, "taus": taus, "prompts": prompts, "source": source}
+    return key(claim) | {"target": target} | said | figures | kept
+
+
+def key(claim: Claim) -> dict[str, str]:
+    """Return what names a claim."""
+    return {"paper": claim.paper, "table": claim.table, "claim": claim.claim}
+
+
+SHARE = re.compile(r"([\d.]+) \[([\d.]+), ([\d.]+)\]")
+
+
+def equal(claim: Claim) -> dict[str, Any] | None:
+    """Return the verdict of a claim at equal τ, of the saved share of nodes: fewer than 1 holds."""
+    if (of := EQUAL.get((claim.paper, claim.table, claim.claim))) is None:
+        return None
+    name, policy, beside = of
+    rows = read(RESULTS / f"{name}.json")["rows"]
+    told = [r for r in rows if r["policy"] == policy and r["beside"] == beside][-1]["nodes at equal τ [95 %]"]
+    match = SHARE.match(told)
+    assert match is not None
+    value, low, high = map(float, match.groups())
+    verdict = "holds" if high < 1 else "fails" if low > 1 else "ties"
+    figures = {"ratio": [value, low, high], "of": "nodes at equal τ", "source": name}
+    return key(claim) | {"target": "demo", "verdict": verdict} | figures
+
+
+def special(target: str) -> list[dict[str, Any]]:
+    """Return the verdicts of claims that compare something else: ADED between temperatures, and C2T's net by itself."""
+    found, claim = [], next(c for c in CLAIMS if (c.paper, c.table) == (ADED, "Fig. 5b"))
+    if target == "smollm2":
+        rows = [r for r in read(RESULTS / "evidence.json")["rows"] if (r["drafter"], r["policy"]) == ("aded", "mcts")]
+        at = {r["temperature"]: r for r in rows}
+        ratio = paired(at[1.0], at[0.0], "steps")
+        one = judging.Judged(replace(claim, keeps=True), (at[1.0]["acceptance_length"], at[0.0]["acceptance_length"]), ratio)
+        one = replace(one, verdict=judging.verdict(one.claim, ratio))
+        found.append(entry(claim, target, one, "evidence", len(at[1.0]["per_prompt"]["tokens"])))
+    surface = next(c for c in CLAIMS if (c.paper, c.table) == (C2T, "Fig. 9, 10"))
+    answers = surfaces(target)
+    holds = [answers[P, H, 1] > answers[P, H, 10] for P, H in ((0.05, 1.0), (0.3, 4.0))]
+    told = "; ".join(f"P {P:g}, H {H:g}: {answers[P, H, 1]:.2f} at depth 1, {answers[P, H, 10]:.2f} at 10" for P, H in POINTS)
+    verdict = "holds" if all(holds) else "fails"
+    return [*found, key(surface) | {"target": target, "verdict": verdict, "of": told, "source": "the shipped net"}]
+
+
+POINTS = ((0.05, 1.0), (0.3, 4.0))
+"""Where the surfaces are read: at low P, and at high entropy."""
+
+
+def surfaces(target: str) -> dict[tuple[float, float, int], float]:
+    """Return the confidence that the classifier of a target gives, by P, H in nats and depth."""
+    import numpy as np
+
+    from draftree.registry import build
+
+    policy = build("policy", f"c2t:classifier={target}")
+    cells = [(P, H, d) for P in (0.05, 0.3, 0.9) for H in (1.0, 2.5, 4.0) for d in (1, 5, 10)]
+    P, H, depth = np.array(cells).T
+    answers = policy.net.confidence(np.log(P), H, depth)
+    return dict(zip(cells, map(float, answers), strict=True))
+
+
+def run(paper: str, table: str, target: str, suites: Sequence[str], out: Path, more: Sequence[str]) -> int:
+    """Run a table or figure, and print its claims beside ours."""
+    items = [i for i in ITEMS if i.paper == paper and i.place.lower() == table.lower()]
+    if not items:
+        print(
+            f"papers: {paper} has no '{table}', allowed are {', '.join(i.place for i in ITEMS if i.paper == paper)}",
+            file=sys.stderr,
+        )
+        return 2
+    item = items[0]
+    if item.reason or item.run:
+        print(f"{paper}, {item.place}: {item.reason or 'run ' + item.run}")
+        return 0
+    place = [word for suite in suites for word in ("--suite", suite)]
+    result = out / f"{'-'.join(re.findall(r'[a-z0-9]+', f'{paper} {item.place}'.lower()))}.json"
+    words = [
+        "tables",
+        "--paper",
+        paper,
+        "--table",
+        item.place,
+        "--target",
+        target,
+        *place,
+        "--out",
+        str(result),
+        "--force",
+        *more,
+    ]
+    status = called(words)
+    if status == 0 and item.pictures:
+        drafter = selected([paper], [item.place])[0].mine.partition(" ")[0]
+        status = called(
+            ["analyse", "--target", target, "--drafter", drafter, *place[:2], "--pictures", str(out / result.stem), "--force"]
+        )
+    return status
+
+
+def called(words: Sequence[str]) -> int:
+    """Call the command line; return its exit status."""
+    try:
+        draftree(list(words))
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def lists() -> str:
+    """Return a line for each table and figure."""
+    return "\n".join(f"{i.paper:14} {i.place:18} {i.what:52} {i.command or i.reason}" for i in ITEMS)
+
+
+def main() -> int:
+    """Run, list or judge; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="list all tables and figures with their commands")
+    parser.add_argument("--judge", action="store_true", help="judge the claims by the saved results")
+    parser.add_argument(
+        "--surfaces", metavar="TARGET", nargs="?", const="demo", help="answers of a shipped classifier (C2T, Fig. 9)"
+    )
+    parser.add_argument("--paper", choices=SHORT)
+    parser.add_argument("--table", help="number of a table, or as in 'Fig. 5'")
+    parser.add_argument("--target", default="demo")
+    parser.add_argument("--suite", action="append", default=[])
+    parser.add_argument("--out", type=Path, default=Path("papers"))
+    args, more = parser.parse_known_args()
+    if args.list:
+        print(lists())
+    elif args.surfaces:
+        for (P, H, depth), answer in surfaces(args.surfaces).items():
+            print(f"P {P:g}  H {H:g}  depth {depth:2d}  {answer:.2f}")
+    elif args.judge:
+        rows = [*verdicts("demo"), *verdicts("smollm2")]
+        about = {
+            "family": "p adjusted by Holm's method over the different comparisons of a paper on a target",
+            "least prompts": ENOUGH,
+        }
+        OUT.write_text(json.dumps({"provenance": about, "rows": rows}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        print(f"{OUT}: {len(rows)} verdicts")
+    elif args.paper and args.table:
+        args.out.mkdir(parents=True, exist_ok=True)
+        return run(SHORT[args.paper], args.table, args.target, args.suite, args.out, more)
+    else:
+        parser.error("allowed are --list, --judge, --surfaces, or --paper with --table")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
