@@ -25,7 +25,7 @@ settings.load_profile("draftree")
 class Silent(terminal.Clock):
     """On a slow machine, too, standard error holds nothing but what a test is about."""
 
-    def beating(self, beat: Callable[[], None]) -> nullcontext[None]:
+    def beating(self, beat: Callable[[], None], known: Callable[[], bool] = bool) -> nullcontext[None]:
         return nullcontext()
 
 
@@ -41,7 +41,7 @@ def in_a_moment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftree.measure_costs.LONGEST", 0.01)
         patch.setattr("draftree.measure_costs.CONTEXTS", (32,))
-        patch.setattr("draftree.models.linears.LONGEST", 0.01)
+        patch.setattr("draftree.models.kernel_linear.LONGEST", 0.01)
         patch.setattr("draftree.boundary.machine.ROUNDS", (1, 2))
         yield
 

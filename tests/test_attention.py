@@ -41,7 +41,7 @@ def caught(name: str, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
         ))  # fmt: skip
     with torch.no_grad():
         stack: Any = decoder.stack
-        stack(input_ids=ids, use_cache=False, **decoder.causal(ids))
+        stack(input_ids=ids, use_cache=False, **decoder.hf.causal(ids))
     for hook in hooks:
         hook.remove()
     return found

@@ -47,7 +47,7 @@ def test_the_best_of_a_layers_children_go_on() -> None:
     # Width 2. Layer 1: .5 and .4. Layer 2: .5 · (.4 .3) = .2 .15 and .4 · (.9 .05) = .36 .02; kept are .2 and .36.
     # Layer 3: .2 · (.3 .2) = .06 .04 and .36 · (.6 .3) = .216 .108; kept are .216 and .108, so token 0's beam has died.
     asked: list[tuple[list[int], int]] = []
-    tree = grown(Beam(2, 3), following(example, asked))
+    tree = grown(Beam(2, 3, survivors=False), following(example, asked))
     assert paths(tree) == [(0,), (1,), (0, 0), (1, 0), (1, 0, 0), (1, 0, 1)]
     assert np.exp(tree.score[1:]) == pytest.approx([0.5, 0.4, 0.2, 0.36, 0.216, 0.108])
     assert asked == [([0], 2), ([1, 2], 2), ([3, 4], 2)], "one draft step for each layer's beams"
@@ -69,14 +69,16 @@ def test_a_capped_layer_keeps_its_best() -> None:
     # Width 3, of which two are kept a layer: .5 .4 | .2 .36 | .216 .108, as the beam; a cap of three keeps .1 too, then
     # .15 of .5 · (.4 .3 .3) = .2 .15 .15, the lower number of two.
     Q[(2,)] = [0.4, 0.3, 0.3]
-    assert paths(grown(VCT(3, 3, layer_top=2), following(example))) == paths(grown(Beam(2, 3), following(example)))
+    assert paths(grown(VCT(3, 3, layer_top=2), following(example))) == paths(
+        grown(Beam(2, 3, survivors=False), following(example))
+    )
     assert paths(grown(VCT(3, 2, layer_top=3), following(example))) == [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)]
     assert np.bincount(grown(VCT(3, 5, layer_top=9), always(0.5, 0.3, 0.2)).depth).tolist() == [1, 3, 9, 9, 9, 9]
 
 
 def test_of_equals_the_lower_number_goes_on() -> None:
     level = always(*[0.25] * 4)
-    assert paths(grown(Beam(2, 3), level)) == [(0,), (1,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1)]
+    assert paths(grown(Beam(2, 3, survivors=False), level)) == [(0,), (1,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1)]
     assert paths(grown(VCT(4, 2, layer_top=3), level)) == [(0,), (1,), (2,), (0, 0), (0, 1), (0, 2)]
 
 
@@ -85,13 +87,13 @@ def test_what_is_missing_becomes_no_node() -> None:
     assert paths(grown(Beam(4, 2), always(0.5))) == [(0,), (0, 0)]
     ended = lambda path: [-0.1, -2.0] if len(path) == 1 else [] if path[1] == 0 else [-1.0]
     short = lambda path: [*ended(path), -math.inf, -math.inf][:2]
-    assert paths(grown(Beam(2, 3), following(short))) == [(0,), (1,), (1, 0), (1, 0, 0)]
+    assert paths(grown(Beam(2, 3, survivors=False), following(short))) == [(0,), (1,), (1, 0), (1, 0, 0)]
     assert paths(grown(Beam(2, 3, survivors=True), following(short))) == [(1,), (1, 0), (1, 0, 0)]
 
 
 def test_every_row_has_its_own_beams() -> None:
     rule = lambda path: [math.log(q) for q in ((0.5, 0.3), (0.9, 0.05))[path[0]]]
-    tree = grown(Beam(2, 2), following(rule), depth=(99, 99))
+    tree = grown(Beam(2, 2, survivors=False), following(rule), depth=(99, 99))
     # Row 0: .25 .15 | .15 .09, of the two worth .15 the first; row 1: .81 .045 | .045 .0025.
     assert paths(tree, 0) == [(0,), (1,), (0, 0), (0, 1)]
     assert paths(tree, 1) == [(0,), (1,), (0, 0), (0, 1)]
@@ -135,8 +137,8 @@ def test_capped_trees_are_the_definitions(width: int, depth: int, top: int, room
 
 
 def test_a_spec_names_the_knobs() -> None:
-    assert registry.build("policy", "beam") == Beam(4, 5, False)
-    assert registry.build("policy", "beam:width=8,survivors=true") == Beam(8, 5, True)
+    assert registry.build("policy", "beam") == Beam(4, 4, True)
+    assert registry.build("policy", "beam:width=8,depth=5,survivors=false") == Beam(8, 5, False)
     assert registry.build("policy", "vct") == VCT(3, 5, None)
     assert registry.build("policy", "vct:layer_top=15") == VCT(3, 5, 15)
     assert registry.build("policy", "vct:layer_top=none") == VCT()

@@ -166,21 +166,21 @@ def test_other_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(target, build("drafter", "suffix").open(target), build("policy", "trie"))
     request = Request(list(np.arange(3, 30)), 12, frozenset())
     assert bits(engine, request)
-    stock = Decoder.read
+    stock = Decoder.forward
 
-    def off(decoder: Decoder, cache: Any, feed: Any, *given: Any, **named: Any) -> Any:
-        logits, hidden = stock(decoder, cache, feed, *given, **named)
-        return logits * (1 + (feed.tokens.shape[1] > 1) / 128), hidden
+    def off(decoder: Decoder, batch: Any, *given: Any) -> Any:
+        out = stock(decoder, batch, *given)
+        return replace(out, logits=out.logits * (1 + (batch.width > 1) / 128))
 
     engine.write([request])  # what it remembers is drafted now
-    monkeypatch.setattr(Decoder, "read", off)
+    monkeypatch.setattr(Decoder, "forward", off)
     assert not bits(engine, request)
 
 
 def test_what_cannot_keep_them_stays_as_it_is_unless_asked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(exactness, "parting", lambda _: "from layer 1 on (X)")
+    monkeypatch.setattr(exactness, "parting", lambda *_: "from layer 1 on (X)")
     decoder = Decoder(fresh("llama").to(torch.bfloat16))
     with caplog.at_level(logging.INFO, "draftree"):
         assert decided(decoder, "x", None) == (None, "ties")

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree import registry
-from draftree.demo import demo_folder
 from draftree.engine import Engine, Generation
 from draftree.errors import UserError
 from draftree.policies.c2t import C2T, FEATURES, Classifier
@@ -29,6 +28,7 @@ from draftree.tree import Candidates, Draw, Ints, Tree
 from draftree.tuning import _trees, c2t
 from draftree.tuning._trees import Collected, Knobs, Nodes, Recorder
 from draftree.tuning.c2t import Plan, Round, Training
+from draftree.weights import demo_folder
 from folders import target_folder
 from rules import Path as Tokens
 from rules import Rule, following, levels
@@ -620,11 +620,11 @@ MISTAKES = {
     "no such drafter": ([], {"--drafter": "eagel"}, "did you mean 'eagle'"),
     "an option of drafters": (["--bf16"], {}, "train c2t was given --bf16, allowed are --batch-size"),
     "half an epoch": (["--epochs", "1.5"], {}, "epochs is 1.5, allowed is a whole number of at least 1"),
-    "no batch": (["--batch-size", "0"], {}, "batch_size is 0"),
+    "no batch": (["--batch-size", "0"], {}, "--batch-size is 0"),
     "no rate": (["--lr", "0"], {}, "lr is 0.0"),
-    "nothing held out": (["--held-out", "0"], {}, "held_out is 0.0"),
+    "nothing held out": (["--held-out", "0"], {}, "--held-out is 0.0"),
     "unknown knob": (["--set", "hiden=3"], {}, "did you mean 'hidden'"),
-    "no value": (["--set", "hidden"], {}, "'hidden' is not key=value"),
+    "no value": (["--set", "hidden"], {}, "--set is 'hidden', allowed is KEY=VALUE"),
     "not a number": (["--set", "hidden=x"], {}, "c2t: hidden is 'x'"),
     "no hidden units": (["--set", "hidden=0"], {}, "hidden is 0, allowed"),
     "no negatives": (["--set", "negatives=0"], {}, "negatives is 0.0"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftree.models.cache import LayerShape, SlotCache
-from draftree.models.feed import Feed, write_mask, write_mask_here
+from draftree.models.forward_batch import ForwardBatch, write_mask, write_masks
 
 WIDE, NARROW = LayerShape(2, 3, 3), LayerShape(1, 4, 2)
 SHAPES = (WIDE, NARROW, WIDE)  # layers of one shape lie together, and yet every layer is found
@@ -130,7 +130,9 @@ def test_a_mask_is_the_same_by_machine_code(dtype: torch.dtype) -> None:
     """For rows of different lengths, one of them padded."""
     seen = [np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_), np.tri(2, dtype=np.bool_)]
     places = [np.array([4, 5, 5]), np.array([2, 3])]
-    feed = Feed.packed([np.arange(3), np.arange(2)], places, np.array([4, 2]), seen, places, torch.device("cpu"))
-    masks = [write(torch.full((2, 1, 3, 9), 7, dtype=dtype), feed, np.array([4, 2])) for write in (write_mask, write_mask_here)]
+    feed = ForwardBatch.packed([np.arange(3), np.arange(2)], places, np.array([4, 2]), seen, places, torch.device("cpu"))
+    masks = [torch.full((2, 1, 3, 9), 7, dtype=dtype) for _ in range(2)]
+    write_mask(masks[0], feed, np.array([4, 2]))
+    write_masks(list(masks[1][:, 0]), feed, np.array([4, 2]))
     assert torch.equal(*masks)
     assert set(masks[0].unique().tolist()) == {torch.finfo(dtype).min, 0}

@@ -159,7 +159,7 @@ def test_the_tree_is_the_papers(policy: CAPE, rooms: list[int], seed: int, missi
 
 
 def test_a_spec_names_the_knobs() -> None:
-    assert registry.build("policy", "cape") == CAPE(5, 32, "paper", None)
+    assert registry.build("policy", "cape") == CAPE(4, 32, "paper", None)
     assert registry.build("policy", "cape:length=4,bins=official") == CAPE(length=4, bins="official")
     assert registry.build("policy", "cape:sets=4") == CAPE(sets=4)
     assert registry.build("policy", "cape:bins=5/0.5/2") == CAPE(bins="5/0.5/2")

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from draftree.loop import Parts, State, admit, step
 from draftree.models.capture import Graphs
-from draftree.models.feed import Feed
+from draftree.models.forward_batch import ForwardBatch
 from draftree.models.ladder import Ladder
 from draftree.registry import build, part
 from draftree.request import Request
@@ -147,7 +147,8 @@ def test_waits_are_noticed() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(
-    ("policy", "layers"), [("chain:length=4", 4), ("beam:width=3,depth=4", 4), ("eagle2", 6), ("vct:width=2,depth=2", 2)]
+    ("policy", "layers"),
+    [("chain:length=4", 4), ("beam:preset=fast,width=3,depth=4", 4), ("eagle2", 6), ("vct:width=2,depth=2", 2)],
 )
 def test_a_step_of_edd_is_few_launches(policy: str, layers: int, rows: int) -> None:
     """One pass for each layer of the tree and one of the target; the host waits once.
@@ -183,9 +184,9 @@ def test_a_recorded_pass_reads_what_is_given_now() -> None:
         outs = []
         for decoder, cache in zip((captured, plain), caches, strict=True):
             places = cache.lengths[0] + np.array([0, 1, 1])
-            feed = Feed.packed([np.array(ids)], [places], cache.lengths.copy(), [seen], [places], decoder.device)
+            feed = ForwardBatch.packed([np.array(ids)], [places], cache.lengths.copy(), [seen], [places], decoder.device)
             with torch.inference_mode():
-                outs.append(decoder.forward(cache, feed))
+                outs.append(decoder.forward(feed, cache).logits)
             cache.keep(0, cache.lengths[0] + np.array([0, 2]))
         assert torch.allclose(*outs, atol=1e-9)
     assert (recorder.recorded, recorder.launched) == (1, 3)

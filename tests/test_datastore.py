@@ -247,7 +247,7 @@ def test_what_does_not_fit_is_refused(store: Path, folder: str, tmp_path: Path) 
     (changed(store, tmp_path / "d") / "suffixes.npy").write_bytes(b"no array")
     wrong |= {tmp_path / "c": "is not a datastore", tmp_path / "d": "cannot read"}
     np.save(changed(store, tmp_path / "e") / "tokens.npy", np.zeros((2, 2), np.uint32))
-    wrong[tmp_path / "e"] = "allowed is one row of whole numbers"
+    wrong[tmp_path / "e"] = "allowed is a row of this machine's whole numbers"
     for where, told in wrong.items():
         with pytest.raises(UserError, match=told):
             REST(datastore=str(where)).open(target)
@@ -287,8 +287,14 @@ MISTAKES = {
     ),
     "no setting": (["build", "--kind", "rest", "--data", "a.txt", "--set", "order=3"], "unknown setting"),
     "no pair": (["build", "--kind", "rest", "--data", "a.txt", "--set", "order"], "--set is 'order', allowed is KEY=VALUE"),
-    "out is full": (["build", "--kind", "rest", "--data", "a.txt", "--out", "full"], "'full' exists, allowed is a new or"),
-    "out is a file": (["build", "--kind", "rest", "--data", "a.txt", "--out", "a.txt"], "'a.txt' exists"),
+    "out is full": (
+        ["build", "--kind", "rest", "--data", "a.txt", "--out", "full"],
+        "'full' holds files that draftree did not write",
+    ),
+    "out is a file": (
+        ["build", "--kind", "rest", "--data", "a.txt", "--out", "a.txt"],
+        "'a.txt' is a file, allowed is a folder",
+    ),
     "out in a file": (["build", "--kind", "rest", "--data", "a.txt", "--out", "a.txt/b"], "cannot be written"),
     "no datastore": (["show", "nowhere"], "datastore 'nowhere' does not exist"),
     "not a datastore": (["show", "full"], "is not a drafter's config"),

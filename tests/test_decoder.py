@@ -14,7 +14,7 @@ from architectures import CONFIGS, MIXED, SCALED, SIZES, SOME, VOCAB, WINDOW, fr
 from draftree.errors import UserError
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, one_layer
-from draftree.models.feed import Feed
+from draftree.models.forward_batch import ForwardBatch
 from draftree.models.target import Target
 from forests import NOISE, worst
 
@@ -92,7 +92,7 @@ def test_a_folder_without_a_model_is_a_users_mistake(tmp_path: Path) -> None:
 def test_what_is_known_of_a_model(name: str) -> None:
     decoder, config = Decoder(model(name)), model(name).config
     assert (decoder.vocab, decoder.hidden, decoder.context, len(decoder.layers)) == (VOCAB, 32, 128, 4)
-    assert decoder.window == (WINDOW if "sliding" in name or "mixed" in name or "gemma" in name else None)
+    assert decoder.hf.window == (WINDOW if "sliding" in name or "mixed" in name or "gemma" in name else None)
     heads = config.num_attention_heads if name == "gpt_neox" else 2
     width = getattr(config, "head_dim", None) or 8
     assert {(s.heads, s.key, s.value) for s in decoder.shapes} == {(heads, width, width)}
@@ -104,7 +104,7 @@ def test_one_layer_of_a_model_is_a_decoder_with_full_attention_where_types_are_m
     small = Decoder(one_layer(model(name).config))
     assert type(small.model) is type(model(name))
     assert len(small.layers) == len(small.shapes) == 1
-    assert small.window == (WINDOW if name == "mistral-sliding" else None)
+    assert small.hf.window == (WINDOW if name == "mistral-sliding" else None)
     assert small.shapes[0] == Decoder(model(name)).shapes[0]
 
 
@@ -123,7 +123,7 @@ def test_taps_see_a_stock_forward_and_leave_no_hook(name: str, layers: tuple[int
     decoder = Decoder(fresh(name))
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in decoder.model.modules()]
     ids = torch.randint(3, VOCAB, (2, 9))
-    with decoder.tapped(layers) as caught:
+    with decoder.hf.tapped(layers) as caught:
         decoder.model(input_ids=ids, use_cache=False)
     assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in decoder.model.modules()] == hooks
     stock = decoder.model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
@@ -138,7 +138,7 @@ def test_keys_and_values_are_those_the_first_layer_caches(name: str) -> None:
     decoder = target(name).decoder
     cache = decoder.new_cache(2, 4)
     ids = np.random.default_rng(0).integers(3, VOCAB, (2, 6))
-    decoder.forward(cache, Feed.chains(list(ids), np.zeros(2, np.int64), decoder.device))
+    decoder.forward(ForwardBatch.chains(list(ids), np.zeros(2, np.int64), decoder.device), cache)
     embeds = decoder.model.get_input_embeddings()(torch.from_numpy(ids))
     found = decoder.keys_and_values(embeds, torch.arange(6).expand(2, 6))
     for ours, stored in zip(found, cache.layer(0), strict=True):
@@ -160,11 +160,11 @@ def seen(mask: torch.Tensor) -> list[list[list[int]]]:
 def test_a_mask_shows_what_is_committed_and_what_is_visible() -> None:
     decoder = target("llama").decoder
     visible = [np.array([[1, 0, 0], [1, 0, 1]], np.bool_), np.array([[1]], np.bool_)]
-    feed = Feed.packed(
+    feed = ForwardBatch.packed(
         [np.array([5, 6]), np.array([7])], [np.array([4, 5]), np.array([1])], np.array([4, 1]), visible,
         [np.array([3, 4, 5]), np.array([1])], decoder.device,
     )  # fmt: skip
-    mask = decoder.mask(holding(decoder, 3, 1), feed)  # row 0 holds a scratch token before these
+    mask = decoder.hf.mask(holding(decoder, 3, 1), feed)  # row 0 holds a scratch token before these
     assert isinstance(mask, torch.Tensor)
     assert mask.shape == (2, 1, 2, 6)
     assert seen(mask) == [[[0, 1, 2, 3], [0, 1, 2, 3, 5]], [[0, 1], [0, 1, 2, 3, 4, 5]]]  # padding sees all
@@ -173,11 +173,11 @@ def test_a_mask_shows_what_is_committed_and_what_is_visible() -> None:
 def test_a_window_counts_positions_and_not_slots() -> None:
     """Two siblings lie side by side, their position is the same: a window of 5 ends at the same token for both."""
     decoder = target("gemma2").decoder
-    feed = Feed.packed(
+    feed = ForwardBatch.packed(
         [np.array([5, 6, 7])], [np.array([6, 7, 7])], np.array([6]), [np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)],
         [np.array([6, 7, 7])], decoder.device,
     )  # fmt: skip
-    masks = decoder.mask(holding(decoder, 6), feed)
+    masks = decoder.hf.mask(holding(decoder, 6), feed)
     assert isinstance(masks, dict)
     assert seen(masks["full_attention"]) == [[[*range(7)], [*range(8)], [*range(7), 8]]]
     assert seen(masks["sliding_attention"]) == [[[2, 3, 4, 5, 6], [3, 4, 5, 6, 7], [3, 4, 5, 6, 8]]]

@@ -9,19 +9,20 @@ import pytest
 import torch
 
 from draftree.data.prompts import encode, question
-from draftree.demo import demo_folder
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine, plain
 from draftree.formats.checkpoint import Checkpoint, fingerprint
+from draftree.models.sources import shipped_folder
 from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.registry import build, names, part
 from draftree.request import Request
+from draftree.weights import demo_folder
 
-TRAINED = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod) and demo_folder(n).is_dir()]
+TRAINED = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod) and shipped_folder("demo", n)]
 LACKING = {"dflash", "dspark", "jetspec", "peagle"}
 """Drafters of blocks are to be trained for targets that they are worth it for."""
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[1] / "weights" / "README.md"
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,6 @@ def test_all_were_trained_by_the_same_recipe_as_long() -> None:
 def test_the_demo_is_small() -> None:
     size = sum(f.stat().st_size for f in demo_folder("").rglob("*") if f.is_file())
     assert size < 90e6
-    told = re.search(r"The whole demo is (\d+) MB", README.read_text())
+    told = re.search(r"The whole demo is\s(\d+) MB", README.read_text())
     assert told is not None
     assert abs(int(told[1]) - size / 1e6) < 1

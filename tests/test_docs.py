@@ -34,9 +34,9 @@ from typer.core import TyperGroup
 
 import draftree as public
 from draftree.cli.app import app, main
-from draftree.demo import demo_folder
 from draftree.testing import __main__ as testing
 from draftree.testing import cases
+from draftree.weights import demo_folder
 from folders import target_folder
 from packages import forget, install
 
@@ -152,10 +152,8 @@ def filled(line: str, home: Path) -> list[str]:
 
 
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
-SHIPPED = pytest.mark.skipif(not demo_folder("edd").is_dir(), reason="the demo's weights are not shipped here")
 
 
-@SHIPPED
 @pytest.mark.parametrize("name", [n for n, p in zip(NAMES, map(read, PAGES), strict=True) if p.python])
 def test_the_python_of_a_page_runs(name: str) -> None:
     space = {"__name__": "page"}
@@ -165,7 +163,6 @@ def test_the_python_of_a_page_runs(name: str) -> None:
         assert prints is None or out.getvalue() == prints
 
 
-@SHIPPED
 @pytest.mark.parametrize("name", [n for n, p in zip(NAMES, map(read, PAGES), strict=True) if p.commands])
 def test_the_commands_of_a_page_run(
     name: str, draftree: Callable[..., tuple[int, str, str]], sandbox: Path, home: Path, monkeypatch: pytest.MonkeyPatch

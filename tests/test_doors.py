@@ -10,8 +10,8 @@ import yaml
 
 import draftree
 from draftree.cli.app import main
-from draftree.demo import demo_folder
 from draftree.models.sources import shipped_folder
+from draftree.weights import demo_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 

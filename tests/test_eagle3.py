@@ -111,23 +111,23 @@ def test_layers_that_codes_count_differently_have_to_be_said(tmp_path: Path) -> 
 @torch.no_grad()
 def test_it_begins_as_the_targets_layer_that_reads_the_highest_entry() -> None:
     ours, decoder = target("llama"), target("llama").decoder
-    net = EAGLE3(low=1, middle=2, high=3).fresh(ours).model.double()
+    net = EAGLE3(low=1, middle=2, high=3, init="target").fresh(ours).model.double()
     ids = torch.arange(3, 12)[None]
     hidden = decoder.model(ids, output_hidden_states=True).hidden_states
     features, positions = net.fuse(dict(enumerate(hidden))), torch.arange(9)[None]
     high = net.reads[-1]
     torch.testing.assert_close(features, hidden[high], rtol=0, atol=0)
-    mask = decoder.causal(ids)["attention_mask"]
+    mask = decoder.hf.causal(ids)["attention_mask"]
     out = net(ids, features, positions, mask, DynamicCache())
     theirs = decoder.layers[high](features, attention_mask=mask, position_embeddings=net.rotary(features, positions))
     torch.testing.assert_close(out, theirs, rtol=0, atol=1e-6)
-    scratch = EAGLE3(low=1, middle=2, high=3, init="scratch").fresh(ours).model
+    scratch = EAGLE3(low=1, middle=2, high=3).fresh(ours).model
     assert not torch.equal(scratch.fuse({i: h.float() for i, h in enumerate(hidden)}), hidden[high].float())
 
 
 def test_a_target_of_other_layers_leaves_it_as_it_is() -> None:
     torch.manual_seed(0)
-    drawn = EAGLE3(low=1, middle=2, high=3, init="scratch").fresh(target("gpt_neox")).model.state_dict()
+    drawn = EAGLE3(low=1, middle=2, high=3).fresh(target("gpt_neox")).model.state_dict()
     torch.manual_seed(0)
-    begun = EAGLE3(low=1, middle=2, high=3).fresh(target("gpt_neox")).model.state_dict()
+    begun = EAGLE3(low=1, middle=2, high=3, init="target").fresh(target("gpt_neox")).model.state_dict()
     assert all(torch.equal(value, begun[name]) for name, value in drawn.items())

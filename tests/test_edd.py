@@ -147,7 +147,7 @@ def teacher(drafter: EDDDrafter, seed: int = 0) -> Teacher:
 
 def test_a_step_draws_one_block_length_for_all_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """EDD + PCT, section 3.1: "different block lengths for the division at each step"; the phase is each sample's own."""
-    drafter = drafter_of(target("llama"))
+    drafter = drafter_of(target("llama"), phase="random")
     steps = [drawn(drafter, [teacher(drafter).batch(range(6), step)], monkeypatch) for step in range(40)]
     assert all(len({block for block, _ in step}) == 1 for step in steps)
     assert {step[0][0] for step in steps} == set(range(5, 11))
@@ -158,7 +158,7 @@ def test_a_step_draws_one_block_length_for_all_its_samples(monkeypatch: pytest.M
 
 def test_it_is_the_same_however_the_batch_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decision 16: it follows from seed and step, whichever samples a process or micro-batch has."""
-    drafter = drafter_of(target("llama"))
+    drafter = drafter_of(target("llama"), phase="random")
     for step in range(8):
         whole = drawn(drafter, [teacher(drafter).batch(range(6), step)], monkeypatch)
         for cuts in ([range(3), range(3, 6)], [[i] for i in range(6)], [range(1), range(1, 6)]):
@@ -173,8 +173,8 @@ def test_a_phase_that_is_named_is_every_samples(monkeypatch: pytest.MonkeyPatch)
     found = [pair for step in range(12) for pair in drawn(drafter, [teacher(drafter).batch(range(3), step)], monkeypatch)]
     assert {phase for _, phase in found} == {0}
     assert {block for block, _ in found} == {5, 6, 7}
-    assert build("drafter", "edd:phase=0").phase == 0
-    assert build("drafter", "edd").phase == "random"
+    assert build("drafter", "edd").phase == 0
+    assert build("drafter", "edd:phase=random").phase == "random"
     with pytest.raises(UserError, match=r"edd: phase is 5, allowed are random and 0 … 4 \(min_block − 1\)"):
         EDD(phase=5)
     with pytest.raises(UserError, match="phase is 'half', allowed is a whole number or random"):

@@ -432,13 +432,13 @@ def test_scaled_rope_is_written_for_every_reader(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "no format": (("there", "--out", "new"), "--format"),
+    "two ways": (("there", "--out", "new", "--format", "eagle", "--standalone"), "--format eagle and --standalone were given"),
     "unknown format": (("there", "--out", "new", "--format", "spekulators"), "did you mean 'speculators'"),
     "not this drafter": (("there", "--out", "new", "--format", "vllm-medusa"), "allowed is speculators or eagle"),
     "no format at all": (("pld", "--out", "new", "--format", "eagle"), "unknown drafter's folder"),
-    "another method": (("edd", "--out", "new", "--format", "eagle"), "'edd' cannot be exported as 'eagle', no engine's format"),
+    "another method": (("edd", "--out", "new", "--format", "eagle"), "what can be exported: speculators: "),
     "no drafter": (("target", "--out", "new", "--format", "eagle"), "not a drafter's folder"),
-    "out is full": (("there", "--out", "target", "--format", "eagle"), "allowed is a new or an empty folder"),
+    "out is full": (("there", "--out", "target", "--format", "eagle"), "--force overwrites it"),
     "out is a file": (("there", "--out", "file", "--format", "eagle"), "is a file"),
     "no target": (("there", "--out", "new", "--format", "speculators", "--target", "./nowhere"), "nowhere"),
     "no decoder": (("there", "--out", "new", "--format", "speculators", "--target", "t5"), "not a causal language model"),

@@ -1,14 +1,16 @@
 """Whatever a file holds, a program that reads it succeeds or ends with one line.
 
-Small files of every kind that is opened are broken by chance: entries of JSON are removed, renamed and replaced, bytes are
-cut and changed, tensors replaced. What still opens is used, and its text must be the target's.
+Small files of every format are mutated by chance (`mutations.py`). What still opens is used, and its text must be the
+target's. `fuzz_files.py` does the same for thousands of mutations, under limits of time and memory.
 """
 
 import json
 import random
 import shutil
-import warnings
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,285 +18,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from architectures import VOCAB, target
-from byte_vocabulary import byte_vocabulary
+from architectures import fresh, target
 from draftree.cli.inputs import quiet
-from draftree.costs.curves import CostTable
-from draftree.data import samples
-from draftree.data.prompts import encode, question
-from draftree.drafters.aded import ADED
-from draftree.drafters.base import TrainableMethod
-from draftree.drafters.lookup.datastore import Stored
-from draftree.drafters.rest import REST, RESTDrafter, stored
 from draftree.engine import Engine
-from draftree.errors import LONGEST, DraftreeError
-from draftree.evaluation import report, suites
-from draftree.models.target import Target
-from draftree.policies.c2t import Classifier
+from draftree.errors import LONGEST, UserError
+from draftree.models.architectures import check_shapes
 from draftree.policies.chain import Chain
-from draftree.policies.static import Static
-from draftree.registry import KINDS, build, knobs, names, part
-from draftree.request import Request
-from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
+from draftree.registry import KINDS, build, knobs, names
 from draftree.testing.conformance import COSTS
-from folders import byte_tokenizer, target_folder
-from test_formats import LAYOUTS, there
-
-DEEP = "[" * 10000 + "]" * 10000
-ODD: list[Any] = [
-    None, True, False, -1, 0, 1, 2, 3, 7, 10**6, 10**12, 2**63, 10**400, -(10**12), 0.5, -1.5, 1e300, float("nan"),
-    float("inf"), "", "x", "7", "\ud800", "a" * 9000, [], [0], [[]], [1, "x"], {}, {"a": None}, {"x": {"y": [1]}},
-]  # fmt: skip
-
-
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every entry of a JSON value: what holds it, and its key or number."""
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield value, key
-        yield from places(value[key])
-
-
-def with_odd_entry(text: str, rng: random.Random) -> str:
-    """JSON with one entry of it broken; or nested too deep, or no JSON at all."""
-    value = json.loads(text)
-    found = list(places(value))
-    if not found or rng.random() < 0.05:
-        return rng.choice([text[: rng.randrange(len(text))], "", "null", "[]", "{}", "3", '"x"', DEEP, '{"a":' * 10000, "\0"])
-    holder, key = rng.choice(found)
-    how = rng.randrange(10)
-    if how == 0:
-        del holder[key]
-    elif how == 1 and isinstance(holder, dict):
-        holder[rng.choice([f"{key}x", "", "draftree"])] = holder.pop(key)
-    elif how == 2:
-        return json.dumps(value).replace(json.dumps(holder[key]), DEEP, 1)
-    elif how == 3:
-        holder[key] = rng.choice([[holder[key]], {"x": holder[key]}, str(holder[key])])
-    else:
-        holder[key] = rng.choice(ODD)
-    return json.dumps(value)
-
-
-def with_odd_bytes(content: bytes, rng: random.Random) -> bytes:
-    """Bytes cut, emptied, repeated or changed; the changes mostly near the beginning, where headers are."""
-    how = rng.randrange(8)
-    if how < 2:
-        return content[: rng.choice([0, rng.randrange(1 + len(content))])]
-    if how == 2 or not content:
-        return content + rng.randbytes(rng.randrange(1, 99))
-    changed = bytearray(content)
-    for _ in range(rng.choice([1, 1, 3, 20])):
-        place = rng.randrange(len(changed) if rng.random() < 0.3 else min(len(changed), 2000))
-        changed[place] = rng.randrange(256)
-    return bytes(changed)
-
-
-def with_odd_tensor(path: Path, rng: random.Random) -> None:
-    """One tensor of a file gone, renamed, or of another kind."""
-    tensors: dict[Any, Any] = dict(load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True))
-    key = rng.choice(sorted(tensors))
-    value = tensors.pop(key)
-    plain: list[Any] = [None, value.reshape(-1), value.reshape(-1)[:1], value.new_zeros(0), value.sum(), value.to(torch.int8),
-                        value.to(torch.complex64), value.double(), value.to(torch.float8_e4m3fn), value.bool()]  # fmt: skip
-    odd = [value.float().to_sparse(), value.to("meta"), 3, "x", [value], {"x": value}]
-    names_ = [key, key, key, f"{key}x", "", key.replace("0", "999999999")]
-    new = rng.choice(plain if path.suffix == ".safetensors" else plain + odd)
-    if new is not None:
-        tensors[rng.choice(names_)] = new
-    if path.suffix == ".safetensors":
-        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, path)
-    else:
-        torch.save(rng.choice([tensors, tensors, tensors, list(tensors.values()), {1: value}, value]), path)
-
-
-def broken(folder: Path, rng: random.Random) -> str:
-    """Breaks one file of a folder; says which."""
-    path = rng.choice(sorted(p for p in folder.rglob("*") if p.is_file()))
-    if path.suffix == ".json":
-        path.write_text(with_odd_entry(path.read_text(), rng))
-    elif path.suffix == ".jsonl":
-        lines = path.read_text().splitlines()
-        number = rng.randrange(len(lines))
-        lines[number] = with_odd_entry(lines[number], rng)
-        path.write_text("\n".join(lines))
-    elif (path.suffix == ".safetensors" or path.read_bytes()[:2] == b"PK") and rng.random() < 0.5:  # as torch pickles
-        with_odd_tensor(path, rng)
-    else:
-        path.write_bytes(with_odd_bytes(path.read_bytes(), rng))
-    return path.name
-
-
-def told(use: Callable[[Any], object], given: Path | str) -> str | None:
-    """What a program says of files, or of a spec; None where they can be used."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            use(given)
-        except DraftreeError as error:
-            return str(error)
-    return None
-
-
-# Kinds of files: how a whole one is made, and how it is used.
-
-
-PROMPT = Request([5, 6, 7, 5, 6], 6)
-
-
-@cache
-def plain() -> list[list[int]]:
-    return Engine(target("llama"), build("drafter", "pld").open(target("llama")), Chain()).plain([PROMPT]).tokens
-
-
-def drafted(folder: Path) -> None:
-    """Opens a drafter and writes a short text with it, which is the target's."""
-    t = target("llama")
-    engine = Engine(t, build("drafter", str(folder)).open(t), Chain(3), costs=COSTS)
-    assert engine.write([PROMPT]).tokens == plain()
-
-
-def written(folder: Path) -> None:
-    """Loads a target and writes a short answer with it, with a drafter and without."""
-    t = Target.load(str(folder))
-    ids = encode(t.tokenizer, question("ab ab ab"))
-    engine, request = Engine(t, build("drafter", "pld").open(t), Chain(3), costs=COSTS), Request(ids, 4)
-    assert engine.write([request]).tokens == engine.plain([request]).tokens
-
-
-def ours(name: str, folder: Path) -> None:
-    torch.manual_seed(0)
-    part("drafter", name)().fresh(target("llama")).save(folder)
-
-
-def as_published(name: str, legacy: bool, folder: Path) -> None:
-    """A drafter of ours without the entry that names it, its tensors pickled or not."""
-    ours(name, folder)
-    config = json.loads((folder / "config.json").read_text())
-    del config["draftree"]
-    (folder / "config.json").write_text(json.dumps(config))
-    path = next(folder.glob("*.safetensors"))
-    if legacy:
-        torch.save(
-            load_file(path), folder / path.name.replace("model.safetensors", "pytorch_model.bin").replace(".safetensors", ".pt")
-        )
-        path.unlink()
-
-
-TRAINABLE = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]
-PUBLISHED = [n for n in TRAINABLE if n not in ("edd", "vdm")]
-FOLDERS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = (
-    {f"ours, {n}": (partial(ours, n), drafted) for n in TRAINABLE}
-    | {f"published, {n}": (partial(as_published, n, False), drafted) for n in PUBLISHED}
-    | {f"legacy, {n}": (partial(as_published, n, True), drafted) for n in PUBLISHED}
-    | {n: (partial(there, n), drafted) for n in LAYOUTS}
-    | {"target": (target_folder, written)}
-)
-
-
-# Files that stand alone.
-
-
-def saved(name: str, value: object) -> Callable[[Path], Path]:
-    """Writes a file of a folder; an `object` as JSON."""
-    return lambda folder: write(folder / name, value if isinstance(value, str) else json.dumps(value))
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    return path
-
-
-ENTRY = {"draft": {"1": 0.001, "4": 0.002}, "target": {"1": 0.03, "64": 0.09}, "commit": 0.001, "context": 100, "rows": 2}
-CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
-SHARED = [{"text": "plain"}, {"question": "q", "answer": "a <<1=1>>"}, CHAT, {"prompt": "p", "completion": "c"},
-          {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}]  # fmt: skip
-ASKED = [*SHARED, {"prompt": "once", "category": "a"}, {"turns": ["who", "why"]}]
-LEARNT = [*SHARED, {"data": ["a", "b", "c"]}]
-SCHEMA = {
-    "type": "object", "properties": {"a": {"type": "integer", "minimum": 1}, "b": {"enum": ["x", "y"]}}, "required": ["a"],
-    "additionalProperties": False, "$defs": {"n": {"type": "array", "items": {"type": "string", "pattern": "a+"}}},
-}  # fmt: skip
-WORDS = [*(bytes([i]) for i in range(256)), b"<eos>"]
-
-
-def priced(path: Path) -> None:
-    step = CostTable.load(path / "costs.json").at(50, 3)
-    assert step.draft_seconds(2) > 0 < step.target_seconds(9)
-
-
-def asked(path: Path) -> None:
-    for prompt in suites.load(str(path / "suite.jsonl")).prompts:
-        encode(byte_tokenizer(), prompt.content)
-
-
-def fed(path: Path) -> None:
-    samples.read([path / "data.jsonl"], byte_tokenizer(), 40)
-    samples.read([path / "data.json"], byte_tokenizer(), 40)
-
-
-@cache
-def vocabulary() -> Vocabulary:
-    return byte_vocabulary(WORDS, [256])
-
-
-def guided(path: Path) -> None:
-    Constrained(Grammar.json_schema((path / "schema.json").read_text()), vocabulary(), 0)
-
-
-def grown(path: Path) -> None:
-    t = target("llama")
-    engine = Engine(t, build("drafter", "pld").open(t), Static(str(path / "tree.json")), costs=COSTS)
-    assert engine.write([PROMPT]).tokens == plain()
-
-
-def classified(path: Path) -> None:
-    found = Classifier.load(path)
-    assert found.confidence(np.zeros(2), np.ones(2), np.ones(2)).shape == (2,)
-
-
-def net(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    Classifier(rng.normal(size=(4, 3)), rng.normal(size=4), rng.normal(size=4), np.zeros(()), trained_on={"a": 1}).save(folder)
-
-
-def measured(folder: Path) -> None:
-    provenance = {"version": "1", "suite": "x", "target": "demo"}
-    write(folder / "result.json", json.dumps({"provenance": provenance, "rows": [{"drafter": "edd", "policy": "pct"}]}))
-
-
-DOCUMENTS = [np.arange(200) * step % VOCAB for step in (1, 3, 11)] + [np.array([5, 6, 7] * 20)]
-
-
-def datastore(method: type[Stored], folder: Path) -> None:
-    folder.mkdir()
-    method.build(DOCUMENTS, VOCAB, folder, {}, lambda _: None)
-
-
-def searched(method: type[Stored], folder: Path) -> None:
-    t = target("llama")
-    drafter = ADED().searching(folder) if method is ADED else RESTDrafter(REST(), (stored(folder),), VOCAB)
-    assert Engine(t, drafter, Chain(3), costs=COSTS).write([PROMPT]).tokens == plain()
-
-
-ALONE: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
-    "costs": (saved("costs.json", {"entries": [ENTRY, ENTRY | {"context": 900}], "about": {"device": "cpu"}}), priced),
-    "suite": (saved("suite.jsonl", "\n".join(map(json.dumps, ASKED))), asked),
-    "data": (
-        lambda folder: (saved("data.jsonl", "\n".join(map(json.dumps, LEARNT)))(folder), saved("data.json", LEARNT)(folder)),
-        fed,
-    ),
-    "schema": (saved("schema.json", SCHEMA), guided),
-    "tree": (saved("tree.json", {"paths": [[0], [0, 0], [1], [0, 1]], "tau": 2.0}), grown),
-    "classifier": (net, classified),
-    "aded": (partial(datastore, ADED), partial(searched, ADED)),
-    "rest": (partial(datastore, REST), partial(searched, REST)),
-    "result": (measured, lambda path: report.read(path / "result.json")),
-}
-FOLDERS |= ALONE
-
+from file_formats import FORMATS, PROMPT, PUBLISHED, TRAINABLE, original, plain, refusal, written
+from file_formats import use as use_format
+from fuzz_files import Hang, ended, limited
+from mutations import DEEP, mutate
 
 # Specs.
 
@@ -334,51 +71,40 @@ def used(kind: str, spec: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A whole folder of each kind, made once."""
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """An original of each format, made once."""
     quiet()
     root = tmp_path_factory.mktemp("whole")
 
     @cache
-    def made(name: str) -> Path:
-        folder = root / str(list(FOLDERS).index(name))
-        FOLDERS[name][0](folder)
-        return folder
+    def made(name: str, number: int) -> Path:
+        return original(name, number, root / f"{list(FORMATS).index(name)}-{number}")
 
-    return made
+    return lambda name, number=0: made(name, number)
 
 
-def fuzzed(name: str, seeds: range, folder: Path, scratch: Path) -> None:
-    """Breaks copies of a folder by chance, and uses them."""
-    for seed in seeds:
-        shutil.copytree(folder, scratch)
-        file = broken(scratch, random.Random(f"{name} {seed}"))
+@pytest.mark.parametrize(("name", "number"), [(name, i) for name, f in FORMATS.items() for i in range(len(f.originals))])
+def test_an_original_is_used_and_a_mutation_is_used_or_refused(
+    name: str, number: int, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    shutil.copytree(whole(name, number), tmp_path / "original")
+    assert use_format(name, tmp_path / "original") is None
+    for seed in range(3):
+        folder = tmp_path / f"case{seed}"
+        shutil.copytree(whole(name, number), folder)
+        file = mutate(folder, random.Random(f"{name} {number} {seed}"), FORMATS[name].files)
         try:
-            said = told(FOLDERS[name][1], scratch)
+            use_format(name, folder)
         except BaseException as error:
-            error.add_note(f"{name}, case {seed}: {file}")
+            error.add_note(f"{name}, original {number}, seed {seed}: {file}")
             raise
-        assert said is None or ("\n" not in said and 0 < len(said) <= 2 * LONGEST), said
-        shutil.rmtree(scratch)
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_what_is_whole_is_used_and_what_is_broken_is_told(name: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
-    assert told(FOLDERS[name][1], whole(name)) is None
-    fuzzed(name, range(3), whole(name), tmp_path / "case")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", FOLDERS)
-def test_many_broken_files(name: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
-    fuzzed(name, range(3, 203), whole(name), tmp_path / "case")
 
 
 def specs(kind: str, seeds: range) -> None:
     for seed in seeds:
         spec = odd_spec(kind, random.Random(f"{kind} {seed}"))
         try:
-            said = told(partial(used, kind), spec)
+            said = refusal(partial(used, kind), spec)
         except BaseException as error:
             error.add_note(f"{kind}, case {seed}: {spec[:200]}")
             raise
@@ -399,51 +125,185 @@ def test_many_specs(kind: str) -> None:
 @pytest.mark.parametrize("name", [n for n in names("drafter") if n not in TRAINABLE])
 def test_no_knob_makes_a_drafter_larger_than_memory(name: str) -> None:
     for knob in knobs("drafter", name):
-        told(partial(used, "drafter"), f"{name}:{knob}=1000000000000")
+        refusal(partial(used, "drafter"), f"{name}:{knob}=1000000000000")
 
 
 # What chance seldom finds.
 
 
-def test_sizes_are_bounded_by_the_weights(whole: Callable[[str], Path], tmp_path: Path) -> None:
-    for name in ("ours, edd", "ours, vdm", "ours, eagle", "ours, eagle3", "published, glide", "target"):
-        for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "head_dim"):
-            folder = tmp_path / name / key
-            shutil.copytree(whole(name), folder)
-            config = json.loads((folder / "config.json").read_text())
-            for size in (10**9, 10**12, 0, -1) if key != "head_dim" else (10**9, 10**12):
-                (folder / "config.json").write_text(json.dumps(config | {key: size}))
-                one_anyway = key == "num_hidden_layers" and name in ("ours, edd", "ours, vdm", "ours, eagle", "ours, eagle3")
-                assert one_anyway or told(FOLDERS[name][1], folder) is not None, (name, key, size)
+DRAFTERS = {"edd": "drafter", "vdm": "drafter", "eagle": "drafter", "eagle3": "drafter", "glide": "published drafter"}
+"""Methods, and the format in which their files are."""
 
 
-@pytest.mark.parametrize("name", ["ours, eagle", "ours, eagle3", "published, glide"])
-def test_nothing_is_allocated_before_shapes_are_compared(name: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
-    shutil.copytree(whole(name), tmp_path / "x")
+def original_of(method: str) -> tuple[str, int]:
+    """Return the format and number of the original of a method's drafter; of any other format the first."""
+    name = DRAFTERS.get(method, method)
+    return name, (TRAINABLE if name == "drafter" else PUBLISHED).index(method) if method in DRAFTERS else 0
+
+
+@pytest.mark.parametrize("method", [*DRAFTERS, "target config"])
+def test_sizes_are_bounded_by_the_weights(method: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+    name, number = original_of(method)
+    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "head_dim"):
+        folder = tmp_path / key
+        shutil.copytree(whole(name, number), folder)
+        config = json.loads((folder / "config.json").read_text())
+        for size in (10**9, 10**12, 0, -1) if key != "head_dim" else (10**9, 10**12):
+            (folder / "config.json").write_text(json.dumps(config | {key: size}))
+            always_one = key == "num_hidden_layers" and name == "drafter"
+            assert always_one or use_format(name, folder) is not None, (key, size)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "glide"])
+def test_nothing_is_allocated_before_shapes_are_compared(method: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copytree(whole(*original_of(method)), tmp_path / "x")
     change(tmp_path / "x", intermediate_size=10**14)  # more than any machine has
-    assert "mis-shaped tensors" in (told(drafted, tmp_path / "x") or "")
+    assert "mis-shaped tensors" in (use_format("drafter", tmp_path / "x") or "")
+
+
+@pytest.mark.parametrize(
+    ("change_", "line"),
+    [
+        ({"intermediate_size": 48000}, "intermediate_size 48000 makes model.layers.0.mlp.gate_proj.weight [48000, 32]"),
+        ({"intermediate_size": 47}, "intermediate_size 47 makes model.layers.0.mlp.gate_proj.weight [47, 32]"),
+        ({"num_key_value_heads": 4}, "its sizes make model.layers.0.self_attn.k_proj.weight [32, 32]"),
+    ],
+    ids=["too large", "too small", "no entry has the size"],
+)
+def test_a_targets_sizes_are_compared_before_it_is_loaded(
+    change_: dict[str, int], line: str, whole: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole("target config"), tmp_path / "x")
+    change(tmp_path / "x", **change_)
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("it is loaded"))
+    said = use_format("target config", tmp_path / "x") or ""
+    assert line in said
+    assert "'model.safetensors' has [" in said
+
+
+def test_experts_that_are_merged_as_they_are_read_are_bounded(tmp_path: Path) -> None:
+    fresh("mixtral-sliding").save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    check_shapes(config, tmp_path)
+    config.intermediate_size = 48000
+    line = r"its sizes make model.layers.0.mlp.experts.gate_up_proj \[3, 96000, 32\], the weights beside it have \d+ numbers"
+    with pytest.raises(UserError, match=line):
+        check_shapes(config, tmp_path)
+
+
+def test_the_sizes_of_shards_are_compared(whole: Callable[..., Path], tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(whole("target config")).save_pretrained(tmp_path, max_shard_size="20KB")
+    shards, config = sorted(tmp_path.glob("*.safetensors")), AutoConfig.from_pretrained(tmp_path)
+    assert len(shards) > 1
+    check_shapes(config, tmp_path)
+    config.intermediate_size = 48000
+    with pytest.raises(UserError, match=r"intermediate_size 48000 makes .*, 'model-0000\d-of-.*safetensors' has \[48, 32\]"):
+        check_shapes(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change_", "line"),
+    [
+        ({"r": 800000}, "r is 800000, 'adapter_model.safetensors' has base_model.model.model.layers.0"),
+        ({"r": 1}, "r is 1, 'adapter_model.safetensors' has base_model.model.model.layers.0"),
+        ({"rank_pattern": {"q_proj": 800000}}, "rank_pattern['q_proj'] is 800000, 'adapter_model.safetensors' has"),
+        ({"r": 7, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 8}}, None),
+    ],
+    ids=["too large", "too small", "pattern", "pattern for all"],
+)
+def test_an_adapters_ranks_are_compared_before_it_is_loaded(
+    change_: dict[str, Any],
+    line: str | None,
+    whole: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peft = pytest.importorskip("peft")
+    shutil.copytree(whole("adapter"), tmp_path / "x")
+    path = tmp_path / "x" / "lora" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change_))
+    if line is None:
+        assert use_format("adapter", tmp_path / "x") is None
+        return
+    monkeypatch.setattr(peft.PeftModel, "from_pretrained", lambda *_, **__: pytest.fail("it is loaded"))
+    assert line in (use_format("adapter", tmp_path / "x") or "")
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark"])
+def test_a_block_is_no_larger_than_a_tree(method: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copytree(whole("published drafter", PUBLISHED.index(method)), tmp_path / "x")
+    change(tmp_path / "x", block_size=10**6)  # its masks would take 8 TB
+    assert "block_size is 1000000, allowed is at most" in (use_format("published drafter", tmp_path / "x") or "")
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">i8"])
+def test_a_datastore_of_another_byte_order_is_refused(dtype: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copytree(whole("data store of REST"), tmp_path / "x")
+    np.save(tmp_path / "x" / "tokens.npy", np.load(tmp_path / "x" / "tokens.npy").astype(dtype))
+    assert "allowed is a row of this machine's whole numbers" in (use_format("data store of REST", tmp_path / "x") or "")
+
+
+@pytest.mark.parametrize("seed", [501, 922, 1045, 1343, 1375])
+def test_a_gguf_header_that_was_too_much_is_refused(seed: int, whole: Callable[..., Path], tmp_path: Path) -> None:
+    """Mutations that took all memory, or minutes."""
+    pytest.importorskip("gguf")
+    shutil.copytree(whole("GGUF"), tmp_path / "x")
+    rng = random.Random(f"0 GGUF {seed}")
+    rng.choice([0])  # the draw of the original
+    mutate(tmp_path / "x", rng, "*.gguf")
+    assert use_format("GGUF", tmp_path / "x") is not None
+
+
+def test_heads_are_bounded_by_the_weights(whole: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copytree(whole("target config"), tmp_path / "x")
+    change(tmp_path / "x", head_dim=8000)  # would be allocated, and then not fit
+    assert "head_dim makes 4 heads of 8000" in (use_format("target config", tmp_path / "x") or "")
+
+
+def test_a_result_with_half_a_character_is_refused_before_the_page_is_written(
+    whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    shutil.copytree(whole("result"), tmp_path / "x")
+    result = json.loads((tmp_path / "x" / "result.json").read_text())
+    result["texts"]["0"][0]["pieces"][0] = "\ud800"
+    result["provenance"]["date"] = "\ud800"
+    (tmp_path / "x" / "result.json").write_text(json.dumps(result))
+    assert "the entries do not fit together" in (use_format("result", tmp_path / "x") or "")
+
+
+def test_a_row_without_a_policy_is_refused(whole: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copytree(whole("result"), tmp_path / "x")
+    result = json.loads((tmp_path / "x" / "result.json").read_text())
+    del result["rows"][1]["policy"]
+    (tmp_path / "x" / "result.json").write_text(json.dumps(result))
+    assert "the entries do not fit together: no 'policy'" in (use_format("result", tmp_path / "x") or "")
+
+
+CACHED = ("learnt costs", "findings of a machine", "training state", "recordings", "journal")
+"""Formats of which a broken file is written anew."""
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 10000 + "1" + "}" * 10000], ids=["lists", "objects"])
-def test_json_nested_ten_thousand_deep_is_told(text: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
-    for name in (*ALONE, "target", "ours, edd"):
-        for file in whole(name).glob("*.json*"):
-            folder = tmp_path / name / file.name
-            shutil.copytree(whole(name), folder)
-            (folder / file.name).write_text(text)
-            assert "nested too deep" in (told(FOLDERS[name][1], folder) or ""), (name, file.name)
+@pytest.mark.parametrize("name", [n for n in FORMATS if n not in CACHED])
+def test_json_nested_ten_thousand_deep_is_refused(name: str, text: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+    for file in whole(name).glob("*.json*"):
+        folder = tmp_path / file.name
+        shutil.copytree(whole(name), folder)
+        (folder / file.name).write_text(text)
+        if file.match(FORMATS[name].files):
+            assert "nested too deep" in (use_format(name, folder) or ""), file.name
 
 
 TEMPLATES = ["{{ 1 / 0 }}", "{{ messages[9].x.y }}", "{% for i in range(10 ** 12) %}{% endfor %}", "{{ x(", 3]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_a_template_may_raise_anything(template: Any, whole: Callable[[str], Path], tmp_path: Path) -> None:
-    shutil.copytree(whole("target"), tmp_path / "t")
+def test_a_template_may_raise_anything(template: Any, whole: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copytree(whole("target config"), tmp_path / "t")
     (tmp_path / "t" / "chat_template.jinja").unlink()
     config = json.loads((tmp_path / "t" / "tokenizer_config.json").read_text())
     (tmp_path / "t" / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
-    assert told(written, tmp_path / "t") is not None
+    assert refusal(written, tmp_path / "t") is not None
 
 
 class Evil:
@@ -475,10 +335,49 @@ def change(folder: Path, **values: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("case", LINES)
-def test_the_command_line_tells_it_in_one_line(draftree, case: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
-    shutil.copytree(whole("target"), tmp_path / "t")
+def test_the_command_line_tells_it_in_one_line(draftree, case: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copytree(whole("target config"), tmp_path / "t")
     options = LINES[case](tmp_path / "t")
     usual = ("--target", tmp_path / "t", "--drafter", "pld", "--policy", "chain", "--max-new-tokens", "2")
     status, out, err = draftree("generate", "x", *usual, *options)
     assert (status, out, err.count("\n")) == (2, "", 1), err
     assert len(err) < 2 * LONGEST
+
+
+# The fuzzer's own limits.
+
+
+def compute() -> None:
+    """Use the processor for ever."""
+    while True:
+        pass
+
+
+def test_a_use_is_a_hang_by_its_processor_time() -> None:
+    with limited(processor=0.05):
+        time.sleep(0.3)  # as a process does that others keep waiting
+    with pytest.raises(Hang), limited(processor=0.05, wall=60):
+        compute()
+    with pytest.raises(Hang), limited(wall=0.05):
+        time.sleep(60)
+
+
+def child(code: str) -> subprocess.Popen[bytes]:
+    """Start a process of Python that imports nothing else."""
+    return subprocess.Popen([sys.executable, "-I", "-c", code])
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "by_itself"),
+    [
+        ("import time; time.sleep(1)", {"processor": 0.5}, True),
+        ("while True: pass", {"processor": 0.5}, False),
+        ("import time; time.sleep(60)", {"wall": 0.5}, False),
+    ],
+    ids=["waits", "computes", "waits for ever"],
+)
+def test_a_process_is_ended_by_its_processor_time(code: str, limits: dict[str, float], by_itself: bool, tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    process = child(code)
+    assert ended(process, tmp_path / "x", **limits) is by_itself
+    assert process.poll() is not None

@@ -39,7 +39,6 @@ from architectures import VOCAB, build, fresh, target
 from draftree import UserError, speculate
 from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
-from draftree.demo import demo_folder
 from draftree.drafters.neural.llama import CACHE
 from draftree.engine import ENGINES, Engine, opened
 from draftree.errors import NotANumber
@@ -51,6 +50,7 @@ from draftree.models.target import Target, name_of
 from draftree.registry import build as build_part
 from draftree.sampling.settings import Sampling
 from draftree.testing.fakes import Never, Sometimes, tiny_target
+from draftree.weights import demo_folder
 from generating import (
     EOS,
     PAD,

@@ -382,6 +382,21 @@ def test_grammars_compare_by_what_they_say() -> None:
     assert "x-guidance" not in SCHEMA
 
 
+def test_tokens_without_an_alternative_are_told_from_drafted_ones(demo: Target) -> None:
+    engine = Engine(demo, build("drafter", "suffix").open(demo), build("policy", "chain:length=4"))
+    grammar, prompt = Grammar.json_schema(SCHEMA, spaces="none"), [5, 6, 7]
+    processor = Constrained(grammar, Vocabulary.of(demo.tokenizer, 4096, demo.eos), len(prompt))
+    request = Request(prompt, 40, demo.eos, processors=(processor,), guides=(processor,), forced=processor.forced)
+    handle = engine.submit(request)
+    found = handle.result()
+    single = [len(allowed(processor, [*prompt, *found.tokens[:i]])) == 1 for i in range(len(found.tokens))]
+    assert "forced" in found.origins
+    assert all(
+        origin in ("prefill", "bonus") or one == (origin == "forced") for origin, one in zip(found.origins, single, strict=True)
+    )
+    assert "forced" not in engine.submit(Request(prompt, 40)).result().origins
+
+
 def test_json_is_laid_out_as_it_is_asked_for(demo: Target) -> None:
     schema = {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": [2, 3]}}, "required": ["a", "b"]}
     schema["additionalProperties"] = False

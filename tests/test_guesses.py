@@ -5,6 +5,8 @@ and lm_eval. Guesses on the command line are in `test_guesses_cli.py`.
 """
 
 import asyncio
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,11 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
+from pydantic import BaseModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, BatchEncoding, GenerationConfig, TextStreamer
 
 import draftree
 from draftree import Completion, Engine, load
-from draftree.demo import demo_folder
+from draftree.aliases import OPTION, nearest
+from draftree.weights import demo_folder
+from more_guesses import MORE
 
 QUESTION = "How many legs do 3 dogs have?"
 SHORT: dict[str, Any] = {"max_new_tokens": 6}
@@ -26,6 +31,12 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return load("demo", "edd", "chain:length=3")
+
+
+@pytest.fixture(scope="module")
+def written(engine: Engine) -> SimpleNamespace:
+    """A completion and a token."""
+    return SimpleNamespace(completion=engine.complete("a", **SHORT), token=next(engine.stream("a", **SHORT)))
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +55,10 @@ def several(n: int) -> Callable[[Any], bool]:
     return lambda found: isinstance(found, list) and len(found) == n and all(map(text, found))
 
 
+def starts(beginning: str) -> Callable[[Any], bool]:
+    return lambda found: text(found) and found.text.lstrip().startswith(beginning)
+
+
 def tokens(found: Any) -> bool:
     return "".join(str(token) for token in found) != ""
 
@@ -54,6 +69,10 @@ def loaded(found: Any) -> bool:
 
 def ids(found: Any) -> bool:
     return isinstance(found, torch.Tensor) and found.dim() == 2
+
+
+class Person(BaseModel):
+    name: str
 
 
 Guess = tuple[Callable[[Any], Any], "Callable[[Any], bool] | str"]
@@ -108,7 +127,7 @@ CALLS: dict[str, Guess] = {
     "num_return_sequences": (lambda e: e.complete("a", num_return_sequences=2, temperature=1.0, **SHORT), several(2)),
     "stream with n": (lambda e: e.stream("a", n=2), "n is 2, allowed is 1 here"),
     "sampling_params": (lambda e: e.chat("a", sampling_params=5), "temperature, top_p, max_new_tokens"),
-    "options (ollama)": (lambda e: e.chat("a", options={"temperature": 1}), "temperature, top_p, max_new_tokens"),
+    "options (ollama)": (lambda e: e.chat("a", options={"temperature": 1, "num_predict": 3}), text),
     "generation_config": (lambda e: e.complete("a", generation_config=5), "engine.generate"),
     "repeat_penalty": (lambda e: e.complete("a", repeat_penalty=1.1), "repetition_penalty"),
     "repetition_penalty": (lambda e: e.complete("a", repetition_penalty=1.1, **SHORT), text),
@@ -117,7 +136,7 @@ CALLS: dict[str, Guess] = {
     "logit_bias": (lambda e: e.complete("a", logit_bias={5: -3.0}, **SHORT), text),
     "suppress_tokens": (lambda e: e.complete("a", suppress_tokens=[5], **SHORT), text),
     "bad_words": (lambda e: e.complete("a", bad_words=["b"], **SHORT), text),
-    "logits_processor": (lambda e: e.complete("a", logits_processor=[]), "engine.generate takes it"),
+    "logits_processor": (lambda e: e.complete("a", logits_processor=[len]), "engine.generate takes it"),
     # ends
     "stop": (lambda e: e.complete("a", stop=["\n"], **SHORT), text),
     "stop_strings": (lambda e: e.complete("a", stop_strings="\n", **SHORT), text),
@@ -126,23 +145,23 @@ CALLS: dict[str, Guess] = {
     "eos_token_id": (lambda e: e.complete("a", eos_token_id=2), "stop='TEXT'"),
     "ignore_eos": (lambda e: e.complete("a", ignore_eos=True, **SHORT), text),
     "include_stop_str_in_output": (lambda e: e.complete("a", include_stop_str_in_output=True), "completion.stop"),
-    "stopping_criteria": (lambda e: e.complete("a", stopping_criteria=[]), "engine.generate takes it"),
+    "stopping_criteria": (lambda e: e.complete("a", stopping_criteria=[len]), "engine.generate takes them"),
     # forms and outputs
-    "response_format": (lambda e: e.chat("a", response_format={"type": "json_object"}), "json_schema="),
-    "format (ollama)": (lambda e: e.chat("a", format="json"), "json_schema="),
+    "response_format": (lambda e: e.chat("a", response_format={"type": "json_object"}, **SHORT), starts("{")),
+    "format (ollama)": (lambda e: e.chat("a", format="json", **SHORT), starts("{")),
     "guided_json": (lambda e: e.chat("a", guided_json={"enum": [1, 2]}, **SHORT), text),
     "guided_regex": (lambda e: e.chat("a", guided_regex="[ab]{2}", **SHORT), text),
-    "guided_choice": (lambda e: e.chat("a", guided_choice=["yes", "no"]), "regex='yes|no'"),
+    "guided_choice": (lambda e: e.chat("a", guided_choice=["yes", "no."]), lambda found: str(found) in ("yes", "no.")),
     "structured_outputs": (lambda e: e.chat("a", structured_outputs=5), "json_schema="),
-    "tools": (lambda e: e.chat("a", tools=[]), "chat template"),
+    "tools": (lambda e: e.chat("a", tools=[len]), "apply_chat_template(messages"),
     "logprobs": (lambda e: e.complete("a", logprobs=2, **SHORT), text),
     "top_logprobs": (lambda e: e.chat("a", top_logprobs=2, **SHORT), text),
     "prompt_logprobs": (lambda e: e.complete("a", prompt_logprobs=1), "logprobs=N"),
     "echo": (lambda e: e.complete("a", echo=True), "without the prompt"),
-    "return_full_text": (lambda e: e.complete("a", return_full_text=False), "without the prompt"),
-    "skip_special_tokens": (lambda e: e.complete("a", skip_special_tokens=True), "without special tokens"),
+    "return_full_text": (lambda e: e.complete("a", return_full_text=True), "without the prompt"),
+    "skip_special_tokens": (lambda e: e.complete("a", skip_special_tokens=False), "without special tokens"),
     "streamer=": (lambda e: e.complete("a", streamer=5), "engine.stream("),
-    "use_tqdm": (lambda e: e.complete("a", use_tqdm=False), "no progress bar"),
+    "use_tqdm": (lambda e: e.complete("a", use_tqdm=True), "no progress bar"),
     "batch_size": (lambda e: e.complete(["a"], batch_size=4), "a list of prompts is one batch"),
     "pad_token_id": (lambda e: e.complete("a", pad_token_id=0), "not needed"),
     "assistant_model of a call": (lambda e: e.complete("a", assistant_model=5), "draftree.load(…, drafter=…)"),
@@ -220,7 +239,14 @@ LOADS: dict[str, Guess] = {
     "policy='greedy'": (lambda p: load("demo", policy="greedy"), "acceptor='greedy'"),
     "policy='tree'": (lambda p: load("demo", policy="tree"), "pct, yield and eagle2"),
     "num_speculative_tokens=": (lambda p: load("demo", "pld", num_speculative_tokens=5), "policy='chain:length=5'"),
-    "speculative_config= (vLLM)": (lambda p: load("demo", speculative_config={"method": "ngram"}), "drafter=…"),
+    "speculative_config= (vLLM)": (
+        lambda p: load("demo", speculative_config={"method": "ngram"}),
+        "drafter='eagle3' and policy=",
+    ),
+    "speculative_config= with a model": (
+        lambda p: load("demo", speculative_config={"model": "demo", "num_speculative_tokens": 3}),
+        "drafter='lm:model=demo', policy='chain:length=3'",
+    ),
     "torch_dtype=": (lambda p: load("demo", torch_dtype="float32"), loaded),
     "dtype='auto'": (lambda p: load("demo", dtype="auto"), loaded),
     "dtype='bf16'": (lambda p: load("demo", dtype="bf16"), lambda e: e.target.decoder.dtype is torch.bfloat16),
@@ -228,7 +254,7 @@ LOADS: dict[str, Guess] = {
     "device_map='auto'": (lambda p: load("demo", device_map="auto"), loaded),
     "load_in_8bit=": (lambda p: load("demo", load_in_8bit=True), "quantize='int8'"),
     "load_in_4bit=": (lambda p: load("demo", load_in_4bit=True), "quantize='int4'"),
-    "quantization= (vLLM)": (lambda p: load("demo", quantization="awq"), "quantize='int8'"),
+    "quantization= (vLLM)": (lambda p: load("demo", quantization="awq"), "allowed is none or int8 or int4"),
     "tensor_parallel_size=": (lambda p: load("demo", tensor_parallel_size=2), "one device"),
     "gpu_memory_utilization=": (lambda p: load("demo", gpu_memory_utilization=0.9), "memory is taken as it is needed"),
     "max_model_len=": (lambda p: load("demo", max_model_len=4096), "context is the model's own"),
@@ -260,6 +286,275 @@ def check(guess: Guess, given: Any) -> None:
     assert "\n" not in str(found.value)
 
 
+WITHIN: dict[str, str] = {
+    # what another tool writes, and a part of the message that says what to write instead
+    "e.complete('a', max_seq_len=5)": "max_new_tokens",
+    "e.complete('a', greedy=True)": "temperature=0",
+    "e.complete('a', num_completions=2)": "n=N",
+    "e.complete('a', diversity_penalty=0.5)": "beam search is not offered",
+    "e.complete('a', mirostat_mode=2)": "min_p and typical_p",
+    "e.complete('a', epsilon_cutoff=0.1)": "min_p and typical_p",
+    "e.complete('a', guidance_scale=1.5)": "a second pass",
+    "e.complete('a', random_state=0)": "seed=N",
+    "e.complete('a', stop_ids=[5])": "stop='TEXT'",
+    "e.complete('a', bos_token_id=0)": "the tokenizer adds them",
+    "e.complete('a', truncation=True)": "engine.complete(ids[-N:])",
+    "e.complete('a', output_hidden_states=True)": "other states than plain decoding's",
+    "e.complete('a', n_probs=5)": "logprobs=N",
+    "e.complete('a', bad_words_ids=[[5]])": "bad_words=['TEXT']",
+    "e.complete('a', allowed_token_ids=[5])": "prefix_allowed_tokens_fn",
+    "e.complete('a', prefix='b')": "beginning='TEXT'",
+    "e.complete('a', enable_thinking=False)": "apply_chat_template(messages",
+    "e.complete('a', chat_template_kwargs={'x': 1})": "apply_chat_template(messages",
+    "e.chat('a', reasoning_effort='low')": "apply_chat_template(messages",
+    "e.chat('a', history=[MESSAGES])": "engine.conversation()",
+    "e.chat('a', system_message='b')": "engine.chat(text, system=…)",
+    "e.chat('a', images=['b'])": "text alone",
+    "e.complete('a', suffix='b')": "complete continues a text",
+    "e.complete('a', past_key_values=5)": "a cache of its own",
+    "e.complete('a', kv_bits=4)": "a cache of its own",
+    "e.complete('a', num_draft_tokens=4)": "policy='chain:length=5'",
+    "e.complete('a', prompt_lookup_max=4)": "drafter='pld'",
+    "e.complete('a', speculative_config={'method': 'ngram'})": "draftree.load(…, drafter=…)",
+    "e.complete('a', lora_request=5)": "adapter=FOLDER",
+    "e.complete('a', tokenizer=5)": "draftree.load(…, tokenizer=…)",
+    "e.complete('a', num_thread=4)": "OMP_NUM_THREADS",
+    "e.complete('a', stream_options={'include_usage': True})": "engine.stream",
+    "e.complete('a', user='me')": "a server's requests",
+    "e.complete('a', 4)": "options by their names",
+    "e.complete('a', {'temperature': 0.5})": "options by their names",
+    "e.chat('a', 'be brief')": "options by their names",
+    "e.complete()": "no prompt is given",
+    "e.complete('a', prompt='b')": "a prompt and prompt are given",
+    "e.complete('a', top_k=-2)": "top_k is -2",
+    "e.complete('a', max_new_tokens='10')": "max_new_tokens is '10', allowed is a whole number",
+    "e.complete('a', template='b')": "engine.tokenizer.chat_template",
+    # generate
+    "e.generate('a', response_format={'type': 'json_object'}, max_tokens=3)": (
+        "for a text write engine.complete('text', response_format={'type': 'json_object'}, max_tokens=3)"
+    ),
+    "e.generate('a', assistant_model='demo')": "draftree.load(…, drafter='lm:model=demo')",
+    "e.generate('a', output_scores=True)": "with output_scores engine.generate(engine.tokenizer('text', return_tensors='pt')",
+    "e.generate(IDS, assistant_model='demo')": "drafter='lm:model=demo'",
+    "e.complete('a', speculative_config={'model': 'demo', 'num_speculative_tokens': 3})": (
+        "drafter='lm:model=demo', policy='chain:length=3'"
+    ),
+    "e.complete('a', num_beams=4, assistant_model='demo', xyz=1, tempreture=1)": (
+        "unknown option 'assistant_model': draftree.load(…, drafter='lm:model=demo'); unknown option 'xyz': known are"
+    ),
+    "e.complete('a', xyz=1, tempreture=1)": "unknown option 'tempreture': did you mean 'temperature'?",
+    "e.complete('a', num_ctx=4096)": "leave it out",
+    "c.acceptance_rate": "there is no rate; completion.stats.acceptance_length",
+    "c.stats.acceptance_rate": "there is no rate; stats.acceptance_length",
+    "e.generate(prompt='a')": "engine.complete('text')",
+    "e.generate({'input_ids': IDS})": "engine.generate(**inputs)",
+    "e.generate([[5, 6]])": "torch.tensor(ids)",
+    "e.generate([5, 6])": "torch.tensor([ids])",
+    "e.generate(IDS[0])": "ids[None]",
+    "e.generate(IDS.float())": "ids.long()",
+    "e.generate(IDS, stop=['.'])": "stop_strings",
+    "e.generate(IDS, n=2)": "num_return_sequences",
+    "e.generate(IDS, json_schema={})": "engine.complete takes json_schema",
+    "e.generate(IDS, max_new_tokens='4')": "max_new_tokens is '4', allowed is a whole number",
+    "e.generate(IDS, drafter='pld')": "draftree.load(…, drafter=…)",
+    "e.generate(IDS, sampling_params=5)": "give its values as options",
+    # attributes of an engine
+    "e.completion('a')": "engine.complete('text')",
+    "e.chat_completion('a')": "engine.chat(messages)",
+    "e.text_generation('a')": "engine.complete('text')",
+    "e.chat_stream('a')": "engine.chat(messages, stream=True)",
+    "e.stream_complete('a')": "engine.stream('text')",
+    "e.generate_stream('a')": "engine.stream('text')",
+    "e.async_generate('a')": "await engine.acomplete",
+    "e.chat_async('a')": "await engine.achat",
+    "e.add_request('1', 'a')": "engine.submit('text')",
+    "e.beam_search('a')": "beam search is not offered",
+    "e.batch_decode([[1]])": "engine.tokenizer.batch_decode(ids)",
+    "e.apply_chat_template(MESSAGES)": "engine.tokenizer.apply_chat_template",
+    "e.embed('a')": "no embeddings",
+    "e.loglikelihood('a')": "logprobs=0",
+    "e.generation_config": "engine.target.decoder.model.generation_config",
+    "e.vocab_size": "engine.target.decoder.vocab",
+    "e.max_model_len": "engine.target.decoder.context",
+    "e.eos_token_id": "engine.eos",
+    "e.half()": "draftree.load(…, dtype=…)",
+    "e.compile()": "draftree.load(…, compile=True)",
+    "e.set_drafter('pld')": "draftree.load(MODEL, drafter=…)",
+    "e.save_pretrained('a')": "`draftree train`",
+    "e.acceptance_rate": "there is no rate; completion.stats.acceptance_length",
+    "e.compare('a')": "--baseline",
+    "e.print_tree()": "--trees",
+    "e.reset_prefix_cache()": "engine.forget()",
+    "e.close()": "nothing to close",
+    "e.set_seed(1)": "seed=N of each call",
+    "e.start_chat()": "engine.conversation()",
+    "e.generate_batch(['a'])": "take a list of prompts",
+    "type(e).from_pretrained('demo')": "draftree.load(MODEL)",
+    "type(e)('demo')": "draftree.load(MODEL",
+    # results
+    "c['choices']": "completion.text",
+    "c['text']": "completion.text",
+    "c[0]": "completion.text",
+    "list(c)": "completion.text",
+    "c.strip()": "completion.text.strip",
+    "c.startswith('a')": "completion.text.startswith",
+    "c.message.content": "completion.text",
+    "c.num_tokens": "len(completion.tokens)",
+    "c.prompt_tokens": "the prompt is not kept",
+    "c.tokens_per_second": "completion.stats.tokens_per_second",
+    "c.tau": ".acceptance_length",
+    "c.model_dump()": "completion.stats.as_json()",
+    "c.cumulative_logprob": "completion.logprobs",
+    "c.done_reason": "completion.ending",
+    "c.stats.tau": "stats.acceptance_length",
+    "c.stats.speedup": "--baseline",
+    "c.stats.time": "stats.seconds",
+    "t.content": "token.text",
+    "t['response']": "token.text",
+    "t.choices[0].delta": "token.text",
+    "t.token_id": "token.id",
+    "t.finish_reason": "token.ending",
+    "e.conversation().ask('a')": "conversation.say('text')",
+    "e.conversation().history": "conversation.messages",
+    "e.conversation().reset()": "engine.conversation() begins anew",
+    # load and names of the module
+    "load('text-generation', model='demo')": "the target is given twice",
+    "load('demo', 'pld', draft_model='pld')": "the drafter is given twice",
+    "load('demo', max_num_seqs=8)": "not needed",
+    "load('demo', kv_cache_dtype='fp8')": "the dtype of the weights",
+    "load('demo', tokenizer_revision='a')": "tokenizer=…",
+    "load('demo', subfolder='a')": "with transformers",
+    "load('demo', use_flash_attention_2=True)": "attn_implementation='sdpa'",
+    "load('demo', num_threads=4)": "OMP_NUM_THREADS",
+    "load('demo', method='eagle3')": "drafter='NAME'",
+    "load('demo', max_length=100)": "the model's own",
+    "load('demo', base_url='a')": "without a server",
+    "load('demo', 'self-speculative')": "'pld' and 'suffix' need no training",
+    "load('demo', 'eagle', 'eagle')": "drafter='eagle3'",
+    "load('demo', policy='optimal')": "leave the policy out",
+    "load('demo', acceptor='lossless')": "leave the acceptor out",
+    "draftree.SpeculativeDecoder": "draftree.speculate",
+    "draftree.GenerationConfig": "give its values as options",
+    "draftree.EngineArgs": "draftree.load(MODEL)",
+    "draftree.AutoTokenizer": "tokenizer",
+    "draftree.set_seed(1)": "seed=N",
+    "draftree.list_drafters()": "`draftree list`",
+    "draftree.version": "draftree.__version__",
+    # the kinds of an outsider's twenty
+    "e.chat.completions.create(model='demo', messages=MESSAGES)": "engine.chat(messages, …)",
+    "(lambda model, tokenizer: 0)(*load('demo', 'pld'))": "engine.tokenizer",
+    "draftree.pipeline('text-generation')": "engine.complete('text')",
+    "draftree.LLM('demo')": "engine.complete('text')",
+    "e.conversation()[0]": "conversation.messages",
+    # the kinds of the last forty
+    "load(repo_id='demo', filename='x.gguf')": "the path of the .gguf file",
+    "load('demo', speculative_draft_model_quantization='x')": "loaded as the target is",
+    "load('demo', max_lookup_size=3)": "drafter='pld'",
+    "e.complete('a', stop_regex='a+')": "stopping_criteria",
+    "e.complete('a', logits_bias={5: 1.0})": "did you mean 'logit_bias'",
+    "e.create_chat_completion_openai_v1(messages=MESSAGES)": "engine.chat(messages)",
+    "e.stream_response('a')": "engine.stream('text')",
+    "e.acceptance_stats()": "completion.stats",
+    "c.text_tokens": "completion.pieces",
+    "c.full_text": "prompt + completion.text",
+    "t.is_finished": "token.ending",
+    "draftree.Sampler": "give its values as options",
+    "draftree.serve('demo')": "`draftree serve MODEL`",
+}
+
+WORKS: tuple[str, ...] = (
+    "e.chat(prompt='a', max_tokens=3)",
+    "e.chat(text='a', max_tokens=3)",
+    "e.chat(message='a', max_tokens=3)",
+    "e.complete(text='a', max_tokens=3)",
+    "e.complete(messages=MESSAGES, max_tokens=3)",
+    "e.complete(prompt_token_ids=[5, 6], max_tokens=3)",
+    "e.complete(e.tokenizer('a b'), max_tokens=3)",
+    "e.complete(e.tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True), max_tokens=3)",
+    "e.complete('a', max_tokens=3, num_beams=1, use_cache=True, early_stopping=False)",
+    "e.complete('a', max_tokens=3, tools=None, assistant_model=None, response_format=None)",
+    "e.complete('a', max_tokens=3, return_full_text=False, skip_special_tokens=True, use_tqdm=False)",
+    "e.complete('a', max_tokens=3, top_k=-1, repeat_penalty=1.0, mirostat=0)",
+    "e.complete('a', max_tokens=3, logprobs=True, top_logprobs=2)",
+    "e.complete('a', max_tokens=3, logprobs=False)",
+    "e.complete('a', sampling_params={'temperature': 0.5, 'max_tokens': 3})",
+    "e.complete('a', extra_body={'min_p': 0.1}, max_tokens=3)",
+    "e.chat('a', format={'type': 'object'}, max_tokens=3)",
+    "e.complete('a', no_repeat_ngrams=2, max_tokens=3)",
+    "e.chat('a', structured_outputs={'choice': ['yes', 'no']})",
+    "e.chat('a', guided_decoding={'regex': '[ab]'})",
+    "e.chat('a', stop_words=['b'], schema=None, max_tokens=3)",
+    "e.conversation().say(message='a', max_tokens=3)",
+    "e.complete({'prompt': 'a'}, max_tokens=3)",
+    "e.complete([{'prompt': 'a'}, {'prompt_token_ids': [5]}], max_tokens=3)[1]",
+    "e.chat('a', response_format=Person, max_tokens=3)",
+    "e.complete('a', grammar={'type': 'regex', 'value': '[ab]'})",
+    "e.complete('a', structured_outputs={'json_object': True}, max_tokens=3)",
+)
+
+
+@pytest.mark.parametrize("call", WITHIN | MORE)
+def test_the_message_of_a_guess_says_what_to_write(engine: Engine, written: SimpleNamespace, call: str) -> None:
+    c, t = written.completion, written.token
+    names = {"e": engine, "c": c, "t": t, "s": c.stats, "tok": engine.tokenizer, "IDS": torch.tensor([[5, 6]])}
+    with pytest.raises((draftree.UserError, AttributeError)) as found:
+        eval(call, {**globals(), **names})
+    assert (WITHIN | MORE)[call] in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("call", WORKS)
+def test_a_guess_works(engine: Engine, call: str) -> None:
+    assert text(eval(call, {**globals(), "e": engine}))
+
+
+def test_other_tools_forms_mean_the_same(engine: Engine) -> None:
+    plain = engine.complete("a b", max_new_tokens=3)
+    assert engine.complete(engine.tokenizer("a b"), max_tokens=3).tokens == plain.tokens
+    assert engine.complete("a b", max_tokens=3, logprobs=True, top_logprobs=2).logprobs[0].top[1:]
+    assert not engine.complete("a b", max_tokens=3, logprobs=True).logprobs[0].top
+    assert str(engine.chat("a", guided_choice=["y.s", "n+"])) in ("y.s", "n+")
+    schema = {"type": "object", "required": ["x"], "properties": {"x": {"enum": [7]}}, "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    assert engine.chat("a", response_format=form).text.replace(" ", "") == '{"x":7}'
+    assert engine.generate(torch.tensor([[5, 6]]), GenerationConfig(max_new_tokens=2)).shape == (1, 4)
+
+
+def test_a_bias_of_digits_is_of_an_id_as_in_openais_api(engine: Engine) -> None:
+    forced = engine.complete("a", logit_bias={"7": 1000.0}, **SHORT)
+    assert set(forced.tokens) == {7}
+    assert forced.tokens == engine.complete("a", logit_bias={7: 1000.0}, **SHORT).tokens
+
+
+def test_ids_that_a_tokenizer_padded_are_refused(engine: Engine) -> None:
+    padded = BatchEncoding({"input_ids": [[0, 5], [5, 6]], "attention_mask": [[0, 1], [1, 1]]})
+    with pytest.raises(draftree.UserError, match="ids are padded"):
+        engine.complete(padded)
+
+
+def test_a_suggestion_is_a_misspelling_or_nothing() -> None:
+    options = ("temperature", "stop", "seed", "json_schema", "complete", "learned", "top_k")
+    near = {"tempreture": "temperature", "stpo": "stop", "sed": "seed", "topk": "top_k", "compleet": "complete"}
+    assert {word: nearest(OPTION, word, options) for word in near} == near
+    assert [nearest(OPTION, word, options) for word in ("template", "store", "strip", "compile", "compare", "clear")] == [
+        None
+    ] * 6
+
+
+def test_a_drafter_by_the_name_of_a_target_is_a_language_model() -> None:
+    assert load("demo", "demo").drafter.described.startswith("lm")
+    assert load("demo", draft_model="demo").drafter.described.startswith("lm")
+    assert load("demo", draft_model_name="demo").drafter.described.startswith("lm")
+    assert "PLD" in repr(load("demo", "[ngram]"))
+    assert "EAGLE3" in repr(load("demo", "eagle3_one_model"))
+
+
+def test_python_adds_no_suggestion_to_a_hint() -> None:
+    code = "import draftree; draftree.load('demo', 'pld').compleet"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip().endswith("unknown attribute of an Engine 'compleet': did you mean 'complete'?")
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_guess_of_a_call(engine: Engine, name: str) -> None:
     check(CALLS[name], engine)
@@ -271,7 +566,7 @@ def test_a_guess_of_load(plain: SimpleNamespace, name: str) -> None:
 
 
 def test_there_are_enough_guesses() -> None:
-    assert len(CALLS) + len(LOADS) >= 120
+    assert len(CALLS) + len(LOADS) + len(WITHIN) + len(WORKS) >= 300
 
 
 def test_the_hook_prints_through_a_streamer(plain: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:

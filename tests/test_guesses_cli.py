@@ -1,6 +1,7 @@
 """What users of other tools type first: each guess works, or its message says what to type; and the help of every command."""
 
 import io
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,13 @@ from typing import Any
 import pytest
 import typer
 
+from draftree.aliases import FLAG, INSTEAD, LOADING, OPTION
+from draftree.boundary.knobs import PRESET
+from draftree.cli import early, unknown
 from draftree.cli.app import app
+from draftree.cli.outputs import check_output
 from draftree.costs.curves import Costs, CostTable
+from draftree.errors import UserError
 
 Run = Callable[..., tuple[int, str, str]]
 PLD = ("--drafter", "pld", "--policy", "chain:length=2")
@@ -34,27 +40,157 @@ WORKS = {
     "ls": ("ls",),
     "drafters MODEL": ("drafters", "meta-llama/Llama-3.1-8B-Instruct"),
     "drafters --for": ("drafters", "--for", "Qwen/Qwen3-8B"),
+    "--repo-id": ("generate", "--repo-id", "demo", "-p", "hi", *PLD, "-n", "4"),
+    "--max_new_tokens with underscores": ("generate", "demo", "hi", *PLD, "--max_new_tokens", "4", "--top_k", "5"),
+    "--dtype half (vLLM)": ("generate", "demo", "hi", *PLD, "-n", "4", "--dtype", "float"),
+    "--predict, -r (llama.cpp)": ("generate", "demo", "hi", *PLD, "--predict", "4", "-r", "x"),
+    "-j (llama.cpp)": ("generate", "demo", "hi", *PLD, "-n", "4", "-j", '{"type": "boolean"}'),
+    "--prefill-response (mlx_lm)": ("generate", "demo", "hi", *PLD, "-n", "4", "--prefill-response", "Well"),
+    "--system-instruction (lm_eval)": ("generate", "demo", "hi", *PLD, "-n", "4", "--system-instruction", "Be brief."),
+    "-n4": ("generate", "demo", "hi", *PLD, "-n4"),
+    "--dev (llama.cpp)": ("generate", "demo", "hi", *PLD, "-n", "4", "-dev", "cpu"),
+    "drafters -m": ("drafters", "-m", "demo"),
     "-h": ("generate", "-h"),
     "--version": ("--version",),
 }
 TOLD = {
     "run (ollama)": (("run", "demo"), "draftree generate MODEL -p"),
-    "serve (vLLM)": (("serve", "demo"), "there is no server"),
-    "chat (vLLM)": (("chat",), "draftree generate MODEL -p"),
+    "serve (vLLM)": (("serve", "demo", "--host", "0.0.0.0"), "--api-key"),
+    "server (mlx_lm)": (("server", "demo", "--host", "0.0.0.0"), "--api-key"),
+    "chat (vLLM)": (("chat", "demo", "--max-tokens", "0"), "max-new-tokens"),
     "pull (ollama)": (("pull", "demo"), "hf download ID"),
     "eval": (("eval", "demo"), "draftree bench MODEL"),
     "version": (("version",), "draftree --version"),
     "help": (("help",), "draftree --help"),
     "quantize": (("quantize",), "--quantize int8"),
+    "run, a prompt (ollama)": (("run", "demo", "hi"), "draftree generate MODEL -p"),
+    "ps (ollama)": (("ps",), "nothing runs"),
+    "list models (ollama)": (("models",), "draftree drafters"),
+    "create (ollama)": (("create", "x"), "draftree train"),
+    "stop (ollama)": (("stop", "x"), "nothing runs"),
+    "speculative (llama.cpp)": (("speculative",), "draftree generate MODEL -p"),
+    "perplexity (llama.cpp)": (("perplexity",), "lm_eval --model draftree"),
+    "tokenize (llama.cpp)": (("tokenize",), "AutoTokenizer"),
+    "throughput (vLLM)": (("throughput",), "draftree bench"),
+    "complete (vLLM)": (("complete",), "--raw"),
+    "lora (mlx_lm)": (("lora",), "--adapter"),
+    "fuse (mlx_lm)": (("fuse",), "--adapter"),
+    "login (hf)": (("login",), "hf auth login"),
+    "api (openai)": (("api",), "draftree serve"),
+    "a model in the place of a command": (("demo", "hi"), "draftree generate demo -p 'PROMPT'"),
+    "a hub id in the place of a command": (("Qwen/Qwen3-8B",), "draftree generate Qwen/Qwen3-8B -p 'PROMPT'"),
+    "a prompt in the place of a command": (("Why is the sky blue?",), "generate MODEL -p"),
     "an unknown command": (("frobnicate",), "known are"),
     "-t as threads (llama.cpp)": (("generate", "demo", "hi", "-t", "8"), "OMP_NUM_THREADS=8"),
+    "--threads (llama.cpp)": (("generate", "demo", "hi", "--threads", "8"), "OMP_NUM_THREADS"),
+    "-tb (llama.cpp)": (("generate", "demo", "hi", "-tb", "8"), "OMP_NUM_THREADS"),
+    "--draft-max (llama.cpp)": (("generate", "demo", "hi", "--draft-max", "8"), "--policy chain:length=5"),
+    "--draft-min (llama.cpp)": (("generate", "demo", "hi", "--draft-min", "1"), "--policy chain:length=5"),
+    "--draft-p-min (llama.cpp)": (("generate", "demo", "hi", "--draft-p-min", "0.8"), "--policy pct:"),
+    "-ngld (llama.cpp)": (("generate", "demo", "hi", "-ngld", "99"), "--device"),
+    "-cd (llama.cpp)": (("generate", "demo", "hi", "-cd", "99"), "context"),
+    "-b (llama.cpp)": (("generate", "demo", "hi", "-b", "99"), "draftree bench"),
+    "-ub (llama.cpp)": (("generate", "demo", "hi", "-ub", "99"), "not needed"),
+    "-np (llama.cpp)": (("generate", "demo", "hi", "-np", "2"), "draftree bench"),
+    "-fa (llama.cpp)": (("generate", "demo", "hi", "-fa"), "--attn-implementation"),
+    "-ctk (llama.cpp)": (("generate", "demo", "hi", "-ctk", "q8_0"), "dtype of the model"),
+    "--mlock (llama.cpp)": (("generate", "demo", "hi", "--mlock"), "not needed"),
+    "--no-mmap (llama.cpp)": (("generate", "demo", "hi", "--no-mmap"), "not needed"),
+    "--numa (llama.cpp)": (("generate", "demo", "hi", "--numa", "x"), "numactl"),
+    "-sm (llama.cpp)": (("generate", "demo", "hi", "-sm", "row"), "one device"),
+    "-st (llama.cpp)": (("generate", "demo", "hi", "-st"), "one prompt"),
+    "-no-cnv (llama.cpp)": (("generate", "demo", "hi", "-no-cnv"), "--raw"),
+    "-e (llama.cpp)": (("generate", "demo", "hi", "-e"), "the shell writes escapes"),
+    "--color (llama.cpp)": (("generate", "demo", "hi", "--color"), "NO_COLOR"),
+    "--keep (llama.cpp)": (("generate", "demo", "hi", "--keep", "4"), "context"),
+    "--mirostat (llama.cpp)": (("generate", "demo", "hi", "--mirostat", "2"), "--min-p"),
+    "--samplers (llama.cpp)": (("generate", "demo", "hi", "--samplers", "k"), "--top-k"),
+    "--repeat-penalty (llama.cpp)": (("generate", "demo", "hi", "--repeat-penalty", "1.1"), "--repetition-penalty"),
+    "--grammar-file (llama.cpp)": (("generate", "demo", "hi", "--grammar-file", "g"), "--grammar FILE takes a Lark grammar"),
+    "--jinja (llama.cpp)": (("generate", "demo", "hi", "--jinja"), "chat template is used"),
+    "-hff (llama.cpp)": (("generate", "demo", "hi", "-hff", "x.gguf"), ".gguf file as MODEL"),
+    "-mu (llama.cpp)": (("generate", "demo", "hi", "-mu", "http://x"), "download the file"),
+    "--log-disable (llama.cpp)": (("generate", "demo", "hi", "--log-disable"), "2>/dev/null"),
+    "--no-warmup (llama.cpp)": (("generate", "demo", "hi", "--no-warmup"), "not needed"),
+    "--prompt-cache (llama.cpp)": (("generate", "demo", "hi", "--prompt-cache", "x"), "draftree chat"),
+    "-lcs (llama.cpp)": (("generate", "demo", "hi", "--lookup-cache-static", "x"), "datastore build"),
+    "--format json (ollama)": (("generate", "demo", "hi", "--format", "json"), "--json-schema"),
+    "--keepalive (ollama)": (("generate", "demo", "hi", "--keepalive", "5m"), "nothing runs"),
+    "--nowordwrap (ollama)": (("generate", "demo", "hi", "--nowordwrap"), "not needed"),
+    "--think (ollama)": (("generate", "demo", "hi", "--think"), "chat template"),
+    "-m as tokens (mlx_lm)": (("generate", "demo", "-p", "hi", "-m", "100"), "-n 100 bounds"),
+    "-m as tokens, no model (mlx_lm)": (("generate", "-p", "hi", "-m", "100"), "-n 100 bounds"),
+    "--num-draft-tokens (mlx_lm)": (("generate", "demo", "hi", "--num-draft-tokens", "3"), "--policy chain:length=5"),
+    "--max-kv-size (mlx_lm)": (("generate", "demo", "hi", "--max-kv-size", "3"), "context"),
+    "--kv-bits (mlx_lm)": (("generate", "demo", "hi", "--kv-bits", "8"), "dtype of the model"),
+    "--extra-eos-token (mlx_lm)": (("generate", "demo", "hi", "--extra-eos-token", "x"), "--stop TEXT"),
+    "--ignore-chat-template (mlx_lm)": (("generate", "demo", "hi", "--ignore-chat-template"), "--raw"),
+    "--speculative-config (vLLM)": (("generate", "demo", "hi", "--speculative-config", "{}"), "--drafter eagle3 --policy"),
+    "--num-speculative-tokens (vLLM)": (("generate", "demo", "hi", "--num-speculative-tokens", "3"), "--policy chain:length=5"),
+    "--prompt-lookup-max (vLLM)": (("generate", "demo", "hi", "--prompt-lookup-max", "3"), "--drafter pld"),
+    "-tp (vLLM)": (("generate", "demo", "hi", "-tp", "2"), "one device"),
+    "--max-model-len (vLLM)": (("generate", "demo", "hi", "--max-model-len", "2"), "context"),
+    "--gpu-memory-utilization (vLLM)": (("generate", "demo", "hi", "--gpu-memory-utilization", "0.9"), "memory is taken"),
+    "--enforce-eager (vLLM)": (("generate", "demo", "hi", "--enforce-eager"), "--no-compile"),
+    "--load-format (vLLM)": (("generate", "demo", "hi", "--load-format", "dummy"), "not needed"),
+    "--kv-cache-dtype (vLLM)": (("generate", "demo", "hi", "--kv-cache-dtype", "fp8"), "dtype of the model"),
+    "--quantization awq (vLLM)": (("generate", "demo", "hi", "--quantize", "awq"), "load the model with transformers"),
+    "--dtype auto (vLLM)": (("generate", "demo", "hi", "--dtype", "auto"), "leave it out"),
+    "--dtype int8": (("generate", "demo", "hi", "--dtype=int8"), "--quantize int8"),
+    "--download-dir (vLLM)": (("generate", "demo", "hi", "--download-dir", "x"), "HF_HOME"),
+    "--api-key (vLLM)": (("generate", "demo", "hi", "--api-key", "x"), "draftree serve"),
+    "--max-num-seqs (vLLM)": (("generate", "demo", "hi", "--max-num-seqs", "8"), "draftree bench"),
+    "--tokenizer (vLLM)": (("generate", "demo", "hi", "--tokenizer", "x"), "the model's folder"),
+    "bench throughput (vLLM)": (("bench", "throughput", "--model", "demo"), "has no sub-commands, and 'throughput' was read"),
+    "bench latency (vLLM)": (("bench", "latency", "--model", "demo"), "type draftree bench demo"),
+    "bench serve (vLLM)": (("bench", "serve", "-m", "demo"), "type draftree bench demo"),
+    "two models, --model": (("bench", "demo", "--model", "smollm2"), "as --model 'smollm2'"),
+    "export of a model (llama.cpp)": (
+        ("export", "demo", "--format", "gguf", "--outfile", "F"),
+        "writes drafters, not models, as draftree export eagle3; formats are speculators, eagle, vllm-medusa",
+    ),
+    "export of a model by its name": (("export", "demo"), "'demo' is a model, but draftree export writes drafters"),
+    "two unknown options": (
+        ("generate", "demo", "hi", "--num-beams", "4", "--frobnicate", "--num-ctx", "5"),
+        "own, and the cache",
+    ),
+    "unknown options, together": (("generate", "demo", "--num-beams=4", "--frobnicate"), "; unknown option '--frobnicate'"),
+    "--input-len (vLLM)": (("bench", "demo", "--input-len", "128"), "--suite FILE"),
+    "--output-len (vLLM)": (("bench", "demo", "--output-len", "128"), "--max-new-tokens bounds"),
+    "--request-rate (vLLM)": (("bench", "demo", "--request-rate", "4"), "one text at a time"),
+    "--save-result (vLLM)": (("bench", "demo", "--save-result"), "always saved"),
+    "--num-fewshot (lm_eval)": (("bench", "demo", "--num-fewshot", "5"), "lm_eval --model draftree"),
+    "--gen-kwargs (lm_eval)": (("generate", "demo", "hi", "--gen_kwargs", "temperature=0"), "--top-p, --max-new-tokens"),
+    "--model-args (lm_eval)": (("bench", "--model_args", "pretrained=demo"), "--dtype"),
+    "--batch-size (lm_eval)": (("bench", "demo", "--batch-size", "8"), "draftree bench reads a file"),
+    "--log-samples (lm_eval)": (("bench", "demo", "--log_samples"), "every text"),
+    "--num-assistant-tokens (transformers)": (("generate", "demo", "hi", "--num-assistant-tokens", "5"), "--policy chain"),
+    "--num-return-sequences (transformers)": (("generate", "demo", "hi", "--num-return-sequences", "2"), "--seed"),
+    "--max-length (transformers)": (("generate", "demo", "hi", "--max-length", "20"), "--max-new-tokens"),
+    "--streamer (transformers)": (("generate", "demo", "hi", "--streamer", "x"), "--stream"),
+    "--load-in-4bit (transformers)": (("generate", "demo", "hi", "--load-in-4bit"), "--quantize int4"),
+    "--use-auth-token (transformers)": (("generate", "demo", "hi", "--use-auth-token", "x"), "hf auth login"),
+    "--early-stopping (transformers)": (("generate", "demo", "hi", "--early-stopping"), "beam search"),
+    "--output-scores (transformers)": (("generate", "demo", "hi", "--output-scores"), "--json --logprobs N"),
+    "--eos-token-id (transformers)": (("generate", "demo", "hi", "--eos-token-id", "2"), "--stop TEXT"),
+    "--best-of (OpenAI)": (("generate", "demo", "hi", "--best-of", "2"), "--seed"),
+    "--n (OpenAI)": (("generate", "demo", "hi", "--n-completions", "2"), "--seed"),
+    "--response-format (OpenAI)": (("generate", "demo", "hi", "--response-format", "json"), "--json-schema"),
+    "--gamma": (("generate", "demo", "hi", "--gamma", "5"), "--policy chain:length=5"),
+    "--speculative-eagle-topk (SGLang)": (("generate", "demo", "hi", "--speculative-eagle-topk", "5"), "--policy eagle2"),
+    "--greedy": (("generate", "demo", "hi", "--greedy"), "--temperature 0"),
+    "--cpu": (("generate", "demo", "hi", "--cpu"), "--device cpu"),
+    "--json-mode": (("generate", "demo", "hi", "--json-mode"), "--json-schema"),
+    "a drafter as argument": (("bench", "demo", "edd"), "write --drafter edd"),
+    "an output as argument": (("export", "eagle3", "out_dir"), "write --out out_dir"),
+    "an argument of list": (("list", "drafters"), "it takes none"),
     "-ngl (llama.cpp)": (("generate", "demo", "hi", "-ngl", "99"), "device"),
     "-c (llama.cpp)": (("generate", "demo", "hi", "-c", "4096"), "context"),
-    "-i (llama.cpp)": (("generate", "demo", "-i"), "engine.conversation()"),
+    "-i (llama.cpp)": (("generate", "demo", "-i"), "draftree chat"),
     "-f (llama.cpp)": (("generate", "demo", "-f", "x"), "MODEL < FILE"),
     "--tensor-parallel-size": (("generate", "demo", "hi", "--tensor-parallel-size", "2"), "one device"),
     "--num-beams": (("generate", "demo", "hi", "--num-beams", "4"), "beam search is not offered"),
-    "--do-sample": (("generate", "demo", "hi", "--do-sample"), "temperature=1.0"),
+    "--do-sample": (("generate", "demo", "hi", "--do-sample"), "--temperature 1.0"),
     "--verbose": (("generate", "demo", "hi", "--verbose"), "--profile"),
     "a misspelt option": (("generate", "demo", "hi", "--temprature", "1"), "did you mean --temperature"),
     "a misspelt alias": (("generate", "demo", "hi", "--max-token", "1"), "did you mean --max-new-tokens"),
@@ -67,7 +203,7 @@ TOLD = {
     "a drafter that does not exist": (("generate", "demo", "hi", "--drafter", "nosuch"), "known are"),
     "eagle2 as a drafter": (("generate", "demo", "hi", "--drafter", "eagle2"), "policy 'eagle2'"),
     "a draft model without a name": (("generate", "demo", "hi", "--drafter", "draft_model"), "give the loaded model"),
-    "a range": (("generate", "demo", "hi", "--top-p", "3"), "top_p is 3.0, allowed is"),
+    "a range": (("generate", "demo", "hi", "--top-p", "3"), "--top-p is 3.0, allowed is"),
     "a range of a spec": (("bench", "demo", "--policy", "pct:width=0"), "width is 0, allowed is"),
     "a suite that does not exist": (("bench", "demo", "--suite", "nosuch"), "known are"),
     "--tasks (lm_eval)": (("bench", "demo", "--tasks", "nosuch"), "unknown suite"),
@@ -156,7 +292,7 @@ def test_bench_says_what_it_read_and_what_its_columns_mean(draftree: Run, tmp_pa
     assert (tmp_path / "bench-demo-notes.json").exists()
     status, _, err = draftree(*asked, "--out", "notes.txt")
     assert (status, "--force overwrites it" in err) == (2, True)
-    status, _, err = draftree(*asked, "--whole")
+    status, _, err = draftree(*asked, "--whole", "--force")
     assert status == 0
     assert "1 prompts: no categories (the file is one prompt, continued as it is)" in err
 
@@ -165,3 +301,121 @@ def test_an_option_before_the_command_names_the_command(draftree) -> None:
     status, _, err = draftree("-m", "demo", "-p", "Hello")
     assert status == 2
     assert "draftree generate MODEL -p 'PROMPT'" in err
+
+
+OUTPUTS = {
+    "bench": ("bench", "demo", "--out", "there.json"),
+    "replay": ("replay", "demo", "--out", "there.json"),
+    "tables": ("tables", "--out", "there.json"),
+    "report": ("report", "result.json", "--out", "there.html"),
+    "recount": ("recount", "result.json", "--machine", "h100-8b", "--out", "there.json"),
+    "costs": ("costs", "demo", "--out", "there.json"),
+    "a picture of costs": ("costs", "demo", "--plot", "there.svg"),
+    "trees": ("generate", "demo", "hi", "--trees", "there.html"),
+    "a profile": ("bench", "demo", "--profile", "there.svg"),
+    "pictures": ("analyse", "demo", "--pictures", "pictures"),
+    "a card": ("card", "ours", "--out", "there.json"),
+    "an export": ("export", "eagle3", "--out", "ours"),
+    "a datastore": ("datastore", "build", "--kind", "rest", "--data", "result.json", "--out", "ours"),
+    "a drafter": ("train", "edd", "--data", "result.json", "--out", "ours"),
+    "a static tree": ("train", "static", "--drafter", "edd", "--data", "result.json", "--out", "there.json"),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_nothing_is_overwritten_without_consent(draftree: Run, tmp_path: Path, name: str) -> None:
+    """Without a terminal an output that exists is refused; the line names both ways out, and nothing changes."""
+    for path in ("there.json", "there.html", "there.svg", "result.json", "ours/config.json", "pictures/reliability.png"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    status, out, err = draftree(*OUTPUTS[name])
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "exists; --force overwrites it, " in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y\n", True), ("n\n", False)])
+def test_a_terminal_is_asked_before_a_file_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: bool
+) -> None:
+    there = tmp_path / "there.json"
+    there.touch()
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})(answer))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    if status:
+        assert check_output(there, False)
+    else:
+        with pytest.raises(UserError, match="was left as it is"):
+            check_output(there, False)
+
+
+def test_a_folder_of_others_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match="holds files that draftree did not write"):
+        check_output(tmp_path, True, folder=True)
+    assert not check_output(tmp_path / "new", False, folder=True)
+
+
+PROSE = ("has", "have", "runs", "names", "reads", "writes", "forces", "gives")
+"""Verbs that follow the library's name in a hint, where no command is meant."""
+HOST = re.compile(r"in draftree ((?:datastore )?[a-z]+), ")
+HAVING = re.compile(r"draftree .* ha(s|ve) it(, as --[a-z-]+)?")
+
+
+def test_every_hint_names_what_works_where_it_is_shown() -> None:
+    """For each word in the tables and each command: the options that its hint names are options of the command it names."""
+    group: Any = typer.main.get_command(app)
+    root, options = typer.Context(group, info_name="draftree"), {told: c.options[0] for told, c in unknown.commands(group)}
+    words = {word: None for kind in (FLAG, OPTION, LOADING) for word in INSTEAD[kind]}
+    hints = set[str]()
+    for told, command in unknown.commands(group):
+        for option in (f"--{word.replace('_', '-')}" if len(word) > 1 else f"-{word}" for word in words):
+            try:
+                command.parse_args(typer.Context(command, parent=root, info_name=told), [option, "1"])
+            except UserError as error:
+                hint = str(error).partition(": ")[2] if str(error).startswith("unknown option") else ""
+            except (typer.TyperException, typer.Exit):  # the option is accepted
+                continue
+            if not hint or HAVING.fullmatch(hint):
+                continue
+            host = HOST.match(hint)
+            named = unknown.named_options(hint.partition("in Python: ")[0][host.end() if host else 0 :])
+            assert named <= options[host[1] if host else told].keys(), (told, option, hint)
+            hints.add(hint)
+    assert len(hints) > 100
+    for hint in hints:
+        for at in re.finditer(r"draftree ((?:datastore )?[a-z]+)([^;,:`]*)", hint):
+            assert at[1] in PROSE or at[1] in options, hint
+            assert at[1] in PROSE or unknown.NAMED_OPTION.findall(at[2]) <= list(options[at[1]]) or " --" not in at[2], hint
+        text, _, python = hint.partition("in Python: ")
+        assert python or "of Python" in text or not re.search(r"(?<![:\w,])[a-z_]+=|engine\.|load\(|completion\.", text), hint
+
+
+def test_an_option_of_another_command_is_said_to_be_there(draftree: Run) -> None:
+    for args, told in (
+        (("bench", "demo", "--ignore-eos"), "draftree generate and chat have it"),
+        (("bench", "demo", "--output-len", "128"), "--max-new-tokens bounds the texts"),
+        (("bench", "demo", "--ignore-chat-template"), "in draftree generate, --raw leaves the chat template out"),
+        (("generate", "demo", "hi", "--tasks", "gsm8k"), "others have it, as --suite"),
+        (("list", "--model", "demo"), "others have it, as --target"),
+    ):
+        status, out, err = draftree(*args)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert told in err
+
+
+def test_the_list_says_what_a_model_can_be(draftree: Run) -> None:
+    out = draftree("list")[1]
+    assert out.startswith("models")
+    assert all(word in out for word in ("demo", "smollm2", "OWNER/NAME", "FOLDER", "FILE.gguf"))
+
+
+def test_the_keys_that_are_read_from_source_are_those_of_the_parts() -> None:
+    from draftree import registry
+
+    for kind in early.FOLDERS:
+        for name in early._files(kind):
+            keys, whole = early._knobs(kind, name)
+            assert whole
+            assert set(keys) - {PRESET} == set(registry.knobs(kind, name))

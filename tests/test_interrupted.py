@@ -5,17 +5,20 @@ moments of the time that an undisturbed run takes, and while it writes what it g
 """
 
 import ctypes
+import errno
 import json
 import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -101,7 +104,7 @@ class Running:
         return os.waitstatus_to_exitcode(status), "".join(told)
 
 
-def begun(home: Path, command: str, out: Path, before: Callable[[], None] = lambda: None) -> Running:
+def begun(home: Path, command: str | list[str], out: Path, before: Callable[[], None] = lambda: None) -> Running:
     """Starts a command whose outputs come into a folder, which is made; `before` is called in the fork."""
     out.mkdir(exist_ok=True)
     told = out.with_name(out.name + ".err")
@@ -111,7 +114,7 @@ def begun(home: Path, command: str, out: Path, before: Callable[[], None] = lamb
     return Running(pid or _command(home, command, out, told, before), told)
 
 
-def _command(home: Path, command: str, out: Path, told: Path, before: Callable[[], None]) -> NoReturn:
+def _command(home: Path, command: str | list[str], out: Path, told: Path, before: Callable[[], None]) -> NoReturn:
     status = 70
     try:
         for number in interruption.ENDING:
@@ -122,7 +125,8 @@ def _command(home: Path, command: str, out: Path, told: Path, before: Callable[[
         with told.open("w") as sys.stderr, open(os.devnull, "w") as sys.stdout:
             before()
             try:
-                app.main([part.replace("OUT", str(out)) for part in (COMMANDS | OTHERS)[command]])
+                words = (COMMANDS | OTHERS)[command] if isinstance(command, str) else command
+                app.main([part.replace("OUT", str(out)) for part in words])
             except SystemExit as end:
                 status = int(end.code or 0)
             except BaseException:
@@ -131,7 +135,7 @@ def _command(home: Path, command: str, out: Path, told: Path, before: Callable[[
         os._exit(status)
 
 
-def run(home: Path, command: str, out: Path, before: Callable[[], None] = lambda: None) -> tuple[int, str]:
+def run(home: Path, command: str | list[str], out: Path, before: Callable[[], None] = lambda: None) -> tuple[int, str]:
     return begun(home, command, out, before).end()
 
 
@@ -286,16 +290,97 @@ def test_a_full_disk_is_told_in_a_line_and_the_same_command_goes_on(command: str
     assert everything(out) == want.holds
 
 
+TREES = ["generate", "ab", "--target", "target", "--drafter", "pld", "--max-new-tokens", "4", "--trees", "OUT/trees.html"]
+
+
+def full_at(out: Path, number: int, calls: list[str]) -> Callable[[], None]:
+    """Return what makes openings for writing, renaming and making of folders below a folder fail from the number-th on.
+
+    It is called in the process that writes: what Python's audit events tell cannot be undone.
+    """
+
+    def look(event: str, args: tuple[Any, ...]) -> None:
+        makes = event == "os.mkdir" and not os.path.exists(args[0])  # else pathlib takes no notice of the failure
+        writes = makes or event == "os.rename" or (event == "open" and bool(args[2] & (os.O_WRONLY | os.O_RDWR)))
+        if writes and str(args[0]).startswith(str(out)):
+            calls.append(event)
+            if len(calls) >= number:
+                (out.parent / f"hit{number}").touch()
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), args[0])
+
+    return lambda: sys.addaudithook(look)
+
+
+INJECTED = {"trees": "trees.html", "datastore": "store", "bench": "result.json", "export": "exported", "train": "drafter"}
+"""Commands, and what each of them writes."""
+
+
+@pytest.mark.parametrize("command", INJECTED)
+def test_a_failure_at_each_write_leaves_the_old_output_or_the_new_one(command: str, home: Path, tmp_path: Path) -> None:
+    for number in range(1, 60, 7 if command == "train" else 1):  # of training, all took a minute
+        out = tmp_path / str(number)
+        out.mkdir()
+        status, told = run(home, command, out, full_at(out, number, []))
+        if not (tmp_path / f"hit{number}").exists():
+            break
+        assert (status, told.count("\n")) == (1, 1), (number, told)
+        assert f"No space left on device: '{out}" in told
+        assert not list(out.rglob(".*.partial"))
+        assert not [p for p in out.rglob("*") if p.is_dir() and not any(p.iterdir())], "an empty folder is left"
+        assert run(home, command, out) == (0, ""), "a second start does not go on"
+        assert (out / INJECTED[command]).exists()
+    assert number > 1, "nothing was written"
+    assert status == 0
+
+
+def test_a_picture_goes_into_a_folder_that_exists(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    status, told = run(home, "misspelt", tmp_path / "out")
+    assert (status, told.count("\n")) == (2, 1), told
+    assert f"there is no folder '{tmp_path / 'out' / 'nowhere'}'" in told
+    assert everything(tmp_path / "out") == {}
+    assert not (tmp_path / "out" / "nowhere").exists()
+
+
+def test_an_interruption_while_the_program_is_imported_is_one_line() -> None:
+    code = "import draftree.__main__ as m, builtins, os, signal\n" \
+           "real = builtins.__import__\n" \
+           "def slow(name, *rest):\n" \
+           "    if name == 'draftree.cli.app': os.kill(os.getpid(), signal.SIGINT)\n" \
+           "    return real(name, *rest)\n" \
+           "builtins.__import__ = slow\n" \
+           "signal.signal(signal.SIGINT, signal.default_int_handler)\n" \
+           "m.main()\n"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "draftree: interrupted\n")
+
+
+@pytest.mark.parametrize("entering", [True, False])
+def test_a_signal_while_handlers_are_set_or_reset_is_one_line(entering: bool, draftree, monkeypatch) -> None:
+    @contextmanager
+    def raised() -> Iterator[list[int]]:
+        if entering:
+            raise interruption.Interrupted(signal.SIGHUP)
+        yield []
+        raise interruption.Interrupted(signal.SIGHUP)
+
+    monkeypatch.setattr(app, "raised", raised)
+    status, _, err = draftree("--version")
+    assert (status, err) == (129, "draftree: interrupted\n")
+
+
 # Two processes.
 
 
 OTHERS = {
+    "trees": TREES,
+    "misspelt": [*TREES[:-1], "OUT/nowhere/trees.html"],
     "c2t": ["train", "c2t", "--drafter", "eagle", "--data", "prompts.jsonl", "--out", "OUT/classifier"],
     "static": ["train", "static", "--drafter", "eagle", "--data", "prompts.jsonl", "--out", "OUT/tree.json"],
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS | OTHERS)
+@pytest.mark.parametrize("command", [name for name in COMMANDS | OTHERS if name not in ("trees", "misspelt")])
 def test_the_second_process_is_refused_in_a_line(command: str, home: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     name = next(part for part in (COMMANDS | OTHERS)[command] if part.startswith("OUT")).removeprefix("OUT/")
@@ -402,7 +487,9 @@ def test_a_broken_state_is_told_in_a_line(case: str, stopped: Path, tmp_path: Pa
     assert str(tmp_path / "out") in str(refused.value)
 
 
-@pytest.mark.parametrize("rest", ['{"step": 3, "loss"', "\x00\x01", "[1]\n{}\n", '{"step": []}\n', "[" * 10000], ids=range(5))
+@pytest.mark.parametrize(
+    "rest", ['{"step": 3, "loss"', "\x00\x01", "[1]\n{}\n", '{"step": []}\n', "[" * 10000, '{"step": Infinity}\n'], ids=range(6)
+)
 def test_a_broken_log_is_repaired(rest: str, stopped: Path, tmp_path: Path) -> None:
     shutil.copytree(stopped, tmp_path / "out")
     with (tmp_path / "out" / LOG).open("a") as file:

@@ -139,7 +139,7 @@ def verifications(target: Target, monkeypatch: pytest.MonkeyPatch, spoil: Callab
 def test_a_bias_in_verifications_is_found_before_it_changes_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     target = model()
     bias = 1e-6 * torch.randn(61, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    verifications(target, monkeypatch, lambda read: (read[0] + bias, read[1]), target.decoder, "read")
+    verifications(target, monkeypatch, lambda out: replace(out, logits=out.logits + bias), target.decoder, "forward")
     report = checked(target, cases(["chain"], ["greedy"], [0.0]))
     assert finding(report, "greedy, chain, T = 0").value == "4/4"
     assert finding(report, "greedy, chain, T = 0").verdict == "bad"
@@ -190,7 +190,7 @@ def test_a_tie_is_told_and_does_not_count(monkeypatch: pytest.MonkeyPatch) -> No
         head[1::2] = head[:-1:2]
     favour = torch.zeros(61)
     favour[1::2] = 4e-6
-    verifications(target, monkeypatch, lambda read: (read[0] + favour, read[1]), target.decoder, "read")
+    verifications(target, monkeypatch, lambda out: replace(out, logits=out.logits + favour), target.decoder, "forward")
     report = checked(target, cases(["chain"], ["greedy"], [0.0]))
     assert report.allowed > 4e-6
     assert report.lossless

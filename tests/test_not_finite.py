@@ -20,7 +20,6 @@ from transformers import EtaLogitsWarper, LogitsProcessor, TemperatureLogitsWarp
 from draftree.acceptors.base import Acceptor
 from draftree.cli.app import main
 from draftree.costs.curves import Costs
-from draftree.demo import demo_folder
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
@@ -38,6 +37,7 @@ from draftree.sampling.settings import Sampling
 from draftree.testing import TableDrafter, random_table
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Draw
+from draftree.weights import demo_folder
 
 WRONG = {"nan": (math.nan,), "inf": (math.inf,), "minus inf": (-math.inf,), "mixed": (math.nan, 0.5, math.inf, -1.0, -math.inf)}
 COSTS = Costs({1: 0.1}, {1: 1.0})

@@ -27,7 +27,7 @@ COSTS = Costs({1: 0.04, 16: 0.06}, {1: 1.0, 16: 1.1, 64: 1.6})
 VARIATIONS = (
     "accumlogp:budget=9,width=3",
     "accumlogp:budget=5,width=9,depth=2",
-    "beam:width=2,depth=3",
+    "beam:width=2,depth=3,survivors=false",
     "beam:width=3,survivors=true",
     "cape:bins=official,length=3",
     "cape:bins=3/0.5/0,max_nodes=5",

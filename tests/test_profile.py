@@ -15,7 +15,7 @@ from draftree.costs.curves import Costs
 from draftree.engine import Engine
 from draftree.evaluation.profile import Ceilings, parts, per_token, profiled
 from draftree.models.cache import SlotCache
-from draftree.models.feed import Feed
+from draftree.models.forward_batch import ForwardBatch
 from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.rows import Rows
@@ -103,14 +103,14 @@ def test_the_parts_of_a_step_are_all_of_its_time(target: Target) -> None:
         (Greedy, "accept", "p, accepting"),
         (SlotCache, "keep_all", "committing"),
         (Rows, "_cut", "text"),
-        (Feed, "packed", "packing, mask"),
+        (ForwardBatch, "packed", "packing, mask"),
     ],
 )
 def test_a_slow_part_is_found(target: Target, monkeypatch: pytest.MonkeyPatch, where: type, name: str, part: str) -> None:
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
     own = getattr(where, name)
-    monkeypatch.setattr(where, name, staticmethod(clock.slowed(own)) if where is Feed else clock.slowed(own))
+    monkeypatch.setattr(where, name, staticmethod(clock.slowed(own)) if where is ForwardBatch else clock.slowed(own))
     found = {p.name: p.seconds for p in parts(written(target))}
     assert found.pop("prompt", 0) in (0, 1), "the prompt is fed and kept"
     found.pop("other", None)  # the prompt's token

@@ -243,7 +243,9 @@ def tables() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))  # scripts import each other
+        spec.loader.exec_module(module)
     return module
 
 

@@ -12,7 +12,6 @@ from draftree.acceptors.match import Match
 from draftree.cli.app import main
 from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
-from draftree.demo import demo_folder
 from draftree.engine import Engine
 from draftree.evaluation import suites
 from draftree.models.target import Needs, Target
@@ -26,6 +25,7 @@ from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
 from draftree.stats import Step
+from draftree.weights import demo_folder
 
 BENCH = Path(__file__).parents[2] / "shared" / "data" / "spec_bench.jsonl"
 COSTS = Costs({1: 0.1, 8: 0.12, 64: 0.3}, {1: 1.0, 8: 1.2, 64: 3.0})

@@ -396,7 +396,7 @@ def test_the_last_line_tells_what_was_found_and_the_tree_is_used(
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "knob": (["--set", "node=3"], "did you mean 'nodes'"),
-    "no value": (["--set", "nodes"], "not key=value"),
+    "no value": (["--set", "nodes"], "allowed is KEY=VALUE"),
     "value": (["--set", "nodes=many"], "nodes is 'many', allowed is a whole number or auto"),
     "nodes": (["--set", "nodes=0"], "nodes is 0, allowed is auto or 1 …"),
     "too many": (["--set", "nodes=4", "--set", "width=1", "--set", "depth=3"], "auto or 1 … 3, with depth 3 and width 1"),
@@ -432,7 +432,7 @@ def test_a_drafter_must_be_named_and_no_file_is_overwritten(
     (tmp_path / "tree.json").write_text("[[0]]")
     status, _, err = told(capfd, asked)
     assert (status, err.count("\n")) == (2, 1)
-    assert "exists, allowed is a new file" in err
+    assert "exists; --force overwrites it" in err
     assert (tmp_path / "tree.json").read_text() == "[[0]]"
 
 

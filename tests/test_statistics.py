@@ -1,5 +1,6 @@
 """χ² tests: known values, pooling, and that the level and the power are what they are said to be."""
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -139,3 +140,15 @@ def test_intervals_of_few_or_equal_texts_are_quantiles() -> None:
     assert intervals.ratio_bounds([few], [np.ones(3)], chosen) == pytest.approx(intervals.bounds(few[chosen].mean(-1)))
     same = np.full(12, 7)
     assert intervals.ratio_bounds([same], [np.ones(12)], intervals.samples(12, 0)) == pytest.approx([7, 7])
+
+
+def test_equal_methods_are_not_told_apart_by_few_prompts() -> None:
+    """Two methods alike in truth, 10 % noise a prompt: below 8 prompts nothing is said, then little more than the level."""
+    rng, apart = np.random.default_rng(3), {3: 0, 8: 0, 20: 0}
+    for prompts, trial in itertools.product(apart, range(60)):
+        each = [{"tokens": [100.0] * prompts, "steps": (40 * rng.normal(1, 0.1, prompts)).tolist()} for _ in range(2)]
+        found = intervals.paired({"per_prompt": each[0]}, {"per_prompt": each[1]}, "steps", trial)
+        apart[prompts] += found.verdict in ("faster", "slower")
+        assert (found.verdict == intervals.FEW) == (prompts < intervals.ENOUGH)
+    assert apart[3] == 0
+    assert max(apart.values()) <= 10

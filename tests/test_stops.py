@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, StopStringCriteria
 
 from draftree.data.prompts import encode
-from draftree.demo import demo_folder
 from draftree.text.stops import Decoded, Pieces, Stops, StopTexts, decode
+from draftree.weights import demo_folder
 from folders import byte_tokenizer
 
 BYTES, DEMO = byte_tokenizer(), AutoTokenizer.from_pretrained(demo_folder())

@@ -440,7 +440,7 @@ REFUSED = {
     "server url is 'localhost', allowed is a text that begins with http:// or https://": (
         "--synthesize", 4, "--server", "localhost", "--server-model", "it",
     ),
-    "synthesize is 0, allowed is a whole number of at least 1": ("--synthesize", 0),
+    "--synthesize is 0, allowed is a whole number of at least 1": ("--synthesize", 0),
 }  # fmt: skip
 
 

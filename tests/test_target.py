@@ -1,20 +1,22 @@
 """The target against stock transformers: what it says of a node is what a model says that is fed the node's path."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging
 
 from architectures import CONFIGS, CROSSING, SOME, VOCAB, fresh, model, target
 from draftree.drafters.edd import EDD
 from draftree.drafters.lm import LM
 from draftree.drafters.neural.llama import CACHE
 from draftree.drafters.vdm import VDM
-from draftree.engine import Engine
+from draftree.engine import Engine, load
 from draftree.models import target as target_module
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
@@ -23,6 +25,7 @@ from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Request
 from draftree.tree import Ints, Tree, Verdict
+from draftree.weights import demo_folder
 from forests import (
     NOISE,
     after,
@@ -283,7 +286,10 @@ def test_a_tree_ends_with_the_context_and_at_a_change_of_rope(name: str, rooms: 
 @pytest.mark.parametrize("name", CROSSING)
 @torch.inference_mode()
 def test_plain_decoding_across_a_change_of_rope_is_stock_decoding(name: str) -> None:
-    """Token by token with a stock cache, on a model that has read nothing else; ours has read something long before."""
+    """Token by token with a stock cache, on a model that has read nothing else; ours has read something long before.
+
+    A text of `longrope` is read anew where it grows beyond the switch, as transformers' `generate` does.
+    """
     rng = np.random.default_rng(10)
     for length in (9, 16, 17, 24):
         (prompt,) = texts([length], rng)
@@ -294,6 +300,8 @@ def test_plain_decoding_across_a_change_of_rope_is_stock_decoding(name: str) -> 
             logits = stock(input_ids=ids, use_cache=True, **{CACHE: past}).logits[0, -1]
             wrote.append(int(logits.argmax()))
             ids = torch.tensor([wrote[-1:]])
+            if name == "longrope" and length + len(wrote) == 17:
+                past, ids = DynamicCache(config=stock.config), torch.tensor([[*prompt.tolist(), *wrote]])
         engine = Engine(target(name), LM().example(target(name)), Chain())
         engine.plain([Request([3] * 40, max_new_tokens=2)])
         assert engine.plain([Request(prompt.tolist(), max_new_tokens=14)]).tokens == [wrote]
@@ -344,3 +352,26 @@ def test_a_model_is_left_as_it_was_found() -> None:
     filled(t, [np.arange(3, 33)], Needs(hidden=(1, -1)))
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in t.decoder.stack.modules() if hasattr(m, "rope_type"))
     assert torch.equal(after(t.decoder.model, range(3, 12)), before)
+
+
+def test_no_bar_of_transformers_appears_while_weights_are_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """A user's own hook is set again, and the user's own models show their bars."""
+    seen = list[str]()
+
+    def hook(factory: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        seen.append(options.get("desc", ""))
+        return factory(*args, **options)
+
+    shown = logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    before = logging.set_tqdm_hook(hook)
+    try:
+        load("demo", drafter="vdm")
+        assert not seen
+        AutoModelForCausalLM.from_pretrained(demo_folder())
+    finally:
+        logging.set_tqdm_hook(before)
+        if not shown:
+            logging.disable_progress_bar()
+    assert "Loading weights" in seen
+    assert capsys.readouterr().err.count("Loading weights: 100%") == 1

@@ -21,7 +21,7 @@ class Fake(terminal.Clock):
         return self.seconds
 
     @contextmanager
-    def beating(self, beat: Callable[[], None]) -> Iterator[None]:
+    def beating(self, beat: Callable[[], None], known: Callable[[], bool] = bool) -> Iterator[None]:
         self.due = [(self.seconds + terminal.FIRST, beat)]
         yield
         self.due = []

@@ -308,7 +308,7 @@ def test_schedule_and_split(samples) -> None:
 
 
 def test_checkpoint_errors(target, samples, tmp_path) -> None:
-    train(target, fresh("edd", target), samples, plan(epochs=0.2), tmp_path)
+    train(target, EDD(shared=True).fresh(target), samples, plan(epochs=0.2), tmp_path)
     weights_file, config = tmp_path / "model.safetensors", json.loads((tmp_path / "config.json").read_text())
     change = lambda new: (tmp_path / "config.json").write_text(json.dumps(new))
     with pytest.raises(UserError, match=r"holds a drafter 'edd', asked for was 'vdm'"):

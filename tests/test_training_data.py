@@ -206,9 +206,9 @@ def masked(sample: Sample) -> str:
 @pytest.mark.parametrize(
     ("line", "told"),
     [("{", "bad.jsonl:1 is not JSON"), ("[1]", "JSON list"), ({"title": "x"}, "keys title; allowed are text"),
-     ({"messages": [{"role": "robot", "content": "x"}]}, "'robot'"), ({"messages": [{"role": "user"}]}, "'content'"),
-     ({"messages": [{"role": "user", "content": ["x"]}]}, "holds list, allowed is text"),
-     ({"data": {}}, "'data' is {}, allowed is a list of"), ({"question": "x"}, "'answer'"),
+     ({"messages": [{"role": "robot", "content": "x"}]}, "'robot'"), ({"messages": [{"role": "user"}]}, "lacks a text"),
+     ({"messages": [{"role": "user", "content": [3]}]}, "holds int, allowed is text"),
+     ({"data": {}}, "'data' is {}, allowed is a list of"), ({"question": "x"}, "keys question; allowed"),
      ({"question": None, "answer": "x"}, "holds NoneType"), ({"messages": [{"role": "assistant", "content": "x"}]}, "nothing"),
      ("", "nothing to learn")],
 )  # fmt: skip

@@ -15,7 +15,6 @@ import torch
 
 from draftree.cli import app, console
 from draftree.data.samples import Sample
-from draftree.demo import demo_folder
 from draftree.drafters.base import Recipe, Stage, number_text
 from draftree.drafters.edd import EDD
 from draftree.errors import UserError
@@ -24,6 +23,7 @@ from draftree.testing.fakes import tiny_target
 from draftree.training import state, trainer
 from draftree.training.run import planned, within_context
 from draftree.training.trainer import Plan, Progress, scale, train
+from draftree.weights import demo_folder
 from folders import target_folder
 
 TRAINED = [name for name in names("drafter") if stages(name)]
@@ -271,7 +271,7 @@ MISTAKES = {
     "warm-up": (["--warmup", 1.5], "warmup is 1.5, allowed is a whole number of steps, or a share of all below 1"),
     "betas": (["--betas", 0.9, 1.5], "betas is (0.9, 1.5), allowed is two numbers in [0, 1)"),
     "one beta": (["--betas", 0.9], "--betas"),
-    "decay": (["--weight-decay", -1], "weight_decay is -1.0, allowed is a finite number of at least 0"),
+    "decay": (["--weight-decay", -1], "--weight-decay is -1.0, allowed is a finite number of at least 0"),
     "schedule": (["--schedule", "step"], "'step' is not one of 'constant', 'cosine', 'linear'"),
     "stage": (["--stage", "tuning"], "unknown stage 'tuning': known are training"),
 }
@@ -292,7 +292,7 @@ def test_help_and_list_show_them(capfd: Any, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(SystemExit):
             app.main(args)
     said = capfd.readouterr().out
-    for told in ("--betas", "--weight-decay", "--stage", "`draftree list` shows the numbers", "by default the method's"):
+    for told in ("--betas", "--weight-decay", "--stage", "`draftree list` shows them", "by default the method's"):
         assert told in " ".join(said.split())
     listed = json.loads(said.splitlines()[-1])["drafters"]
     assert listed["eagle"]["training"][0]["lr"] == 3e-5

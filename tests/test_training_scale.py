@@ -53,7 +53,7 @@ def made() -> tuple[Target, Any, list[Sample]]:
     """A float64 target and drafter, and samples of very different lengths."""
     target = tiny_target(context=64)
     torch.manual_seed(1)
-    drafter = EDD(hidden_layer=-3).fresh(target)
+    drafter = EDD(hidden_layer=-3, shared=True, init="target", phase="random").fresh(target)
     drafter.model.double()
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 61, rng.integers(6, 40)) for _ in range(30)]
@@ -327,7 +327,7 @@ def test_a_layer_that_is_measured_is_told_and_kept(folder: Path, chats: Path, tm
 
 
 MISTAKES = {
-    "of all processes": (["--lr", "0"], "lr is 0.0, allowed is"),
+    "of all processes": (["--lr", "0"], "--lr is 0.0, allowed is"),
     "of the data": (["--held-out", "0.99"], "the data have 12 samples, of which 12 are held out"),
     "of one process": (["--cache-features"], "process 1 of 2: the disk is full"),
 }
@@ -538,4 +538,4 @@ def test_a_command_trains_on_regenerated_answers_from_other_weights(folder: Path
     assert len((tmp_path / "second" / FILE).read_text().splitlines()) == len(CHATS)
     capfd.readouterr()
     assert command(*ask, "--out", tmp_path / "third", "--regenerate", "--regenerate-tokens", 0) == 2
-    assert capfd.readouterr().err == "draftree: regenerate_tokens is 0, allowed is a whole number of at least 1\n"
+    assert capfd.readouterr().err == "draftree: --regenerate-tokens is 0, allowed is a whole number of at least 1\n"

@@ -87,4 +87,4 @@ def test_the_command(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) ->
     assert said["default"] == "chain"
     with pytest.raises(SystemExit, match="2"):
         main(["tune", "--policy", "chain", "--knob", "width"])
-    assert "knob that can be searched" in capsys.readouterr().err
+    assert "unknown knob of policy" in capsys.readouterr().err

@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from draftree.data.prompts import encode, question
-from draftree.demo import demo_folder
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.target import Target
@@ -24,6 +23,7 @@ from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Tree
+from draftree.weights import demo_folder
 from folders import target_folder
 
 sys.path.append(str(Path(__file__).parents[1] / "recipes"))

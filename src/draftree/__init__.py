@@ -5,13 +5,13 @@ from importlib import import_module
 from opcode import opmap
 from typing import TYPE_CHECKING, Any
 
+from draftree import aliases
 from draftree.aliases import MODULE
 from draftree.boundary.garbage import seldom
-from draftree.errors import unknown
+from draftree.errors import UnknownAttribute
 
 if TYPE_CHECKING:
     from draftree.costs.curves import Costs
-    from draftree.demo import demo_folder
     from draftree.engine import Engine, load, speculate
     from draftree.errors import DraftreeError, UserError
     from draftree.models.target import Target
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from draftree.rows import Generation
     from draftree.sampling.grammar import Grammar
     from draftree.sampling.settings import Sampling
+    from draftree.scheduling.handle import Handle, RequestStats, Update
+    from draftree.scheduling.options import SchedulerOptions
     from draftree.text.completion import Completion, Token
     from draftree.text.conversation import Conversation
     from draftree.text.options import Options
     from draftree.tree import Candidates, Tree, Verdict
+    from draftree.weights import demo_folder
 
 __version__ = "0.1.0"
 
@@ -35,12 +38,16 @@ __all__ = [
     "Engine",
     "Generation",
     "Grammar",
+    "Handle",
     "Options",
     "Request",
+    "RequestStats",
     "Sampling",
+    "SchedulerOptions",
     "Target",
     "Token",
     "Tree",
+    "Update",
     "UserError",
     "Verdict",
     "demo_folder",
@@ -50,7 +57,6 @@ __all__ = [
 
 _MODULES = {
     "costs.curves": ("Costs",),
-    "demo": ("demo_folder",),
     "engine": ("Engine", "load", "speculate"),
     "errors": ("DraftreeError", "UserError"),
     "models.target": ("Target",),
@@ -58,10 +64,13 @@ _MODULES = {
     "rows": ("Generation",),
     "sampling.grammar": ("Grammar",),
     "sampling.settings": ("Sampling",),
+    "scheduling.handle": ("Handle", "RequestStats", "Update"),
+    "scheduling.options": ("SchedulerOptions",),
     "text.completion": ("Completion", "Token"),
     "text.conversation": ("Conversation",),
     "text.options": ("Options",),
     "tree": ("Candidates", "Tree", "Verdict"),
+    "weights": ("demo_folder",),
 }
 
 
@@ -71,10 +80,17 @@ def __getattr__(name: str) -> Any:
         if name in names:
             with seldom():
                 return getattr(import_module(f"draftree.{module}"), name)
-    told = unknown(MODULE, name, import_module("draftree"))
+    unknown = UnknownAttribute(MODULE, name, sys.modules[__name__], _of_transformers(name))
     if _is_imported():  # Python would replace an AttributeError by one without the hint
-        raise ImportError(told)
-    raise AttributeError(told)
+        raise ImportError(str(unknown), name=__name__)
+    raise unknown
+
+
+def _of_transformers(name: str) -> str | None:
+    """Return what to write for a class of transformers that no table names; None for any other name."""
+    if not name[:1].isupper() or aliases.instead(MODULE, name):
+        return None
+    return f"from transformers import {name}" if name in dir(import_module("transformers")) else None
 
 
 def _is_imported() -> bool:

@@ -1,3 +1,24 @@
-from draftree.cli.app import main
+"""The program: a Ctrl-C that comes while the command line is imported ends it with one line, too."""
 
-main()
+import os
+import signal
+from typing import Any, NoReturn
+
+
+def end(number: int, _: Any) -> NoReturn:
+    """End the process at once: nothing has begun yet, or everything is done."""
+    os.write(2, b"draftree: interrupted\n")
+    os._exit(128 + number)
+
+
+def main() -> NoReturn:
+    """Run the command line, which handles signals itself from its start to its end."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end)
+    from draftree.cli.app import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -14,10 +14,9 @@ from draftree.costs.online import Learner, OnlineCosts
 from draftree.costs.probe import machine_speed
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
-from draftree.models.between import shortened
-from draftree.models.compiling import compiled_kinds
 from draftree.models.decoder import Decoder
-from draftree.models.linears import packed_shapes
+from draftree.models.kernel_linear import packed_shapes
+from draftree.models.kernel_modules import layer_kinds, replaced_kinds
 from draftree.models.target import Target
 
 OPERATIONS = 40
@@ -53,14 +52,15 @@ def identity(target: Target) -> dict[str, str]:
     return {
         **machine(decoder.device), **shape, "dtype": str(decoder.dtype).removeprefix("torch."),
         "attention": str(decoder.config._attn_implementation), "target": target.name,
-        "packed": " ".join(packed_shapes(decoder.model)), "between": " ".join(shortened(decoder.model)),
-        "compiled": " ".join(compiled_kinds(decoder.model)), "draftree": version("draftree"),
+        "packed": " ".join(packed_shapes(decoder.model)), "between": " ".join(replaced_kinds(decoder.model)),
+        "compiled": " ".join(decoder.native_kinds), "draftree": version("draftree"),
     }  # fmt: skip
 
 
 def target_size(decoder: Decoder) -> Size:
     """Return what a pass of a target reads and computes."""
-    return _network_size(decoder, decoder.model, 0, 0, int(decoder.config.num_hidden_layers))
+    layers, native = int(decoder.config.num_hidden_layers), bool(decoder.native_kinds)
+    return _network_size(decoder, decoder.model, 0, 0, layers, native)
 
 
 def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
@@ -80,11 +80,13 @@ def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
         widest = max((p.shape[0] for p in network.parameters() if p.dim() == 2), default=0)
         head = 0 if widest > decoder.vocab // 8 else decoder.vocab * decoder.hidden
         layers = max(int(getattr(getattr(network, "config", None), "num_hidden_layers", 1) or 1), 1)
-        size += _network_size(decoder, network, head, head * decoder.dtype.itemsize, layers)
+        own = getattr(part, "decoder", None)
+        native = bool(layer_kinds(network)) or bool(own is not None and own.native_kinds)
+        size += _network_size(decoder, network, head, head * decoder.dtype.itemsize, layers, native)
     return size
 
 
-def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: float, layers: int) -> Size:
+def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: float, layers: int, native: bool) -> Size:
     config = decoder.config
 
     def number(name: str, default: int) -> int:
@@ -107,7 +109,7 @@ def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: f
     heads = number("num_attention_heads", 1)
     width = number("head_dim", decoder.hidden // heads)
     stored = number("num_key_value_heads", heads)
-    each = FUSED_OPERATIONS if compiled_kinds(network) else OPERATIONS
+    each = FUSED_OPERATIONS if native else OPERATIONS
     return Size(
         weights=weights,
         bytes=read,

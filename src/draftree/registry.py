@@ -6,6 +6,7 @@ name                        the part with its defaults
 name:key=value,key=value    some knobs set
 FOLDER                      a trained drafter by its checkpoint, a datastore, or a plain language model (lm)
 OWNER/NAME                  the same from the Hugging Face hub
+FILE.gguf, demo, smollm2    a plain language model (lm)
 a+b                         drafters fused, each of them a spec or a folder
 
 Other packages add parts by entry points: groups `draftree.drafters`, `draftree.policies` and `draftree.acceptors`, the part's
@@ -41,6 +42,7 @@ from draftree.drafters.lookup.datastore import Stored
 from draftree.errors import UnknownName, UserError, shown
 from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint, tensor_names
 from draftree.models.hub import check_path, downloaded, is_hub_id
+from draftree.models.sources import known
 from draftree.policies.base import Policy
 from draftree.request import Request
 from draftree.sampling.processors import named
@@ -171,6 +173,8 @@ def build(kind: str, spec: str) -> Any:
         return Fused(tuple(build(kind, one) for one in several))
     if kind == "drafter" and (isdir(spec) or is_hub_id(spec)):
         return in_folder(spec if isdir(spec) else str(downloaded(spec)))
+    if kind == "drafter" and (known(spec) is not None or spec.lower().endswith(".gguf")):
+        return part("drafter", "lm")(model=spec)
     name, _, rest = spec.partition(":")
     name = accepted(kind, name, names(kind))
     if kind == "drafter" and name not in names(kind) and not rest:

@@ -3,43 +3,80 @@
 The tools are transformers, vLLM, the OpenAI API, ollama, llama.cpp, llama-cpp-python, mlx_lm and lm_eval.
 
 A name in `SAME` means what draftree's name means and is accepted for it. A name in `INSTEAD` means something else, or something
-that draftree does not have: the error says what to write. Both are keyed by the kind of name, as `UnknownName` is given it.
+that draftree does not have: the error says what to write. A value in `NEUTRAL` is the one with which such an option asks for
+nothing, and is accepted. All are keyed by the kind of name, as `UnknownName` is given it.
 """
 
-import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
 
 from draftree.aliases.instead import INSTEAD
-from draftree.aliases.kinds import ACCEPTOR, COMMAND, DRAFTER, DTYPE, ENGINE, FLAG, LOADING, MODULE, OPTION, POLICY, RESULT
+from draftree.aliases.kinds import (
+    ACCEPTOR,
+    COMMAND,
+    CONVERSATION,
+    DEVICE,
+    DRAFTER,
+    DTYPE,
+    ENGINE,
+    FLAG,
+    LIMIT,
+    LOADING,
+    MODULE,
+    OPTION,
+    POLICY,
+    PROMPT,
+    QUANTIZE,
+    RESULT,
+    STATS,
+    TOKEN,
+)
+from draftree.aliases.loading import LOADING_NEUTRAL
+from draftree.aliases.options import OPTION_NEUTRAL
 from draftree.aliases.same import SAME
+from draftree.aliases.values import filled
 
 __all__ = [
     "ACCEPTOR",
     "COMMAND",
+    "CONVERSATION",
+    "DEVICE",
     "DRAFTER",
     "DTYPE",
     "ENGINE",
     "FLAG",
     "INSTEAD",
+    "LIMIT",
     "LOADING",
     "MODULE",
+    "NEUTRAL",
     "OPTION",
     "POLICY",
+    "PROMPT",
+    "QUANTIZE",
     "RESULT",
     "SAME",
+    "STATS",
+    "TOKEN",
     "accepted",
+    "asks_for_nothing",
+    "elsewhere",
+    "filled",
     "instead",
     "nearest",
 ]
 
-NEAR = 0.65
-"""The least similarity (difflib) of a name that is suggested."""
+NEUTRAL: Mapping[str, Mapping[str, tuple[Any, ...]]] = {OPTION: OPTION_NEUTRAL, LOADING: LOADING_NEUTRAL}
+SHORT, LONG = 3, 8
+"""Lengths from which a misspelt name may differ by one edit, and by two."""
 
 
+@cache
 def plain(name: str) -> str:
-    """Return a name in lower case and without separators, as `eagle3` for `EAGLE-3`."""
-    return re.sub(r"[-_ .]", "", name.lower())
+    """Return a name in lower case and without separators, as `eagle3` for `EAGLE-3` and `ngram` for `[ngram]`."""
+    return re.sub(r"[-_ .\[\]]", "", name.lower())
 
 
 def accepted(kind: str, got: str, known: Iterable[str]) -> str:
@@ -56,19 +93,94 @@ def accepted(kind: str, got: str, known: Iterable[str]) -> str:
     known = list(known)
     if got in known:
         return got
-    same = {plain(word): ours for word, ours in SAME.get(kind, {}).items() if ours in known}
-    own = {plain(name): name for name in known}
-    return own.get(plain(got)) or same.get(plain(got)) or got
+    word = plain(got)
+    own = (name for name in known if plain(name) == word)
+    same = (ours for ours in _same(kind).get(word, ()) if ours in known)
+    return next(own, None) or next(same, got)
+
+
+@cache
+def _same(kind: str) -> dict[str, list[str]]:
+    """Return draftree's names by other tools' names without separators."""
+    found: dict[str, list[str]] = {}
+    for word, ours in SAME.get(kind, {}).items():
+        found.setdefault(plain(word), []).append(ours)
+    return found
 
 
 def instead(kind: str, got: str) -> str | None:
     """Return what to write instead of a name of another tool, None where it is not in the table."""
-    return next((told for word, told in INSTEAD.get(kind, {}).items() if plain(word) == plain(got)), None)
+    return INSTEAD.get(kind, {}).get(got) or _plain_hints(kind).get(plain(got))
+
+
+def elsewhere(kind: str, got: str) -> str | None:
+    """Return what to write instead of a name that stands in the table of another kind: of a call, of loading, of a result.
+
+    Args:
+        kind: under which the name was looked for.
+        got: the name.
+    """
+    if kind == OPTION:
+        ours = _same(LOADING).get(plain(got))
+        hint = f"{ours[0]}=…" if ours else instead(LOADING, got)
+        return hint and f"of draftree.load: {hint}"
+    if kind == LOADING:
+        ours = _same(OPTION).get(plain(got))
+        hint = f"{ours[0]}=…" if ours else instead(OPTION, got)
+        return hint and f"of each call, as engine.chat(…): {hint}"
+    if kind == RESULT:
+        hint = instead(STATS, got)
+        return hint and re.sub(r"(?<![\w.])stats\b", "completion.stats", hint)
+    return instead(ENGINE, got) or instead(COMMAND, got) if kind == MODULE else None
+
+
+@cache
+def _plain_hints(kind: str) -> dict[str, str]:
+    """Return the hints by names without separators; the first of several that become alike."""
+    return {plain(word): hint for word, hint in reversed([*INSTEAD.get(kind, {}).items()])}
+
+
+def asks_for_nothing(kind: str, name: str, value: Any) -> bool:
+    """Return whether an option of another tool has the value that changes nothing: None, or one in `NEUTRAL`."""
+    if value is None:
+        return instead(kind, name) is not None
+    if not isinstance(value, bool | int | float | str | list | tuple | dict):
+        return False
+    return any(value == neutral for neutral in NEUTRAL.get(kind, {}).get(name, ()))
 
 
 def nearest(kind: str, got: str, known: Iterable[str]) -> str | None:
-    """Return draftree's name nearest in spelling to a name, by way of other tools' names too; None where nothing is near."""
+    """Return draftree's name that another one misspells, by way of other tools' names too; None where nothing is near.
+
+    The beginning of a single name stands for it.
+
+    One letter may be wrong, missing, doubled or swapped with its neighbour; two in names of at least `LONG` letters.
+    """
     known = sorted(known)
+    if len(got) >= SHORT and len(longer := [name for name in known if name.lower().startswith(got.lower())]) == 1:
+        return longer[0]
     same = {word: ours for word, ours in SAME.get(kind, {}).items() if ours in known}
-    near = difflib.get_close_matches(got, [*known, *same], n=1, cutoff=NEAR)
-    return same.get(near[0], near[0]) if near else None
+    found = [(edits(got.lower(), word.lower()), word) for word in [*known, *same]]
+    least, word = min(found, default=(LONG, ""))
+    longest = max(len(got), len(word))
+    if least > (longest >= SHORT) + (longest >= LONG):
+        return None
+    return same.get(word, word)
+
+
+def edits(a: str, b: str) -> int:
+    """Return how many letters are inserted, deleted, replaced or swapped with their neighbour to turn one text into another.
+
+    This is the optimal string alignment distance.
+    """
+    before: list[int] = []
+    last = list(range(len(b) + 1))
+    for i, letter in enumerate(a, 1):
+        now = [i]
+        for j, other in enumerate(b, 1):
+            cost = min(last[j] + 1, now[j - 1] + 1, last[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and other == a[i - 2]:
+                cost = min(cost, before[j - 2] + 1)
+            now.append(cost)
+        before, last = last, now
+    return last[-1]

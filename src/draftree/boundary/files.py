@@ -7,7 +7,7 @@ that names the file, what was got and what is allowed.
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
@@ -57,6 +57,16 @@ def tensor_names(path: Path) -> set[str]:
     """
     with understood(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
         return set(file.keys())
+
+
+def tensor_shapes(path: Path) -> dict[str, list[int]]:
+    """The shapes in a file of safetensors by name, none of the tensors loaded.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    with understood(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
 
 def read_json(path: Path, what: str) -> Any:
@@ -198,6 +208,13 @@ def _partial(path: Path, out: Path) -> Iterator[Path]:
         _remove(partial)
 
 
+def _flush(path: Path) -> None:
+    """Have the disk take a file, or all files of a folder: some disks say only then that they are full."""
+    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
+        with file.open("rb+") as opened:
+            os.fsync(opened.fileno())
+
+
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
@@ -215,6 +232,7 @@ def whole(path: Path) -> Iterator[Path]:
     with _partial(path, path) as partial:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
+        _flush(partial)
         partial.replace(path)
 
 
@@ -232,13 +250,18 @@ def filled(folder: Path, last: str) -> Iterator[Path]:
     with _partial(folder / last, folder / last) as partial:
         partial.mkdir(parents=True)
         yield partial
+        _flush(partial)
         for path in sorted(partial.iterdir(), key=lambda p: p.name == last):
             path.replace(folder / path.name)
 
 
 @contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
+def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
     """A folder to write in that becomes `out` once it is whole; if writing fails, nothing is left of it.
+
+    Args:
+        out: the folder.
+        overwrite: whether it takes the place of a folder that is there.
 
     Raises:
         UserError: another process writes the same one.
@@ -246,11 +269,28 @@ def whole_folder(out: Path) -> Iterator[Path]:
     """
     home = out.absolute()
     beside = existing(home.parent) / home.name
+    aside = beside.with_name(f".{beside.name}.replaced")
     with locked(out, _lock(beside)), _partial(beside, out) as partial:
+        _restore(aside, home)
         partial.mkdir()
         yield partial
+        _flush(partial)
         home.parent.mkdir(parents=True, exist_ok=True)
-        partial.replace(home)
+        try:
+            if overwrite and home.exists():
+                home.replace(aside)
+            partial.replace(home)
+        finally:
+            _restore(aside, home)
+
+
+def _restore(aside: Path, home: Path) -> None:
+    """Put a folder that was to be replaced back, or remove it where the new one is in its place."""
+    if aside.exists():
+        if home.exists():
+            _remove(aside)
+        else:
+            aside.replace(home)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -285,13 +325,17 @@ def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[
         UserError: another process holds it.
     """
     lock = lock or _lock(out)
-    made = not lock.parent.exists()
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    made = [p for p in (lock.parent, *lock.parent.absolute().parents) if not p.exists()]
     held = FileLock(lock, is_singleton=True)
     try:
-        held.acquire(timeout=-1 if wait else 0)
+        with on_disk(out):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            held.acquire(timeout=-1 if wait else 0)
     except Timeout:
         raise UserError(f"another process writes '{out}': wait for its end, or name another") from None
+    except BaseException:
+        _remove_empty(made)
+        raise
     try:
         if held.lock_counter == 1:
             for left in lock.parent.glob(f".{'*' if lock.parent == out else escape(out.name)}.*.partial"):
@@ -301,9 +345,14 @@ def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[
         if held.lock_counter == 1:
             lock.unlink(missing_ok=True)  # while it is held: who has opened it meanwhile finds it gone, and asks again
         held.release()
-        if made:
-            with suppress(OSError):  # something was written
-                lock.parent.rmdir()
+        _remove_empty(made)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, the innermost first, up to one that holds something."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def inside(folder: Path) -> Path:
@@ -325,12 +374,15 @@ def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) ->
         endings: of a file's name, if not all are allowed.
 
     Raises:
-        UserError: it is of the other kind, its name ends otherwise, or its place cannot be written to.
+        UserError: it is of the other kind, its name ends otherwise, its place cannot be written to, or there is no folder
+            for a file with one of some endings.
     """
     if endings and path.suffix.lower() not in endings:
         raise UnknownName(f"ending of '{path}',", path.suffix, endings)
     if path.exists() and path.is_dir() is not folder:
         raise UserError(f"'{path}' is a {'file' if folder else 'folder'}, allowed is a {'folder' if folder else 'file'}")
+    if endings and not path.parent.exists():  # a picture goes beside what is there: its folder may be a misspelling
+        raise UserError(f"'{path}' cannot be written: there is no folder '{path.parent}'")
     home = existing(path if folder else path.parent)
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise UserError(f"'{path}' cannot be written: '{home}' is not a folder with the right to write")

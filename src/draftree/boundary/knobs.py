@@ -7,9 +7,9 @@ from functools import cache
 from math import inf, isfinite
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from draftree.aliases import accepted
+from draftree.aliases import accepted, asks_for_nothing
 from draftree.errors import UnknownName, UserError, shown
 
 LARGEST = 2**63 - 1
@@ -162,8 +162,20 @@ class Knobs:
         check(self)
 
 
+Presets = Mapping[str, Mapping[str, Any]]
+"""By the name of a preset the knobs that it sets."""
+PRESET = "preset"
+"""The key of a spec that sets several knobs at once."""
+
+
 class Part:
-    """Base of dataclasses that check their values and name themselves in the message."""
+    """Base of dataclasses that check their values and name themselves in the message.
+
+    Attributes:
+        presets: by name, knobs that depart together from the published method; `name:preset=fast` sets them.
+    """
+
+    presets: ClassVar[Presets] = {}
 
     def __post_init__(self) -> None:
         check(self, f"{type(self).__name__.lower()}: ")
@@ -172,28 +184,38 @@ class Part:
 def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
     """The values that key=value texts set, each by its field's type; the dataclass itself refuses those it does not allow.
 
+    A preset sets the knobs that no other text sets, wherever it stands.
+
     Args:
         items: the texts.
         of: the dataclass.
         what: it is of, for the message.
 
     Raises:
-        UserError: a text is not key=value, or there is no such key.
+        UserError: a text is not key=value, or there is no such key or preset.
     """
-    hints, values = get_type_hints(of), dict[str, Any]()
-    known = [f.name for f in fields(of) if f.compare]  # what is not compared is no knob
+    hints, values, preset = get_type_hints(of), dict[str, Any](), dict[str, Any]()
+    presets: Presets = getattr(of, "presets", {})
+    known = [*([PRESET] if presets else []), *(f.name for f in fields(of) if f.compare)]  # what is not compared is no knob
     for item in items:
         key, equals, value = item.partition("=")
         if not equals:
             raise UserError(f"'{item}' is not key=value; keys of {what}: {', '.join(known) or 'none'}")
         if key not in known:
             raise UnknownName(f"key of {what}", key, known)
-        values[key] = read(value, hints[key])
-    return values
+        if key == PRESET and presets:
+            if value not in presets:
+                raise UnknownName(f"preset of {what}", value, presets)
+            preset |= presets[value]
+        else:
+            values[key] = read(value, hints[key])
+    return {**preset, **values}
 
 
 def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return arguments under draftree's names: those that other tools use for the same are accepted (`aliases.py`).
+    """Return arguments under draftree's names: those that other tools use for the same are accepted (`draftree.aliases`).
+
+    Options of other tools with a value that asks for nothing are left out.
 
     Args:
         kind: of the names, as `UnknownName` is given it.
@@ -201,17 +223,21 @@ def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> d
         known: draftree's names.
 
     Raises:
-        UnknownName: a name is none of these.
+        UnknownName: names are none of these.
         UserError: one argument is given by two names.
     """
-    found, names = dict[str, Any](), dict[str, str]()
+    found, names, unknown = dict[str, Any](), dict[str, str](), dict[str, Any]()
     for name, value in given.items():
         ours = accepted(kind, name, known)
         if ours not in known:
-            raise UnknownName(kind, name, known)
+            if not asks_for_nothing(kind, name, value):
+                unknown[name] = value
+            continue
         if ours in found:
             raise UserError(f"{names[ours]} and {name} are given, allowed is one of them")
         found[ours], names[ours] = value, name
+    if unknown:
+        raise UnknownName(kind, unknown, known)
     return found
 
 

@@ -14,10 +14,10 @@ class AdviseOptions:
     """The options of `draftree advise`."""
 
     target: TargetName = "demo"
-    data: str = knob("demo", help="Prompts as yours are: a file as of bench --suite, or a shipped suite.")
-    drafter: list[str] = knob((), help="A spec or a checkpoint's folder that is tried; repeat it. By default the usual one.")
-    limit: int = knob(12, min=4, help="How many prompts are written, evenly spread over the file.")
-    max_new_tokens: int = knob(64, min=2, help="How many tokens may be written for each.")
+    data: str = knob("demo", help="Prompts like yours: a file, or a shipped suite.")
+    drafter: list[str] = knob((), help="A drafter to try; may be repeated. By default the one of generate.")
+    limit: int = knob(12, min=4, help="How many prompts are used, evenly spread over the file.")
+    max_new_tokens: int = knob(64, min=2, help="The most tokens to write for each prompt.")
     seed: Seed = 0
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
@@ -25,13 +25,14 @@ class AdviseOptions:
 
 @asks_for
 def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
-    """Say whether to speculate on this machine with prompts like these, with which drafter and policy, and what it brings."""
+    """Say whether speculative decoding pays off on this machine for these prompts, and with which drafter and policy."""
     from draftree.cli import inputs, terminal
     from draftree.engine import usual_drafter, usual_policy
     from draftree.evaluation import advice, suites
     from draftree.evaluation.bench import priced
     from draftree.evaluation.cells import assemble, chosen
     from draftree.evaluation.driven import spread
+    from draftree.evaluation.forecast import plain_seconds
     from draftree.models.target import Target
 
     suite = suites.load(asked.data)
@@ -43,7 +44,9 @@ def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
         requests, _ = chosen(suite.prompts, next(iter(engines.values())), asked.max_new_tokens, None)
     with terminal.busy("measuring what a step costs") as tell:
         engines = priced(engines, tell)
-    several = spread(requests, asked.limit)
+    several, some = spread(requests, asked.limit), next(iter(engines.values()))
+    # One half is written once and replayed by every pairing, the other half is written twice.
+    terminal.forecast(f"{len(several)} prompts", 1.5 * plain_seconds(some.target, some.drafter, several))
     with terminal.progress("advise", len(several)) as advance, interruptible(NOTHING_KEPT):
         verdict = advice.advise(engines, several, asked.seed, advance)
     if asked.as_json:

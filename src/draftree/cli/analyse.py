@@ -1,15 +1,15 @@
 """`draftree analyse`: how well a drafter knows when it is right, and what a saved result looks like, in pictures."""
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import typer
 
-from draftree.boundary.files import writable
+from draftree.boundary.files import whole
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson, DrafterSpec, LoadingOptions, TargetName, asks_for
+from draftree.cli.options import AsJson, DrafterSpec, Force, LoadingOptions, TargetName, asks_for
+from draftree.cli.outputs import check_output
 from draftree.errors import UserError
 
 ENDINGS = ("png", "svg")
@@ -21,30 +21,29 @@ class AnalyseOptions:
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None
-    suite: str = knob("demo", help="Prompts whose answers it is driven along: a suite, a file, or FORMAT:FILE of a benchmark.")
+    suite: str = knob("demo", help="Prompts: a shipped suite, a file, or FORMAT:FILE of a benchmark (draftree list).")
     limit: int = knob(12, min=1, help="How many prompts, evenly spread.")
-    max_new_tokens: int = knob(64, min=2, help="How many tokens are written for each.")
-    result: Path | None = knob(
-        None, help="What `bench` or `replay` saved: its τ against γ, and nodes by category, are drawn too."
-    )
-    pictures: Path | None = knob(None, help="A folder for the pictures, each as PNG and SVG.")
+    max_new_tokens: int = knob(64, min=2, help="The most tokens to write for each prompt.")
+    result: Path | None = knob(None, help="A result of bench or replay; pictures of it are drawn as well.")
+    pictures: Path | None = knob(None, help="Folder for pictures, as PNG and SVG.")
+    force: Force = False
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
 
 
 @asks_for
 def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
-    """Show a drafter's calibration, and which of its candidates are accepted, by depth and by entropy."""
-    from draftree.cli import inputs, terminal
+    """Show how well a drafter is calibrated, and which of its tokens are accepted, by depth and entropy."""
+    from draftree.cli import inputs, plots, terminal
     from draftree.data.prompts import encode
     from draftree.evaluation import report, suites
     from draftree.evaluation.analyses import Looked, reached_by_row
     from draftree.evaluation.driven import answered, fitting, spread
 
     if asked.pictures is not None:
-        writable(asked.pictures / "reliability.png")
-        if find_spec("matplotlib") is None:
-            raise UserError("drawing needs the package 'matplotlib': pip install 'draftree[plots]'")
+        there = sorted(asked.pictures.glob("reliability.*"))
+        check_output(there[0] if there else asked.pictures / "reliability.png", asked.force, "--pictures")
+        plots.check()
     suite, result = suites.load(asked.suite), None if asked.result is None else report.read(asked.result)
     spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
     with terminal.busy("writing texts and driving the drafter along them"):
@@ -61,10 +60,10 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
             drawn.append(("frontier", pictures.frontier(result["rows"], str(asked.result))))
             if names := result.get("categories"):
                 drawn.append(("nodes_by_category", pictures.categories(result["rows"], names, str(asked.result))))
-        asked.pictures.mkdir(parents=True, exist_ok=True)
         for name, figure in drawn:
             for ending in ENDINGS:
-                figure.savefig(asked.pictures / f"{name}.{ending}", dpi=150)
+                with whole(asked.pictures / f"{name}.{ending}") as partial:
+                    figure.savefig(partial, dpi=150, format=ending)
     saved = {} if result is None else {"result": reached_by_row(result["rows"])}
     if asked.as_json:
         emit({"drafter": spec, "target": target.name, "suite": suite.name, "texts": len(texts)} | looked.as_json() | saved)

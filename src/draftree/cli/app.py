@@ -19,6 +19,7 @@ from draftree.cli import (
     analyse,
     bench,
     card,
+    chat,
     costs,
     datastore,
     doctor,
@@ -29,6 +30,7 @@ from draftree.cli import (
     recount,
     replay,
     report,
+    serve,
     tables,
     train,
     tune,
@@ -46,7 +48,9 @@ app = typer.Typer(
 COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     "Write and look up": {
         "generate": (generate.generate, "Answer a prompt, and show what speculation brings"),
-        "list": (parts.list_parts, "List drafters, policies, acceptors, suites and machines"),
+        "chat": (chat.chat, "Talk with a model in the terminal"),
+        "serve": (serve.serve, "Serve a model over HTTP as OpenAI's API does, with a page"),
+        "list": (parts.list_parts, "List models, drafters, policies, acceptors, suites, machines"),
         "drafters": (parts.list_drafters, "List trained drafters by model, shipped and published"),
         "env": (env.show_environment, "Print what a bug report needs: versions, hardware, kernels"),
         "advise": (advise.advise, "Say whether to speculate here, with which drafter and policy"),
@@ -91,7 +95,7 @@ def mistake(error: typer.TyperException) -> str:
     """Typer's message about a mistake on the command line, with what was given where typer leaves that out."""
     from pydantic import ValidationError
 
-    told, cause = error.format_message().rstrip("."), error.__context__
+    told, cause = error.format_message().rstrip(".").replace("Value error, ", ""), error.__context__
     given = repr(cause.errors()[0]["input"]) if isinstance(cause, ValidationError) else ""
     return told if given in told else f"{told}; got {given}"
 
@@ -106,20 +110,24 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them
         warnings.simplefilter("default", DraftreeWarning)
         warnings.showwarning = lambda message, *_: remark(str(message))
-    with raised() as signals, seldom():
-        try:
-            check_variable()
-            command = typer.main.get_command(app)
-            status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)
-        except typer.TyperException as error:
-            fail(f"{mistake(error)}; what is allowed is told by --help", 2)
-        except DraftreeError as error:
-            fail(str(error), 2)
-        except Interrupted as ended:
-            status = ended.status
-        except OSError as error:  # a full disk, a folder of ours that cannot be written
-            if not signals:  # else a terminal that was closed
-                fail(f"{error.strerror or error}: '{error.filename}'" if error.filename else str(error), 1)
+    signals: list[int] = []
+    try:  # a signal may come while handlers are set or reset, too
+        with raised() as signals, seldom():
+            try:
+                check_variable()
+                command = typer.main.get_command(app)
+                status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)
+            except typer.TyperException as error:
+                fail(f"{mistake(error)}; --help says what is allowed", 2)
+            except DraftreeError as error:
+                fail(str(error), 2)
+            except Interrupted as ended:
+                status = ended.status
+            except OSError as error:  # a full disk, a folder of ours that cannot be written
+                if not signals:  # else a terminal that was closed
+                    fail(f"{error.strerror or error}: '{error.filename}'" if error.filename else str(error), 1)
+    except Interrupted as ended:
+        status = ended.status
     if signals:
         status = 128 + signals[0]  # typer's own is always that of Ctrl-C
     if status in STATUSES:

@@ -1,23 +1,24 @@
 """`draftree bench`: compares drafters and policies on a suite of prompts."""
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import typer
 from rich.markup import escape
 
-from draftree.boundary.files import locked, writable
+from draftree.boundary.files import locked
 from draftree.boundary.knobs import knob
-from draftree.cli.console import emit, given, interruptible, remark
-from draftree.cli.early import may_overwrite
+from draftree.cli.console import NOTHING_KEPT, emit, given, interruptible, remark
 from draftree.cli.options import AsJson, Force, LoadingOptions, Machines, Seed, TargetName, asks_for
+from draftree.cli.outputs import check_output, default_name
 from draftree.errors import UserError
 
 if TYPE_CHECKING:
+    from draftree.boundary.progress import Tell
     from draftree.costs.curves import CostTable
     from draftree.engine import Engine
     from draftree.evaluation.bench import Bench
@@ -30,8 +31,14 @@ if TYPE_CHECKING:
 class CellsOptions:
     """What is measured, on which prompts: the options of `draftree bench` and `draftree replay`."""
 
-    suite: str = knob("demo", help="A shipped suite, a file of prompts, or FORMAT:FILE of a benchmark: see `draftree list`.")
-    whole: bool = knob(False, help="Take a text file as one prompt, and not each of its lines.")
+    suite: list[str] = knob(
+        (),
+        help="Prompts: a shipped suite (by default demo), a file, or FORMAT:FILE of a benchmark (draftree list); repeat it.",
+    )
+    prompts: Literal["plain", "official"] = knob(
+        "plain", help="Wording of a benchmark's questions: official is that of EAGLE's and GLIDE's evaluations."
+    )
+    whole: bool = knob(False, help="Take a text file as one prompt instead of one prompt a line.")
     out: Path = knob(
         None,
         kind=Path | None,
@@ -40,57 +47,82 @@ class CellsOptions:
     )
     force: Force = False
     drafter: list[str] = knob(
-        (), help="A spec or a checkpoint's folder; repeat it for several. By default the target's usual one, as of generate."
+        (), help="A drafter: a name (draftree list), folder or hub id; may be repeated. By default the one of generate."
     )
-    policy: list[str] = knob((), help="A spec; repeat it for several. By default the one that generate takes.")
+    policy: list[str] = knob((), help="A policy (draftree list); may be repeated. By default the one of generate.")
     pair: list[str] = knob(
         (),
         metavar="'DRAFTER POLICY [ACCEPTOR]'",
-        help="A drafter with this policy and acceptor alone; repeat it for several.",
+        help="Measure just this combination; may be repeated.",
     )
-    acceptor: list[str] = knob((), help="A spec; repeat it for several. By default greedy at temperature 0, else match.")
+    acceptor: list[str] = knob(
+        (), help="An acceptor (draftree list); may be repeated. By default greedy at temperature 0, else match."
+    )
     target: TargetName = "demo"
-    temperature: list[float] = knob((0.0,), least=0, short="-t", help="0 for greedy decoding; repeat it for several.")
-    category: list[str] = knob((), help="Only prompts of this category; repeat it for several.")
-    limit: int | None = knob(None, min=1, help="Only the first so many prompts.")
-    per_category: int | None = knob(None, min=1, help="Only the first so many of each category.")
-    all_turns: bool = knob(False, help="Ask every question of a conversation, and not the first alone; caches are kept.")
-    max_new_tokens: int = knob(128, least=1, short="-n", help="How many tokens may be written.")
+    temperature: list[float] = knob((0.0,), least=0, short="-t", help="0 for greedy decoding; may be repeated.")
+    category: list[str] = knob((), help="Only prompts of this category; may be repeated.")
+    limit: int | None = knob(None, min=1, help="Only the first N prompts.")
+    per_category: int | None = knob(None, min=1, help="Only the first N prompts of each category.")
+    shuffle: bool = knob(False, help="Draw the prompts of --limit and --per-category at random, by --seed.")
+    all_turns: bool = knob(False, help="Ask all questions of a conversation instead of the first.")
+    max_new_tokens: int = knob(128, least=1, short="-n", help="The most tokens to write.")
     seed: Seed = 0
     costs: list[Path] = knob(
-        (), help="A file `draftree costs --out` wrote; repeat it for one for each drafter, in their order."
+        (), help="A file written by `draftree costs --out`; repeat it to give each drafter its own, in order."
     )
     machine: Machines = knob(())
     loading: LoadingOptions = knob(None)
 
     def placed(self, command: str) -> Self:
         """Return the options with the file of the result, where none was named."""
-        names = (re.sub(r"\W+", "-", Path(name).stem.lower()).strip("-") for name in (self.target, self.suite))
-        return replace(self, out=self.out or Path("-".join([command, *names]) + ".json"))
+        return replace(self, out=self.out or Path(f"{default_name(command, self.target, *self.suites)}.json"))
+
+    @property
+    def suites(self) -> list[str]:
+        """The suites that are named, or the default."""
+        return list(self.suite) or ["demo"]
 
 
 @dataclass(frozen=True)
 class BenchOptions(CellsOptions):
     """The options of `draftree bench`."""
 
-    repeats: int = knob(1, min=1, help="How often each text is written; seconds are means.")
-    profile: Path | None = knob(None, help="Save a picture of where the time goes, by pairing: a file .png, .svg or .pdf.")
+    repeats: int = knob(1, min=1, help="How often each text is written; times are averaged.")
+    arrivals: float | None = knob(
+        None,
+        above=0,
+        metavar="RATE",
+        help="Serve the prompts in a running batch, RATE a second on average, at random times that follow from --seed.",
+    )
+    max_sequences: int = knob(8, least=1, help="Sequences that run at the same time, with --arrivals.")
+    max_cache_tokens: int | None = knob(None, least=2, help="Tokens of them in the KV cache, with --arrivals.")
+    max_batch_tokens: int = knob(512, least=1, help="Prompt tokens that are read in one step, with --arrivals.")
+    profile: Path | None = knob(
+        None,
+        written=(".png", ".svg", ".pdf"),
+        help="Save a picture of where the time goes: a .png, .svg or .pdf file.",
+    )
     as_json: AsJson = False
 
 
 @asks_for
 def bench(ctx: typer.Context, asked: BenchOptions) -> None:
-    """Measure drafters × policies on a file of prompts, with plain decoding interleaved."""
+    """Measure the speed of drafters and policies on a file of prompts, in turns with plain decoding."""
     from draftree.cli import inputs, plots, terminal
     from draftree.evaluation.bench import Bench, priced
+    from draftree.evaluation.forecast import plain_seconds
     from draftree.evaluation.profile import per_token
     from draftree.evaluation.results import finished
 
     asked = asked.placed("bench")
     if asked.profile is not None:
-        plots.check(asked.profile)
+        plots.check()
     if asked.all_turns and asked.repeats > 1:
         raise UserError(f"--repeats is {asked.repeats}, allowed is 1 with --all-turns: a cache holds what came before once")
+    if asked.arrivals is not None:
+        refuse_with_arrivals(ctx)
+        serve_arrivals(prepared(ctx, asked), asked)
+        return
     ready = prepared(ctx, asked)
     machines = inputs.machines_of_each(asked.machine, asked.costs, ready.drafters)
     engines, fixed = ready.load(), ready.fixed
@@ -102,15 +134,85 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
         work = Bench(ready.cells, known, requests, asked.seed, asked.repeats)
         if not machines and not fixed:  # policies go on learning, as they do in use
             work = replace(work, engines=engines, read=work.prices)
+    some = next(iter(engines.values()))
+    texts = len(requests) * len(ready.cells) * asked.repeats
+    seconds = plain_seconds(some.target, some.drafter, requests) * len(ready.cells) * asked.repeats
+    terminal.forecast(f"{texts} texts, {len(requests)} prompts in {len(ready.cells)} ways", seconds)
     about = ready.about(work) | {"repeats": asked.repeats}
     with journalled(work, about, fixed, asked.out) as done:
-        with terminal.busy("measuring the drafters by themselves"):
-            result = finished(work, {"": (done, work.prices)}, about, ready.categories(requests))
+        with terminal.progress("measuring the drafters by themselves", None) as tell:
+            result = finished(work, {"": (done, work.prices)}, about, ready.categories(requests), tell)
         if asked.profile is not None and not result["simulated"]:
             bars = {" ".join(filter(None, (r["drafter"], r["policy"]))): per_token(r) for r in result["rows"]}
             told = f"Where the time goes: {asked.target}, {ready.suite.name}, {len(requests)} prompts"
             plots.draw_profile(bars, told, asked.profile)
         saved(result, asked, requests, asked.as_json)
+
+
+def refuse_with_arrivals(ctx: typer.Context) -> None:
+    """Refuse what `--arrivals` does not measure.
+
+    Raises:
+        UserError: one of it was asked for.
+    """
+    for name in ("all_turns", "repeats", "profile", "machine"):
+        if given(ctx, name):
+            raise UserError(f"--{name.replace('_', '-')} is given with --arrivals, allowed is one of them")
+
+
+def serve_arrivals(ready: "Prepared", asked: BenchOptions) -> None:
+    """Serve the prompts as they arrive, by each pair in turn, and save and show the figures."""
+    from draftree.cli import terminal
+    from draftree.evaluation import arrivals, report
+    from draftree.evaluation.bench import Bench
+    from draftree.registry import build
+    from draftree.scheduling.options import SchedulerOptions
+
+    assert asked.arrivals is not None
+    limits = SchedulerOptions(asked.max_sequences, asked.max_cache_tokens, asked.max_batch_tokens)
+    engines = ready.load()
+    requests = ready.requests(engines)
+    work, rows = Bench(ready.cells, engines, requests, asked.seed), list[dict[str, Any]]()
+    times = arrivals.arrival_times(len(requests), asked.arrivals, asked.seed)
+    cells = [cell for cell in ready.cells if not cell.plain]
+    with terminal.progress("arrivals", len(cells) * len(requests)) as tell, interruptible(NOTHING_KEPT):
+        for number, cell in enumerate(cells):
+            rule = None if cell.acceptor is None else build("acceptor", cell.acceptor)
+            engine = replace(work.engines[cell.drafter or "", cell.policy or ""], acceptor=rule)
+            done = number * len(requests)
+            coming = [work.asked(request, cell.temperature) for request in requests]
+            found = arrivals.measured(engine, coming, times, limits, partial(_tell_more, tell, done))
+            rows.append({"drafter": cell.drafter, "policy": cell.policy, "temperature": cell.temperature} | found)
+    about = ready.about(work) | {"arrivals": asked.arrivals, "limits": asdict(limits)}
+    result = {"provenance": about, "rows": rows}
+    report.save(result, asked.out)
+    if asked.as_json:
+        emit(result)
+        return
+    title = f"{len(requests)} prompts of suite {ready.suite.name}, {asked.arrivals:g} a second; saved in {asked.out}"
+    terminal.output().print(terminal.table(title, [shown_arrivals(row) for row in rows]))
+
+
+def _tell_more(tell: "Tell", done: int, more: int) -> None:
+    tell(done + more)
+
+
+def shown_arrivals(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row of the table of arrivals; times are in milliseconds, median and 99th percentile."""
+
+    def times(name: str) -> str:
+        return "none" if row[name] is None else " / ".join(f"{1000 * row[name][each]:.0f}" for each in ("median", "p99"))
+
+    return {
+        "drafter": str(row["drafter"]),
+        "policy": str(row["policy"]),
+        "T": f"{row['temperature']:g}",
+        "tokens/s": f"{row['tokens_per_second']:.1f}",
+        "first token, ms": times("time_to_first_token"),
+        "between tokens, ms": times("time_between_tokens"),
+        "between updates, ms": times("time_between_updates"),
+        "tokens per step": f"{row['tokens_per_step']:.2f}",
+    }
 
 
 @dataclass(frozen=True)
@@ -152,7 +254,8 @@ class Prepared:
 
         asked, selected = self.asked, self.suite.select(self.asked.category)
         some = next(iter(engines.values()))
-        requests, too_long = chosen(selected, some, asked.max_new_tokens, asked.limit, asked.per_category)
+        order = asked.seed if asked.shuffle else None
+        requests, too_long = chosen(selected, some, asked.max_new_tokens, asked.limit, asked.per_category, order)
         self.skipped.update(too_long)
         if too_long:
             of = ", ".join(f"{count} of {name or 'no category'}" for name, count in too_long.items())
@@ -170,7 +273,7 @@ class Prepared:
         turns = "all are asked, behind greedy answers" if asked.all_turns else "of several, the first is asked"
         told = {"name": suite.name, "sha256": suite.sha256, "categories": asked.category, "limit": asked.limit,
                 "per_category": asked.per_category, "skipped_too_long": self.skipped,
-                "turns": turns}  # fmt: skip
+                "turns": turns, "prompts": asked.prompts, "shuffled": asked.shuffle}  # fmt: skip
         return {"suite": told, "max_new_tokens": asked.max_new_tokens} | provenance(work.target, work.seed)
 
     def categories(self, requests: "list[Request]") -> list[str]:
@@ -198,14 +301,13 @@ def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
     crossed = (drafts or [usual_drafter(asked.target)[0]], policies) if whole else ([], [])
     pairs = paired(*crossed, asked.pair, asked.acceptor)
     drafters = list(dict.fromkeys(d for d, *_ in pairs))
-    suite, fixed = suites.load(asked.suite, asked.whole), inputs.costs_of_each(asked.costs, drafters)
+    suite, fixed = suites.joined(asked.suites, asked.whole, asked.prompts), inputs.costs_of_each(asked.costs, drafters)
     cells = product(pairs, asked.temperature)
     suite.select(asked.category)
-    writable(asked.out)
+    check_output(asked.out, asked.force)
     ctx.with_resource(locked(asked.out))
-    may_overwrite(asked.out, asked.force)
     if suite.rule:
-        remark(f"'{asked.suite}': {suite.summary} ({suite.rule})")
+        remark(f"'{suite.name}': {suite.summary} ({suite.rule})")
     if whole and not asked.drafter:
         inputs.drafter(None, asked.target)  # says which it is
     return Prepared(asked, drafters, cells, suite, fixed, pairs, {})
@@ -248,7 +350,9 @@ def saved(result: dict[str, Any], asked: CellsOptions, requests: "list[Request]"
     if as_json:
         emit(result)
         return
-    texts = f"{len(requests)} prompts of suite {Path(asked.suite).stem}, at most {asked.max_new_tokens} new tokens"
+    texts = (
+        f"{len(requests)} prompts of suite {result['provenance']['suite']['name']}, at most {asked.max_new_tokens} new tokens"
+    )
     console = terminal.output()
     clocked = "speedup" in result["rows"][0]
     shown = (tables.shown if clocked else tables.counted)(result["rows"], result["oracle"])

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from draftree.boundary.files import writable, write_text
+from draftree.boundary.files import write_text
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson
+from draftree.cli.options import AsJson, Force
+from draftree.cli.outputs import check_output
 from draftree.errors import UserError
 
 NEEDED, KINDS = ("config.json", "model.safetensors"), (".json", ".safetensors", ".md", ".jinja")
@@ -21,18 +22,25 @@ def write_card(
         Path | None, typer.Option(help="What `bench` saved with this drafter; its figures stand in the card.")
     ] = None,
     licence: Annotated[str | None, typer.Option("--license", help="As the hub names it, such as apache-2.0.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The card; by default README.md in the folder.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The card; by default README.md in the folder.")] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the model card of a trained drafter, from what its folder and a saved result say."""
+    if result is not None and not result.exists():
+        raise UserError(f"--result is '{result}', but there is no such file")
     from draftree.cli import terminal
     from draftree.evaluation import card, report
 
     path = out or folder / card.CARD
-    if out is None and path.exists():
-        raise UserError(f"'{path}' is there already; name another file with --out, or remove it")
-    writable(path)
-    write_text(path, card.card(folder, None if result is None else report.read(result), licence))
+    check_output(path, force)
+    if result is None:
+        text = card.card(folder, None, licence)
+    else:
+        saved = report.read(result)
+        with report.consistent(result):
+            text = card.card(folder, saved, licence)
+    write_text(path, text)
     emit({"out": str(path)}) if as_json else terminal.line(f"The card is '{path}'.")
 
 

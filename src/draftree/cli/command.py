@@ -1,13 +1,20 @@
 """A command of the command line: the words of other tools that it accepts, and its help."""
 
+import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from draftree.aliases import COMMAND, FLAG, LOADING, OPTION, accepted, instead, nearest
+from draftree.aliases import COMMAND, DTYPE, QUANTIZE, SAME, accepted, instead
+from draftree.cli.early import is_model, part_names
+from draftree.cli.options import TYPED
+from draftree.cli.unknown import KINDS, Options, as_options, options_of, unknown_option
 from draftree.errors import UnknownName, UserError
 
 WIDEST = 100
@@ -16,6 +23,8 @@ NAMES = 29
 """Columns of the names of options; a longer one has its help on the next line."""
 LAST_PANELS = ("Loading the model",)
 """Panels at the end of a help."""
+SUPERFLUOUS = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
+"""What typer says of arguments that a command does not take."""
 THREADS = 3
 """From this number on `-t` is taken for a number of threads, as llama.cpp has it, and refused."""
 
@@ -27,6 +36,11 @@ class Command(TyperCommand):
         settings = {"help_option_names": ["-h", "--help"], **(more.pop("context_settings", None) or {})}
         super().__init__(name, context_settings=settings, **more)
 
+    @cached_property
+    def options(self) -> Options:
+        """The options by every spelling, and the long spelling of each by its Python name."""
+        return options_of(self)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, with the names of other tools replaced by draftree's.
 
@@ -34,11 +48,24 @@ class Command(TyperCommand):
             UserError: an option does not exist.
         """
         args = [str(arg) for arg in args]
-        own = {flag: p for p in self.get_params(ctx) if isinstance(p, TyperOption) for flag in (*p.opts, *p.secondary_opts)}
-        flags = {str(p.name): next((f for f in p.opts if f.startswith("--")), p.opts[0]) for p in own.values()}
+        own, flags = self.options
         end = args.index("--") if "--" in args else len(args)
-        translated = [_translated(arg, own, flags, args[i + 1 : i + 2], i and args[i - 1]) for i, arg in enumerate(args[:end])]
-        return super().parse_args(ctx, [*translated, *args[end:]])
+        translated = _all_translated(ctx, args[:end])
+        typed = [(new.partition("=")[0], arg.partition("=")[0]) for new, arg in zip(translated, args, strict=False)]
+        ctx.meta[TYPED] = {own[new].name: arg for new, arg in typed if new in own}
+        with spelled_as_options(flags):
+            values = _translated_values(translated, own)
+        try:
+            return super().parse_args(ctx, [*values, *args[end:]])
+        except typer.TyperException as error:
+            if (found := SUPERFLUOUS.match(error.format_message())) is None:
+                raise
+            raise UserError(_superfluous(found[1].split(), own)) from error
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; its errors name options as the command line spells them."""
+        with spelled_as_options(self.options[1]):
+            return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help: the usage, what the command does, and its options, the main ones first."""
@@ -51,6 +78,12 @@ class Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         name = accepted(COMMAND, cmd_name, self.commands)
         if not name.startswith("-") and name not in self.commands:
+            if " " in cmd_name:
+                raise UserError(f"a prompt stands before a command; type {ctx.command_path} generate MODEL -p 'PROMPT'")
+            if is_model(cmd_name):
+                raise UserError(
+                    f"'{cmd_name}' is a model and no command; type {ctx.command_path} generate {cmd_name} -p 'PROMPT'"
+                )
             raise UnknownName(COMMAND, cmd_name, self.commands)
         return super().get_command(ctx, name)
 
@@ -79,13 +112,46 @@ class Group(TyperGroup):
         formatter.write("\n".join([*lines, f"{ctx.command_path} COMMAND --help explains a command.", ""]))
 
 
-def _translated(arg: str, own: Mapping[str, Any], flags: Mapping[str, str], after: Sequence[str], before: Any) -> str:
+@contextmanager
+def spelled_as_options(flags: Mapping[str, str]) -> Iterator[None]:
+    """Rewrite the Python names in a user's error as the options of a command.
+
+    Args:
+        flags: the options by their Python names.
+    """
+    try:
+        yield
+    except UserError as error:
+        if (text := as_options(str(error), flags)) == str(error):
+            raise
+        raise UserError(text) from error
+
+
+def _all_translated(ctx: Any, args: Sequence[str]) -> list[str]:
+    """Return arguments under draftree's names.
+
+    Raises:
+        UserError: it is about all options that do not exist.
+    """
+    found, errors = list[str](), list[UserError]()
+    for i, arg in enumerate(args):
+        try:
+            found.append(_translated(ctx, arg, args[i + 1 : i + 2], i and args[i - 1]))
+        except UserError as error:
+            errors.append(error)
+    if errors:
+        *first, last = map(str, errors)
+        raise UserError("; ".join([*(text.removesuffix("; --help lists them") for text in first), last])) from errors[0]
+    return found
+
+
+def _translated(ctx: Any, arg: str, after: Sequence[str], before: Any) -> str:
     """Return an argument, under draftree's name where it is another tool's name of an option.
 
     Raises:
         UserError: it is an option that does not exist.
     """
-    name, equals, value = arg.partition("=")
+    (own, flags), (name, equals, value) = ctx.command.options, arg.partition("=")
     taken = own.get(str(before).partition("=")[0])
     is_value = taken is not None and not taken.is_flag and "=" not in str(before)
     if name == "-t" and name in own and (value if equals else after[0] if after else "").isdecimal():
@@ -95,16 +161,51 @@ def _translated(arg: str, own: Mapping[str, Any], flags: Mapping[str, str], afte
     if is_value or not name.startswith("-") or name in own or _is_number(name) or name == "-":
         return arg
     word = name.lstrip("-").replace("-", "_")
-    for kind in (FLAG, OPTION, LOADING):
+    for kind in KINDS:
         ours = accepted(kind, word, flags)
         if ours in flags:
-            return flags[ours] + equals + value
+            return f"{flags[ours]}{equals}{value}"
     if not name.startswith("--") and name[:2] in own and _is_number(name[2:]):  # -n5
         return arg
-    if (told := instead(FLAG, word) or instead(OPTION, word) or instead(LOADING, word)) is not None:
-        raise UserError(f"unknown option '{name}': {told}")
-    near = nearest(FLAG, name, own) or nearest(OPTION, word, flags)
-    raise UserError(f"unknown option '{name}'{f', did you mean {flags.get(near, near)}?' if near else ''}; --help lists them")
+    raise unknown_option(ctx, name, word)
+
+
+def _superfluous(words: Sequence[str], own: Mapping[str, Any]) -> str:
+    """Return the message about arguments that a command does not take: the option that each may be meant for."""
+    options = [f for f in ("--drafter", "--policy", "--data", "--suite", "--out") if f in own]
+    kinds = {"--drafter": part_names("drafter"), "--policy": part_names("policy")}
+    named = [f for f in options if f in kinds and words[0] in kinds[f]]
+    named += [f for f in options if f not in kinds]
+    hint = (
+        f"; write {named[0]} {words[0]}" if named else "; it takes none" if not own.keys() - {"--json", "--help", "-h"} else ""
+    )
+    return f"too many arguments: {', '.join(map(repr, words))}{hint}; --help says what is allowed"
+
+
+VALUES = {"dtype": DTYPE, "quantize": QUANTIZE}
+"""The kind of the value of options whose values have other names in other tools."""
+
+
+def _translated_values(args: Sequence[str], own: Mapping[str, Any]) -> list[str]:
+    """Return arguments, with values of other tools replaced by draftree's.
+
+    Raises:
+        UserError: a value means something else, or something that draftree does not have.
+    """
+    found = list[str]()
+    for arg in args:
+        before, (flag, equals, value) = found[-1] if found else "", arg.partition("=")
+        if equals and flag in own and own[flag].name in VALUES:
+            kind, prefix = VALUES[own[flag].name], f"{flag}="
+        elif before in own and own[before].name in VALUES:
+            kind, flag, value, prefix = VALUES[own[before].name], before, arg, ""
+        else:
+            found.append(arg)
+            continue
+        if (told := instead(kind, value)) is not None:
+            raise UserError(f"{flag} is '{value}': {told}")
+        found.append(prefix + SAME[kind].get(value.lower(), value))
+    return found
 
 
 def _is_number(text: str) -> bool:

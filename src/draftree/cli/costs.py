@@ -8,7 +8,7 @@ import typer
 
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson, DrafterSpec, LoadingOptions, TargetName, asks_for
+from draftree.cli.options import AsJson, DrafterSpec, Force, LoadingOptions, TargetName, asks_for
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,11 @@ class CostsOptions:
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None
-    rows: list[int] = knob((1,), min=1, help="Texts written at a time, up to a power of two; repeat it.")
-    refresh: bool = knob(False, help="Has no effect any more: costs are measured each time.")
-    out: Path | None = knob(None, help="Also write them to a file, for --costs.")
-    plot: Path | None = knob(None, help="Also draw them: a file ending in .png, .svg or .pdf.")
+    rows: list[int] = knob((1,), min=1, help="Batch size, rounded up to a power of two; may be repeated.")
+    refresh: bool = knob(False, help="No effect: costs are always measured.")
+    out: Path | None = knob(None, written=(), short="-o", help="Save the costs to a file, for --costs.")
+    plot: Path | None = knob(None, written=(".png", ".svg", ".pdf"), help="Draw the costs: a .png, .svg or .pdf file.")
+    force: Force = False
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
 
@@ -31,16 +32,13 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
 
     Costs are learnt while texts are written, so nobody has to run this. It fixes them in a file for --costs.
     """
-    from draftree.boundary import files
     from draftree.cli import inputs, plots, terminal
     from draftree.cost_estimate import identity, learnt_costs
     from draftree.costs.curves import CostTable, bracket
     from draftree.measure_costs import measure
 
     if asked.plot is not None:
-        plots.check(asked.plot)
-    if asked.out is not None:
-        files.writable(asked.out)
+        plots.check()
     spec, model, opened = inputs.opened(asked.drafter, asked.target, **asked.loading)
     title = f"{spec} for {asked.target}"
     with terminal.busy("measuring what a step costs") as tell:

@@ -10,17 +10,23 @@ from rich.filesize import decimal
 
 from draftree.boundary.knobs import knob
 from draftree.cli.console import NOTHING_KEPT, emit, interruptible
-from draftree.cli.options import AsJson, SourceOptions, TargetName, asks_for
-from draftree.errors import UserError
+from draftree.cli.options import AsJson, Force, SourceOptions, TargetName, asks_for
+from draftree.cli.outputs import check_output, default_name
 
 
 @dataclass(frozen=True)
 class BuildOptions:
     """The options of `draftree datastore build`."""
 
-    kind: str = knob(help="The drafter that will search it.")
-    data: list[Path] = knob(help="Text, source code, JSONL, JSON or parquet, or a folder of them; repeat it for several.")
-    out: Path = knob(help="The new folder, which --drafter takes.")
+    kind: str = knob(metavar="DRAFTER", help="The drafter that will search it: rest or aded.")
+    data: list[Path] = knob(
+        metavar="PATH", help="Text, source code, JSONL, JSON or parquet, or a folder of them; repeat it for several."
+    )
+    out: Path | None = knob(
+        None, short="-o", help="The new folder, which --drafter takes; by default DRAFTER-MODEL in this one."
+    )
+    force: Force = False
+    skip_bad_rows: bool = knob(False, help="Leave out rows that cannot be read, and name the first of them.")
     target: TargetName = "demo"
     settings: list[str] = knob((), flag="--set", metavar="KEY=VALUE", help="How it is built; repeat it.")
     source: SourceOptions = knob(None)
@@ -31,18 +37,25 @@ class BuildOptions:
 def build_datastore(ctx: typer.Context, asked: BuildOptions) -> None:
     """Build a datastore from a corpus, for the targets that have this one's tokenizer."""
     from draftree.cli import inputs, terminal
+    from draftree.data.rows import Skipped
     from draftree.models.sources import Source
     from draftree.training.datastore import build
+    from draftree.training.job import LOG
 
-    inputs.quiet()
     settings, source = parsed(asked.settings), Source.of(asked.source)
+    out = asked.out or Path(default_name(asked.kind, asked.target))
+    overwrite = check_output(out, asked.force, folder=True)
+    inputs.quiet()
+    skipped = Skipped() if asked.skip_bad_rows else None
     with interruptible(NOTHING_KEPT), terminal.progress(f"datastore for {asked.kind}, MB", None) as tell:
-        note = build(asked.kind, asked.target, asked.data, asked.out, settings, tell, source)
+        note = build(asked.kind, asked.target, asked.data, out, settings, tell, source, overwrite, skipped)
+    if skipped and skipped.count:
+        LOG.info("%s", skipped)
     if asked.as_json:
-        return emit({"out": str(asked.out)} | note)
+        return emit({"out": str(out)} | note)
     left_out = f", {note['undecodable']} files left out that are not UTF-8 text" if note["undecodable"] else ""
     terminal.line(
-        f"{asked.out}: datastore for '{note['drafter']}', {note['documents']:,} documents, {note['tokens']:,} tokens, "
+        f"{out}: datastore for '{note['drafter']}', {note['documents']:,} documents, {note['tokens']:,} tokens, "
         f"{decimal(note['text_bytes'])} of text in {decimal(note['bytes'])}{left_out}"
     )
 
@@ -60,16 +73,8 @@ def show_datastore(folder: Annotated[Path, typer.Argument(help="Of a datastore."
 
 
 def parsed(settings: Sequence[str]) -> dict[str, str]:
-    """Settings by name.
-
-    Raises:
-        UserError: one is not key=value.
-    """
-    pairs = [item.partition("=") for item in settings]
-    for item, (key, equals, _) in zip(settings, pairs, strict=True):
-        if not key or not equals:
-            raise UserError(f"--set is '{item}', allowed is KEY=VALUE")
-    return {key: value for key, _, value in pairs}
+    """Return settings KEY=VALUE by name."""
+    return {key: value for key, _, value in (item.partition("=") for item in settings)}
 
 
 def _shown(key: str, value: Any) -> str:

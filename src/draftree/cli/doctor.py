@@ -18,17 +18,16 @@ class DoctorOptions:
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None
-    data: Path | None = knob(None, help="Texts or chats to measure on; by default the target's answers to the shipped prompts.")
-    lossless: bool = knob(False, help="Instead, compare what is written with what the target writes by itself.")
-    exact: bool = knob(
-        False, help="Instead, say for each kind of the target's layers what keeps a token's bits, and its price."
-    )
-    policy: list[str] = knob(("pct",), help="Of --lossless: a spec; repeat it for several.")
-    acceptor: list[str] = knob((), help="Of --lossless: a spec; repeat it for several. By default all that are exact.")
-    temperature: list[float] = knob((0.0, 1.0), least=0, help="Of --lossless: 0 for greedy decoding; repeat it for several.")
-    limit: int = knob(12, min=1, help="Of --lossless: how many texts.")
-    max_new_tokens: int = knob(48, min=1, help="Of --lossless: how many tokens of each may be written.")
-    trials: int = knob(2000, least=1, help="Of --lossless: draws behind a root, for the tests of frequencies.")
+    data: Path | None = knob(None, help="Texts or chats to measure on; by default the model's answers to the shipped prompts.")
+    lossless: bool = knob(False, help="Check that the output is the same as plain decoding's.")
+    export: Path | None = knob(None, metavar="FOLDER", help="Check an exported drafter, without the engine that it is for.")
+    exact: bool = knob(False, help="Show which layers keep logits bitwise the same, and what that costs.")
+    policy: list[str] = knob(("pct",), help="With --lossless: a policy; may be repeated.")
+    acceptor: list[str] = knob((), help="With --lossless: an acceptor; may be repeated. By default all exact ones.")
+    temperature: list[float] = knob((0.0, 1.0), least=0, help="With --lossless: 0 for greedy decoding; may be repeated.")
+    limit: int = knob(12, min=1, help="With --lossless: how many texts.")
+    max_new_tokens: int = knob(48, min=1, help="With --lossless: the most tokens of each text.")
+    trials: int = knob(2000, least=1, help="With --lossless: draws for each test of frequencies.")
     costs: CostsFile = None
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
@@ -36,26 +35,30 @@ class DoctorOptions:
 
 @asks_for
 def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
-    """Say whether a drafter fits a target and is healthy, and what is likely wrong where it is not.
+    """Say whether a drafter fits a model and is healthy, and what is likely wrong if it is not.
 
-    The exit status is 1 where the verdict is bad.
+    The exit status is 1 if the verdict is bad.
 
-    With --lossless, say whether the output is the target's own: texts beside plain decoding's, token for token, and for
-    rules that promise no more than the distribution a test of frequencies. The exit status is 1 where it is not, and where
-    no rule that was asked for promises it; beside others a rule that is lossy by design is only told as such.
+    With --lossless, compare the output with plain decoding, token for token; acceptors that keep only the distribution are
+    tested by frequencies. The exit status is 1 if the output is not lossless.
 
-    With --exact, say whether a token's logits have the same bits in a tree as in a step of its own (--exactness bits), what is
-    done for it, and what it costs on this machine.
+    With --export, check a folder that `draftree export` has written: every tensor, its numbers, and the target that it names.
+    The exit status is 1 if an engine could not use it.
+
+    With --exact, show whether logits are bitwise the same in a tree as in plain decoding (--exactness bits), and what it costs.
     """
     if asked.lossless and asked.exact:
         raise UserError("--lossless and --exact were given, allowed is one of them")
+    if asked.export is not None:
+        refuse(ctx, ("drafter", "data", "costs", "exact", "lossless", *LOSSLESS), "without --export")
+        return examine_export(ctx, asked, asked.export)
     if asked.exact:
         refuse(ctx, ("drafter", "data", "costs", *LOSSLESS), "without --exact")
         return examine_layers(asked)
     if asked.lossless:
         return examine_output(asked)
     refuse(ctx, LOSSLESS, "with --lossless")
-    from draftree.cli import inputs, terminal
+    from draftree.cli import examined, inputs, terminal
     from draftree.doctor import fit
     from draftree.evaluation import driven
     from draftree.measure_costs import settled_costs
@@ -71,7 +74,7 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     if asked.as_json:
         emit(report.as_json())
     else:
-        terminal.show_report(terminal.output(), f"{spec} for {asked.target}", report)
+        examined.show_report(terminal.output(), f"{spec} for {asked.target}", report)
     if report.bad:
         raise typer.Exit(1)
 
@@ -91,9 +94,26 @@ def refuse(ctx: typer.Context, options: Sequence[str], where: str) -> None:
             raise UserError(f"--{option.replace('_', '-')} was given, allowed is it only {where}")
 
 
+def examine_export(ctx: typer.Context, asked: DoctorOptions, folder: Path) -> None:
+    """Check an exported drafter; end the program with exit status 1 where an engine could not use it."""
+    from draftree.cli import terminal
+    from draftree.doctor import exported
+
+    report = exported.examine(folder, asked.target if given(ctx, "target") else None)
+    if asked.as_json:
+        emit(report.as_json())
+    else:
+        verdict = "an engine can use it" if not report.faults else "an engine cannot use it"
+        terminal.line(f"{folder}: '{report.drafter}' as {report.format}, {report.tensors} tensors: {verdict}")
+        for told in (*report.faults, *report.remarks):
+            terminal.line(f"  {told}")
+    if report.faults:
+        raise typer.Exit(1)
+
+
 def examine_layers(asked: DoctorOptions) -> None:
     """Says what keeps a token's bits in a target."""
-    from draftree.cli import inputs, terminal
+    from draftree.cli import examined, inputs, terminal
     from draftree.doctor import exact
     from draftree.models.target import Target
 
@@ -105,12 +125,12 @@ def examine_layers(asked: DoctorOptions) -> None:
     if asked.as_json:
         emit(report.as_json())
     else:
-        terminal.show_exact(terminal.output(), f"{asked.target} in {target.decoder.dtype}".replace("torch.", ""), report)
+        examined.show_exact(terminal.output(), f"{asked.target} in {target.decoder.dtype}".replace("torch.", ""), report)
 
 
 def examine_output(asked: DoctorOptions) -> None:
     """Compares the output with plain decoding's; ends the program with exit status 1 where it is not the target's own."""
-    from draftree.cli import inputs, terminal
+    from draftree.cli import examined, inputs, terminal
     from draftree.costs.curves import UNIT
     from draftree.doctor import lossless
     from draftree.doctor.cases import cases
@@ -128,6 +148,6 @@ def examine_output(asked: DoctorOptions) -> None:
     if asked.as_json:
         emit(report.as_json())
     else:
-        terminal.show_lossless(terminal.output(), f"{spec} for {asked.target}", report)
+        examined.show_lossless(terminal.output(), f"{spec} for {asked.target}", report)
     if not report.lossless:
         raise typer.Exit(1)

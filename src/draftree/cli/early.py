@@ -7,7 +7,6 @@ the parts, which are not imported. What cannot be decided here is left to the pa
 import ast
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import cache
@@ -16,24 +15,19 @@ from os.path import exists
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import typer
-
 from draftree.aliases import accepted
-from draftree.boundary.files import writable
-from draftree.boundary.knobs import knob, read, rule_of, rules
+from draftree.boundary.knobs import PRESET, knob, read, rule_of, rules
+from draftree.cli.outputs import check_output
 from draftree.errors import UnknownName, UserError, shown
 from draftree.models.sources import DEMO, SMOLLM2, Loading, Source
 from draftree.text.parameters import Parameters
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}
-BARE = {"Policy", "Layered", "Acceptor", "Method"}
+BARE = {"Policy", "Layered", "Acceptor", "Method", "Part", "ABC"}
 """Bases of parts without options of their own."""
 READ = ("costs", "data", "result", "init_from", "exclude", "grammar")
 """Options that name a file or folder which is read."""
-WRITTEN = ("trees", "profile", "plot")
-"""Options that name a file which is written, and its endings where not all are allowed."""
-PICTURES = {"trees": (".html", ".svg"), "profile": (".png", ".svg", ".pdf"), "plot": (".png", ".svg", ".pdf")}
 KNOWN = {DEMO, SMOLLM2}
 
 
@@ -51,27 +45,77 @@ def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None
     for name, part in parts.items():
         if issubclass(part, Source | Loading | Parameters):
             _check_values(part, given[name])
+        _check_read(given[name])
     _check_values(of, given)
+    _check_read(given)
     for kind in FOLDERS:
         for spec in _several(given.get(kind)):
             check_spec(kind, spec)
     for pair in _several(given.get("pair")):
         for kind, spec in zip(FOLDERS, pair.split(), strict=False):
             check_spec(kind, spec)
-    for name in READ:
-        for path in _several(given.get(name)):
-            if isinstance(path, Path) and not path.exists():
-                raise UserError(f"{name.replace('_', '-')} is '{path}', but there is no such file or folder")
-    for name in WRITTEN:
-        if isinstance(path := given.get(name), Path):
-            writable(path, endings=PICTURES[name])
-    if isinstance(suite := given.get("suite"), str):
+    for f in fields(of):
+        if "written" in f.metadata and isinstance(path := given.get(f.name), Path):
+            check_output(path, bool(given.get("force")), flag(f), endings=f.metadata["written"])
+    for f in fields(of):
+        if f.metadata.get("flag") == "--set":
+            check_items(given[f.name], str(given.get("name", "")).partition(":")[0])
+        elif f.metadata.get("flag") == "--knob":
+            check_searched(given["policy"].partition(":")[0], given[f.name])
+    for suite in _several(given.get("suite")):
         check_suite(suite)
     for machine in _several(given.get("machine")):
         if machine not in (names := [p.stem for p in (ROOT / "machines").glob("*.json")]):
             raise UnknownName("machine", machine, names)
     if isinstance(target := given.get("target"), str):
         check_target(target, given.get("loading") or {})
+
+
+def flag(f: Field[Any]) -> str:
+    """Return a field of a command's options as the command line spells it."""
+    name: str = f.metadata.get("flag", "--" + f.name.replace("_", "-"))
+    return name.partition("/")[0]
+
+
+def _check_read(values: Mapping[str, Any]) -> None:
+    """Refuse a file or folder that is to be read, and does not exist."""
+    for name in READ:
+        for path in _several(values.get(name)):
+            if isinstance(path, Path) and not path.exists():
+                raise UserError(f"--{name.replace('_', '-')} is '{path}', but there is no such file or folder")
+    schema = values.get("json_schema")
+    if isinstance(schema, str) and not is_json(schema) and not exists(schema):
+        raise UserError(f"--json-schema is {shown(schema)}, which is neither JSON nor a file")
+
+
+def is_json(text: str) -> bool:
+    """Return whether a text is JSON by its first character, and not the name of a file."""
+    return text.lstrip()[:1] in ("{", "[", '"', "") or text.strip() in ("true", "false")
+
+
+def check_items(items: Sequence[str], name: str) -> None:
+    """Refuse settings that are not KEY=VALUE, or that a drafter of a name does not have.
+
+    Raises:
+        UserError: a setting is wrong.
+    """
+    for item in items:
+        if not item.partition("=")[0] or "=" not in item:
+            raise UserError(f"--set is '{item}', allowed is KEY=VALUE")
+    if name in _files("drafter"):
+        _check_keys("drafter", name, items)
+
+
+def check_searched(policy: str, knobs: Sequence[str]) -> None:
+    """Refuse knobs to search that a policy does not have.
+
+    Raises:
+        UnknownName: there is no such knob.
+    """
+    known, whole = _knobs("policy", policy) if policy in _files("policy") else ({}, False)
+    for name in knobs:
+        if whole and name not in known:
+            raise UnknownName(f"knob of policy '{policy}'", name, known)
 
 
 def _several(value: Any) -> Sequence[Any]:
@@ -85,16 +129,17 @@ def _check_values(of: type, values: Mapping[str, Any]) -> None:
     for name, (words, fine) in rules(kind):
         if name in same and values.get(name) is not None and not fine(values[name]):
             allowed = words.removeprefix("none or ")  # which is not typed
-            raise UserError(f"{name} is {shown(values[name])}, allowed is {allowed}")
+            raise UserError(f"{flag(same[name])} is {shown(values[name])}, allowed is {allowed}")
     for item in values.get("logit_bias") or ():
         bias(item)
     if {"min_new_tokens", "max_new_tokens"} <= values.keys() and values["min_new_tokens"] > values["max_new_tokens"]:
         most = values["max_new_tokens"]
-        raise UserError(f"min_new_tokens is {values['min_new_tokens']}, allowed is at most max_new_tokens, {most}")
+        least = values["min_new_tokens"]
+        raise UserError(f"--min-new-tokens is {least}, allowed is at most --max-new-tokens, {most}")
 
 
 def bias(item: str) -> tuple[int | str, float]:
-    """Return the token and the bias that an item TOKEN=BIAS names; a token in quotes is text, be it a number.
+    """Return the token and the bias that an item TOKEN=BIAS names; a text may stand in quotes, and digits are an id.
 
     Raises:
         UserError: it is no such item.
@@ -102,6 +147,8 @@ def bias(item: str) -> tuple[int | str, float]:
     token, _, value = item.rpartition("=")
     try:
         named = json.loads(token) if token.startswith('"') else token
+        if named != token and str(named).isdigit():
+            raise UserError(f"--logit-bias is '{item}', but digits are an id: give the id of the text '{named}'")
         return int(token) if token.isdecimal() else named, float(value)
     except ValueError as error:
         raise UserError(f"--logit-bias is '{item}', allowed is TOKEN=BIAS: an id or a text, and a number") from error
@@ -115,6 +162,8 @@ def check_target(name: str, loading: Mapping[str, Any]) -> None:
     """
     if name in KNOWN or exists(name):
         return
+    if name.isdecimal():
+        raise UserError(f"the model is '{name}', which is a number; -n {name} bounds the number of tokens")
     from draftree.models.hub import located
 
     try:
@@ -122,6 +171,11 @@ def check_target(name: str, loading: Mapping[str, Any]) -> None:
     except FileNotFoundError as error:
         known = f"{DEMO}, {SMOLLM2}, a Hugging Face folder, a file .gguf, a hub id"
         raise UserError(f"cannot load target {shown(name)} (allowed: {known}): {error}") from error
+
+
+def is_model(word: str) -> bool:
+    """Return whether an argument by itself names a model, and is no prompt: a known name, a path, or a hub id."""
+    return word in KNOWN or bool(re.fullmatch(r"[\w.-]+/[\w.-]+", word)) or (bool(word) and exists(word))
 
 
 def check_suite(name: str) -> None:
@@ -138,7 +192,7 @@ def check_suite(name: str) -> None:
         return
     if benchmark in FORMATS:
         raise UserError(f"suite '{name}': there is no file '{file}'")
-    raise UnknownName("suite (a file, or the name of a shipped one or of a format)", name, (*shipped, *FORMATS))
+    raise UnknownName("suite or file of prompts", name, (*shipped, *FORMATS))
 
 
 def check_spec(kind: str, spec: str) -> None:
@@ -154,12 +208,17 @@ def check_spec(kind: str, spec: str) -> None:
     name, _, rest = spec.partition(":")
     names = sorted({*_files(kind), *(e.name for e in entry_points(group=f"draftree.{FOLDERS[kind]}"))})
     name = accepted(kind, name, names)
-    if name == "published" and kind == "drafter":
+    if kind == "drafter" and (name == "published" or spec in KNOWN):
         return
     if name not in names:
         raise UnknownName(kind, name, names)
     if name in _files(kind):
         _check_keys(kind, name, [item for item in rest.split(",") if item])
+
+
+def part_names(kind: str) -> tuple[str, ...]:
+    """Return the names of draftree's own drafters, policies or acceptors."""
+    return _files(kind)
 
 
 @cache
@@ -189,24 +248,44 @@ def _knobs(kind: str, name: str) -> tuple[dict[str, Any], bool]:
     """Return the keys of a part, each with its type and range where its source says them, and whether these are all."""
     folder = ROOT / FOLDERS[kind]
     path = next(p for p in (folder / f"{name}.py", folder / f"{name}_.py") if p.exists())
-    classes = (c for c in ast.parse(path.read_text("utf-8")).body if isinstance(c, ast.ClassDef) and c.name.lower() == name)
-    found, whole = dict[str, Any](), False
-    for made in classes:
-        whole = all(isinstance(base, ast.Name) and base.id in BARE for base in made.bases)
-        found = dict(_fields(made))
-    return found, whole
+    return _keys(path, name.replace("_", ""))
+
+
+@cache
+def _keys(path: Path, name: str) -> tuple[dict[str, Any], bool]:
+    """Return the fields of a class in a source file, with those of its bases, and whether these are all."""
+    tree = ast.parse(path.read_text("utf-8"))
+    made = next((c for c in tree.body if isinstance(c, ast.ClassDef) and c.name.lower() == name.lower()), None)
+    if made is None:
+        return {}, False
+    found, whole = dict[str, Any](), True
+    for base in (ast.unparse(b) for b in made.bases if ast.unparse(b) not in BARE):
+        imported = (line for line in tree.body if isinstance(line, ast.ImportFrom) and line.module)
+        module = next((str(line.module) for line in imported if base in [a.name for a in line.names]), "")
+        home = ROOT.parent.joinpath(*module.split(".")).with_suffix(".py") if module.startswith("draftree.") else path
+        fields_of_base, known = _keys(home, base) if home.is_file() and base.isidentifier() else ({}, False)
+        found, whole = found | fields_of_base, whole and known
+    return found | dict(_fields(made)), whole
 
 
 def _fields(made: ast.ClassDef) -> Iterator[tuple[str, Any]]:
     for line in made.body:
         if not isinstance(line, ast.AnnAssign) or not isinstance(line.target, ast.Name):
             continue
-        if re.match(r"ClassVar\b", ast.unparse(line.annotation)):
+        if line.target.id == "presets" and isinstance(line.value, ast.Dict):
+            names = tuple(key.value for key in line.value.keys if isinstance(key, ast.Constant))
+            yield PRESET, (Literal[names], knob().metadata["range"])
+        if re.match(r"ClassVar\b", ast.unparse(line.annotation)) or _is_no_key(line.value):
             continue
         hint, field = _evaluated(line.annotation), _evaluated(line.value)
         bounds = getattr(field, "metadata", {}).get("range")
         simple = hint in (int, float, bool) or bool(get_args(hint))
         yield line.target.id, (hint, bounds or knob().metadata["range"]) if simple else None
+
+
+def _is_no_key(default: ast.expr | None) -> bool:
+    """Return whether a field is not compared, and so is no key of a spec."""
+    return isinstance(default, ast.Call) and any(k.arg == "compare" for k in default.keywords)
 
 
 def _evaluated(source: ast.expr | None) -> Any:
@@ -218,19 +297,3 @@ def _evaluated(source: ast.expr | None) -> Any:
         return eval(compile(ast.Expression(source), "<a part's field>", "eval"), names)
     except Exception:  # it names something that is defined elsewhere
         return None
-
-
-def may_overwrite(path: Path, force: bool) -> None:
-    """Ask before a file is overwritten; with nobody to ask, refuse to overwrite what is no saved result.
-
-    Raises:
-        UserError: there is such a file, and it is to stay.
-    """
-    if force or not path.exists():
-        return
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        if typer.confirm(f"'{path}' is there already; overwrite it?", err=True):
-            return
-    elif path.read_bytes()[:1] == b"{":  # a script that is run again
-        return
-    raise UserError(f"'{path}' is there already; --force overwrites it, --out names another")

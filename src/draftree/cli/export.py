@@ -1,36 +1,82 @@
 """`draftree export`: writes a drafter in another format."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from draftree.aliases import nearest
+from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson
+from draftree.cli.early import KNOWN
+from draftree.cli.options import AsJson, Force, asks_for
+from draftree.cli.outputs import check_output, default_name
+from draftree.errors import UserError
+
+FORMATS = ("speculators", "eagle", "vllm-medusa")
+"""The formats, as `draftree.training.export` has them: to import it takes long."""
 
 
-def export_drafter(
-    drafter: Annotated[str, typer.Argument(help="A checkpoint's folder, ours or published, or a shipped drafter's name.")],
-    out: Annotated[Path, typer.Option(help="The new folder.")],
-    wanted: Annotated[str | None, typer.Option("--format", help="speculators, eagle or vllm-medusa.")] = None,
-    alone: Annotated[bool, typer.Option("--standalone", help="Ours, with an embedding and a head of its own.")] = False,
-    target: Annotated[str | None, typer.Option(help="The drafter's target; by default the one its checkpoint names.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write a drafter in the layout that another program reads."""
-    from draftree.boundary import files
+@dataclass(frozen=True)
+class ExportOptions:
+    """The options of `draftree export`."""
+
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="DRAFTER", help="A drafter's folder, ours or published, or a shipped one: eagle3, smollm2/eagle3."
+        ),
+    ]
+    wanted: str | None = knob(
+        None,
+        flag="--format",
+        metavar="FORMAT",
+        help="speculators, eagle or vllm-medusa; by default the first that has the drafter.",
+    )
+    alone: bool = knob(
+        False,
+        flag="--standalone",
+        help="Write draftree's own layout, with an embedding and a head of its own: edd, glide, vdm.",
+    )
+    out: Path | None = knob(None, short="-o", help="The new folder; by default DRAFTER-FORMAT in this one.")
+    force: Force = False
+    target: str | None = knob(
+        None, short="-m", metavar="MODEL", help="The drafter's target; by default the one its checkpoint names."
+    )
+    as_json: AsJson = False
+
+
+@asks_for
+def export_drafter(ctx: typer.Context, asked: ExportOptions) -> None:
+    """Write a drafter in the layout that another program reads.
+
+    speculators: the library of that name, and vLLM. eagle: the official code of EAGLE, SGLang, vLLM. vllm-medusa: vLLM.
+    """
+    if asked.name in KNOWN or asked.wanted not in (None, *FORMATS):
+        got = f"--format is '{asked.wanted}'" if asked.wanted not in (None, *FORMATS) else f"'{asked.name}' is a model"
+        formats = f"formats are {', '.join(FORMATS)}"
+        near = nearest("format", asked.wanted or "", FORMATS)
+        raise UserError(
+            f"{got}, but draftree export writes drafters, not models, as draftree export eagle3; {formats}"
+            + (f"; did you mean '{near}'?" if near and near != asked.wanted else "")
+        )
     from draftree.cli import inputs, terminal
-    from draftree.errors import UserError
-    from draftree.training.export import FORMATS, export, standalone
+    from draftree.training.export import drafter_folder, export, first_format, standalone
 
-    if alone is (wanted is not None):
-        raise UserError(f"export was given --format {wanted} and --standalone {alone}, allowed is one: {', '.join(FORMATS)}")
-    files.writable(out, folder=True)
+    if asked.alone and asked.wanted is not None:
+        raise UserError(f"--format {asked.wanted} and --standalone were given, allowed is one of them")
+    folder = drafter_folder(asked.name, asked.target)
+    wanted = "standalone" if asked.alone else first_format(folder, asked.wanted)
+    out = asked.out or Path(default_name(*Path(asked.name).parts[-2:], wanted))
+    overwrite = check_output(out, asked.force, folder=True)
     inputs.quiet()
     with terminal.busy("exporting"):
-        done = standalone(drafter, out, target) if wanted is None else export(drafter, wanted, out, target)
-    if as_json:
+        if asked.alone:
+            done = standalone(folder, out, asked.target, overwrite)
+        else:
+            done = export(folder, wanted, out, asked.target, overwrite)
+    if asked.as_json:
         emit(asdict(done))
     else:
         terminal.line(f"{done.out}: '{done.drafter}' as {done.format}, {done.tensors} tensors, {done.bytes / 1e6:.1f} MB")

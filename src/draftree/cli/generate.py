@@ -1,6 +1,5 @@
 """`draftree generate`: answers or continues a prompt."""
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.boundary.files import writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
-from draftree.cli.early import check_target
-from draftree.cli.options import AsJson, CostsFile, DrafterSpec, LoadingOptions, TargetName, asks_for, one_model
+from draftree.cli.early import check_target, is_model
+from draftree.cli.options import AsJson, CostsFile, DrafterSpec, Force, LoadingOptions, TargetName, asks_for, one_model
 from draftree.errors import UserError
-from draftree.models.sources import DEMO, SMOLLM2
 from draftree.text.parameters import MORE, Parameters
 
 if TYPE_CHECKING:
@@ -38,18 +35,24 @@ class GenerateOptions:
     ] = None
     target: TargetName = "demo"
     prompt: str | None = knob(None, short="-p", help="What to answer or to continue, instead of the argument.")
-    system: str | None = knob(None, help="A system message before the prompt.")
     drafter: DrafterSpec = None
-    policy: str | None = knob(None, help="A spec; by default the fastest with the usual drafter, pct with one that is named.")
-    acceptor: str | None = knob(None, help="A spec; by default greedy at temperature 0, else match.")
+    policy: str | None = knob(
+        None, help="The policy that grows draft trees: a name or name:key=value,… (draftree list); by default the fastest."
+    )
+    acceptor: str | None = knob(
+        None, help="The rule that accepts drafted tokens; by default greedy at temperature 0, else match."
+    )
     completion: Annotated[Mapping[str, Any], Parameters] = knob(None)
-    stream: bool = knob(False, help="Print the text as it is written, also where it does not go to a terminal.")
+    stream: bool = knob(False, help="Print the text as it is written, even into a pipe or a file.")
     raw: bool = knob(False, help="Continue the prompt as it is, without the chat template.")
-    baseline: bool = knob(False, help="Run plain decoding too, and compare.")
+    baseline: bool = knob(False, help="Run plain decoding as well, and compare text and speed.")
     as_json: AsJson = False
-    show_trees: bool = knob(False, panel=MORE, help="Draw each step's tree, or add it to the JSON.")
-    profile: bool = knob(False, panel=MORE, help="Say where a step's time goes, next to what this machine could do at best.")
-    trees: Path | None = knob(None, panel=MORE, help="Save a picture of each step's tree: a file .html or .svg.")
+    show_trees: bool = knob(False, panel=MORE, help="Draw the draft tree of each step, or add it to the JSON.")
+    profile: bool = knob(False, panel=MORE, help="Show where the time of a step goes.")
+    trees: Path | None = knob(
+        None, written=(".html", ".svg"), panel=MORE, help="Save a picture of all draft trees: a .html or .svg file."
+    )
+    force: Force = False
     costs: CostsFile = None
     loading: LoadingOptions = knob(None)
 
@@ -74,35 +77,27 @@ def model_and_prompt(ctx: typer.Context, asked: GenerateOptions) -> GenerateOpti
     return replace(asked, target=target, prompt="-" if prompt is None else prompt)
 
 
-def is_model(word: str) -> bool:
-    """Return whether an argument by itself names a model, and is no prompt: a known name, a path, or a hub id."""
-    return word in (DEMO, SMOLLM2) or bool(re.fullmatch(r"[\w.-]+/[\w.-]+", word)) or (bool(word) and Path(word).exists())
-
-
 @asks_for
 def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
-    """Write what the target would write, in fewer passes."""
+    """Write exactly what the model would write, in fewer forward passes."""
     asked = model_and_prompt(ctx, asked)
-    from draftree import viewer
     from draftree.cli import inputs, terminal
-    from draftree.data.prompts import encode, question, with_system
+    from draftree.data.prompts import encode, question
     from draftree.engine import load, usual_policy
     from draftree.evaluation.compare import warm
 
     options = inputs.options(asked.completion)
     text, fixed = inputs.prompt_text(asked.prompt), inputs.fixed_costs(asked.costs)
-    if asked.raw and asked.system is not None:
+    if asked.raw and asked.loading["system"] is not None:
         raise UserError("--system and --raw were given, allowed is one of them: a system message needs the chat template")
     if options.logprobs is not None and not asked.as_json:
         raise UserError("--logprobs was given, allowed is it only with --json")
-    if asked.trees is not None:
-        writable(asked.trees, endings=viewer.FORMATS)
     drafter = inputs.drafter(asked.drafter, asked.target)
     policy = usual_policy(asked.target, asked.drafter is not None) if asked.policy is None else asked.policy
     inputs.quiet()
     with terminal.busy("loading"):
         engine = load(asked.target, drafter, policy, asked.acceptor, fixed, **asked.loading)
-        ids = encode(engine.tokenizer, text if asked.raw else with_system(asked.system, question(text)))
+        ids = encode(engine.tokenizer, text if asked.raw else question(text))
         warm(engine, options.request(engine.target, ids), asked.baseline)
     about = {"prompt": text, "target": asked.target, "drafter": drafter, "policy": policy}
     write(engine, options, ids, asked, about | {"temperature": f"{options.sampling.temperature:g}"})

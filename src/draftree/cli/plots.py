@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftree.boundary.files import writable
+from draftree.boundary.files import whole
 from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError
 
@@ -13,16 +13,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = (".pdf", ".png", ".svg")
 
-
-def check(path: Path) -> None:
-    """Refuses, before the work, a picture that could not be drawn after it.
+def check() -> None:
+    """Refuse a picture that cannot be drawn.
 
     Raises:
-        UserError: it cannot be written, or matplotlib is missing.
+        UserError: matplotlib is missing.
     """
-    writable(path, endings=FORMATS)
     if find_spec("matplotlib") is None:
         raise UserError("drawing needs the package 'matplotlib': pip install 'draftree[plots]'")
 
@@ -83,8 +80,8 @@ def profile(bars: Mapping[str, Mapping[str, float]], title: str) -> "Figure":
 
 def _save(figure: "Figure", path: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        with whole(path) as partial:
+            figure.savefig(partial, dpi=150, format=path.suffix[1:])
     except OSError as error:
         raise UserError(f"cannot write '{path}': {error.strerror}") from error
 

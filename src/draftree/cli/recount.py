@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from draftree.boundary.files import writable
+from draftree.boundary.files import write_text
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson, Machines, asks_for
+from draftree.cli.options import AsJson, Force, Machines, asks_for
 from draftree.errors import UserError
 
 
@@ -17,17 +17,20 @@ from draftree.errors import UserError
 class RecountOptions:
     """The options of `draftree recount`."""
 
-    result: Annotated[Path, typer.Argument(help="What `bench` or `replay` saved.")]
-    costs: list[Path] = knob((), help="A file of costs for all drafters, or one for each, in the order of the result.")
+    result: Annotated[Path, typer.Argument(help="A result of bench or replay.")]
+    costs: list[Path] = knob((), help="A file of costs for all drafters, or one for each in the order of the result.")
     machine: Machines = knob(())
-    without: list[str] = knob((), help="A policy that is left out; repeat it for several.")
-    out: Path | None = knob(None, help="Where the result is saved, as JSON.")
+    without: list[str] = knob((), help="A policy that is left out; may be repeated.")
+    out: Path | None = knob(
+        None, written=(), short="-o", help="Where the result is saved, as JSON; by default it is only shown."
+    )
+    force: Force = False
     as_json: AsJson = False
 
 
 @asks_for
 def recount(ctx: typer.Context, asked: RecountOptions) -> None:
-    """Count the seconds of a saved result's steps by another machine's costs, without running anything."""
+    """Compute the speed of a saved result with the costs of another machine, without running anything."""
     from draftree.cli import inputs, terminal
     from draftree.evaluation import recount as counting
     from draftree.evaluation import report, tables
@@ -36,19 +39,24 @@ def recount(ctx: typer.Context, asked: RecountOptions) -> None:
     if bool(asked.costs) == bool(asked.machine):
         raise UserError("recount needs --costs or --machine, and takes one of them")
     machines = [Machine.load(name) for name in dict.fromkeys(asked.machine)]
+    result = report.read(asked.result)
+    with report.consistent(asked.result):
+        saved = counting.without(result, asked.without)
+        if machines:
+            result = counting.on_machines(saved, machines)
+        else:
+            result = counting.recounted(saved, inputs.costs_of_each(asked.costs, counting.drafters(saved)))
+        text, heading, shown = (
+            report.as_text(result),
+            title(result, asked.result),
+            tables.counted(result["rows"], result["oracle"]),
+        )
     if asked.out is not None:
-        writable(asked.out)
-    saved = counting.without(report.read(asked.result), asked.without)
-    if machines:
-        result = counting.on_machines(saved, machines)
-    else:
-        result = counting.recounted(saved, inputs.costs_of_each(asked.costs, counting.drafters(saved)))
-    if asked.out is not None:
-        report.save(result, asked.out)
+        write_text(asked.out, text)
     if asked.as_json:
         emit(result)
         return
-    terminal.output().print(terminal.table(title(result, asked.result), tables.counted(result["rows"], result["oracle"])))
+    terminal.output().print(terminal.table(heading, shown))
     for machine in machines:
         if counting.order_changes([r for r in result["rows"] if r["machine"] == machine.name]):
             terminal.line(f"on {machine.name} another cell is the fastest where costs are varied: see 'if varied'")

@@ -28,16 +28,19 @@ RULES = ("greedy", "match")
 class ReplayOptions(CellsOptions):
     """The options of `draftree replay`."""
 
-    recording: Path = knob(Path("recording"), help="A folder of recordings; what is missing there is recorded first.")
+    recording: Path = knob(
+        Path("recording"), help="Folder of recorded texts and hidden states; missing ones are recorded first."
+    )
     as_json: AsJson = False
 
 
 @asks_for
 def replay(ctx: typer.Context, asked: ReplayOptions) -> None:
-    """Count what drafters × policies bring along recorded texts, without a pass of the target, here or on other machines."""
+    """Compare drafters and policies on recorded texts without running the model, for this or another machine."""
     asked = asked.placed("replay")
     result, work = replayed(ctx, asked)
     saved(result, asked, list(work.requests), asked.as_json)
+    remark(f"the recordings stay in '{asked.recording}', for the next replay")
 
 
 def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any], Bench]":
@@ -72,8 +75,8 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
             done = journals.enter_context(journalled(priced, about, tables(priced), journal, f"replaying {name}".strip()))
             merged = [dict(before) | new for before, new in zip(first, done, strict=True)] if first else done
             runs[name] = merged, priced.prices
-        with terminal.busy("measuring the drafters by themselves"):
-            result = finished(work, runs, about, ready.categories(requests))
+        with terminal.progress("measuring the drafters by themselves", None) as tell:
+            result = finished(work, runs, about, ready.categories(requests), tell)
     return result, work
 
 
@@ -126,6 +129,7 @@ def replayable(ready: Prepared) -> "dict[tuple[str, str], Engine]":
 def record(work: "Bench") -> None:
     """Records what is missing, and says beforehand how much that is."""
     from draftree.cli import terminal
+    from draftree.evaluation.forecast import plain_seconds
 
     recordings = work.recordings
     assert recordings is not None
@@ -137,6 +141,8 @@ def record(work: "Bench") -> None:
     most = sum(len(r.prompt) + r.max_new_tokens for r in missing) * recordings.bytes_per_token / 2**20
     told = f"{len(missing)} texts in '{recordings.folder}', {recordings.bytes_per_token:,} bytes a token"
     remark(f"recording {told}: at most {most:,.1f} MiB")
+    some = next(iter(work.engines.values()))
+    terminal.forecast(f"recording {len(missing)} texts", plain_seconds(some.target, some.drafter, missing))
     again = "the same command goes on with the texts that are missing"
     with terminal.progress("recording", 2 * len(missing)) as tell, interruptible(again):
         recordings.record(missing, tell)

@@ -1,5 +1,6 @@
 """`draftree report`: one page of a saved result, which loads nothing from anywhere."""
 
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from draftree.boundary.files import writable, write_text
+from draftree.boundary.files import write_text
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
-from draftree.cli.options import AsJson, asks_for
+from draftree.cli.options import AsJson, Force, asks_for
 from draftree.errors import UserError
 
 TEMPLATE = Path(__file__).parent / "report.html"
@@ -20,8 +21,9 @@ TEMPLATE = Path(__file__).parent / "report.html"
 class ReportOptions:
     """The options of `draftree report`."""
 
-    result: Annotated[Path, typer.Argument(help="What `bench`, `replay` or `recount` saved.")]
-    out: Path = knob(Path("report.html"), help="The page.")
+    result: Annotated[Path, typer.Argument(help="A result of bench, replay or recount.")]
+    out: Path = knob(Path("report.html"), written=(".html",), short="-o", help="The page.")
+    force: Force = False
     as_json: AsJson = False
 
 
@@ -30,17 +32,19 @@ def report(ctx: typer.Context, asked: ReportOptions) -> None:
     """Write a saved result as one page: tables, pictures, texts by the origin of their tokens, and the answer in words."""
     from draftree.cli import terminal
     from draftree.evaluation import page
-    from draftree.evaluation.report import read
+    from draftree.evaluation.report import consistent, read
 
     if find_spec("jinja2") is None:
         raise UserError("a report needs the package 'jinja2': pip install 'draftree[report]'")
-    writable(asked.out, endings=(".html",))
     result = read(asked.result)
-    write_text(asked.out, rendered(result, str(asked.result)))
+    with consistent(asked.result):
+        text, verdict = rendered(result, str(asked.result)), page.verdict(result)
+        text.encode()  # a text of a broken file may hold what is no character
+    write_text(asked.out, text)
     if asked.as_json:
-        emit({"out": str(asked.out), "verdict": page.verdict(result)})
+        emit({"out": str(asked.out), "verdict": verdict})
     else:
-        terminal.line(f"{page.verdict(result)}\nThe page is '{asked.out}'.")
+        terminal.line(f"{verdict}\nThe page is '{asked.out}'.")
 
 
 def rendered(result: "dict[str, object]", source: str) -> str:
@@ -48,7 +52,7 @@ def rendered(result: "dict[str, object]", source: str) -> str:
     from typing import Any, cast
 
     from jinja2 import Environment
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     from draftree.evaluation import page, tables
 
@@ -61,12 +65,14 @@ def rendered(result: "dict[str, object]", source: str) -> str:
     best = next(iter(page.ranked(known)), None)
     texts = page.texts(known, best) if best else []
     suite = (about.get("suite") or {}).get("name", source)
-    title = f"{'Simulated: ' if known.get('simulated') else ''}{about['target']['name']}, {suite}"
+    title = f"{'Simulated: ' if known.get('simulated') else ''}{about['target']['name']} on prompts of {suite}"
     hardware = about.get("hardware", {})
     told = {"draftree": about["versions"]["draftree"], "commit": ((about.get("commit") or {}).get("id") or "")[:12],
             "date": about["date"], "dtype": about["target"]["dtype"], "machine": hardware.get("device", ""),
             "threads": hardware.get("threads", ""), "seed": about["seed"], "command": about["command"]}  # fmt: skip
-    return Environment(autoescape=True).from_string(TEMPLATE.read_text("utf-8")).render(
+    environment = Environment(autoescape=True)
+    environment.filters["breakable"] = lambda text: Markup(re.sub(r"([:,=+])", r"\1<wbr>", str(escape(text))))
+    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         title=title, about={k: v for k, v in told.items() if v != ""}, simulated=known.get("simulated"),
         columns=main, rest=rest, rows=shown,
         legend=tables.legend(main), more=tables.legend(rest),

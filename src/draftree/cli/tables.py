@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from draftree.boundary.files import writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson, asks_for
@@ -25,9 +24,14 @@ if TYPE_CHECKING:
 class TablesOptions(ReplayOptions):
     """The options of `draftree tables`: those of `replay`, but that the recipes say what is run."""
 
-    out: Path = knob(Path("tables.json"), help="Where the result is saved, as JSON, one file for each temperature beside it.")
-    suite: str = knob("demo", help="A shipped suite, a file of prompts, or FORMAT:FILE of a benchmark.")
+    out: Path = knob(
+        Path("tables.json"),
+        written=(),
+        short="-o",
+        help="Where the result is saved, as JSON, one file for each temperature beside it.",
+    )
     paper: list[str] = knob((), help="Only papers whose name contains this: EDD, EAGLE, GLIDE, C2T, ADED; repeat it.")
+    table: list[str] = knob((), help="Only this table or figure of them: 2, 'Fig. 5'; repeat it.")
     named: list[str] = knob(
         (), flag="--as", metavar="NAME=SPEC", help="The drafter or policy that stands for the papers' NAME; repeat it."
     )
@@ -42,7 +46,9 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
     from draftree.cli import terminal
     from draftree.evaluation import claims, papers, report
 
-    chosen = papers.selected(asked.paper)
+    chosen = papers.selected(asked.paper, asked.table)
+    if not chosen and asked.table and (others := papers.selected(asked.paper)):
+        raise UserError(f"--table is {', '.join(asked.table)}, allowed are {', '.join(dict.fromkeys(c.table for c in others))}")
     if not chosen:
         there = ", ".join(dict.fromkeys(c.paper for c in papers.CLAIMS))
         raise UserError(f"no paper is named like {' or '.join(asked.paper)}; there are {there}")
@@ -50,7 +56,6 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
         raise UserError(
             "tables were given --drafter or --pair, but the recipes say what is run: --as NAME=SPEC names a drafter"
         )
-    writable(asked.out)
     names, missing = parts(chosen, asked)
     results = [report.read(path) for path in asked.result]
     if not results:
@@ -64,7 +69,8 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
                 drafters = {claims.named(name, names) for c in able if c.by == "places" for name in c.parts}
                 results.append(result | ({"places": places(work, drafters)} if drafters else {}))
                 report.save(results[-1], path)
-    found = claims.judged(chosen, results, names, missing)
+    with report.consistent(*asked.result):
+        found = claims.judged(chosen, results, names, missing)
     rows = [
         asdict(j.claim) | {"verdict": j.verdict, "τ": j.taus, "ratio": j.ratio and asdict(j.ratio), "why": j.why} for j in found
     ]

@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, fields
+from dataclasses import fields
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -29,26 +29,28 @@ from draftree.evaluation.compare import Comparison
 from draftree.request import Origin
 from draftree.text.completion import Token
 
-if TYPE_CHECKING:
-    from draftree.doctor.exact import ExactReport
-    from draftree.doctor.findings import Finding
-    from draftree.doctor.fit import Report
-    from draftree.doctor.verdicts import Report as Examined
-    from draftree.models.attention import Attending
-
-
-STYLES: dict[Origin, str] = {"drafted": "green", "bonus": "default", "prefill": "default"}
-LEGEND = "[green]■[/green] drafted and accepted  ■ chosen by the target"
+FEW = 0.1
+"""Drafted nodes a step, below which a summary says that there was almost nothing."""
+STYLES: dict[Origin, str] = {"drafted": "green", "forced": "yellow", "bonus": "default", "prefill": "default"}
+LEGEND = "[green]■[/green] drafted and accepted  [yellow]■[/yellow] the only token allowed  ■ chosen by the target"
 
 WIDTH = 150
 """Of tables that do not go to a terminal."""
 
 
-def output() -> Console:
-    """Return the console of standard output: as wide as the terminal or as `COLUMNS` says, without escapes with `NO_COLOR`."""
+LIST = 100
+"""Of lists that do not go to a terminal: their cells are prose, which wraps."""
+
+
+def output(width: int = WIDTH) -> Console:
+    """Return the console of standard output: as wide as the terminal or as `COLUMNS` says, without escapes with `NO_COLOR`.
+
+    Args:
+        width: where there is neither.
+    """
     plain: dict[str, Any] = {"color_system": None} if os.environ.get("NO_COLOR") else {}
     console = Console(highlight=False, **plain)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=WIDTH, **plain)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=width, **plain)
 
 
 def colours(console: Console) -> bool:
@@ -115,8 +117,8 @@ class Clock:
         return time.monotonic()
 
     @contextmanager
-    def beating(self, beat: Callable[[], None]) -> Iterator[None]:
-        """Inside, calls `beat` after FIRST seconds, and every EVERY seconds from then on."""
+    def beating(self, beat: Callable[[], None], known: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Call `beat` after FIRST seconds, every EVERY seconds from then on, and as soon as the time left is known."""
         ended = threading.Event()
 
         def wait() -> None:
@@ -124,6 +126,13 @@ class Clock:
             while not ended.wait(seconds):
                 beat()
                 seconds = EVERY
+                while not known():
+                    if ended.wait(1.0):
+                        return
+                    seconds -= 1.0
+                    if known() or seconds <= 0:
+                        seconds = 0.0
+                        break
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
@@ -158,6 +167,12 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 180 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def forecast(what: str, seconds: float) -> None:
+    """Say how long work will take at most, where that is long."""
+    if seconds >= FIRST:
+        remark(f"{what}: at most about {duration(seconds)}")
+
+
 class _Remarked(Bar):
     """A bar with its remark below: beside it, a narrow terminal would have room for one of the two."""
 
@@ -178,7 +193,13 @@ def progress(what: str, total: int | None) -> Iterator[Tell]:
     def tell(done: int, remark: str = "", of: int | None = total) -> None:
         bar.update(task, completed=done, total=of, remark=remark)
 
-    with progress_shown(), bar, nullcontext() if shown else clock.beating(lambda: remark(_standing(bar.tasks[0]))):
+    with (
+        progress_shown(),
+        bar,
+        nullcontext()
+        if shown
+        else clock.beating(lambda: remark(_standing(bar.tasks[0])), lambda: bar.tasks[0].time_remaining is not None),
+    ):
         yield tell
 
 
@@ -208,6 +229,8 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
         f"{stats.acceptance_length:.2f} tokens per pass (τ) · {stats.new_tokens} tokens in {len(stats.steps) + 1} passes (the "
         f"prompt's and {len(stats.steps)} more) · {stats.nodes_per_step:.1f} drafted a pass, {stats.depth_per_step:.1f} deep"
     )
+    if stats.steps and stats.nodes_per_step < FEW:
+        lines[-1] += " · almost nothing was drafted: the policy found no draft worth its time"
     speed = f"{stats.tokens_per_second:.1f} tokens per second"
     if plain is None:
         lines.append(f"{speed} (drafting {stats.draft_seconds:.2f} s, verifying {stats.verify_seconds:.2f} s)")
@@ -280,105 +303,6 @@ def _curves(title: str, entries: Sequence[Costs]) -> Table:
             cells.append(f"{one_pass / e.token:.2f}" if one_pass is not None else "")
         curves.add_row(*cells)
     return curves
-
-
-SHORT = {"confidence": "mean q", "calibration": "ECE"}
-"""Heads of the doctor's columns, so that they stand side by side in 80 columns; ECE is the expected calibration error."""
-VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
-
-
-def show_report(console: Console, title: str, report: "Report") -> None:
-    """Prints the doctor's findings: the figures, those by depth, and in the last line what is likely wrong."""
-    console.print(_findings(f"{title}, on {report.tokens} tokens of {report.texts} texts", report.findings))
-    if report.depths:
-        rows = [
-            {SHORT.get(k, k): f"{v:.2f}" if isinstance(v, float) else str(v) for k, v in asdict(d).items()}
-            for d in report.depths
-        ]
-        console.print(table("by depth", rows))
-    if report.layers:
-        console.print(_attention(report.layers))
-    for suspect in report.suspects:
-        console.print(f"[red]{escape(suspect.cause)}[/]: {escape(suspect.evidence)}", soft_wrap=True)
-    weak = [f.name for f in report.findings if f.verdict == "warn"]
-    watch = f"; to be watched: {', '.join(weak)}" if weak else ""
-    why = "; ".join(report.bad)
-    if report.suspects:
-        console.print(f"[red]bad, likely wrong: {escape(why)}[/]", soft_wrap=True)
-    elif report.bad:
-        console.print(f"[red]bad: {escape(why)}, and no known fault explains it{escape(watch)}[/]", soft_wrap=True)
-    else:
-        console.print(f"[green]healthy{escape(watch)}[/]", soft_wrap=True)
-
-
-def show_exact(console: Console, title: str, report: "ExactReport") -> None:
-    """Prints what keeps a token's bits: kind by kind of layers, the price of passes, and what follows for the default."""
-    made = Table(title=escape(title), title_justify="left", header_style="bold")
-    for name in ("layers", "rows keep their bits", "what is done"):
-        made.add_column(name)
-    for name in ("ms of a step", "more"):
-        made.add_column(name, justify="right")
-    for kind in report.layers:
-        ms = ["" if s is None else f"{1e3 * s:.2f}" for s in (kind.seconds, kind.more)]
-        colour = "red" if kind.done == "nothing helps" else "none"
-        made.add_row(f"{kind.count} × {escape(kind.name)}", f"[{colour}]{kind.stable}[/]", kind.done, *ms)
-    console.print(made)
-    if report.parting is not None:
-        console.print(f"[red]a text has other bits where it is cut otherwise, {escape(report.parting)}[/]", soft_wrap=True)
-    for p in report.prices:
-        tokens = f"{p.width} token{'s' * (p.width > 1)}"
-        console.print(
-            f"a pass over {tokens} behind {p.context:,} takes {100 * p.share:.1f} % longer, attention counted", soft_wrap=True
-        )
-    console.print(f"in half precision by --dtype, where nothing is asked for: --exactness {report.default}", soft_wrap=True)
-
-
-LAYERS_BESIDE = 3
-"""Layers of the target side by side in a line of the table."""
-
-
-def _attention(layers: Sequence["Attending"]) -> Table:
-    """A table of the layers' attention, several of them side by side."""
-    attention = Table(title="attention of the target's layers", title_justify="left", header_style="bold")
-    for name in ("layer", "output/\nresidual", "entropy/\nlog n") * LAYERS_BESIDE:
-        attention.add_column(name, justify="right")
-    lines = -(-len(layers) // LAYERS_BESIDE)
-    for line in range(lines):
-        cells = list[str]()
-        for i in range(line, len(layers), lines):
-            output = f"[yellow]{layers[i].output:.3f}[/]" if layers[i].dead else f"{layers[i].output:.3f}"
-            cells += [str(i), output, f"{layers[i].entropy:.2f}"]
-        attention.add_row(*cells)
-    return attention
-
-
-def _findings(title: str, findings: Sequence["Finding"]) -> Table:
-    """Figures with their verdicts and what they mean."""
-    made = Table(title=escape(title), title_justify="left", header_style="bold")
-    for name in ("", "figure", "verdict", "meaning"):
-        made.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
-    for f in findings:
-        figure = f"{f.value:.3g}" if isinstance(f.value, float) else "" if f.value is None else str(f.value)
-        made.add_row(escape(f.name), figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text))
-    return made
-
-
-SHOWN_PARTED = 10
-"""The number of differing texts that are listed."""
-
-
-def show_lossless(console: Console, title: str, report: "Examined") -> None:
-    """Prints how output compares with the target's own: a verdict on each case, texts that differ, and all in the last line."""
-    console.print(_findings(f"{title}, {report.texts} prompts", report.findings))
-    worst = sorted(report.parted, key=lambda found: -found[1].margin)
-    for case, p in worst[:SHOWN_PARTED]:
-        where = f"{case}, seed {p.seed}: text {p.text} parts at token {p.token}"
-        why = f"where plain decoding preferred {p.plain} to {p.ours} by {p.margin:.2g}"
-        verdict = f"within the noise, {report.allowed:.2g}" if p.margin <= report.allowed else "no noise explains it"
-        console.print(escape(f"{where}, {why}: {verdict}"), soft_wrap=True)
-    if len(worst) > SHOWN_PARTED:
-        console.print(f"… and {len(worst) - SHOWN_PARTED} more; --json has them all", soft_wrap=True)
-    console.print(f"[{'green' if report.lossless else 'red'}]{escape(report.summary)}[/]", soft_wrap=True)
 
 
 def knobs_text(knobs: Mapping[str, Any]) -> str:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from draftree.boundary.files import writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import NOTHING_KEPT, emit, given, interruptible, one_voice, speaks
-from draftree.cli.options import AsJson, CostsFile, LoadingOptions, Seed, TargetName, asks_for
+from draftree.cli.options import AsJson, CostsFile, Force, LoadingOptions, Seed, TargetName, asks_for
+from draftree.cli.outputs import check_output, default_name, remove
 from draftree.errors import UnknownName, UserError
 from draftree.models.sources import Loading
 
@@ -25,53 +27,62 @@ THEIRS = "by default the method's"
 class TrainOptions:
     """The options of `draftree train`."""
 
-    name: Annotated[str, typer.Argument(help="The method, or a spec of it with its knobs; or a policy that can be tuned.")]
-    out: Path = knob(help="The folder of the checkpoint; of a tree, the file.")
-    data: list[Path] = knob((), help="JSONL, JSON, parquet, text, or a folder of them; repeat it for several.")
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="The drafter to train (edd, eagle3, …), with options as name:key=value,…; or the policy to fit (static, c2t)."
+        ),
+    ]
+    out: Path | None = knob(
+        None, short="-o", help="The checkpoint's folder (of static, the file); by default NAME-MODEL in this one."
+    )
+    force: Force = False
+    data: list[Path] = knob((), help="Training texts or chats: JSONL, JSON, parquet, text, or a folder; may be repeated.")
     target: TargetName = "demo"
-    drafter: str | None = knob(None, help="Of a policy: the spec or folder of the drafter it is for.")
-    knobs: list[str] = knob((), flag="--set", metavar="KEY=VALUE", help="A knob of the method; repeat it.")
-    init_from: Path | None = knob(None, help="A checkpoint of the same method whose weights it begins with.")
-    regenerate: bool = knob(False, help="Let the target answer the data's prompts first.")
-    regenerate_tokens: int = knob(256, least=1, help="Longest of these answers.")
-    regenerate_batch: int = knob(32, least=1, help="How many texts the target writes at a time.")
-    synthesize: int | None = knob(
-        None, least=1, help="Let the target make up so many questions, and answer them; needs no data."
+    drafter: str | None = knob(None, help="For a policy: the drafter that it will be used with.")
+    knobs: list[str] = knob(
+        (), flag="--set", metavar="KEY=VALUE", help="An option of the drafter (draftree list); may be repeated."
     )
-    synthesize_temperature: float = knob(1.0, above=0, help="They are sampled at.")
-    synthesize_top_p: float = knob(0.99, above=0, most=1, help="Mass of the likeliest tokens they are sampled from.")
-    synthesize_tokens: int = knob(256, least=1, help="Longest of them.")
-    synthesize_system: str | None = knob(None, help="A system message before them; by default the chat template's own.")
-    exclude: list[Path] = knob((), help="A file of prompts that must not be learnt, as an evaluation's; repeat it for several.")
-    server: str | None = knob(None, help="URL of an OpenAI-compatible server of the same model, which writes instead.")
-    server_model: str | None = knob(None, help="The model's name there.")
-    server_parallel: int = knob(16, least=1, help="How many requests are under way at a time.")
-    server_check: int = knob(16, least=0, help="How many of its answers are compared with the target at hand.")
-    server_agreement: float = knob(0.9, least=0, most=1, help="Share of their tokens that must be the target's own likeliest.")
-    stage: str | None = knob(None, help="Whose numbers: by default the method's first; with --init-from, its last.")
+    init_from: Path | None = knob(None, help="Start from the weights of this checkpoint.")
+    regenerate: bool = knob(False, help="Let the model answer the prompts of the data first, and learn from its answers.")
+    regenerate_tokens: int = knob(256, least=1, help="The most tokens of such an answer.")
+    regenerate_batch: int = knob(32, least=1, help="How many answers are written at a time.")
+    synthesize: int | None = knob(None, least=1, help="Let the model write N questions and answer them.")
+    synthesize_temperature: float = knob(1.0, above=0, help="Temperature of these questions.")
+    synthesize_top_p: float = knob(0.99, above=0, most=1, help="Top-p of these questions.")
+    synthesize_tokens: int = knob(256, least=1, help="The most tokens of such a question.")
+    synthesize_system: str | None = knob(None, help="System message for them; by default the template's.")
+    exclude: list[Path] = knob((), help="Prompts that must not be learnt; may be repeated.")
+    server: str | None = knob(None, help="URL of an OpenAI-compatible server of the model.")
+    server_model: str | None = knob(None, help="Name of the model on that server.")
+    server_parallel: int = knob(16, least=1, help="Requests to the server at a time.")
+    server_check: int = knob(16, least=0, help="Answers of the server that are compared with the local model.")
+    server_agreement: float = knob(0.9, least=0, most=1, help="Share of their tokens on which the local model must agree.")
+    stage: str | None = knob(None, help="Stage whose defaults apply; by default the first, with --init-from the last.")
     epochs: float | None = knob(None, above=0, help=f"Passes over the data; {THEIRS}.")
-    batch_size: int | None = knob(None, least=1, help=f"Samples in a step, of all processes; {THEIRS}.")
-    accumulate: int | None = knob(
-        None, least=1, help="Parts in which a process works on its share of a step; by default of at most 4096 tokens each."
-    )
+    batch_size: int | None = knob(None, least=1, help=f"Samples in a step, over all processes; {THEIRS}.")
+    accumulate: int | None = knob(None, least=1, help="Parts of a step in each process; by default of 4096 tokens.")
     lr: float | None = knob(None, above=0, help=f"Learning rate of AdamW; {THEIRS}.")
-    schedule: Literal["constant", "cosine", "linear"] | None = knob(None, help=f"Of the learning rate; {THEIRS}.")
-    floor: float | None = knob(None, least=0, most=1, help=f"Share of the rate with which cosine and linear end; {THEIRS}.")
-    warmup: float | None = knob(None, least=0, help=f"Steps of linear warm-up, or below 1 their share of all; {THEIRS}.")
-    betas: tuple[float, float] | None = knob(None, metavar="BETA BETA", help=f"Of AdamW's two moments; {THEIRS}.")
-    weight_decay: float | None = knob(None, least=0, help=f"Of AdamW; {THEIRS}.")
-    clip: float | None = knob(None, above=0, help=f"Bound of the gradient; {THEIRS}.")
-    clip_by: Literal["norm", "value"] | None = knob(None, help=f"What is bounded: its norm, or each value; {THEIRS}.")
-    max_tokens: int | None = knob(None, least=2, help=f"Longest sample, the target's context at most; {THEIRS}.")
-    held_out: float = knob(0.02, least=0, below=1, help="Share of the samples that is measured on, 64 at most.")
+    schedule: Literal["constant", "cosine", "linear"] | None = knob(None, help=f"Schedule of the learning rate; {THEIRS}.")
+    floor: float | None = knob(
+        None, least=0, most=1, help=f"Share of the learning rate at the end of cosine and linear; {THEIRS}."
+    )
+    warmup: float | None = knob(None, least=0, help=f"Warm-up steps; below 1, their share of all steps; {THEIRS}.")
+    betas: tuple[float, float] | None = knob(None, metavar="BETA BETA", help=f"The two betas of AdamW; {THEIRS}.")
+    weight_decay: float | None = knob(None, least=0, help=f"Weight decay of AdamW; {THEIRS}.")
+    clip: float | None = knob(None, above=0, help=f"Largest norm or value of the gradient; {THEIRS}.")
+    clip_by: Literal["norm", "value"] | None = knob(None, help=f"Clip the norm of the gradient, or each value; {THEIRS}.")
+    max_tokens: int | None = knob(None, least=2, help=f"The most tokens of a sample; {THEIRS}.")
+    skip_bad_rows: bool = knob(False, help="Leave out rows that cannot be read, and name the first of them.")
+    held_out: float = knob(0.02, least=0, below=1, help="Share of the samples that is held out for measurements, at most 64.")
     evaluate_every: int = knob(250, least=1, help="Steps between two measurements.")
-    save_every: int = knob(250, least=1, help="Steps between two saves of the state to go on from.")
-    keep_every: int = knob(0, least=0, help="Steps between two checkpoints that are kept in OUT/step-N; 0 for none.")
-    policy: str = knob("ddtree:nodes=16", metavar="SPEC", help="The acceptance of its trees is measured beside chains'.")
-    bf16: bool = knob(False, help="Forward passes in bfloat16.")
-    cache_features: bool = knob(False, help="Compute the target's features once.")
-    features: str = knob("", help="The folder of the cached ones; OUT/features by default.")
-    track: str = knob("", help="An experiment tracker that is installed: tensorboard, wandb, …")
+    save_every: int = knob(250, least=1, help="Steps between two saves of the training state.")
+    keep_every: int = knob(0, least=0, help="Steps between checkpoints kept in OUT/step-N; 0 for none.")
+    policy: str = knob("ddtree:nodes=16", metavar="SPEC", help="Policy for which the acceptance of trees is measured.")
+    bf16: bool = knob(False, help="Compute in bfloat16.")
+    cache_features: bool = knob(False, help="Compute the model's hidden states once and store them.")
+    features: str = knob("", help="Folder of the stored hidden states; by default OUT/features.")
+    track: str = knob("", help="Experiment tracker: tensorboard, wandb, …")
     costs: CostsFile = None
     seed: Seed = 0
     loading: LoadingOptions = knob(None)
@@ -82,13 +93,8 @@ class TrainOptions:
 def train(ctx: typer.Context, asked: TrainOptions) -> None:
     """Train a drafter for a target; the same command goes on where it was interrupted.
 
-    What is not given is as the method's paper or official code has it: `draftree list` shows the numbers, and the run's first
-    line those it takes. An interrupted run keeps the numbers it began with.
-
-    `accelerate launch -m draftree train …` runs it on several processes.
-
-    `draftree train POLICY --drafter …` fits a policy that can be tuned to a drafter; there, too, what is not given is as the
-    paper has it, and `--set` sets its knobs.
+    Defaults are those of the method's paper or official code; `draftree list` shows them. `accelerate launch -m
+    draftree train …` trains on several GPUs. `draftree train static --drafter …` and `train c2t` fit a policy to a drafter.
     """
     if "LOCAL_RANK" in os.environ:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once; DDP remarks on what is meant to be so
@@ -100,20 +106,42 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
         from draftree.cli import inputs, terminal
 
         chosen = sort.of(asked.name, asked.knobs, said)
+        ending = "" if sort.resumes else ".json"
+        out = asked.out or Path(default_name(kind, asked.target) + ending)
+        make_way(out, asked.force, folder=sort.resumes)
         inputs.quiet()
-        again = f"the same command goes on from what is kept in '{asked.out}'" if sort.resumes else NOTHING_KEPT
+        again = f"the same command goes on from what is kept in '{out}'" if sort.resumes else NOTHING_KEPT
         with interruptible(again), terminal.progress(f"train {asked.name}", None) as tell:
             plain = {"exactness": asked.loading.get("exactness") or "ties"}  # what is learnt from may have other last bits
-            end = chosen.fit(asked.target, asked.data, asked.out, tell, **{**asked.loading, **plain})
+            end = chosen.fit(asked.target, asked.data, out, tell, **{**asked.loading, **plain})
     if speaks() and asked.as_json:
-        emit({**end.figures, "out": str(asked.out)})
+        emit({**end.figures, "out": str(out)})
     elif speaks():
-        show(end, asked.out)
+        show(end, out)
+
+
+UNFINISHED = ("training.pt", "trees")
+"""What is in the folder of a run that goes on where it was interrupted."""
+
+
+def make_way(out: Path, force: bool, folder: bool) -> None:
+    """Remove a finished result that is to be overwritten; leave an interrupted run, unless `--force` begins it anew.
+
+    Raises:
+        UserError: the output cannot be written, or must not be overwritten.
+    """
+    finished = not folder or ((out / "config.json").is_file() and not any((out / n).exists() for n in UNFINISHED))
+    if not force and not finished:
+        writable(out, folder=folder)
+    elif check_output(out, force, folder=folder):
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UserError(f"'{out}' exists, and several processes do not overwrite it: remove it first")
+        remove(out)
 
 
 PLACE = frozenset(f.name for f in fields(Loading))
 """Options of loading a target."""
-COMMON = frozenset({"name", "data", "out", "target", "knobs", "as_json"})
+COMMON = frozenset({"name", "data", "out", "force", "target", "knobs", "as_json"})
 """Options of every training."""
 
 

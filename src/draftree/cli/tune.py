@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import typer
 
 from draftree.boundary.files import writable
 from draftree.boundary.knobs import knob
-from draftree.cli.console import emit, interruptible
+from draftree.cli.console import emit, interruptible, remark
 from draftree.cli.options import AsJson, CostsFile, LoadingOptions, Seed, TargetName, asks_for
 from draftree.errors import UserError
 
@@ -17,19 +18,23 @@ from draftree.errors import UserError
 class TuneOptions:
     """The options of `draftree tune`."""
 
-    policy: str = knob("pct", help="A spec; knobs that it names are left as they are.")
-    drafter: str | None = knob(None, help="A spec or a checkpoint's folder; by default the target's usual one.")
+    policy: str = knob("pct", help="The policy; options given in it (name:key=value) stay fixed.")
+    drafter: str | None = knob(None, help="The drafter; by default the one of generate.")
     target: TargetName = "demo"
-    suite: str = knob("demo", help="A shipped suite, a file of prompts, or FORMAT:FILE of a benchmark.")
-    knobs: list[str] = knob((), flag="--knob", help="Search only this knob; repeat it. By default all with a range.")
-    trials: int = knob(40, min=1, help="Settings that are tried, those of an interrupted search among them.")
-    limit: int | None = knob(None, min=4, help="Only the first so many prompts.")
-    max_new_tokens: int = knob(128, min=2, help="How many tokens may be written for each.")
-    temperature: float = knob(0.0, least=0, help="0 for greedy decoding; drawn by match above it.")
-    recording: Path = knob(Path("recording"), help="A folder of recordings; what is missing there is recorded first.")
-    storage: Path | None = knob(None, help="A file in which optuna keeps the settings tried, to go on from.")
+    suite: str = knob("demo", help="Prompts: a shipped suite, a file, or FORMAT:FILE of a benchmark (draftree list).")
+    knobs: list[str] = knob(
+        (), flag="--knob", help="Search only this option of the policy; may be repeated. By default all with a range."
+    )
+    trials: int = knob(40, min=1, help="Number of settings to try.")
+    limit: int | None = knob(None, min=4, help="Only the first N prompts.")
+    max_new_tokens: int = knob(128, min=2, help="The most tokens to write for each prompt.")
+    temperature: float = knob(0.0, least=0, help="0 for greedy decoding.")
+    recording: Path | None = knob(
+        None, help="Folder in which recorded texts are kept for later searches; by default they are removed."
+    )
+    storage: Path | None = knob(None, help="File of optuna with the settings tried, to continue an interrupted search.")
     costs: CostsFile = None
-    machine: str | None = knob(None, help="A machine that is not here, whose costs stand for --costs: figures are simulated.")
+    machine: str | None = knob(None, help="Simulate another machine by its saved costs (draftree list).")
     seed: Seed = 0
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
@@ -37,7 +42,7 @@ class TuneOptions:
 
 @asks_for
 def tune(ctx: typer.Context, asked: TuneOptions) -> None:
-    """Search for the knobs of a policy on half of the prompts, and say what they bring on the other half."""
+    """Search for the best options of a policy on half of the prompts, and measure them on the other half."""
     from draftree.cli import inputs, terminal
     from draftree.cli.replay import record
     from draftree.evaluation import suites
@@ -67,9 +72,11 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
     if engine.drafter.sends_probes:
         raise UserError(f"drafter '{drafter}' cannot be replayed: it sends probes, which need a pass of the target")
     requests, _ = chosen(suite.prompts, engine, asked.max_new_tokens, asked.limit)
-    recordings = Recordings.open(asked.recording, engine.target, [engine.drafter.needs])
+    kept = asked.recording or Path(ctx.with_resource(TemporaryDirectory(prefix="draftree-")))
+    recordings = Recordings.open(kept, engine.target, [engine.drafter.needs])
     work = Bench([Cell(None, None, asked.temperature)], engines, requests, asked.seed, recordings=recordings)
     record(work)
+    remark(f"{asked.trials} settings are replayed along half of the texts; the first one shows how long that takes")
     search = Search(engine, drafter, asked.policy, recordings, asked.temperature, asked.seed)
     again = f"the same command goes on from '{asked.storage}'" if asked.storage else "name --storage to go on from there"
     with terminal.progress("tune", asked.trials) as advance, interruptible(again):

@@ -10,8 +10,10 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -30,7 +32,10 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from draftree.aliases import OPTION, SAME
+from draftree.aliases import OPTION, PROMPT, accepted, filled, instead
+from draftree.aliases.values import rewritten
+from draftree.boundary.arguments import row_of_ids
+from draftree.boundary.knobs import whole
 from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError, shown
 from draftree.hf.batch import Call, prompts, write
@@ -68,6 +73,11 @@ NOT_HERE: Mapping[str, str] = {
 """Arguments of `generate` that transformers does not pass on to a hook."""
 READ = frozenset(("attention_mask", "position_ids", *CACHES, "use_cache", "logits_to_keep"))
 """Arguments of the model's forward, prepared by transformers, that the hook reads or can leave aside."""
+OWN = tuple(field.name for field in fields(Options))
+"""Names of the options of `Engine.complete`."""
+THEIRS: Mapping[str, str] = {"stop": "stop_strings", "n": "num_return_sequences", "suppress": "suppress_tokens"}
+"""transformers' names of options of `Engine.complete`, where they differ."""
+TEXTS = "engine.chat('text') answers, engine.complete('text') continues a text"
 IDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 """The dtypes of prompt ids."""
 
@@ -132,7 +142,7 @@ class Hook:
                     criteria.append(StopStringCriteria(self._tokenizer or engine.tokenizer, stop_strings))
                 except UserError as error:
                     raise UserError(f"stop_strings need a tokenizer, speculate(tokenizer=…) takes one: {error}") from error
-            rows = prompts(input_ids, model_kwargs, engine.target.decoder.window is not None)
+            rows = prompts(input_ids, model_kwargs, engine.target.decoder.hf.window is not None)
             call = Call(input_ids, rows, generation_config, [*logits_processor], criteria)
             sampling = call.sampling(self._seed if seed is None else Options(seed=seed).seed)
             written, self.stats = write(engine, call, sampling, streamer, self._reuse)
@@ -171,17 +181,15 @@ def generate(
     """
     model: Any = engine.target.decoder.model
     check_types(None, tokenizer)
-    if isinstance(inputs, str) or (isinstance(inputs, list) and all(isinstance(text, str) for text in inputs)):
-        told = "engine.chat('text') answers, engine.complete('text') continues a text"
-        raise UserError(f"inputs is {shown(inputs)}, allowed is a tensor of ids [B, n]: {told}")
-    for name in options.keys() & SAME[OPTION].keys():
-        if not hasattr(model.generation_config, name):
-            raise UserError(f"{name} is given, but engine.generate takes transformers' options: {SAME[OPTION][name]}")
-    if not (inputs is None or (isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.dtype in IDS)):
-        raise UserError(f"inputs is {shown(inputs)}, allowed is a tensor of ids [B, n]")
+    if inputs is not None:
+        check_ids(inputs, options)
+    check_names(model, options)
+    for name in ("max_new_tokens", "min_new_tokens", "max_length", "num_return_sequences"):
+        if not (options.get(name) is None or whole(options[name], 1 - (name == "min_new_tokens"))):
+            raise UserError(f"{name} is {shown(options[name])}, allowed is a whole number above 0")
     for name, allowed in NOT_HERE.items():
         if options.get(name) not in (None, False):
-            raise UserError(f"{name} is given, allowed is {allowed}")
+            raise UserError(f"{name} is given, allowed is {filled(name, options[name]) or allowed}")
     config, default = options.get("generation_config"), model.generation_config
     told = [options, *(vars(c) for c in (config, default) if c is not None)]
     asked = {n: next((o[n] for o in told if o.get(n) is not None), None) for n in ("stop_strings", *REFUSED)}
@@ -195,6 +203,74 @@ def generate(
     options = without_stop_strings(options, default)
     written: Tensor | GenerateDecoderOnlyOutput = model.generate(inputs, custom_generate=loop, **options)
     return written
+
+
+def check_names(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
+    """Refuse options of other tools, and of `Engine.complete`, where `generate` of transformers does not have them.
+
+    Raises:
+        UserError: it says what to write.
+    """
+    config = model.generation_config
+    for name in options:
+        if hasattr(config, name) or name in NOT_HERE:
+            continue
+        if accepted(PROMPT, name, ["prompt"]) == "prompt" and name not in ("inputs", "input_ids"):
+            raise UserError(f"{name} is given, but engine.generate takes ids: {TEXTS}")
+        ours = accepted(OPTION, name, OWN)
+        if ours in OWN and ours != "seed":
+            theirs = THEIRS.get(ours, ours)
+            told = f": {theirs}" if hasattr(config, theirs) else f"; engine.complete takes {ours}"
+            raise UserError(f"{name} is given, but engine.generate takes transformers' options{told}")
+        if name in ("sampling_params", "drafter", "policy", "acceptor", "stream", "callback"):
+            raise UserError(f"unknown option of engine.generate '{name}': {instead(OPTION, name) or TEXTS}")
+
+
+def instead_of_text(options: Mapping[str, Any]) -> str:
+    """Return the calls that take a text, with the options of `generate` that each of them takes.
+
+    Args:
+        options: that were given with the text.
+    """
+    if not options:
+        return TEXTS
+    ours = [n for n, value in options.items() if accepted(OPTION, n, OWN) in OWN or n not in rewritten({n: value})]
+    theirs = [n for n in options if n not in ours and hasattr(GenerationConfig(), n)]
+    values = "".join(f", {name}={shown(options[name])}" for name in ours)
+    told = [f"for a text write engine.complete('text'{values})"]
+    if theirs:
+        told.append(f"with {' and '.join(theirs)} engine.generate(engine.tokenizer('text', return_tensors='pt').input_ids, …)")
+    hints = {n: filled(n, value) or instead(OPTION, n) for n, value in options.items() if n not in (*ours, *theirs)}
+    return "; ".join([*told, *(f"for {name} {hint}" for name, hint in hints.items() if hint)])
+
+
+def check_ids(inputs: Any, options: Mapping[str, Any]) -> None:
+    """Refuse prompts that are no tensor of ids [B, n].
+
+    Args:
+        inputs: the prompts.
+        options: that are given with them.
+
+    Raises:
+        UserError: it says how to make one of what is given.
+    """
+    if isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.dtype in IDS:
+        return
+    told = "engine.complete takes a list of ids or texts"
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
+        told = instead_of_text(options)
+    elif isinstance(inputs, Mapping):
+        told = "engine.generate(**inputs) gives those of a tokenizer"
+    elif isinstance(inputs, Tensor) and inputs.dim() == 1:
+        told = "ids[None] is a batch of one prompt"
+    elif isinstance(inputs, Tensor):
+        told = "ids.long() makes whole numbers" if inputs.is_floating_point() else "a prompt has ids in one row"
+    elif row_of_ids(inputs) is not None:
+        told = f"torch.tensor([ids]) makes one; {told}"
+    elif isinstance(inputs, list | tuple | np.ndarray):
+        told = f"torch.tensor(ids) makes one; {told}"
+    raise UserError(f"inputs is {shown(inputs)}, allowed is a tensor of ids [B, n]: {told}")
 
 
 def arguments_of_generate(model: PreTrainedModel) -> Mapping[str, Any]:

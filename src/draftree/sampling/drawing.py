@@ -14,7 +14,7 @@ from draftree.kernels.largest import likeliest
 from draftree.sampling.distributions import absent
 from draftree.sampling.noise import Keyed, gumbel
 from draftree.sampling.settings import Sampling
-from draftree.tree import Candidates, Drafted, Draw, Floats, Ints
+from draftree.tree import Bools, Candidates, Drafted, Draw, Floats, Ints
 
 BEYOND = 8
 """Values that a top-k asks for beyond k; half-precision logits often tie."""
@@ -203,3 +203,41 @@ def _on_host(values: Tensor, indices: Tensor) -> tuple[Floats, Ints]:
     """Values and indices in one transfer; float64 holds whole numbers below 2⁵³ exactly."""
     both = torch.stack((values.double(), indices.double())).cpu().numpy()
     return both[0], both[1].astype(np.int64)
+
+
+def nothing_beside(found: Candidates, open_: Bools) -> Candidates:
+    """Return candidates after all nodes of a frontier, with nothing after those that leave one token."""
+    if open_.all():
+        return found
+    spread = found.shared(np.maximum(np.cumsum(open_) - 1, 0))
+    return replace(spread, log_q=np.where(open_[:, None], spread.log_q, -np.inf))
+
+
+def beside(found: Candidates, forced: Ints) -> Candidates:
+    """Return candidates after all nodes of a frontier, where some sequences leave only one token.
+
+    Args:
+        found: after the nodes that leave a choice.
+        forced: [F] the token after each of the others; −1 for those.
+    """
+    fixed = np.flatnonzero(forced >= 0)
+    place = np.cumsum(forced < 0) - 1  # of each open node among those found
+    whole = replace(found, logs=found.log_probs, drafted=None).shared(np.maximum(place, 0))
+    tokens, log_q = whole.tokens.copy(), whole.log_q.copy()
+    tokens[fixed], log_q[fixed] = 0, -np.inf
+    tokens[fixed, 0], log_q[fixed, 0] = forced[fixed], 0.0
+
+    def certain(logs: Tensor | None) -> Tensor | None:
+        if logs is None:
+            return None
+        logs, at = logs.clone(), torch.from_numpy(fixed).to(logs.device)
+        logs[at] = -torch.inf
+        logs[at, torch.from_numpy(forced[fixed]).to(logs.device)] = 0.0
+        return logs
+
+    unconditioned = found.unconditioned
+    if unconditioned is not None and found.drafted is not None:
+        unconditioned = found.drafted.whole(unconditioned)
+    if unconditioned is not None:
+        unconditioned = unconditioned[torch.from_numpy(np.maximum(place, 0)).to(unconditioned.device)]
+    return replace(whole, tokens=tokens, log_q=log_q, logs=certain(whole.logs), unconditioned=certain(unconditioned))

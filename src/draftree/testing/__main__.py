@@ -6,10 +6,11 @@ Named drafters, policies or acceptors, be they of other packages, are tested wit
 import argparse
 import sys
 import time
+import warnings
 
 import torch
 
-from draftree.errors import DraftreeError
+from draftree.errors import DraftreeError, DraftreeWarning
 from draftree.models.capture import Eager, Graphs
 from draftree.registry import KINDS, part, parts
 from draftree.testing.conformance import SCRIPTED, Suite, cases
@@ -35,6 +36,7 @@ def main() -> int:
     except DraftreeError as error:
         parser.error(str(error))
     chosen = cases(asked["full"], only)
+    warnings.simplefilter("error", DraftreeWarning)  # as of a drafter that raises an exception
     torch.set_num_threads(1)  # the models are tiny, and threads would only wait for each other
     target = tiny_target(capture=Graphs(Recorder()) if asked["captured"] else Eager(), compiled=asked["compiled"])
     suite, failed, start = Suite(target), 0, time.perf_counter()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, cast, final
 from zlib import crc32
 
 import numpy as np
@@ -28,7 +28,6 @@ from draftree.drafters.base import Drafter, Trainable
 from draftree.engine import Engine, Held
 from draftree.errors import UserError
 from draftree.loop import Parts, State, admit, decode, plain, release, step
-from draftree.models.compiling import compiled_kinds, hasten
 from draftree.models.target import Needs, Target
 from draftree.policies.base import Policy, append
 from draftree.registry import KINDS, check_exact, part, parts
@@ -38,6 +37,7 @@ from draftree.sampling.distributions import Distributions, processed
 from draftree.sampling.drawing import Drawing
 from draftree.sampling.noise import Chance, Keyed, gumbel
 from draftree.sampling.settings import Sampling
+from draftree.scheduling.handle import Handle
 from draftree.testing.fakes import Always, Coached, Never, Scripted, Sometimes, tiny_target
 from draftree.tree import Candidates, Draw, Ints, Room, Tree, Verdict
 
@@ -92,6 +92,7 @@ class Coverage:
         accepted: steps by how many drafted nodes were accepted.
         siblings: accepted nodes by their place among their siblings.
         inside: texts that ended in the middle of an accepted path.
+        preempted: how often a sequence made room for others.
         ties: differences from plain decoding, each at logits closer than the numerical noise.
     """
 
@@ -101,6 +102,7 @@ class Coverage:
     accepted: Counter[int] = field(default_factory=Counter)
     siblings: Counter[int] = field(default_factory=Counter)
     inside: int = 0
+    preempted: int = 0
     ties: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -115,6 +117,7 @@ class Coverage:
             f"accepted  drafted nodes in a step: {counts(self.accepted)}",
             f"siblings  accepted nodes by their place: {counts(self.siblings)}",
             f"inside    texts that ended in the middle of an accepted path: {self.inside}",
+            f"preempted sequences that made room for others: {self.preempted}",
             f"ties      {', '.join(self.ties) or 'none'}",
         ])  # fmt: skip
 
@@ -194,8 +197,8 @@ class Suite:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(3)
                 made = part("drafter", name)().example(self.target)
-            if isinstance(made, Trainable) and compiled_kinds(self.target.decoder.model):
-                hasten(made.model, self.target.loading, True)
+            if isinstance(made, Trainable) and self.target.decoder.native_kinds:
+                made.use_kernels(self.target)
             self._examples[name] = made
         return Coached(self._examples[name], coach(plans, self.target.decoder.vocab))
 
@@ -491,6 +494,43 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
         look(state)
 
 
+def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
+    """Submitted requests join, leave, are cancelled and preempted at random steps; every text is the one it is alone."""
+    sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
+    mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
+    waiting = [
+        Request([*suite.prompt(1 + (5 * i) % 11), i], 2 + (7 * i) % 12, number=i, sampling=mixed[i % len(mixed)])
+        for i in range(count + 2)
+    ]
+    drafter, costs = suite.drafter(case.drafter, waiting, coach=Always), RandomCosts(crc32(str(case).encode()))
+    engine, handles = Engine(suite.target, drafter, policy, costs=cast(Costs, costs)), list[Handle]()
+    engine.set_limits(max_sequences=count, max_cache_tokens=10 * count, max_batch_tokens=5, prefix_block=2)
+    scheduler = engine.scheduler
+
+    def room() -> Room:
+        assert scheduler.batch is not None
+        return scheduler.batch[1].room(suite.target)
+
+    engine.acceptor = Watched(acceptor, room, suite.coverage)
+    while waiting or scheduler.unfinished:
+        while waiting and rng.random() < 0.4:
+            handles.append(engine.submit(waiting.pop(0)))
+        engine.step()
+        assert scheduler.cache_tokens <= 10 * count, f"{case}: {scheduler.cache_tokens} tokens are in the cache"
+        if scheduler.batch is not None and scheduler.batch[1].live.size and rng.random() < 0.15:
+            _look(suite.target, str(case), scheduler.batch[1], drafter, scheduler.state)
+        for handle in handles:
+            if not handle.finished and rng.random() < 0.02:
+                engine.cancel(handle)
+    for handle in handles:
+        request, got = handle.request, handle.result().tokens
+        if handle.status == "finished":
+            suite.judge(acceptor, request, request.sampling, got, str(case))
+        elif acceptor.keeps_text and got:
+            suite.same(replace(request, max_new_tokens=len(got)), request.sampling, got, str(case))
+    suite.coverage.preempted += sum(handle.stats.preemptions for handle in handles)
+
+
 Check = Callable[[Suite, Case, Policy, Acceptor], None]
 EVERYWHERE: dict[str, Check] = {"one": _one, "ragged": _ragged}
 """Checks that every pairing goes through."""
@@ -503,6 +543,8 @@ PAIRWISE: dict[str, Check] = {
     "processed": _processed,
     "joining": partial(_joining, 3),
     "joining-8": partial(_joining, 8),
+    "scheduled": partial(_scheduled, 3),
+    "scheduled-8": partial(_scheduled, 8),
 }
 """Checks covered pairwise: every two of check, drafter, policy and acceptor meet in some case."""
 CHECKS = EVERYWHERE | PAIRWISE

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from draftree.drafters.base import Drafter
-from draftree.drafters.lookup.texts import Texts, cut, extended
+from draftree.drafters.base import Drafter, picked
+from draftree.drafters.lookup.texts import NO_TEXT, Texts, cut, extended
+from draftree.models.cache import SlotCache
 from draftree.models.capture import Capture, Eager, Made
-from draftree.models.compiling import hasten
 from draftree.models.decoder import Decoder
+from draftree.models.kernel_choice import choose_kernels
 from draftree.models.sources import Loading
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.sampling.distributions import absent
@@ -55,8 +56,9 @@ def tiny_target(context: int = 40, seed: int = 1, capture: Capture = Eager(), co
         model = LlamaForCausalLM(config).requires_grad_(False)
     if not compiled:
         return Target(Decoder(model.double(), capture=capture), "tiny")
-    hasten(model, Loading(), True)
-    return Target(Decoder(model, capture=capture), "tiny")
+    decoder = Decoder(model, capture=capture)
+    choose_kernels(decoder, Loading(compile=True))
+    return Target(decoder, "tiny")
 
 
 class Recorder:
@@ -238,6 +240,9 @@ class Scripted(Drafter[Texts]):
     def truncate(self, state: Texts, lengths: Ints, rows: Ints | None = None) -> Texts:
         return cut(state, lengths, rows)
 
+    def select(self, state: Texts, rows: Ints, cache: SlotCache) -> Texts:
+        return picked(state, rows, NO_TEXT)
+
 
 @final
 class Always(Scripted):
@@ -323,6 +328,10 @@ class Coached(Drafter[tuple[Any, Texts]]):
 
     def truncate(self, state: tuple[Any, Texts], lengths: Ints, rows: Ints | None = None) -> tuple[Any, Texts]:
         return self._drafter.truncate(state[0], lengths, rows), self._script.truncate(state[1], lengths, rows)
+
+    def select(self, state: tuple[Any, Texts], rows: Ints, cache: SlotCache) -> tuple[Any, Texts] | None:
+        inner = self._drafter.select(state[0], rows, cache)
+        return None if inner is None else (inner, picked(state[1], rows, NO_TEXT))
 
     def carry(self, state: tuple[Any, Texts]) -> tuple[Any, Texts]:
         return self._drafter.carry(state[0]), ()

@@ -1,0 +1,116 @@
+"""What `draftree doctor` prints: figures with their verdicts, and in the last line what follows from them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from draftree.cli.terminal import table
+
+if TYPE_CHECKING:
+    from draftree.doctor.exact import ExactReport
+    from draftree.doctor.findings import Finding
+    from draftree.doctor.fit import Report
+    from draftree.doctor.verdicts import Report as Examined
+    from draftree.models.attention import Attending
+
+SHORT = {"confidence": "mean q", "calibration": "ECE"}
+"""Heads of the doctor's columns, so that they stand side by side in 80 columns; ECE is the expected calibration error."""
+VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
+
+
+def show_report(console: Console, title: str, report: "Report") -> None:
+    """Prints the doctor's findings: the figures, those by depth, and in the last line what is likely wrong."""
+    console.print(_findings(f"{title}, on {report.tokens} tokens of {report.texts} texts", report.findings))
+    if report.depths:
+        rows = [
+            {SHORT.get(k, k): f"{v:.2f}" if isinstance(v, float) else str(v) for k, v in asdict(d).items()}
+            for d in report.depths
+        ]
+        console.print(table("by depth", rows))
+    if report.layers:
+        console.print(_attention(report.layers))
+    for suspect in report.suspects:
+        console.print(f"[red]{escape(suspect.cause)}[/]: {escape(suspect.evidence)}", soft_wrap=True)
+    weak = [f.name for f in report.findings if f.verdict == "warn"]
+    watch = f"; to be watched: {', '.join(weak)}" if weak else ""
+    why = "; ".join(report.bad)
+    if report.suspects:
+        console.print(f"[red]bad, likely wrong: {escape(why)}[/]", soft_wrap=True)
+    elif report.bad:
+        console.print(f"[red]bad: {escape(why)}, and no known fault explains it{escape(watch)}[/]", soft_wrap=True)
+    else:
+        console.print(f"[green]healthy{escape(watch)}[/]", soft_wrap=True)
+
+
+def show_exact(console: Console, title: str, report: "ExactReport") -> None:
+    """Prints what keeps a token's bits: kind by kind of layers, the price of passes, and what follows for the default."""
+    made = Table(title=escape(title), title_justify="left", header_style="bold")
+    for name in ("layers", "rows keep their bits", "what is done"):
+        made.add_column(name)
+    for name in ("ms of a step", "more"):
+        made.add_column(name, justify="right")
+    for kind in report.layers:
+        ms = ["" if s is None else f"{1e3 * s:.2f}" for s in (kind.seconds, kind.more)]
+        colour = "red" if kind.done == "nothing helps" else "none"
+        made.add_row(f"{kind.count} × {escape(kind.name)}", f"[{colour}]{kind.stable}[/]", kind.done, *ms)
+    console.print(made)
+    if report.parting is not None:
+        console.print(f"[red]a text has other bits where it is cut otherwise, {escape(report.parting)}[/]", soft_wrap=True)
+    for p in report.prices:
+        tokens = f"{p.width} token{'s' * (p.width > 1)}"
+        console.print(
+            f"a pass over {tokens} behind {p.context:,} takes {100 * p.share:.1f} % longer, attention counted", soft_wrap=True
+        )
+    console.print(f"in half precision by --dtype, where nothing is asked for: --exactness {report.default}", soft_wrap=True)
+
+
+LAYERS_BESIDE = 3
+"""Layers of the target side by side in a line of the table."""
+
+
+def _attention(layers: Sequence["Attending"]) -> Table:
+    """A table of the layers' attention, several of them side by side."""
+    attention = Table(title="attention of the target's layers", title_justify="left", header_style="bold")
+    for name in ("layer", "output/\nresidual", "entropy/\nlog n") * LAYERS_BESIDE:
+        attention.add_column(name, justify="right")
+    lines = -(-len(layers) // LAYERS_BESIDE)
+    for line in range(lines):
+        cells = list[str]()
+        for i in range(line, len(layers), lines):
+            output = f"[yellow]{layers[i].output:.3f}[/]" if layers[i].dead else f"{layers[i].output:.3f}"
+            cells += [str(i), output, f"{layers[i].entropy:.2f}"]
+        attention.add_row(*cells)
+    return attention
+
+
+def _findings(title: str, findings: Sequence["Finding"]) -> Table:
+    """Figures with their verdicts and what they mean."""
+    made = Table(title=escape(title), title_justify="left", header_style="bold")
+    for name in ("", "figure", "verdict", "meaning"):
+        made.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
+    for f in findings:
+        figure = f"{f.value:.3g}" if isinstance(f.value, float) else "" if f.value is None else str(f.value)
+        made.add_row(escape(f.name), figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text))
+    return made
+
+
+SHOWN_PARTED = 10
+"""The number of differing texts that are listed."""
+
+
+def show_lossless(console: Console, title: str, report: "Examined") -> None:
+    """Prints how output compares with the target's own: a verdict on each case, texts that differ, and all in the last line."""
+    console.print(_findings(f"{title}, {report.texts} prompts", report.findings))
+    worst = sorted(report.parted, key=lambda found: -found[1].margin)
+    for case, p in worst[:SHOWN_PARTED]:
+        where = f"{case}, seed {p.seed}: text {p.text} parts at token {p.token}"
+        why = f"where plain decoding preferred {p.plain} to {p.ours} by {p.margin:.2g}"
+        verdict = f"within the noise, {report.allowed:.2g}" if p.margin <= report.allowed else "no noise explains it"
+        console.print(escape(f"{where}, {why}: {verdict}"), soft_wrap=True)
+    if len(worst) > SHOWN_PARTED:
+        console.print(f"… and {len(worst) - SHOWN_PARTED} more; --json has them all", soft_wrap=True)
+    console.print(f"[{'green' if report.lossless else 'red'}]{escape(report.summary)}[/]", soft_wrap=True)
