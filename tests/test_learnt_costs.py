@@ -169,6 +169,39 @@ def test_exploring_stops_where_all_is_known_and_loses_little() -> None:
     assert costs.settled
 
 
+def test_draft_steps_that_were_timed_under_a_load_are_tried_again_once_it_is_gone() -> None:
+    """Where they seem too slow nothing is drafted, so that nothing would tell that they no longer are."""
+    learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
+    sizes = dict.fromkeys(("draft", "commit", "find"), Size(seconds=1e-3))
+    drafter, token, true = Learner(None, {}, sizes, lambda: SPEED), 0.02, 1e-3
+    slow = CostTable((Costs({1: 100 * true}, dict.fromkeys((1, 2, 4, 8, 16, 32), token), context=128),))
+    for _ in range(4):
+        OnlineCosts(learner, drafter).teach(slow)
+    costs, drafted = OnlineCosts(learner, drafter), 0
+    for _ in range(10 * online.EXPLORED):
+        pays = costs.at(128, 1).draft_seconds(1) < token / 2
+        drafts, seconds = (DraftStep(1, true),) * pays, token + true * pays
+        costs.observe(StepTimes(128, 1, 1 + pays, token, drafts, seconds=seconds, gained=1 + pays))
+        drafted += pays
+    assert costs.at(128, 1).draft_seconds(1) < 2 * true
+    assert drafted > 5 * online.EXPLORED
+
+
+@pytest.mark.parametrize("factor", [1, 4, 50])
+def test_draft_steps_that_are_slow_are_tried_for_a_hundredth_of_the_time(factor: float) -> None:
+    learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
+    sizes = dict.fromkeys(("draft", "commit", "find"), Size(seconds=1e-3))
+    drafter, token = Learner(None, {}, sizes, lambda: SPEED), 0.02
+    costs, lost, steps = OnlineCosts(learner, drafter), 0.0, 4000
+    costs.teach(CostTable((Costs({1: factor * token}, dict.fromkeys((1, 2, 4, 8, 16, 32), token), context=128),)))
+    for _ in range(steps):
+        pays = costs.at(128, 1).draft_seconds(1) < token / 2
+        drafts, seconds = (DraftStep(1, factor * token),) * pays, token * (1 + factor * pays)
+        costs.observe(StepTimes(128, 1, 1, token, drafts, seconds=seconds, gained=1))
+        lost += factor * token * pays
+    assert lost <= (online.SHARE * steps + online.MOST + factor) * token * 1.02
+
+
 def learner(path: Path, size: Size = FLAT) -> Learner:
     return Learner(path, {"device": "a"}, {"target": size}, lambda: SPEED)
 

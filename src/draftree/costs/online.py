@@ -42,6 +42,8 @@ OPTIMISM, UNCERTAIN = 1.0, 0.25
 """Standard deviations by which exploring steps take passes to be faster, and the deviation from which on exploring pays."""
 FORGOTTEN = 1 / 64
 """Share of a step in the running rate of tokens per second."""
+STALE = 32
+"""Steps without a draft step after which what is known of draft steps may no longer hold."""
 
 
 @final
@@ -118,8 +120,10 @@ class Learner:
 class OnlineCosts:
     """The learnt costs of a target with a drafter.
 
-    Where the curves are uncertain, some steps explore: they take passes to be as fast as they may well be. What such steps lose
-    against the running rate of tokens per second is bounded by a hundredth of the time.
+    Where the curves are uncertain, some steps explore: they take passes to be as fast as they may well be. Where no draft step
+    was timed for a while, they take draft steps to be no slower than their estimate: nothing is drafted where drafting was
+    timed under another load, and so nothing would correct it. What such steps lose against the running rate of tokens per
+    second is bounded by a hundredth of the time.
 
     Args:
         target: the learner with the model "target".
@@ -128,10 +132,10 @@ class OnlineCosts:
 
     def __init__(self, target: Learner, drafter: Learner) -> None:
         self.target, self.drafter = target, drafter
-        self._known: dict[tuple[int, int, bool], Costs] = {}
+        self._known: dict[tuple[int, int, bool, bool], Costs] = {}
         self._version = (-1, -1)
         self._allowed, self._token = CREDIT, 0.0
-        self._exploring, self._steps = False, 0
+        self._exploring, self._steps, self._undrafted = False, 0, STALE
         self._gained, self._spent = 0.0, 0.0
 
     def at(self, context: int, rows: int) -> Costs:
@@ -142,21 +146,27 @@ class OnlineCosts:
             rows: the number of sequences.
         """
         context = -(-context // CONTEXT_STEP) * CONTEXT_STEP
-        expected = self._costs(context, rows, False)
+        expected, stale = self._costs(context, rows), self._undrafted >= STALE
         self._token = expected.token
         turn = self._steps % EXPLORED == EXPLORED - 1
-        self._exploring = turn and self._allowed > 1 and self._uncertain(context, rows)
-        return self._costs(context, rows, True) if self._exploring else expected
+        self._exploring = turn and self._allowed > 1 and (stale or self._uncertain(context, rows))
+        return self._costs(context, rows, True, stale) if self._exploring else expected
 
     def observe(self, step: StepTimes) -> None:
         """Learn from a step that has run."""
+        drafts = self.drafter.models["draft"].correction.timings
+        self._learn(step)
+        learnt = self.drafter.models["draft"].correction.timings > drafts
+        self._undrafted = 0 if learnt else self._undrafted + 1
+
+    def _learn(self, step: StepTimes) -> None:
         self._account(step)
         self._steps += 1
         context = -(-step.context // CONTEXT_STEP) * CONTEXT_STEP
         place = Place(step.tokens, context, step.sequences)
         model = self.target.models["target"]
         if model.correction.timings > SETTLED and self._steps % SELDOM:
-            expected = self._costs(context, step.sequences, False).target_seconds(step.tokens / step.sequences)
+            expected = self._costs(context, step.sequences).target_seconds(step.tokens / step.sequences)
             if abs(np.log(step.target / expected)) < UNEXPECTED:
                 return
         self.target.learn("target", place, step.target)
@@ -174,7 +184,7 @@ class OnlineCosts:
     def table(self) -> CostTable:
         """Return the expected costs at two contexts and of one sequence, to count by and to save."""
         about = {**self.target.about, **self.drafter.about, "learnt": str(self.target.models["target"].correction.timings)}
-        return CostTable(tuple(self._costs(context, 1, False) for context in SAMPLED), about)
+        return CostTable(tuple(self._costs(context, 1) for context in SAMPLED), about)
 
     @property
     def settled(self) -> bool:
@@ -195,6 +205,7 @@ class OnlineCosts:
             for name, seconds in (("commit", entry.commit), ("find", entry.find)):
                 if seconds > 0:
                     self.drafter.learn(name, Place(1, context, rows), seconds, measured=True)
+        self._undrafted = 0
         self.target.save()
         self.drafter.save()
 
@@ -215,21 +226,25 @@ class OnlineCosts:
         at = tuple(Place(n * rows, context, rows) for n in (2, 4, 8, 16, 32))
         return bool(self.target.models["target"].correction.deviation(at).max() > UNCERTAIN)
 
-    def _costs(self, context: int, rows: int, exploring: bool) -> Costs:
+    def _costs(self, context: int, rows: int, exploring: bool = False, stale: bool = False) -> Costs:
         if self._version != (version := (self.target.version, self.drafter.version)):
             self._known, self._version = {}, version
-        key = context, rows, exploring
+        key = context, rows, exploring, stale
         if key not in self._known:
-            self._known[key] = self._compute(context, rows, OPTIMISM if exploring else 0.0)
+            self._known[key] = self._compute(context, rows, OPTIMISM if exploring else 0.0, stale)
         return self._known[key]
 
-    def _compute(self, context: int, rows: int, optimism: float) -> Costs:
+    def _compute(self, context: int, rows: int, optimism: float, stale: bool) -> Costs:
         tokens = tuple(float(n * rows) for n in WIDTHS)
         curves = [
             learner.models[name].curve(tokens, context, rows, optimism=optimism)
             for learner, name in ((self.target, "target"), (self.drafter, "draft"))
         ]
+        drafter = self.drafter.models["draft"]
+        first = float(drafter.curve((float(rows),), context, rows, first=True, optimism=optimism)[0])
+        if stale:
+            estimates = drafter.size.estimates(drafter.speed, np.array(tokens), context, rows)
+            curves[1], first = np.minimum(curves[1], estimates), min(first, float(estimates[0]))
         target, draft = (dict(zip(WIDTHS, monotone(curve.tolist()), strict=True)) for curve in curves)
-        first = float(self.drafter.models["draft"].curve((float(rows),), context, rows, first=True, optimism=optimism)[0])
         commit, find = (self.drafter.models[n].seconds(Place(1, context, rows)) for n in ("commit", "find"))
         return Costs(draft, target, commit, context, rows, find, max(first - draft[1], 0.0))
