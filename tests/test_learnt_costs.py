@@ -21,6 +21,7 @@ from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.edd import EDD
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
+from draftree.evaluation.bench import priced
 from draftree.measure_costs import settled_costs
 from draftree.models.target import Target
 from draftree.policies.yield_ import Yield
@@ -354,6 +355,24 @@ def test_costs_to_count_by_are_measured_where_too_little_is_known(target: Target
     again = settled_costs(target, drafter, lambda done, remark="", of=None: told.append(remark))
     assert not told
     assert again.entries == first.entries
+
+
+def test_all_drafters_are_counted_by_one_cost_curve_of_the_target(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is measured with the target, and what the last one taught of its passes counts for the first, too."""
+    drafters = {"pld": PLD().open(target), "edd": EDD().example(target)}
+    engines = {(name, "yield"): Engine(target, drafter, Yield()) for name, drafter in drafters.items()}
+    speeds = iter((1.0, 5.0))
+
+    def measured(target: Target, drafter: object, *args: object) -> tuple[Costs, ...]:
+        each = next(speeds) * 1e-3
+        return tuple(
+            Costs({1: 1e-4, 32: 2e-4}, {n: each * (8 + n) for n in (1, 2, 4, 8, 16, 32)}, 1e-5, c) for c in (128, 1024)
+        )
+
+    monkeypatch.setattr("draftree.measure_costs.measure", measured)
+    tables = {d: e.costs for (d, _), e in priced(engines).items()}
+    assert next(speeds, None) is None, "both were measured"
+    assert [e.target for e in tables["pld"].entries] == [e.target for e in tables["edd"].entries]
 
 
 @pytest.fixture

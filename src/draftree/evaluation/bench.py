@@ -178,9 +178,14 @@ class Bench:
 
 
 def priced(engines: Mapping[tuple[str, str], Engine], tell: Tell = silent) -> dict[tuple[str, str], Engine]:
-    """The same engines with fixed costs: those that were given for their drafter, or what this machine has learnt."""
+    """Return the same engines with fixed costs: those that were given for their drafter, or what this machine has learnt.
+
+    What is learnt is read once all drafters are measured, so that one cost curve of the target counts for all of them.
+    """
     known = {drafter: engine.costs for (drafter, _), engine in engines.items()}
-    for drafter, engine in {d: e for (d, _), e in engines.items() if e.costs is None}.items():
+    learnt = {d: e for (d, _), e in engines.items() if e.costs is None}
+    for drafter, engine in learnt.items():
         named = lambda done, remark="", of=None, drafter=drafter: tell(done, f"{drafter}: {remark}", of)
-        known[drafter] = settled_costs(engine.target, engine.drafter, named)
+        settled_costs(engine.target, engine.drafter, named)
+    known |= {drafter: learnt_costs(engine.target, engine.drafter).table() for drafter, engine in learnt.items()}
     return {pair: replace(engine, costs=known[pair[0]]) for pair, engine in engines.items()}
