@@ -222,6 +222,33 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
     assert all(0 <= overlap <= 1 and ratio > 0 for d, overlap, ratio in own if d != "plain")
 
 
+def test_the_overlap_is_along_texts_sampled_at_temperature_1(folder: str, prompts: Path, tmp_path: Path) -> None:
+    """Whatever temperatures a run has, and whether it writes or replays: it is what rejection at temperature 1 accepts."""
+    found = dict[tuple[str, ...], float]()
+    for command in ("bench", "replay"):
+        more = ["--recording", str(tmp_path / "of")] if command == "replay" else []
+        for temperatures in (("0",), ("1",), ("0", "1")):
+            out = tmp_path / f"{command}{'-'.join(temperatures)}.json"
+            ask = [
+                "--suite",
+                str(prompts),
+                "--target",
+                folder,
+                "--pair",
+                "pld:ngram=1 chain",
+                "-n",
+                "8",
+                "--out",
+                str(out),
+                *more,
+            ]
+            with pytest.raises(SystemExit) as end:
+                main([command, *ask, *(f"--temperature={t}" for t in temperatures)])
+            assert end.value.code == 0
+            found[command, *temperatures] = json.loads(out.read_text())["rows"][-1]["overlap"]
+    assert len({round(overlap, 9) for overlap in found.values()}) == 1, found
+
+
 def test_an_interrupted_bench_goes_on(folder: str, prompts: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     out, whole, calls = tmp_path / "r.json", Bench.prompt, []
 

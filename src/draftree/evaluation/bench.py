@@ -33,6 +33,8 @@ from draftree.tree import Ints
 
 TOGETHER = 8
 """Texts along which a drafter is driven at a time."""
+SAMPLED = 16
+"""Texts that are sampled for the overlap where temperature 1 is not part of the run."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Bench:
     read: Mapping[str, Costs | CostTable] = field(default_factory=dict)
     sessions: dict[Cell, Engine] = field(default_factory=dict)
     plains: dict[Cell, tuple[tuple[int, ...], SlotCache]] = field(default_factory=dict)
+    _written: list[Text] = field(default_factory=list)
 
     @property
     def target(self) -> Target:
@@ -120,29 +123,47 @@ class Bench:
         return {d: e.costs or learnt_costs(e.target, e.drafter).table() for (d, _), e in self.engines.items()}
 
     def quality(self, drafter: str, done: Sequence[Mapping[Cell, PromptResult]], costs: Costs | CostTable) -> Quality:
-        """A drafter's overlap with the target, its relative cost, and how far its drafts reach, along the plain texts."""
-        engine, places = next(e for (d, _), e in self.engines.items() if d == drafter), []
+        """Return a drafter's overlap with the target along texts sampled at temperature 1, its relative cost, and its reach.
+
+        The overlap is the α of Leviathan et al.: what rejection sampling at temperature 1 accepts, so it is measured where
+        such a text goes. How far drafts reach is measured along the plain texts of the first temperature.
+        """
+        engine = next(e for (d, _), e in self.engines.items() if d == drafter)
         reach: list[Ints] = [np.zeros(0, np.int64)] * len(done)
         carried = None
-        for numbers, source, texts in self._along(engine.drafter, done):
-            places.append(drive(source, engine.drafter, texts))
+        first = next(c for c in self.cells if c.plain)
+        for numbers, source, texts in self._along(engine.drafter, self._texts(first, done), first.temperature):
             several, carried = reaches(source, engine.drafter, texts, carried)
             for i, found in zip(numbers, several, strict=True):
                 reach[i] = found
+        sampled = self._along(engine.drafter, self.sampled(done), 1.0)
+        places = [drive(source, engine.drafter, texts) for _, source, texts in sampled]
         overlap = float(np.concatenate([p.overlap for p in places]).mean()) if places else None
         return Quality(overlap, costs.ratio, tuple(reach))
 
+    def sampled(self, done: Sequence[Mapping[Cell, PromptResult]]) -> list[Text]:
+        """Return texts of the target sampled at temperature 1: those of the run, or some that are written for it, once."""
+        if (cell := next((c for c in self.cells if c.plain and c.temperature == 1), None)) is not None:
+            return self._texts(cell, done)
+        if not self._written:
+            asked = [self.asked(r, 1.0) for r in self.requests[:SAMPLED]]
+            for at in range(0, len(asked), TOGETHER):
+                several = asked[at : at + TOGETHER]
+                self._written.extend(map(_text, several, plain(self.target, several).tokens))
+        return self._written
+
+    def _texts(self, cell: Cell, done: Sequence[Mapping[Cell, PromptResult]]) -> list[Text]:
+        """Return what a baseline wrote, prompt by prompt."""
+        return [_text(request, written[cell].tokens) for request, written in zip(self.requests, done, strict=True)]
+
     def _along(
-        self, drafter: Drafter[Any], done: Sequence[Mapping[Cell, PromptResult]]
+        self, drafter: Drafter[Any], found: Sequence[Text], temperature: float
     ) -> Iterator[tuple[list[int], Source, list[Text]]]:
-        """Plain texts of the first temperature with anything to draft, by number, and what gives a drafter what it reads."""
-        cell = next(c for c in self.cells if c.plain)
-        found = [Text(np.array([*r.prompt, *w[cell].tokens], np.int64), len(r.prompt))
-                 for r, w in zip(self.requests, done, strict=True)]  # fmt: skip
+        """Yield texts with anything to draft, by number, and what gives a drafter what it reads."""
         long = [i for i, text in enumerate(found) if len(text.tokens) > text.start + 1]
-        if self.recordings is not None:
+        if self.recordings is not None and any(c.plain and c.temperature == temperature for c in self.cells):
             for i in long:
-                yield [i], self.recordings.recording(self.asked(self.requests[i], cell.temperature)), [found[i]]
+                yield [i], self.recordings.recording(self.asked(self.requests[i], temperature)), [found[i]]
             return
         together = 1 if drafter.remembers else TOGETHER  # what is learnt of a text is for those after it
         for at in range(0, len(long), together):
@@ -175,6 +196,11 @@ class Bench:
                 journal.add(done[-1])
             advance(index + 1)
         return done
+
+
+def _text(request: Request, written: Sequence[int]) -> Text:
+    """Return a prompt and what was written after it."""
+    return Text(np.array([*request.prompt, *written], np.int64), len(request.prompt))
 
 
 def priced(engines: Mapping[tuple[str, str], Engine], tell: Tell = silent) -> dict[tuple[str, str], Engine]:
