@@ -12,10 +12,12 @@ from draftree.cli.app import main
 from draftree.engine import Engine
 from draftree.evaluation import arrivals
 from draftree.evaluation.arrivals import Served, arrival_times, row, serve
+from draftree.evaluation.undrafted import plain_engine
 from draftree.policies.chain import Chain
 from draftree.registry import part
 from draftree.request import Request
 from draftree.scheduling.handle import RequestStats
+from draftree.scheduling.options import SchedulerOptions
 from draftree.testing.fakes import tiny_target
 
 
@@ -84,15 +86,67 @@ def test_the_command_saves_and_prints_figures(tmp_path: Path, capsys: pytest.Cap
     result = json.loads(said)
     assert result == json.loads(out.read_text())
     assert [(r["drafter"], r["policy"], r["temperature"], r["requests"]) for r in result["rows"]] == [
-        ("pld", "chain", 0, 4), ("pld", "chain", 1, 4)
+        (None, None, 0, 4), ("pld", "chain", 0, 4), (None, None, 1, 4), ("pld", "chain", 1, 4)
     ]  # fmt: skip
     assert result["provenance"]["arrivals"] == 200
     assert result["provenance"]["limits"]["max_sequences"] == 2
     status, said, told = run("--force")
     assert status == 0, told
     assert "first token" in said
-    for more in (("--repeats", "2"), ("--all-turns",)):
+    for more in (("--repeats", "2"), ("--all-turns",), ("--batch", "2")):
         status, said, told = run("--force", *more)
         assert (status, said) == (2, "")
         assert "with --arrivals" in told
     assert run("--force", "--arrivals", "0")[0] == 2
+
+
+def test_plain_decoding_writes_the_same_texts_in_the_scheduler() -> None:
+    target = tiny_target()
+    engine = plain_engine(target)
+    requests = [Request([5, 6, n], 3 + n, number=n) for n in range(4)]
+    found, _ = serve(engine, requests, np.zeros(4))
+    assert [one.handle.result().tokens for one in found] == [engine.plain([r]).tokens[0] for r in requests]
+    assert all(one.handle.stats.drafted == 0 and one.handle.stats.steps == 2 + n for n, one in enumerate(found))
+
+
+def test_engines_take_turns_with_batches() -> None:
+    target = tiny_target()
+    engines = {"plain": plain_engine(target), "pld": Engine(target, part("drafter", "pld")().example(target), Chain())}
+    requests = {name: [Request([5, 6, n], 4, number=n) for n in range(5)] for name in engines}
+    turns = [(name, [r.number for r in batch]) for name, batch in arrivals._turns(requests, 2)]
+    assert turns == [("plain", [0, 1]), ("pld", [0, 1]), ("pld", [2, 3]), ("plain", [2, 3])]
+    done = list[int]()
+    found = arrivals.measured_in_batches(engines, requests, 2, SchedulerOptions(), done.append)
+    assert done == [2, 4, 6, 8]
+    for figures in found.values():
+        assert (figures["requests"], figures["new_tokens"], len(figures["seconds_of_batches"])) == (4, 16, 2)
+        assert figures["seconds"] == pytest.approx(sum(figures["seconds_of_batches"]))
+    assert found["plain"]["tokens_per_step"] == 1.0
+    assert engines["pld"].scheduler.options.max_sequences == 2
+
+
+def test_the_command_measures_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "r.json"
+    prompts.write_text("def f(x):\nimport os\nclass A:\nfor i in\n")
+    common = ["bench", "--suite", str(prompts), "--drafter", "pld", "--policy", "chain", "-n", "6", "--out", str(out)]
+
+    def run(*more: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*common, *more])
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    status, said, told = run("--json", "--batch", "1", "--batch", "3")
+    assert status == 0, told
+    rows = json.loads(said)["rows"]
+    assert [(r["batch"], r["drafter"], r["requests"]) for r in rows] == [
+        (1, None, 4), (1, "pld", 4), (3, None, 3), (3, "pld", 3)
+    ]  # fmt: skip
+    assert [r["speedup"] for r in rows if r["drafter"] is None] == [1.0, 1.0]
+    assert rows[3]["speedup"] == pytest.approx(rows[3]["tokens_per_second"] / rows[2]["tokens_per_second"])
+    status, said, told = run("--force", "--batch", "2")
+    assert (status, "plain" in said, "speedup" in said) == (0, True, True), told
+    for more, named in ((("--batch", "5"), "number of prompts, 4"), (("--batch", "2", "--repeats", "2"), "with --batch"),
+                        (("--batch", "2", "--max-sequences", "4"), "with --batch"), (("--batch", "0"), "--batch")):  # fmt: skip
+        status, said, told = run("--force", *more)
+        assert (status, said) == (2, "")
+        assert named in told

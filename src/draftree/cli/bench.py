@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from draftree.evaluation.cells import Cell, PromptResult
     from draftree.evaluation.suites import Suite
     from draftree.request import Request
+    from draftree.scheduling.options import SchedulerOptions
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,15 @@ class BenchOptions(CellsOptions):
         metavar="RATE",
         help="Serve the prompts in a running batch, RATE a second on average, at random times that follow from --seed.",
     )
+    batch: list[int] = knob(
+        (),
+        least=1,
+        metavar="N",
+        help="Serve the prompts N at a time in a running batch, in turns with plain decoding; repeat it for several sizes.",
+    )
     max_sequences: int = knob(8, least=1, help="Sequences that run at the same time, with --arrivals.")
-    max_cache_tokens: int | None = knob(None, least=2, help="Tokens of them in the KV cache, with --arrivals.")
-    max_batch_tokens: int = knob(512, least=1, help="Prompt tokens that are read in one step, with --arrivals.")
+    max_cache_tokens: int | None = knob(None, least=2, help="Tokens of them in the KV cache, with --arrivals or --batch.")
+    max_batch_tokens: int = knob(512, least=1, help="Prompt tokens that are read in one step, with --arrivals or --batch.")
     profile: Path | None = knob(
         None,
         written=(".png", ".svg", ".pdf"),
@@ -119,9 +126,9 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
         plots.check()
     if asked.all_turns and asked.repeats > 1:
         raise UserError(f"--repeats is {asked.repeats}, allowed is 1 with --all-turns: a cache holds what came before once")
-    if asked.arrivals is not None:
-        refuse_with_arrivals(ctx)
-        serve_arrivals(prepared(ctx, asked), asked)
+    if asked.arrivals is not None or asked.batch:
+        refuse_with_serving(ctx)
+        serve(prepared(ctx, asked), asked)
         return
     ready = prepared(ctx, asked)
     machines = inputs.machines_of_each(asked.machine, asked.costs, ready.drafters)
@@ -149,65 +156,123 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
         saved(result, asked, requests, asked.as_json)
 
 
-def refuse_with_arrivals(ctx: typer.Context) -> None:
-    """Refuse what `--arrivals` does not measure.
+def refuse_with_serving(ctx: typer.Context) -> None:
+    """Refuse what `--arrivals` and `--batch` do not measure.
 
     Raises:
-        UserError: one of it was asked for.
+        UserError: one of it was asked for, or both.
     """
-    for name in ("all_turns", "repeats", "profile", "machine"):
+    how = "arrivals" if given(ctx, "arrivals") else "batch"
+    with_batch = ("batch",) if how == "arrivals" else ("max_sequences",)
+    for name in ("all_turns", "repeats", "profile", "machine", *with_batch):
         if given(ctx, name):
-            raise UserError(f"--{name.replace('_', '-')} is given with --arrivals, allowed is one of them")
+            raise UserError(f"--{name.replace('_', '-')} is given with --{how}, allowed is one of them")
 
 
-def serve_arrivals(ready: "Prepared", asked: BenchOptions) -> None:
-    """Serve the prompts as they arrive, by each pair in turn, and save and show the figures."""
+def serve(ready: "Prepared", asked: BenchOptions) -> None:
+    """Serve the prompts by each pair and by plain decoding, as they arrive or in batches, and save and show the figures.
+
+    Raises:
+        UserError: there are fewer prompts than a batch has.
+    """
     from draftree.cli import terminal
-    from draftree.evaluation import arrivals, report
+    from draftree.evaluation import report
     from draftree.evaluation.bench import Bench
+    from draftree.evaluation.undrafted import plain_engine
     from draftree.registry import build
     from draftree.scheduling.options import SchedulerOptions
 
-    assert asked.arrivals is not None
     limits = SchedulerOptions(asked.max_sequences, asked.max_cache_tokens, asked.max_batch_tokens)
     engines = ready.load()
     requests = ready.requests(engines)
-    work, rows = Bench(ready.cells, engines, requests, asked.seed), list[dict[str, Any]]()
-    times = arrivals.arrival_times(len(requests), asked.arrivals, asked.seed)
-    cells = [cell for cell in ready.cells if not cell.plain]
-    with terminal.progress("arrivals", len(cells) * len(requests)) as tell, interruptible(NOTHING_KEPT):
-        for number, cell in enumerate(cells):
-            rule = None if cell.acceptor is None else build("acceptor", cell.acceptor)
-            engine = replace(work.engines[cell.drafter or "", cell.policy or ""], acceptor=rule)
-            done = number * len(requests)
-            coming = [work.asked(request, cell.temperature) for request in requests]
-            found = arrivals.measured(engine, coming, times, limits, partial(_tell_more, tell, done))
-            rows.append({"drafter": cell.drafter, "policy": cell.policy, "temperature": cell.temperature} | found)
-    about = ready.about(work) | {"arrivals": asked.arrivals, "limits": asdict(limits)}
+    if (widest := max(asked.batch, default=1)) > len(requests):
+        raise UserError(f"--batch is {widest}, allowed is at most the number of prompts, {len(requests)}")
+    work, serving = Bench(ready.cells, engines, requests, asked.seed), dict["Cell", "Engine"]()
+    for cell in ready.cells:
+        rule = None if cell.acceptor is None else build("acceptor", cell.acceptor)
+        known = work.engines.get((cell.drafter or "", cell.policy or ""))
+        serving[cell] = plain_engine(work.target) if known is None else replace(known, acceptor=rule)
+    coming = {cell: [work.asked(request, cell.temperature) for request in requests] for cell in serving}
+    with interruptible(NOTHING_KEPT):
+        rows = (
+            serve_arrivals(serving, coming, asked, limits) if asked.arrivals else serve_batches(serving, coming, asked, limits)
+        )
+    about = ready.about(work) | {"arrivals": asked.arrivals, "batch": list(asked.batch), "limits": asdict(limits)}
     result = {"provenance": about, "rows": rows}
     report.save(result, asked.out)
     if asked.as_json:
         emit(result)
         return
-    title = f"{len(requests)} prompts of suite {ready.suite.name}, {asked.arrivals:g} a second; saved in {asked.out}"
-    terminal.output().print(terminal.table(title, [shown_arrivals(row) for row in rows]))
+    how = f", {asked.arrivals:g} a second" if asked.arrivals else ""
+    title = f"{len(requests)} prompts of suite {ready.suite.name}{how}; saved in {asked.out}"
+    terminal.output().print(terminal.table(title, [shown_served(row) for row in rows]))
+
+
+def serve_arrivals(
+    engines: "Mapping[Cell, Engine]",
+    requests: "Mapping[Cell, list[Request]]",
+    asked: BenchOptions,
+    limits: "SchedulerOptions",
+) -> list[dict[str, Any]]:
+    """Return the figures of all cells, each of which gets the requests at the same times."""
+    from draftree.cli import terminal
+    from draftree.evaluation import arrivals
+
+    assert asked.arrivals is not None
+    rows, count = list[dict[str, Any]](), len(next(iter(requests.values())))
+    times = arrivals.arrival_times(count, asked.arrivals, asked.seed)
+    with terminal.progress("arrivals", len(engines) * count) as tell:
+        for number, (cell, engine) in enumerate(engines.items()):
+            found = arrivals.measured(engine, requests[cell], times, limits, partial(_tell_more, tell, number * count))
+            rows.append(named(cell) | found)
+    return rows
+
+
+def serve_batches(
+    engines: "Mapping[Cell, Engine]",
+    requests: "Mapping[Cell, list[Request]]",
+    asked: BenchOptions,
+    limits: "SchedulerOptions",
+) -> list[dict[str, Any]]:
+    """Return the figures of all cells at each batch size; plain decoding of the same temperature is 1."""
+    from draftree.cli import terminal
+    from draftree.evaluation import arrivals
+
+    rows, count = list[dict[str, Any]](), len(next(iter(requests.values())))
+    for size in asked.batch:
+        with terminal.progress(f"batches of {size}", len(engines) * (count // size) * size) as tell:
+            found = arrivals.measured_in_batches(engines, requests, size, limits, partial(_tell_more, tell, 0))
+        plain = {cell.temperature: found[cell] for cell in engines if cell.plain}
+        for cell, figures in found.items():
+            gain = figures["tokens_per_second"] / plain[cell.temperature]["tokens_per_second"]
+            rows.append(named(cell) | {"batch": size, "speedup": gain} | figures)
+    return rows
+
+
+def named(cell: "Cell") -> dict[str, Any]:
+    """Return what a row of figures says of its cell; plain decoding has neither drafter nor policy."""
+    return {"drafter": cell.drafter, "policy": cell.policy, "temperature": cell.temperature}
 
 
 def _tell_more(tell: "Tell", done: int, more: int) -> None:
     tell(done + more)
 
 
-def shown_arrivals(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return a row of the table of arrivals; times are in milliseconds, median and 99th percentile."""
+def shown_served(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row of the table of served requests; times are in milliseconds, median and 99th percentile."""
 
     def times(name: str) -> str:
         return "none" if row[name] is None else " / ".join(f"{1000 * row[name][each]:.0f}" for each in ("median", "p99"))
 
+    batch = {"batch": str(row["batch"])} if "batch" in row else {}
+    gain = {"speedup": f"{row['speedup']:.2f}"} if "speedup" in row else {}
     return {
-        "drafter": str(row["drafter"]),
-        "policy": str(row["policy"]),
+        **batch,
+        "drafter": row["drafter"] or "plain",
+        "policy": row["policy"] or "",
         "T": f"{row['temperature']:g}",
         "tokens/s": f"{row['tokens_per_second']:.1f}",
+        **gain,
         "first token, ms": times("time_to_first_token"),
         "between tokens, ms": times("time_between_tokens"),
         "between updates, ms": times("time_between_updates"),

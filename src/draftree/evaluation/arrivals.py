@@ -1,9 +1,9 @@
-"""Requests that arrive at random times, served in a running batch: throughput and what their readers wait for."""
+"""Requests that arrive at random times, or several at a time, served in a running batch: throughput and waiting times."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from draftree.scheduling.options import SchedulerOptions
 from draftree.tree import Floats
 
 PERCENTILES = {"median": 50, "p99": 99}
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,46 @@ def measured(
     engine.set_limits(**vars(limits))
     serve(engine, [replace(requests[0], max_new_tokens=2)], np.zeros(1))
     return row(*serve(engine, requests, times, advance))
+
+
+def measured_in_batches(
+    engines: Mapping[Name, Engine],
+    requests: Mapping[Name, Sequence[Request]],
+    size: int,
+    limits: SchedulerOptions,
+    advance: Callable[[int], None] = lambda _: None,
+) -> dict[Name, dict[str, Any]]:
+    """Return the figures of each engine where requests are submitted `size` at a time, and run to their end.
+
+    Engines take turns with every batch, so that what else the machine does meets all of them alike. A smaller rest of the
+    requests is left out. The first batch is also a warm-up before the clock runs.
+
+    Args:
+        engines: that are compared.
+        requests: of each engine, as many of each.
+        size: requests in a batch; `max_sequences` of the limits is set to it.
+        limits: of the scheduler.
+        advance: given the number of requests that have ended.
+    """
+    served, seconds = {name: list[Served]() for name in engines}, {name: list[float]() for name in engines}
+    for name, engine in engines.items():
+        engine.set_limits(**(vars(limits) | {"max_sequences": size}))
+        serve(engine, [replace(each, max_new_tokens=2) for each in requests[name][:size]], np.zeros(size))
+    for count, (name, batch) in enumerate(_turns(requests, size), 1):
+        found, took = serve(engines[name], batch, np.zeros(size))
+        served[name] += found
+        seconds[name].append(took)
+        advance(count * size)
+    return {name: row(served[name], sum(seconds[name])) | {"seconds_of_batches": seconds[name]} for name in engines}
+
+
+def _turns(requests: Mapping[Name, Sequence[Request]], size: int) -> Iterator[tuple[Name, Sequence[Request]]]:
+    """Yield each engine's batches; another one begins each time."""
+    names = list(requests)
+    for number in range(min(map(len, requests.values())) // size):
+        first = number % len(names)
+        for name in [*names[first:], *names[:first]]:
+            yield name, requests[name][number * size : (number + 1) * size]
 
 
 def _spread(values: Floats) -> dict[str, float] | None:

@@ -1,0 +1,54 @@
+"""Plain decoding as the scheduler runs it: a drafter and a policy that draft nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from draftree.acceptors.base import Acceptor
+from draftree.costs.curves import Costs
+from draftree.drafters.base import Drafter
+from draftree.drafters.neural.decoding import no_candidates
+from draftree.engine import Engine
+from draftree.models.cache import SlotCache
+from draftree.models.target import Taps, Target
+from draftree.policies.base import Expand, Policy
+from draftree.sampling.drawing import Drawing
+from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+
+
+def plain_engine(target: Target, acceptor: Acceptor | None = None) -> Engine:
+    """Return an engine that writes one token of each sequence a step, with the scheduler of any other engine."""
+    return Engine(target, _NoDrafts(), _NoTrees(), acceptor)
+
+
+@final
+class _NoDrafts(Drafter[int]):
+    """Drafts nothing, and so has no state."""
+
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: int | None = None, rows: Ints | None = None
+    ) -> int:
+        return 0
+
+    def expand(self, state: int, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, int]:
+        return no_candidates(len(frontier), k), 0
+
+    def commit(self, state: int, tree: Tree, verdict: Verdict, taps: Taps) -> int:
+        return 0
+
+    def truncate(self, state: int, lengths: Ints, rows: Ints | None = None) -> int:
+        return 0
+
+    def select(self, state: int, rows: Ints, cache: SlotCache) -> int:
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class _NoTrees(Policy):
+    """Verifies the roots alone."""
+
+    prunes_on_draws = False
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        return tree
