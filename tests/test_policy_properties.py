@@ -27,6 +27,8 @@ COSTS = Costs({1: 0.04, 16: 0.06}, {1: 1.0, 16: 1.1, 64: 1.6})
 VARIATIONS = (
     "accumlogp:budget=9,width=3",
     "accumlogp:budget=5,width=9,depth=2",
+    "adaptive:length=3",
+    "adaserve:budget=5,owed=1.6,most=2,depth=3",
     "beam:width=2,depth=3,survivors=false",
     "beam:width=3,survivors=true",
     "cape:bins=official,length=3",
@@ -55,8 +57,10 @@ VARIATIONS = (
     "vct:width=2,depth=4,layer_top=3",
 )
 """Specs tried beside every policy's defaults."""
+JOINT = ("yield", "adaptive", "adaserve")
+"""Policies with one budget for all rows."""
 EXEMPT: dict[str, dict[str, str]] = {
-    "alone": {"yield": "it decides for the batch jointly: a row's tree depends on what the others' cost"},
+    "alone": dict.fromkeys(JOINT, "it decides for the batch jointly: a row's tree depends on what the others' cost"),
     "layers": {"accumlogp": "where nodes have fewer children than it asks for, it comes back for more parents"},
     "hand": {"yield": "it decides for the batch jointly: rows that ride along change what a node costs"},
 }

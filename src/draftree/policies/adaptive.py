@@ -1,0 +1,75 @@
+"""vLLM's adaptive verification: chains, of which a batch verifies as many tokens as give the most tokens per second.
+
+The survival of a token is the product of the estimated acceptances along its chain. All tokens of the batch are ranked by
+survival, and the first of them are verified, as many as maximise the expected tokens per second (vllm-project/vllm#47808).
+Acceptance is estimated by a logistic regression on the log-odds of q that learns from every verification, in place of a
+confidence head (vllm-project/vllm#52228).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from draftree.boundary.knobs import knob
+from draftree.calibration import Logistic
+from draftree.costs.curves import Costs
+from draftree.policies.base import Expand, Policy, append, fit
+from draftree.stats import Work
+from draftree.tree import Floats, Ints, Room, Tree, Verdict
+
+CERTAIN = 1e-4
+"""No q is taken to be closer to 0 or to 1."""
+BELIEVED = Logistic.around(0, 1, prior=10.0)
+"""Acceptance before anything was verified: q itself."""
+
+
+@final
+@dataclass(frozen=True)
+class Adaptive(Policy):
+    """Chains for all sequences, cut where the batch as a whole gains the most.
+
+    vLLM ranks by smoothed estimates of the steps before, so that the size of a pass is known before the drafts are; here
+    the estimates are those of the step itself.
+
+    Attributes:
+        length: tokens drafted for each sequence (7 in vLLM's examples).
+    """
+
+    reads_costs: ClassVar[bool] = True
+    length: int = knob(7, least=1, deepest=True)
+
+    def start(self) -> Logistic:
+        return BELIEVED
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        frontier, seconds = np.arange(tree.roots), costs.catch_up
+        while (frontier := room.expandable(tree, frontier, self.length)).size:
+            before, candidates = len(tree), expand(tree, frontier, 1)
+            survival = tree.score[frontier][:, None] + np.log(memory(_features(candidates.log_q)))
+            tree = append(tree, frontier, candidates, score=survival)
+            seconds += costs.draft_seconds(len(frontier) / tree.roots)
+            frontier = np.arange(before, len(tree))
+        tree = fit(tree, room.nodes)
+        order = tree.roots + np.argsort(-tree.score[tree.roots :], kind="stable")
+        expected = tree.roots + np.concatenate(([0.0], np.exp(tree.score[order]).cumsum()))
+        passes = costs.targets(1 + np.arange(len(order) + 1) / tree.roots)
+        count = int(np.argmax(expected / (seconds + passes)))
+        keep = np.zeros(len(tree), np.bool_)
+        keep[: tree.roots] = True
+        keep[order[:count]] = True
+        return tree.select(keep)
+
+    def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Logistic:
+        accepted = np.zeros(len(tree), np.bool_)
+        accepted[: tree.roots] = True
+        accepted[np.concatenate(verdict.paths)] = True
+        judged: Ints = np.flatnonzero((tree.parents >= 0) & accepted[tree.parents])
+        learnt: Logistic = memory.learn(_features(tree.log_q[judged]), accepted[judged]) if judged.size else memory
+        return learnt
+
+
+def _features(log_q: Floats) -> Floats:
+    """[…, 2] 1 and the log-odds of q […]."""
+    q = np.clip(np.exp(log_q), CERTAIN, 1 - CERTAIN)
+    return np.stack((np.ones_like(q), np.log(q / (1 - q))), axis=-1)

@@ -1,0 +1,62 @@
+"""AdaServe's selection: beams for all sequences, of which a batch verifies a fixed number of tokens (arXiv 2501.12162).
+
+Beam search drafts a tree for each sequence. Of each tree the nodes of the highest path probability are taken until the
+sequence is expected to get the tokens that its deadline asks for. What is left of the batch's budget goes to the nodes of the
+highest path probability of all sequences. The budget is fixed for a machine; there are no costs.
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from draftree.boundary.knobs import knob
+from draftree.costs.curves import Costs
+from draftree.kernels.growing import ranked
+from draftree.policies.base import Expand, Policy, append, fit, path_log_q, top
+from draftree.tree import Room, Tree
+
+
+@final
+@dataclass(frozen=True)
+class AdaServe(Policy):
+    """The likeliest nodes of a batch, after a share for each sequence.
+
+    The paper sets depth and width of the beam search by the number of running sequences, and what each one is owed by its
+    deadline. Here they are options, equal for all, as requests have no deadlines.
+
+    Attributes:
+        budget: drafted nodes of all sequences that are verified in one pass.
+        owed: tokens that each sequence is expected to get in a step before the rest of the budget is shared; a step without
+            drafts gives 1.
+        most: nodes of a sequence that may be taken for what it is owed.
+        depth: layers of the beam search.
+        width: beams of each sequence.
+    """
+
+    budget: int = knob(64, least=1)
+    owed: float = knob(1.0, least=1)
+    most: int = knob(8, least=0)
+    depth: int = knob(5, least=1, deepest=True)
+    width: int = knob(4, least=1)
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        frontier = np.arange(tree.roots)
+        while (frontier := room.expandable(tree, frontier, self.depth)).size:
+            before, candidates = len(tree), expand(tree, frontier, self.width)
+            score = path_log_q(tree, frontier, candidates)
+            tree = append(tree, frontier, candidates, top(tree, frontier, score, self.width), score)
+            frontier = np.arange(before, len(tree))
+        tree = fit(tree, room.nodes)
+        order, place = ranked(tree.row[tree.roots :], tree.score[tree.roots :])
+        value = np.exp(tree.score[tree.roots :][order])
+        first = place == 0
+        ahead = value.cumsum() - value  # Σ value of the nodes before each one, first of all sequences, then of its own
+        ahead = 1 + ahead - ahead[first][first.cumsum() - 1] if len(order) else ahead
+        due = (ahead < self.owed) & (place < self.most)
+        # What sequences are owed comes first, the best of each in turn; then the best of all.
+        ranks = np.lexsort((order, -value, np.where(due, place, self.most + 1)))
+        keep = np.zeros(len(tree), np.bool_)
+        keep[: tree.roots] = True
+        keep[tree.roots + order[ranks[: self.budget]]] = True
+        return tree.select(keep)
