@@ -1,10 +1,13 @@
 """Load on servers, side by side: draftree serve, transformers serve, llama.cpp's server and vLLM, by guidellm.
 
-    python benchmarks/servers.py --model FOLDER --prompts FILE.jsonl --guidellm BIN [--gguf FILE] [--vllm-python PYTHON]
+    python benchmarks/servers.py --model FOLDER --guidellm BIN [--gguf FILE --llama-python PYTHON]
+        [--vllm-python PYTHON] [--before WORD …]
 
 Each server is started in turn, `--rounds` times, so that all of them see the same moods of the machine; guidellm asks
 `--streams` clients' questions at a time. The model's folder is one that transformers saved. llama.cpp runs by `xllamacpp`,
-vLLM in an environment of its own. Prompts are rows with `prompt`; answers have `--tokens` tokens.
+it and vLLM in environments of their own. Prompts are rows with `prompt`; answers have `--tokens` tokens. The words of
+`--before` stand before each command of guidellm: those of a program that lets it run undisturbed. `--target` is what draftree
+loads, where it is not to be the folder: under the name `smollm2` it finds trained drafters.
 """
 
 import argparse
@@ -54,7 +57,7 @@ def servers(asked: argparse.Namespace) -> list[Server]:
         "-m",
         "draftree",
         "serve",
-        folder,
+        asked.target or folder,
         "--port",
         str(PORT),
         "--model-name",
@@ -69,7 +72,7 @@ def servers(asked: argparse.Namespace) -> list[Server]:
     found.append(Server("transformers serve", words, folder))
     found.append(Server("transformers serve, continuous batching", [*words, "--continuous-batching"], folder))
     if asked.gguf is not None:
-        words = [sys.executable, "-c", LLAMA, str(asked.gguf), str(PORT), most]
+        words = [str(asked.llama_python), "-c", LLAMA, str(asked.gguf), str(PORT), most]
         found.append(Server("llama.cpp", words, "m"))
     if asked.vllm_python is not None:
         words = [str(asked.vllm_python), "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", str(PORT)]
@@ -115,6 +118,11 @@ def answers(server: Server) -> bool:
 
 def load(server: Server, asked: argparse.Namespace, folder: Path) -> dict[int, dict[str, float]]:
     """Return the medians of guidellm's figures, by the number of clients."""
+    return {count: loaded(server, asked, folder, count) for count in asked.streams}
+
+
+def loaded(server: Server, asked: argparse.Namespace, folder: Path, count: int) -> dict[str, float]:
+    """Return the figures for a number of clients."""
     body = {"temperature": 0, "max_tokens": asked.tokens}
     spec = {
         "backend": {
@@ -128,16 +136,14 @@ def load(server: Server, asked: argparse.Namespace, folder: Path) -> dict[int, d
         "constraints": [{"kind": "max_requests", "count": asked.requests}],
         "outputs": [{"kind": "json", "path": str(folder / "out.json")}],
     }
-    (folder / "run.json").write_text(json.dumps({"spec": spec, "benchmarks": [{"profile.streams": n} for n in asked.streams]}))
-    words = [str(asked.guidellm), "run", "-c", str(folder / "run.json"), "--disable-console"]
+    (folder / "run.json").write_text(json.dumps({"spec": spec, "benchmarks": [{"profile.streams": count}]}))
+    words = [*asked.before, str(asked.guidellm), "run", "-c", str(folder / "run.json"), "--disable-console"]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=1200)
-    found = {}
-    for count, benchmark in zip(asked.streams, json.loads((folder / "out.json").read_text("utf-8"))["benchmarks"], strict=True):
-        requests = benchmark["requests"]
-        if requests["errored"]:
-            raise RuntimeError(f"{server.name}: {str(requests['errored'][0]['info'].get('error'))[:300]}")
-        found[count] = figures(requests["successful"])
-    return found
+    (benchmark,) = json.loads((folder / "out.json").read_text("utf-8"))["benchmarks"]
+    requests = benchmark["requests"]
+    if requests["errored"]:
+        raise RuntimeError(f"{server.name}: {str(requests['errored'][0]['info'].get('error'))[:300]}")
+    return figures(requests["successful"])
 
 
 def figures(requests: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -172,10 +178,13 @@ def main() -> int:
     """Measure, print the table, and save the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--target")
+    parser.add_argument("--prompts", type=Path, default=Path(__file__).with_suffix(".jsonl"))
     parser.add_argument("--guidellm", type=Path, required=True)
     parser.add_argument("--gguf", type=Path)
+    parser.add_argument("--llama-python", type=Path, default=Path(sys.executable))
     parser.add_argument("--vllm-python", type=Path)
+    parser.add_argument("--before", nargs="*", default=[])
     parser.add_argument("--only", nargs="*", help="Beginnings of names.")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--requests", type=int, default=16)

@@ -117,7 +117,7 @@ def test_preemption_and_cancelling_at_random_leave_the_other_texts_as_they_are()
             number = order.pop()
             handles[number] = engine.submit(requests[number])
         engine.step()
-        if draws.random() < 0.15:
+        if draws.random() < 0.25:
             number = int(draws.choice(list(handles))) if handles else -1
             if number >= 0 and not handles[number].finished:
                 engine.cancel(handles[number])

@@ -45,7 +45,13 @@ class ServeCommand:
     )
     max_sequences: int = knob(8, min=1, help="Texts that are written at a time.", panel=BATCH)
     max_cache_tokens: int | None = knob(None, min=2, help="Tokens of all running texts in the KV cache.", panel=BATCH)
-    max_batch_tokens: int = knob(512, min=1, help="Prompt tokens that are read in one step.", panel=BATCH)
+    max_batch_tokens: int = knob(512, min=1, help="Prompt tokens that are read in one step at most.", panel=BATCH)
+    max_step_seconds: float | None = knob(
+        None,
+        above=0,
+        help="Time of a step, by which prompts are read in chunks; by default 1.5 decoding steps, or 0.05 s if none runs.",
+        panel=BATCH,
+    )
     max_prefix_tokens: int = knob(
         4096, min=0, help="Tokens of prompts kept for requests that begin with the same ones; 0 keeps none.", panel=BATCH
     )
@@ -84,6 +90,7 @@ def serve_options(asked: ServeCommand) -> ServeOptions:
         max_sequences=asked.max_sequences,
         max_cache_tokens=asked.max_cache_tokens,
         max_batch_tokens=asked.max_batch_tokens,
+        max_step_seconds=asked.max_step_seconds,
         max_prefix_tokens=asked.max_prefix_tokens,
     )
     limits = Limits(

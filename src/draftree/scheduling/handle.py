@@ -1,5 +1,6 @@
 """A submitted request: what its caller holds, and what the scheduler knows of it."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,8 @@ from draftree.request import Emitted, Request
 from draftree.stats import Stats, Step
 from draftree.text.completion import Completion, Reading, Token
 
+FEW = 16
+"""Tokens of a prompt, read in several chunks, that are left for the step in which it joins the batch."""
 Status = Literal["waiting", "reading", "running", "finished", "cancelled", "failed"]
 """Where a request stands; `reading` says that a part of its prompt has been read."""
 
@@ -60,6 +63,14 @@ class PartialPrompt:
 
     cache: SlotCache
     taps: list[Taps] = field(default_factory=list)
+
+    @property
+    def rest(self) -> float:
+        """The number of tokens that may be read in the step that joins it to the batch.
+
+        Joining copies what was read. A long prompt has few tokens left for that step, so that it takes no longer than others.
+        """
+        return FEW if len(self.taps) > 1 else math.inf
 
 
 @dataclass(eq=False)

@@ -16,8 +16,10 @@ class SchedulerOptions(Knobs):
         max_sequences: sequences that run at the same time.
         max_cache_tokens: tokens of all running sequences in the KV cache. None stands for as many as `max_sequences`
             sequences of the target's context have.
-        max_batch_tokens: prompt tokens that are read in one step. Longer prompts are read in chunks, over several steps, so
-            that running sequences go on meanwhile.
+        max_batch_tokens: prompt tokens that are read in one step at most. Longer prompts are read in chunks, over several
+            steps, so that running sequences go on meanwhile.
+        max_step_seconds: seconds of one step, by which chunks are sized; 48 tokens are read in any case. None stands for a
+            reading of at most 1.5 decoding steps of the running sequences, or 0.05 seconds while none runs.
         max_prefix_tokens: tokens of prompts that were read, kept for requests that begin with the same ones, as far as the
             running sequences leave room for them in `max_cache_tokens`; 0 keeps none.
         prefix_block: tokens in a block; prompts share whole blocks.
@@ -29,6 +31,7 @@ class SchedulerOptions(Knobs):
     max_sequences: int = knob(8, least=1)
     max_cache_tokens: int | None = knob(None, least=2)
     max_batch_tokens: int = knob(512, least=1)
+    max_step_seconds: float | None = knob(None, above=0)
     max_prefix_tokens: int = knob(4096, least=0)
     prefix_block: int = knob(32, least=1)
 

@@ -7,6 +7,7 @@ its prompt. As every token follows from the text before it (and, sampled, from t
 as it would have done.
 """
 
+import time
 from bisect import insort
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -17,11 +18,13 @@ from typing import Any, final
 import numpy as np
 
 from draftree import loop
+from draftree.boundary.machine import timed
 from draftree.errors import UserError
 from draftree.loop import Parts, State
 from draftree.models.target import Taps
 from draftree.request import Emitted, Request
 from draftree.rows import Rows
+from draftree.scheduling.chunks import ChunkSizes, shares
 from draftree.scheduling.handle import Entry, Handle, PartialPrompt, Status, Update
 from draftree.scheduling.host import Host
 from draftree.scheduling.options import SchedulerOptions
@@ -64,7 +67,7 @@ class Scheduler:
         self.batch: tuple[Parts, Rows] | None = None
         self.state = State()
         self._spare_steps, self._movable = 0, True
-        self._prefixes = PrefixStore(options.prefix_block)
+        self._prefixes, self._chunks = PrefixStore(options.prefix_block), ChunkSizes(options)
 
     @property
     def unfinished(self) -> int:
@@ -157,8 +160,10 @@ class Scheduler:
         self._acting = list(self._running.values())
         if self._recomputes:
             rows.growth = max((self._bound - self.cache_tokens) // len(self._running) - 1, 0)
+        start = time.perf_counter()
         events, self.state = loop.step(parts, rows, self.state)
         self._take(events, updates)
+        self._chunks.decoded(time.perf_counter() - start)
         for entry in self._acting:
             entry.suspect = False
 
@@ -192,31 +197,29 @@ class Scheduler:
             entry.cached = entry.read
 
     def _read(self, updates: list[Update]) -> None:
-        """Read from prompts, up to `max_batch_tokens` in all; each gets an equal share, and what others leave of theirs."""
+        """Read from prompts, as many tokens as a step has time for."""
         left = {entry.id: len(entry.request.prompt) - entry.read for entry in self._partial}
-        budget, shares = self.options.max_batch_tokens, dict[int, int]()
-        for i, (number, rest) in enumerate(sorted(left.items(), key=lambda item: item[1])):
-            share = budget // (len(left) - i)
-            shares[number] = min(rest, share) if self._recomputes else rest
-            budget -= min(shares[number], budget)
-        whole = [e for e in self._partial if e.partial is None and shares[e.id] == left[e.id]]
+        share = shares(left, self._chunks.budget(bool(self._running))) if self._recomputes else left
+        whole = [e for e in self._partial if e.partial is None and share[e.id] == left[e.id]]
         if whole:
             self._join(whole, updates)
         for entry in list(self._partial):
-            if entry.partial is not None and shares[entry.id] == left[entry.id]:
+            if entry.partial is not None and share[entry.id] == left[entry.id] <= entry.partial.rest:
                 self._join([entry], updates)
-            elif shares[entry.id]:
-                self._read_chunk(entry, entry.read + shares[entry.id])
+            elif share[entry.id]:
+                self._read_chunk(entry, min(share[entry.id], left[entry.id] - 1))
 
-    def _read_chunk(self, entry: Entry, end: int) -> None:
-        """Read a prompt up to a token before its last into a cache of its own."""
+    def _read_chunk(self, entry: Entry, count: int) -> None:
+        """Read so many tokens of a prompt, its last one not among them, into a cache of its own."""
         self._acting = [entry]
         entry.mark("begun")
         parts, _ = self._opened(1)
         if entry.partial is None:
             entry.partial = PartialPrompt(parts.target.new_cache(1, len(entry.request.prompt)))
-        text = [np.array(entry.request.prompt[:end], np.int64)]
-        entry.partial.taps.append(parts.target.prefill(entry.partial.cache, text, parts.drafter.needs).taps)
+        text = [np.array(entry.request.prompt[: entry.read + count], np.int64)]
+        cache, taps, needs = entry.partial.cache, entry.partial.taps, parts.drafter.needs
+        work = lambda: taps.append(parts.target.prefill(cache, text, needs).taps)
+        self._chunks.read(count, timed(work, parts.target.decoder.device))
 
     def _join(self, entries: Sequence[Entry], updates: list[Update]) -> None:
         """Read the rest of prompts into free slots and choose the first token of each; several must be unread."""

@@ -314,7 +314,8 @@ class Worker:
                 text.job.post(ApiError(400, cut(str(event.handle.error))))
                 self._drop(text.job)
                 continue
-            text.job.figures[text.index].cached_tokens = event.handle.cached_tokens
+            if not text.started:
+                text.job.figures[text.index].cached_tokens = event.handle.cached_tokens
             self._tell(text, event.emitted, event.tokens)
             if event.emitted.ending is not None:
                 del lane.texts[event.handle]

@@ -1,0 +1,81 @@
+"""How many prompt tokens a step reads, so that it ends in time, and how prompts share them."""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from typing import final
+
+from draftree.scheduling.options import SchedulerOptions
+
+LEAST, SHORT = 48, 32
+"""Tokens that are read however long they take, as smaller passes take hardly less time; and those of a prompt that is not cut,
+whatever else is read."""
+UNKNOWN = 64
+"""Tokens that are read before any reading was timed."""
+STEPS = 1.5
+"""Decoding steps of the running sequences that a reading may last where the options set no bound."""
+ALONE = 0.05
+"""Seconds that a reading may last while nothing else runs: a request that comes meanwhile waits for its end."""
+MEMORY = 256
+"""Tokens over which timings fade to 1/e."""
+
+
+@final
+class ChunkSizes:
+    """Chooses how much to read in a step, from the seconds that earlier steps took.
+
+    Args:
+        options: the limits.
+    """
+
+    def __init__(self, options: SchedulerOptions) -> None:
+        self._options = options
+        self._decoding: deque[float] = deque(maxlen=16)
+        self._tokens, self._seconds = 0.0, 0.0
+
+    def decoded(self, seconds: float) -> None:
+        """Note how long a decoding step took."""
+        self._decoding.append(seconds)
+
+    def read(self, tokens: int, seconds: float) -> None:
+        """Note how long the reading of a chunk took."""
+        kept = math.exp(-tokens / MEMORY)
+        self._tokens, self._seconds = kept * self._tokens + tokens, kept * self._seconds + seconds
+
+    def budget(self, running: bool) -> int:
+        """Return how many prompt tokens the step at hand may read.
+
+        Args:
+            running: whether it decodes sequences, too.
+        """
+        most, least = self._options.max_batch_tokens, min(LEAST, self._options.max_batch_tokens)
+        if not self._seconds:
+            return min(UNKNOWN, most)
+        decoding = statistics.median(self._decoding) if running and self._decoding else 0.0
+        if self._options.max_step_seconds is not None:
+            seconds = self._options.max_step_seconds - decoding
+        else:
+            seconds = STEPS * decoding or ALONE
+        return max(least, min(int(seconds * self._tokens / self._seconds), most))
+
+
+def shares(left: Mapping[int, int], budget: int) -> dict[int, int]:
+    """Return how many tokens of each prompt are read, by its number.
+
+    Half of the budget, and `SHORT` tokens at least, goes to the prompts with the fewest tokens left, so that short ones do not
+    wait for long ones. The rest goes to the oldest, so that it ends whatever comes, and what that leaves to the others.
+
+    Args:
+        left: tokens that are left of each prompt, by numbers in the order of arrival.
+        budget: tokens in all.
+    """
+    found = dict.fromkeys(left, 0)
+    shortest = sorted(left, key=lambda number: left[number])
+    short = max(budget - budget // 2, SHORT if budget > SHORT else 0)
+    for numbers, most in ((shortest, short), ([min(left)], budget), (shortest, budget)):
+        for number in numbers:
+            more = max(min(left[number] - found[number], most, budget), 0)
+            found[number] += more
+            most, budget = most - more, budget - more
+    return found

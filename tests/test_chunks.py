@@ -1,0 +1,55 @@
+"""Chunks of prompts: sized by the seconds that reading takes, and shared so that neither short nor old ones wait for ever."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftree.scheduling.chunks import ALONE, LEAST, SHORT, STEPS, UNKNOWN, ChunkSizes, shares
+from draftree.scheduling.options import SchedulerOptions
+
+
+def sizes_of(per_token: float, decoding: float | None = None, **options: float) -> ChunkSizes:
+    """Return sizes after some steps of a machine that reads and decodes at a given pace."""
+    found = ChunkSizes(SchedulerOptions(**options))  # type: ignore[arg-type]
+    for _ in range(8):
+        found.read(100, 100 * per_token)
+        if decoding is not None:
+            found.decoded(decoding)
+    return found
+
+
+def test_a_reading_takes_as_long_as_its_bound() -> None:
+    assert ChunkSizes(SchedulerOptions()).budget(True) == UNKNOWN
+    assert sizes_of(1e-3).budget(False) == pytest.approx(ALONE / 1e-3, abs=1)
+    assert sizes_of(1e-3, 0.04).budget(True) == pytest.approx(STEPS * 40, abs=1)
+    assert sizes_of(1e-3, 0.04).budget(False) == pytest.approx(ALONE / 1e-3, abs=1)
+    assert sizes_of(1e-3, 0.04, max_step_seconds=0.3).budget(True) == pytest.approx(260, abs=1)
+    assert sizes_of(1e-3, 0.04, max_step_seconds=0.3).budget(False) == pytest.approx(300, abs=1)
+
+
+def test_no_chunk_is_smaller_or_larger_than_allowed() -> None:
+    assert sizes_of(1.0, 0.01).budget(True) == LEAST
+    assert sizes_of(1e-9).budget(False) == 512
+    assert sizes_of(1.0, max_batch_tokens=5).budget(False) == 5
+
+
+def test_a_machine_that_becomes_slower_is_followed() -> None:
+    sizes = sizes_of(1e-4)
+    for _ in range(8):
+        sizes.read(100, 0.05)
+    assert sizes.budget(False) == pytest.approx(ALONE / 5e-4, rel=0.05)
+
+
+@given(st.dictionaries(st.integers(1, 99), st.integers(1, 300), min_size=1, max_size=6), st.integers(1, 600))
+def test_a_budget_is_used_up_and_never_exceeded(left: dict[int, int], budget: int) -> None:
+    found = shares(left, budget)
+    assert all(0 <= found[number] <= left[number] for number in left)
+    assert sum(found.values()) == min(budget, sum(left.values()))
+
+
+@given(st.dictionaries(st.integers(1, 99), st.integers(1, 300), min_size=2, max_size=6), st.integers(1, 600))
+def test_neither_the_oldest_nor_a_short_prompt_waits(left: dict[int, int], budget: int) -> None:
+    found = shares(left, budget)
+    oldest, shortest = min(left), min(left, key=lambda number: left[number])
+    assert found[oldest] >= min(left[oldest], budget // 2, max(budget - SHORT, 0) or budget // 2)
+    assert found[shortest] >= min(left[shortest], max(budget // 2, SHORT if budget > SHORT else 0))
