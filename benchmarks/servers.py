@@ -82,7 +82,7 @@ def servers(asked: argparse.Namespace) -> list[Server]:
 
 
 @contextmanager
-def running(server: Server, log: Path, seconds: float = 120.0) -> Iterator[None]:
+def running(server: Server, log: Path, seconds: float = 300.0) -> Iterator[None]:
     """Run a server until the end of the block.
 
     Raises:
@@ -118,7 +118,13 @@ def answers(server: Server) -> bool:
 
 def load(server: Server, asked: argparse.Namespace, folder: Path) -> dict[int, dict[str, float]]:
     """Return the medians of guidellm's figures, by the number of clients."""
-    return {count: loaded(server, asked, folder, count) for count in asked.streams}
+    found = {}
+    for place, count in enumerate(asked.streams):
+        # Prompts that were answered before would tell a drafter that remembers texts what comes.
+        own = asked.rows[place * asked.requests : (place + 1) * asked.requests]
+        (folder / "prompts.jsonl").write_text("\n".join(own), "utf-8")
+        found[count] = loaded(server, asked, folder, count)
+    return found
 
 
 def loaded(server: Server, asked: argparse.Namespace, folder: Path, count: int) -> dict[str, float]:
@@ -187,7 +193,8 @@ def main() -> int:
     parser.add_argument("--before", nargs="*", default=[])
     parser.add_argument("--only", nargs="*", help="Beginnings of names.")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=12, help="Of each number of clients; no prompt is sent twice.")
+    parser.add_argument("--skip", type=int, default=0, help="Prompts that are left out at the beginning.")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path)
@@ -197,7 +204,9 @@ def main() -> int:
         folder = Path(name)
         prompts = [json.loads(line)["prompt"] for line in asked.prompts.read_text("utf-8").splitlines()]
         rows = [json.dumps({"prompt": prompt, "output_tokens_count": asked.tokens}) for prompt in prompts]
-        (folder / "prompts.jsonl").write_text("\n".join(rows), "utf-8")
+        asked.rows = rows[asked.skip :]
+        if len(asked.rows) < asked.requests * len(asked.streams):
+            parser.error(f"{len(asked.rows)} prompts are too few for {len(asked.streams)} times {asked.requests} requests")
         for _ in range(asked.rounds):
             for server in servers(asked):
                 try:
