@@ -20,6 +20,7 @@ from typing import Any
 import typer
 
 from draftree.cli.app import app
+from draftree.cli.unknown import commands
 
 LIMIT = 1.5
 """Seconds."""
@@ -46,7 +47,8 @@ FIRST = {
 def cases() -> Iterator[tuple[list[str], str, str]]:
     """Yield each command with an option and a wrong value of it."""
     group: Any = typer.main.get_command(app)
-    for path, command in commands(group):
+    for words, command in commands(group):
+        path = words.split()
         for option in command.params:
             flags = [flag for flag in getattr(option, "opts", ()) if flag.startswith("--")]
             if not flags or option.is_flag:
@@ -60,15 +62,6 @@ def cases() -> Iterator[tuple[list[str], str, str]]:
                 yield path, flags[0], "nosuch"
                 if any(word in shown for word in ("int", "float")) and option.name not in UNBOUNDED:
                     yield path, flags[0], "-7777"
-
-
-def commands(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[list[str], Any]]:
-    """Yield the commands of a group and of the groups in it, each with the words that name it."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*before, name))
-        else:
-            yield [*before, name], command
 
 
 def clock(cpu: bool) -> float:
@@ -89,7 +82,8 @@ def main() -> int:
     (folder / "result.json").write_text("{}")
     places = {"text": folder / "text.txt", "result": folder / "result.json", "new": folder / "new"}
     draftree = Path(sys.executable).parent / "draftree"
-    slow = accepted = count = 0
+    slow = accepted = 0
+    medians = list[float]()
     subprocess.run([draftree, "generate", "hi", "--policy", "nosuch"], capture_output=True)
     for path, flag, value in cases():
         if asked.only and asked.only not in path:
@@ -113,12 +107,13 @@ def main() -> int:
             seconds.append(clock(asked.cpu) - start)
             if status != 2:
                 break
-        count, taken = count + 1, median(seconds)
+        medians.append(taken := median(seconds))
         if status != 2 or taken > LIMIT:
             slow, accepted = slow + (taken > LIMIT), accepted + (status != 2)
             print(f"{' '.join(path)} {flag} {value}: {taken:.2f} s, exit status {status}: {told.splitlines()[-1:]}"[:200])
     kind = "processor" if asked.cpu else "clock"
-    print(f"{count} wrong values, {kind} time; {slow} refused in more than {LIMIT} s, {accepted} not refused")
+    print(f"{len(medians)} wrong values, {kind} time; {slow} refused in more than {LIMIT} s, {accepted} not refused")
+    print(f"median {median(medians or [0]):.2f} s, longest {max(medians, default=0):.2f} s")
     return int(slow + accepted > 0)
 
 

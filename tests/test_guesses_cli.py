@@ -12,7 +12,7 @@ import typer
 
 from draftree.aliases import FLAG, INSTEAD, LOADING, OPTION
 from draftree.boundary.knobs import PRESET
-from draftree.cli import early, unknown
+from draftree.cli import early, terminal, unknown
 from draftree.cli.app import app
 from draftree.cli.outputs import check_output
 from draftree.costs.curves import Costs, CostTable
@@ -247,23 +247,23 @@ def test_a_terminal_without_a_prompt_is_told_to_name_one(draftree: Run, monkeypa
     assert (status, err) == (2, "draftree: there is no prompt: draftree generate demo 'PROMPT', or a pipe into it\n")
 
 
-def commands(group: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = [before] if before else []
-    for name, command in group.commands.items():
-        found += commands(command, (*before, name)) if hasattr(command, "commands") else [(*before, name)]
-    return found
+ALL = [(), ("datastore",), *(tuple(told.split()) for told, _ in unknown.commands(typer.main.get_command(app)))]
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("command", [(), *commands(typer.main.get_command(app))])
+@pytest.mark.parametrize("command", ALL)
 def test_a_help_fits(draftree: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], width: int) -> None:
-    """Every name is whole, no line is wider than the terminal, and all of it is two screens of sixty lines at most."""
+    """Every name is whole, no line is wider than the terminal, and all of it is two screens of fifty lines at most."""
     monkeypatch.setenv("COLUMNS", str(width))
     status, out, _ = draftree(*command, "--help")
     lines = out.splitlines()
     assert status == 0
+    if "--target" in out:
+        assert "--target" in lines[lines.index("Options") + 1]
+    if "--device" in out:
+        assert out.index("\nLoading the model\n") > max(out.index("--help"), out.index("Options"))
     assert max(map(len, lines)) <= width
-    assert len(lines) <= 120
+    assert len(lines) <= 100
     assert "…" not in "".join(line.split("  ")[1] for line in lines if line.startswith("  -"))
     group: Any = typer.main.get_command(app)
     for name in command:
@@ -277,6 +277,79 @@ def test_tables_are_as_wide_as_the_terminal(draftree: Run, monkeypatch: pytest.M
     for command in (("list",), ("drafters",)):
         _, out, _ = draftree(*command)
         assert max(map(len, out.splitlines())) <= 60
+
+
+def test_a_list_in_a_pipe_is_as_wide_as_a_page(draftree: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for command in (("list",), ("drafters",)):
+        _, out, _ = draftree(*command)
+        assert 80 < max(map(len, out.splitlines())) <= terminal.LIST == 100
+
+
+OFFLINE = {
+    "a target": ("--target", "owner/nosuch"),
+    "a drafter": ("demo", "--drafter", "owner/nosuch"),
+    "a drafter's revision": ("demo", "--drafter", "owner/nosuch@main"),
+    "a part of a drafter": ("demo", "--drafter", "suffix+owner/nosuch"),
+    "a small model": ("demo", "--drafter", "lm:model=owner/nosuch"),
+    "an adapter": ("demo", "--adapter", "owner/nosuch"),
+}
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_what_the_hub_would_have_is_refused_before_a_model_is_loaded(
+    draftree: Run, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from draftree.models import hub, target
+
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    monkeypatch.setattr(target.Target, "load", lambda *_, **__: pytest.fail("a model is loaded"))
+    status, out, err = draftree("generate", "-p", "hi", *OFFLINE[name])
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "'owner/nosuch" in err
+    assert "its cache holds no copy" in err
+
+
+FORECAST = {
+    "doctor": (("doctor", "demo", "--drafter", "pld"), "12 answers of 48 tokens, and their examination"),
+    "doctor --lossless": (("doctor", "demo", "--lossless", "--limit", 2), "2 texts in "),
+    "costs": (("costs", "demo", "--drafter", "pld"), "timing draft steps and passes"),
+    "bench": (
+        ("bench", "demo", "--drafter", "pld", "--policy", "chain:length=2", "--limit", 2),
+        "4 texts, 2 prompts in 2 ways",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORECAST)
+def test_long_work_says_how_long_it_will_take_before_it_begins(
+    draftree: Run, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def stop(what: str, seconds: float) -> None:
+        raise UserError(f"{what}: {seconds}")
+
+    monkeypatch.setattr(terminal, "forecast", stop)
+    args, told = FORECAST[name]
+    status, out, err = draftree(*args)
+    assert (status, out) == (2, "")
+    assert f"draftree: {told}" in err
+    assert float(err.split()[-1]) > 0
+
+
+def test_a_training_says_how_long_it_will_take_before_it_begins(
+    draftree: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from draftree.training import trainer
+
+    def stop(*_: object) -> None:
+        raise UserError("it begins")
+
+    monkeypatch.setattr(trainer, "train", stop)
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "the text number {i} of some words"}}\n' for i in range(8)))
+    status, _, err = draftree("train", "medusa", "--data", tmp_path / "texts.jsonl", "--epochs", 2, "--held-out", 0.2)
+    *_, said, _, last = err.splitlines()
+    assert (status, last) == (2, "draftree: it begins")
+    assert re.fullmatch(r"draftree: [\d,]+ samples of [\d,]+ tokens, 2 epochs: about .* by what passes cost here", said)
 
 
 def test_bench_says_what_it_read_and_what_its_columns_mean(draftree: Run, tmp_path: Path) -> None:

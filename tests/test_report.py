@@ -59,14 +59,14 @@ def test_a_page_stands_by_itself_and_answers(folder: Path, capsys) -> None:
     assert run("report", folder / "r.json", "--out", folder / "r.json") == 2
 
 
-def fake(speedups: dict[str, float], noise: float = 0.02) -> dict[str, Any]:
-    """A counted result of 20 prompts with planted speed-ups."""
-    rng, base = np.random.default_rng(0), np.linspace(1, 3, 20)
-    each = {"tokens": [30] * 20, "counted_plain": base.tolist(), "steps": [9] * 20}
-    row = {"temperature": 0.0, "nodes_per_step": 4.0, "acceptance_length": 2.0, "prompts": 20, "drafter": "d"}
+def fake(speedups: dict[str, float], noise: float = 0.02, prompts: int = 20) -> dict[str, Any]:
+    """A counted result of some prompts with planted speed-ups."""
+    rng, base = np.random.default_rng(0), np.linspace(1, 3, prompts)
+    each = {"tokens": [30] * prompts, "counted_plain": base.tolist(), "steps": [9] * prompts}
+    row = {"temperature": 0.0, "nodes_per_step": 4.0, "acceptance_length": 2.0, "prompts": prompts, "drafter": "d"}
     rows = [row | {"drafter": "plain", "policy": None, "per_prompt": each}]
     for name, gain in speedups.items():
-        spent = base / gain * rng.normal(1, noise, 20)
+        spent = base / gain * rng.normal(1, noise, prompts)
         ends = [gain * 0.97, gain * 1.03]
         rows.append(row | {"policy": name, "counted_speedup": gain, "intervals": {"counted_speedup": ends},
                            "per_prompt": each | {"counted_seconds": spent.tolist()}})  # fmt: skip
@@ -80,6 +80,7 @@ def test_the_last_paragraph_says_what_the_figures_say() -> None:
     assert "No other pairing" in page.verdict(fake({"slow": 1.2, "fast": 1.5}))
     assert "Possibly as good: d near." in page.verdict(fake({"near": 1.49, "fast": 1.5}))
     assert "do not speculate" in page.verdict(fake({"slow": 0.8}))
+    assert "too few prompts to say whether to speculate: d some has 1.50 ×" in page.verdict(fake({"some": 1.5}, prompts=7))
     assert "nothing was told apart" in page.verdict(fake({"same": 1.001}, 0.2))
     assert "speculate with d sure" in page.verdict(fake({"sure": 1.3}) | {})
     assert "75%" in page.gaps(fake({"slow": 1.2, "fast": 1.5}))[0]

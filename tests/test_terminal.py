@@ -4,10 +4,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from draftree.cli import terminal
+from draftree.costs.curves import Costs, CostTable
+from draftree.evaluation import forecast
+from draftree.evaluation.compare import Comparison
+from draftree.request import Request
+from draftree.stats import Stats, Step
 
 
 class Fake(terminal.Clock):
@@ -53,6 +61,32 @@ def test_a_line_every_thirty_seconds_with_the_time_left(clock: Fake, capsys: pyt
         "draftree: train edd: 61 of 4,000, about 66 min left, loss 61",
         "draftree: train edd: 91 of 4,000, about 65 min left, loss 91",
     ]
+
+
+def test_forecasts_are_for_long_work(silent: None, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.forecast("3 texts", 1.9)
+    terminal.forecast("300 texts", 190.0)
+    assert capsys.readouterr().err == "draftree: 300 texts: at most about 3 min\n"
+
+
+def test_seconds_are_those_of_the_learnt_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    target: Any = None
+    table = CostTable((Costs({1: 0.5, 32: 1.6}, {1: 1.0, 4: 2.0, 128: 6.4}),))
+    monkeypatch.setattr(forecast, "learnt_costs", lambda *_: table)
+    assert forecast.written_seconds(target, target, 3, 10) == pytest.approx(30.0)
+    assert forecast.written_seconds(target, target, 12, 10, 4) == pytest.approx(60.0)
+    assert forecast.plain_seconds(target, target, [Request([1], 10), Request([1], 5)]) == pytest.approx(15.0)
+    assert forecast.training_seconds(target, target, 100, 2.0, False) == pytest.approx(100 * 2 * (0.05 + 0.15))
+    assert forecast.training_seconds(target, target, 100, 2.0, True) == pytest.approx(100 * (0.05 + 2 * 0.15))
+    assert forecast.timed_seconds(target, target, [1], 4.0) == pytest.approx(4 + 2 * forecast.TIMED * 6.4)
+
+
+@pytest.mark.parametrize(("nodes", "said"), [(0, True), (1, True), (2, False)])
+def test_a_summary_says_that_almost_nothing_was_drafted(silent: None, nodes: int, said: bool) -> None:
+    """Twenty steps with as many nodes in all: below one node in ten steps there was almost nothing."""
+    stats, written = Stats(20, [Step(0, int(step < nodes), 1) for step in range(20)], seconds=1.0), StringIO()
+    terminal.show_summary(Console(file=written, width=400), Comparison([1], stats), False, True)
+    assert ("almost nothing was drafted" in written.getvalue()) == said
 
 
 def test_steps_that_take_minutes_are_told_of_too(clock: Fake, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,15 +33,19 @@ LOADING_HINTS: Mapping[str, str] = by_word(
             "disable_log_stats disable_log_requests enable_chunked_prefill block_size task runner "
             "tokenizer_mode skip_tokenizer_init keep_alive library framework numa vocab_only "
             "pipeline_class offload_folder offload_state_dict offload_buffers "
-            "ignore_mismatched_sizes output_loading_info async_scheduling max_num_batched_tokens "
-            "max_num_seqs scheduling_policy disable_custom_all_reduce max_seq_len_to_capture "
-            "disable_radix_cache schedule_policy chunked_prefill_size max_running_requests cuda_graph_max_bs "
-            "grammar_backend guided_decoding_backend structured_outputs_config enable_metrics n_seq_max swa_full op_offload "
+            "ignore_mismatched_sizes output_loading_info async_scheduling "
+            "scheduling_policy disable_custom_all_reduce max_seq_len_to_capture "
+            "disable_radix_cache schedule_policy chunked_prefill_size cuda_graph_max_bs "
+            "grammar_backend guided_decoding_backend structured_outputs_config enable_metrics swa_full op_offload "
             "no_perf max_logprobs model_impl moe_backend kv_transfer_config enable_prompt_embeds served_model_name "
             "return_config worker_cls stream_interval nnodes node_rank sampling_backend pad_token_id "
-            "use_v2_block_manager enable_sleep_mode batch_size max_batch_size backend parallelize "
+            "use_v2_block_manager enable_sleep_mode backend parallelize "
             "strict is_decoder"
         ),
+        "a list of prompts is a batch; engine.set_limits(max_sequences=…, max_batch_tokens=…) bounds what runs at a time": (
+            "max_num_seqs n_seq_max max_running_requests max_num_batched_tokens batch_size max_batch_size"
+        ),
+        "give what it holds as options: draftree.load(MODEL, dtype='bfloat16')": "model_kwargs model_init_kwargs",
         "each call has figures of its own: completion.stats": "verbose log_level",
         "a call with the same beginning uses the cache of the last one": ("enable_prefix_caching prefix_caching cache_prompt"),
         "keys and values have the dtype of the weights": (
@@ -54,7 +58,7 @@ LOADING_HINTS: Mapping[str, str] = by_word(
         f"{_TOKENIZER}, with its chat_template": "chat_format chat_template chat_handler",
         _TRANSFORMERS: (
             "config subfolder variant code_revision hf_overrides rope_scaling rope_theta "
-            "rope_freq_base rope_freq_scale model_kwargs generation_config state_dict "
+            "rope_freq_base rope_freq_scale generation_config state_dict "
             "kv_overrides yarn_ext_factor yarn_attn_factor yarn_orig_ctx model_config "
             "weights_only use_cache tie_word_embeddings autogptq"
         ),

@@ -13,6 +13,14 @@ LOG = logging.getLogger("draftree")
 _shown = threading.local()
 
 
+def duration(seconds: float) -> str:
+    """Return a time in seconds, in minutes, or in hours and minutes."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 180 else f"{minutes // 60} h {minutes % 60} min"
+
+
 class Tell(Protocol):
     """A callback that takes the amount done, a remark, and the total where that becomes known during the work."""
 

@@ -34,12 +34,12 @@ class CellsOptions:
 
     suite: list[str] = knob(
         (),
-        help="Prompts: a shipped suite (by default demo), a file, or FORMAT:FILE of a benchmark (draftree list); repeat it.",
+        help="Prompts: a shipped suite (draftree list; by default demo), a file, or FORMAT:FILE; may be repeated.",
     )
     prompts: Literal["plain", "official"] = knob(
         "plain", help="Wording of a benchmark's questions: official is that of EAGLE's and GLIDE's evaluations."
     )
-    whole: bool = knob(False, help="Take a text file as one prompt instead of one prompt a line.")
+    whole: bool = knob(False, help="A text file is one prompt, not one prompt a line.")
     out: Path = knob(
         None,
         kind=Path | None,
@@ -48,17 +48,15 @@ class CellsOptions:
     )
     force: Force = False
     drafter: list[str] = knob(
-        (), help="A drafter: a name (draftree list), folder or hub id; may be repeated. By default the one of generate."
+        (), help="A drafter: a name (draftree list), folder or hub id; may be repeated. By default that of generate."
     )
-    policy: list[str] = knob((), help="A policy (draftree list); may be repeated. By default the one of generate.")
+    policy: list[str] = knob((), help="A policy; may be repeated. By default that of generate.")
     pair: list[str] = knob(
         (),
         metavar="'DRAFTER POLICY [ACCEPTOR]'",
         help="Measure just this combination; may be repeated.",
     )
-    acceptor: list[str] = knob(
-        (), help="An acceptor (draftree list); may be repeated. By default greedy at temperature 0, else match."
-    )
+    acceptor: list[str] = knob((), help="An acceptor; may be repeated. By default greedy at temperature 0, else match.")
     target: TargetName = "demo"
     temperature: list[float] = knob((0.0,), least=0, short="-t", help="0 for greedy decoding; may be repeated.")
     category: list[str] = knob((), help="Only prompts of this category; may be repeated.")
@@ -68,9 +66,7 @@ class CellsOptions:
     all_turns: bool = knob(False, help="Ask all questions of a conversation instead of the first.")
     max_new_tokens: int = knob(128, least=1, short="-n", help="The most tokens to write.")
     seed: Seed = 0
-    costs: list[Path] = knob(
-        (), help="A file written by `draftree costs --out`; repeat it to give each drafter its own, in order."
-    )
+    costs: list[Path] = knob((), help="Costs saved by draftree costs, for all drafters or for each in turn; may be repeated.")
     machine: Machines = knob(())
     loading: LoadingOptions = knob(None)
 

@@ -12,7 +12,7 @@ import typer
 
 from draftree.boundary.knobs import knob
 from draftree.cli.console import remark
-from draftree.cli.options import CostsFile, DrafterSpec, LoadingOptions, TargetName, asks_for
+from draftree.cli.options import AcceptorSpec, CostsFile, DrafterSpec, LoadingOptions, PolicySpec, TargetName, asks_for
 from draftree.errors import DraftreeError
 from draftree.text.parameters import Parameters
 
@@ -37,12 +37,8 @@ class ChatCommand:
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None
-    policy: str | None = knob(
-        None, help="The policy that grows draft trees: a name or name:key=value,… (draftree list); by default the fastest."
-    )
-    acceptor: str | None = knob(
-        None, help="The rule that accepts drafted tokens; by default greedy at temperature 0, else match."
-    )
+    policy: PolicySpec = None
+    acceptor: AcceptorSpec = None
     completion: Annotated[Mapping[str, Any], Parameters] = knob(None)
     costs: CostsFile = None
     loading: LoadingOptions = knob(None)

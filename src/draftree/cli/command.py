@@ -23,6 +23,8 @@ NAMES = 29
 """Columns of the names of options; a longer one has its help on the next line."""
 LAST_PANELS = ("Loading the model",)
 """Panels at the end of a help."""
+FIRST, LAST = "target", ("force", "as_json", "help")
+"""Options at the beginning and at the end of their part of a help."""
 SUPERFLUOUS = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
 """What typer says of arguments that a command does not take."""
 THREADS = 3
@@ -230,7 +232,7 @@ def written(command: TyperCommand, ctx: Any) -> str:
     lines = [f"Usage: {usage}", "", *_text(command.help, width), ""]
     lines += _rows([(p.metavar or str(p.name).upper(), p.help or "") for p in arguments], width)
     panels: dict[str, list[tuple[str, str]]] = {"Options": []}
-    for p in params:
+    for p in sorted(params, key=lambda p: (p.name in LAST) - (p.name == FIRST)):
         if isinstance(p, TyperOption):
             panels.setdefault(p.rich_help_panel or "Options", []).append((_names(p, ctx), _explained(p, ctx)))
     for panel in [*(name for name in panels if name not in LAST_PANELS), *(name for name in LAST_PANELS if name in panels)]:

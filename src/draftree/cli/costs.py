@@ -35,14 +35,16 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     from draftree.cli import inputs, plots, terminal
     from draftree.cost_estimate import identity, learnt_costs
     from draftree.costs.curves import CostTable, bracket
-    from draftree.measure_costs import measure
+    from draftree.evaluation.forecast import timed_seconds
+    from draftree.measure_costs import LONGEST, measure
 
     if asked.plot is not None:
         plots.check()
     spec, model, opened = inputs.opened(asked.drafter, asked.target, **asked.loading)
     title = f"{spec} for {asked.target}"
+    sizes = list(dict.fromkeys(map(bracket, asked.rows)))
+    terminal.forecast("timing draft steps and passes", timed_seconds(model, opened, sizes, LONGEST))
     with terminal.busy("measuring what a step costs") as tell:
-        sizes = dict.fromkeys(map(bracket, asked.rows))
         entries = [entry for several in sizes for entry in measure(model, opened, several, tell)]
     about = identity(model) | {"drafter": opened.described, "date": time.strftime("%Y-%m-%d %H:%M")}
     table, learnt = CostTable(tuple(entries), about), learnt_costs(model, opened)

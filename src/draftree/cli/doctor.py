@@ -61,10 +61,14 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     from draftree.cli import examined, inputs, terminal
     from draftree.doctor import fit
     from draftree.evaluation import driven
+    from draftree.evaluation.forecast import written_seconds
     from draftree.measure_costs import settled_costs
 
     fixed = inputs.fixed_costs(asked.costs)
     spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
+    # What is written is then read again, a step of the drive after the other, and once more for each suspected fault.
+    seconds = 2 * written_seconds(target, drafter, driven.TEXTS, driven.TOKENS, driven.TEXTS)
+    terminal.forecast(f"{driven.TEXTS} answers of {driven.TOKENS} tokens, and their examination", seconds)
     with terminal.busy("letting the target answer some prompts"):
         texts = driven.answers(target) if asked.data is None else driven.read(target, asked.data)
     with terminal.busy("measuring what a step costs") as tell:
@@ -134,6 +138,7 @@ def examine_output(asked: DoctorOptions) -> None:
     from draftree.costs.curves import UNIT
     from draftree.doctor import lossless
     from draftree.doctor.cases import cases
+    from draftree.evaluation.forecast import written_seconds
     from draftree.measure_costs import settled_costs
 
     plan = lossless.Extent(asked.max_new_tokens, trials=asked.trials)
@@ -143,6 +148,8 @@ def examine_output(asked: DoctorOptions) -> None:
     if fixed is None and any(c.grown.reads_costs for c in chosen):
         with terminal.busy("measuring what a step costs") as tell:
             fixed = settled_costs(target, drafter, tell)
+    seconds = written_seconds(target, drafter, len(prompts) * (len(chosen) + 1), plan.max_new_tokens)
+    terminal.forecast(f"{len(prompts)} texts in {len(chosen)} ways, and plain decoding", seconds)
     with terminal.progress("doctor --lossless", None) as tell:
         report = lossless.examine(target, drafter, prompts, chosen, plan, fixed or UNIT, tell)
     if asked.as_json:

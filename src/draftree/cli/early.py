@@ -67,8 +67,13 @@ def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None
     for machine in _several(given.get("machine")):
         if machine not in (names := [p.stem for p in (ROOT / "machines").glob("*.json")]):
             raise UnknownName("machine", machine, names)
+    loading = given.get("loading") or {}
     if isinstance(target := given.get("target"), str):
-        check_target(target, given.get("loading") or {})
+        check_target(target, loading)
+    for spec in _several(given.get("drafter")):
+        check_downloads(spec)
+    if (adapter := loading.get("adapter")) is not None:
+        check_repository(adapter, f"adapter '{adapter}' cannot be loaded", file="adapter_config.json")
 
 
 def flag(f: Field[Any]) -> str:
@@ -171,6 +176,40 @@ def check_target(name: str, loading: Mapping[str, Any]) -> None:
     except FileNotFoundError as error:
         known = f"{DEMO}, {SMOLLM2}, a Hugging Face folder, a file .gguf, a hub id"
         raise UserError(f"cannot load target {shown(name)} (allowed: {known}): {error}") from error
+
+
+def check_downloads(spec: str) -> None:
+    """Refuse a drafter of which a part is neither here nor on the hub.
+
+    Raises:
+        UserError: the hub cannot be reached.
+    """
+    from draftree.models.hub import is_hub_id
+
+    for part in spec.split("+"):
+        values = [item.partition("=")[2] for item in part.partition(":")[2].split(",")]
+        for name in filter(is_hub_id, (part, *values)):
+            check_repository(name, f"'{name}' cannot be downloaded")
+
+
+def check_repository(name: str, told: str, file: str = "config.json") -> None:
+    """Refuse a path that does not exist, or a repository that neither the hub nor its cache can have.
+
+    Args:
+        name: a path, or a hub id with or without a revision.
+        told: what the error begins with.
+        file: what a copy in the cache has.
+
+    Raises:
+        UserError: it is not there, or the hub cannot be reached.
+    """
+    from draftree.models.hub import AT, located
+
+    repository, _, revision = name.partition(AT) if not exists(name) else (name, "", "")
+    try:
+        located(repository, revision or None, file)
+    except FileNotFoundError as error:
+        raise UserError(f"{told}: {error}") from error
 
 
 def is_model(word: str) -> bool:

@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 SHORT = {"confidence": "mean q", "calibration": "ECE"}
 """Heads of the doctor's columns, so that they stand side by side in 80 columns; ECE is the expected calibration error."""
+DEPTH_LEGEND = (
+    "agreement: how often the likeliest draft is the target's choice",
+    "overlap: how often a draft drawn from q would be accepted at temperature 1",
+    "mean q: the mean probability of the likeliest draft; ECE: its expected calibration error",
+    "accepted: how often a greedy draft is accepted where all before it were",
+)
+LAYER_LEGEND = (
+    "output/residual: how much attention adds to the residual stream before it",
+    "entropy/log n: 1 where attention is spread evenly over n tokens, 0 where it is on one",
+)
+"""What the columns of tables mean."""
 VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
@@ -31,8 +42,10 @@ def show_report(console: Console, title: str, report: "Report") -> None:
             for d in report.depths
         ]
         console.print(table("by depth", rows))
+        console.print("\n".join(DEPTH_LEGEND), highlight=False)
     if report.layers:
-        console.print(_attention(report.layers))
+        console.print(_attention(report.layers, console.width))
+        console.print("\n".join(LAYER_LEGEND), highlight=False)
     for suspect in report.suspects:
         console.print(f"[red]{escape(suspect.cause)}[/]: {escape(suspect.evidence)}", soft_wrap=True)
     weak = [f.name for f in report.findings if f.verdict == "warn"]
@@ -68,16 +81,17 @@ def show_exact(console: Console, title: str, report: "ExactReport") -> None:
     console.print(f"in half precision by --dtype, where nothing is asked for: --exactness {report.default}", soft_wrap=True)
 
 
-LAYERS_BESIDE = 3
-"""Layers of the target side by side in a line of the table."""
+LAYERS_BESIDE, LAYER_COLUMNS = 3, 30
+"""Layers of the target side by side in a line of the table at most, and the columns of the terminal that each takes."""
 
 
-def _attention(layers: Sequence["Attending"]) -> Table:
-    """A table of the layers' attention, several of them side by side."""
+def _attention(layers: Sequence["Attending"], width: int) -> Table:
+    """A table of the layers' attention, as many of them side by side as a width has room for."""
+    beside = max(1, min(LAYERS_BESIDE, (width - 1) // LAYER_COLUMNS))
     attention = Table(title="attention of the target's layers", title_justify="left", header_style="bold")
-    for name in ("layer", "output/\nresidual", "entropy/\nlog n") * LAYERS_BESIDE:
+    for name in ("layer", "output/\nresidual", "entropy/\nlog n") * beside:
         attention.add_column(name, justify="right")
-    lines = -(-len(layers) // LAYERS_BESIDE)
+    lines = -(-len(layers) // beside)
     for line in range(lines):
         cells = list[str]()
         for i in range(line, len(layers), lines):

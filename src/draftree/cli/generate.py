@@ -12,7 +12,18 @@ import typer
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
 from draftree.cli.early import check_target, is_model
-from draftree.cli.options import AsJson, CostsFile, DrafterSpec, Force, LoadingOptions, TargetName, asks_for, one_model
+from draftree.cli.options import (
+    AcceptorSpec,
+    AsJson,
+    CostsFile,
+    DrafterSpec,
+    Force,
+    LoadingOptions,
+    PolicySpec,
+    TargetName,
+    asks_for,
+    one_model,
+)
 from draftree.errors import UserError
 from draftree.text.parameters import MORE, Parameters
 
@@ -30,28 +41,22 @@ class GenerateOptions:
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] [PROMPT]",
-            help="The model, as of --target, and what to answer; without a prompt, or with -, it is read from standard input.",
+            help="The model, as --target takes it, and what to answer; standard input is read without a prompt, or with -.",
         ),
     ] = None
     target: TargetName = "demo"
-    prompt: str | None = knob(None, short="-p", help="What to answer or to continue, instead of the argument.")
+    prompt: str | None = knob(None, short="-p", help="What to answer, instead of the argument.")
     drafter: DrafterSpec = None
-    policy: str | None = knob(
-        None, help="The policy that grows draft trees: a name or name:key=value,… (draftree list); by default the fastest."
-    )
-    acceptor: str | None = knob(
-        None, help="The rule that accepts drafted tokens; by default greedy at temperature 0, else match."
-    )
+    policy: PolicySpec = None
+    acceptor: AcceptorSpec = None
     completion: Annotated[Mapping[str, Any], Parameters] = knob(None)
-    stream: bool = knob(False, help="Print the text as it is written, even into a pipe or a file.")
-    raw: bool = knob(False, help="Continue the prompt as it is, without the chat template.")
-    baseline: bool = knob(False, help="Run plain decoding as well, and compare text and speed.")
+    stream: bool = knob(False, help="Print the text as it is written, even in a pipe.")
+    raw: bool = knob(False, help="Continue the prompt, without the chat template.")
+    baseline: bool = knob(False, help="Compare text and speed with plain decoding.")
     as_json: AsJson = False
-    show_trees: bool = knob(False, panel=MORE, help="Draw the draft tree of each step, or add it to the JSON.")
+    show_trees: bool = knob(False, panel=MORE, help="Draw the tree of each step, or add it to the JSON.")
     profile: bool = knob(False, panel=MORE, help="Show where the time of a step goes.")
-    trees: Path | None = knob(
-        None, written=(".html", ".svg"), panel=MORE, help="Save a picture of all draft trees: a .html or .svg file."
-    )
+    trees: Path | None = knob(None, written=(".html", ".svg"), panel=MORE, help="Save a picture of all trees: .html or .svg.")
     force: Force = False
     costs: CostsFile = None
     loading: LoadingOptions = knob(None)

@@ -20,10 +20,8 @@ TYPED = "draftree.typed"
 """Key in a context's `meta` of the options as they were typed, by their Python names."""
 NO_COMMANDS = ("throughput", "latency", "serve", "startup", "sweep")
 """Sub-commands of vLLM's bench."""
-TargetName = Annotated[
-    str, typer.Option("-m", "--target", metavar="MODEL", help=f"The model: {ALLOWED}. It may also be the first argument.")
-]
-Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model, as of --target.")]
+TargetName = Annotated[str, typer.Option("-m", "--target", metavar="MODEL", help=f"The model: {ALLOWED}.")]
+Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model, as --target takes it.")]
 LoadingOptions = Annotated[Mapping[str, Any], Loading]
 SourceOptions = Annotated[Mapping[str, Any], Source]
 DrafterSpec = Annotated[
@@ -34,13 +32,21 @@ DrafterSpec = Annotated[
         help="A name (draftree list), name:key=value,…, a folder or hub id, or published; by default the model's fastest.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")]
+PolicySpec = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="SPEC", help="How draft trees grow: a name, name:key=value,…; by default the fastest."),
+]
+AcceptorSpec = Annotated[
+    str | None,
+    typer.Option(
+        "--acceptor", metavar="SPEC", help="Which drafted tokens are kept; by default greedy at temperature 0, else match."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing outputs without asking.")]
 CostsFile = Annotated[
     Path | None,
-    typer.Option(
-        "--costs", help="A file written by `draftree costs --out`; by default costs are learnt while texts are written."
-    ),
+    typer.Option("--costs", help="Costs saved by draftree costs, not learnt ones."),
 ]
 Machines = Annotated[
     list[str],

@@ -69,13 +69,13 @@ def of_drafter(looked: Looked, title: str) -> list[Picture]:
 
 
 def frontier(rows: Sequence[dict[str, Any]], title: str) -> "Figure":
-    """τ against γ, a line for each policy."""
-    figure, axes = _figure(7, 4.6, f"{title}\nτ against γ")
+    """Tokens per pass (τ) against drafted tokens per pass (γ), a line for each policy."""
+    figure, axes = _figure(7, 4.6, title)
     for i, (name, points) in enumerate(frontiers(rows).items()):
         style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
         axes.plot([p[0] for p in points], [p[1] for p in points], "-" if i < len(COLOURS) else ":", label=name, **style)
     axes.axhline(1, color="#777777", linewidth=1, linestyle="--")
-    axes.set(xlabel="γ, nodes of a step", ylabel="τ, tokens of a step")
+    axes.set(xlabel="drafted tokens per pass (γ)", ylabel="tokens per pass (τ)")
     axes.legend(frameon=False, fontsize="small")
     return figure
 

@@ -96,7 +96,8 @@ def _pictures(result: "dict[str, object]") -> "list[tuple[str, str]]":
     if bars := page.bars(known):
         kind = "by the clock" if page.clocked(known) else "simulated" if known["simulated"] else "counted"
         drawn.append(("speed-up", pictures.speed(bars, f"speed-up over plain decoding, {kind}", "Speed")))
-        drawn.append(("τ against γ", pictures.frontier(rows, "What nodes bring")))
+        if sum(row["policy"] is not None for row in rows) > 1:
+            drawn.append(("what drafting more brings", pictures.frontier(rows, "What drafting more brings")))
     if (names := known.get("categories")) and len(set(names)) > 1 and len(names) == rows[0]["prompts"] and bars:
         drawn.append(("nodes by category", pictures.categories(rows, names, "What is drafted")))
     if page.clocked(known) and all("phases" in r for r in rows):

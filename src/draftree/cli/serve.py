@@ -12,7 +12,7 @@ import typer
 
 from draftree.boundary.knobs import knob
 from draftree.cli.console import remark
-from draftree.cli.options import DrafterSpec, LoadingOptions, TargetName, asks_for
+from draftree.cli.options import DrafterSpec, LoadingOptions, PolicySpec, TargetName, asks_for
 from draftree.errors import UserError
 from draftree.scheduling.options import SchedulerOptions
 from draftree.serving.options import Limits, ServeOptions
@@ -32,9 +32,7 @@ class ServeCommand:
     host: str = knob("127.0.0.1", help="The address to listen at; another than this machine's own needs an API key.")
     port: int = knob(8000, min=0, help="The port; 0 for a free one.")
     drafter: DrafterSpec = None
-    policy: str | None = knob(
-        None, help="The policy that grows draft trees: a name or name:key=value,… (draftree list); by default the fastest."
-    )
+    policy: PolicySpec = None
     model_name: str | None = knob(None, help="The name that clients use for the model; by default as it was loaded.")
     api_key: list[str] = knob((), help=f"A key that clients must send; repeat it. Also read from {KEY_VARIABLE}.", panel=ACCESS)
     open_to_network: bool = knob(False, help="Serve other machines without an API key.", panel=ACCESS)

@@ -20,7 +20,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from draftree.boundary.progress import Tell
+from draftree.boundary.progress import Tell, duration
 from draftree.boundary.progress import shown as progress_shown
 from draftree.cli.console import STARTED, remark
 from draftree.costs.curves import Costs, CostTable
@@ -157,14 +157,6 @@ def busy(what: str) -> Iterator[Tell]:
     start = clock.now()
     with progress_shown(), clock.beating(lambda: remark(f"{doing[-1]} … ({duration(clock.now() - start)} so far)")):
         yield lambda done, remark="", of=None: doing.append(remark)
-
-
-def duration(seconds: float) -> str:
-    """A time in seconds, in minutes, or in hours and minutes."""
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 180 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def forecast(what: str, seconds: float) -> None:

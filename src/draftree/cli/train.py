@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from draftree.training.job import Fitted, Job
 
 
-THEIRS = "by default the method's"
+DATA, STEPS, SAVING = "Training data", "Steps of training", "Measurements and files"
+"""Parts of the help."""
 
 
 @dataclass(frozen=True)
@@ -34,55 +35,57 @@ class TrainOptions:
         ),
     ]
     out: Path | None = knob(
-        None, short="-o", help="The checkpoint's folder (of static, the file); by default NAME-MODEL in this one."
+        None, short="-o", help="The checkpoint's folder (of static: file); by default NAME-MODEL in this one."
     )
     force: Force = False
-    data: list[Path] = knob((), help="Training texts or chats: JSONL, JSON, parquet, text, or a folder; may be repeated.")
+    data: list[Path] = knob((), help="Texts or chats: JSONL, JSON, parquet, text, or a folder; may be repeated.")
     target: TargetName = "demo"
-    drafter: str | None = knob(None, help="For a policy: the drafter that it will be used with.")
+    drafter: str | None = knob(None, help="For a policy: the drafter it will be used with.")
     knobs: list[str] = knob(
         (), flag="--set", metavar="KEY=VALUE", help="An option of the drafter (draftree list); may be repeated."
     )
     init_from: Path | None = knob(None, help="Start from the weights of this checkpoint.")
-    regenerate: bool = knob(False, help="Let the model answer the prompts of the data first, and learn from its answers.")
-    regenerate_tokens: int = knob(256, least=1, help="The most tokens of such an answer.")
-    regenerate_batch: int = knob(32, least=1, help="How many answers are written at a time.")
-    synthesize: int | None = knob(None, least=1, help="Let the model write N questions and answer them.")
-    synthesize_temperature: float = knob(1.0, above=0, help="Temperature of these questions.")
-    synthesize_top_p: float = knob(0.99, above=0, most=1, help="Top-p of these questions.")
-    synthesize_tokens: int = knob(256, least=1, help="The most tokens of such a question.")
-    synthesize_system: str | None = knob(None, help="System message for them; by default the template's.")
-    exclude: list[Path] = knob((), help="Prompts that must not be learnt; may be repeated.")
-    server: str | None = knob(None, help="URL of an OpenAI-compatible server of the model.")
-    server_model: str | None = knob(None, help="Name of the model on that server.")
-    server_parallel: int = knob(16, least=1, help="Requests to the server at a time.")
-    server_check: int = knob(16, least=0, help="Answers of the server that are compared with the local model.")
-    server_agreement: float = knob(0.9, least=0, most=1, help="Share of their tokens on which the local model must agree.")
-    stage: str | None = knob(None, help="Stage whose defaults apply; by default the first, with --init-from the last.")
-    epochs: float | None = knob(None, above=0, help=f"Passes over the data; {THEIRS}.")
-    batch_size: int | None = knob(None, least=1, help=f"Samples in a step, over all processes; {THEIRS}.")
-    accumulate: int | None = knob(None, least=1, help="Parts of a step in each process; by default of 4096 tokens.")
-    lr: float | None = knob(None, above=0, help=f"Learning rate of AdamW; {THEIRS}.")
-    schedule: Literal["constant", "cosine", "linear"] | None = knob(None, help=f"Schedule of the learning rate; {THEIRS}.")
-    floor: float | None = knob(
-        None, least=0, most=1, help=f"Share of the learning rate at the end of cosine and linear; {THEIRS}."
+    regenerate: bool = knob(False, panel=DATA, help="Learn from the model's own answers to these prompts.")
+    regenerate_tokens: int = knob(256, least=1, panel=DATA, help="The most tokens of such an answer.")
+    regenerate_batch: int = knob(32, least=1, panel=DATA, help="Answers written at a time.")
+    synthesize: int | None = knob(None, least=1, panel=DATA, help="Let the model write N questions, and answer them.")
+    synthesize_temperature: float = knob(1.0, above=0, panel=DATA, help="Temperature of these questions.")
+    synthesize_top_p: float = knob(0.99, above=0, most=1, panel=DATA, help="Top-p of these questions.")
+    synthesize_tokens: int = knob(256, least=1, panel=DATA, help="The most tokens of such a question.")
+    synthesize_system: str | None = knob(None, panel=DATA, help="System message for them, not the template's.")
+    exclude: list[Path] = knob((), panel=DATA, help="Prompts that must not be learnt; may be repeated.")
+    server: str | None = knob(None, panel=DATA, help="URL of an OpenAI-compatible server of the model.")
+    server_model: str | None = knob(None, panel=DATA, help="Name of the model on that server.")
+    server_parallel: int = knob(16, least=1, panel=DATA, help="Requests to the server at a time.")
+    server_check: int = knob(16, least=0, panel=DATA, help="Its answers that the local model checks.")
+    server_agreement: float = knob(0.9, least=0, most=1, panel=DATA, help="Share of tokens that must agree then.")
+    stage: str | None = knob(
+        None, panel=STEPS, help="Stage whose defaults apply; by default the first, with --init-from the last."
     )
-    warmup: float | None = knob(None, least=0, help=f"Warm-up steps; below 1, their share of all steps; {THEIRS}.")
-    betas: tuple[float, float] | None = knob(None, metavar="BETA BETA", help=f"The two betas of AdamW; {THEIRS}.")
-    weight_decay: float | None = knob(None, least=0, help=f"Weight decay of AdamW; {THEIRS}.")
-    clip: float | None = knob(None, above=0, help=f"Largest norm or value of the gradient; {THEIRS}.")
-    clip_by: Literal["norm", "value"] | None = knob(None, help=f"Clip the norm of the gradient, or each value; {THEIRS}.")
-    max_tokens: int | None = knob(None, least=2, help=f"The most tokens of a sample; {THEIRS}.")
-    skip_bad_rows: bool = knob(False, help="Leave out rows that cannot be read, and name the first of them.")
-    held_out: float = knob(0.02, least=0, below=1, help="Share of the samples that is held out for measurements, at most 64.")
-    evaluate_every: int = knob(250, least=1, help="Steps between two measurements.")
-    save_every: int = knob(250, least=1, help="Steps between two saves of the training state.")
-    keep_every: int = knob(0, least=0, help="Steps between checkpoints kept in OUT/step-N; 0 for none.")
-    policy: str = knob("ddtree:nodes=16", metavar="SPEC", help="Policy for which the acceptance of trees is measured.")
-    bf16: bool = knob(False, help="Compute in bfloat16.")
-    cache_features: bool = knob(False, help="Compute the model's hidden states once and store them.")
-    features: str = knob("", help="Folder of the stored hidden states; by default OUT/features.")
-    track: str = knob("", help="Experiment tracker: tensorboard, wandb, …")
+    epochs: float | None = knob(None, above=0, panel=STEPS, help="Passes over the data.")
+    batch_size: int | None = knob(None, least=1, panel=STEPS, help="Samples in a step, over all processes.")
+    accumulate: int | None = knob(None, least=1, panel=STEPS, help="Parts of a step; by default of 4096 tokens.")
+    lr: float | None = knob(None, above=0, panel=STEPS, help="Learning rate of AdamW.")
+    schedule: Literal["constant", "cosine", "linear"] | None = knob(
+        None, metavar="NAME", panel=STEPS, help="Its schedule: constant, cosine, linear."
+    )
+    floor: float | None = knob(None, least=0, most=1, panel=STEPS, help="Its share at the end of cosine and linear.")
+    warmup: float | None = knob(None, least=0, panel=STEPS, help="Warm-up steps; below 1, their share of all steps.")
+    betas: tuple[float, float] | None = knob(None, metavar="BETA BETA", panel=STEPS, help="The two betas of AdamW.")
+    weight_decay: float | None = knob(None, least=0, panel=STEPS, help="Weight decay of AdamW.")
+    clip: float | None = knob(None, above=0, panel=STEPS, help="Largest norm or value of the gradient.")
+    clip_by: Literal["norm", "value"] | None = knob(None, panel=STEPS, help="Clip the norm of the gradient, or each value.")
+    max_tokens: int | None = knob(None, least=2, panel=STEPS, help="The most tokens of a sample.")
+    skip_bad_rows: bool = knob(False, panel=DATA, help="Leave out rows that cannot be read.")
+    held_out: float = knob(0.02, least=0, below=1, panel=SAVING, help="Share of samples held out to measure, at most 64.")
+    evaluate_every: int = knob(250, least=1, panel=SAVING, help="Steps between two measurements.")
+    save_every: int = knob(250, least=1, panel=SAVING, help="Steps between saves of the state.")
+    keep_every: int = knob(0, least=0, panel=SAVING, help="Steps between checkpoints kept in OUT/step-N.")
+    policy: str = knob("ddtree:nodes=16", metavar="SPEC", panel=SAVING, help="Policy of the trees measured.")
+    bf16: bool = knob(False, panel=STEPS, help="Compute in bfloat16.")
+    cache_features: bool = knob(False, panel=SAVING, help="Compute the model's hidden states once; store them.")
+    features: str = knob("", panel=SAVING, help="Folder of hidden states, instead of OUT/features.")
+    track: str = knob("", panel=SAVING, help="Experiment tracker: tensorboard, wandb, …")
     costs: CostsFile = None
     seed: Seed = 0
     loading: LoadingOptions = knob(None)

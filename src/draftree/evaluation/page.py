@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftree.evaluation import worklog
-from draftree.evaluation.intervals import Compared, ResultRow, beside_plain
+from draftree.evaluation.intervals import ENOUGH, FEW, Compared, ResultRow, beside_plain
 
 Result = Mapping[str, Any]
 
@@ -89,6 +89,8 @@ def verdict(result: Result) -> str:
         f"With {target} on {device}" if not result["simulated"] else f"With {target} on {best.get('machine') or 'that machine'}"
     )
     figure = f"{best[by]:.2f} × [{low:.2f}, {high:.2f}] {how}, on {best['prompts']} prompts"
+    if known is not None and known.ratio.verdict == FEW:
+        return f"{where}, too few prompts to say whether to speculate: {name_of(best)} has {figure}, needed are {ENOUGH}."
     if known is None or known.ratio.verdict == "not told apart":
         untold = f"nothing was told apart from plain decoding in {others} comparisons"
         return f"{where}, {untold}: the best, {name_of(best)}, has {figure}. More prompts may decide."

@@ -109,8 +109,8 @@ Kernels = Literal["stock", "packed", "native", "tiled"]
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
 """The dtypes that a target may be computed in."""
-DTYPE_HELP = "Type of the weights; by default the checkpoint's own, but float32 where a CPU is slow in half precision."
-MAP_HELP = "transformers' device_map: auto, a device, or JSON; the whole model has to come to one device."
+DTYPE_HELP = f"{', '.join(DTYPES)}; by default the checkpoint's own, but float32 where a CPU is slow in half precision."
+MAP_HELP = "transformers' device_map, all to one device."
 
 
 TAKES_TREES: Rule = f"{' or '.join(ATTENTION)}: others take no mask of a tree", optional(lambda value: value in ATTENTION)
@@ -154,7 +154,7 @@ class Source(Knobs):
         None,
         panel=PANEL,
         metavar="FILE|NAME",
-        help="Template of chats instead of the tokenizer's: a file, vicuna, llama-2, alpaca.",
+        help="Chat template: a file, vicuna, llama-2, alpaca.",
     )
     system: str | None = knob(None, panel=PANEL, metavar="TEXT", help="The system message of chats that have none.")
 
@@ -198,31 +198,30 @@ class Loading(Source):
             widths, recorded (`capture.py`), by default not.
     """
 
-    device: Any = knob(None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU where there is one.")
-    dtype: Any = knob(None, kind=DTypeName | None, panel=PANEL, help=DTYPE_HELP)
+    device: Any = knob(None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU if there is one.")
+    dtype: Any = knob(None, kind=DTypeName | None, metavar="TYPE", panel=PANEL, help=DTYPE_HELP)
     device_map: Any = knob(None, rule=PLACES, kind=str | None, panel=PANEL, help=MAP_HELP)
     attn_implementation: str | None = knob(
         None, rule=TAKES_TREES, panel=PANEL, help=f"How attention is computed: {', '.join(ATTENTION)}."
     )
-    adapter: str | None = knob(None, panel=PANEL, help="The folder or hub id of a PEFT adapter, merged into the weights.")
-    quantize: Literal["int8", "int4"] | None = knob(
-        None, panel=PANEL, help="Round the weights to 8 or 4 bits (int4: on a CPU, in bfloat16)."
-    )
+    adapter: str | None = knob(None, panel=PANEL, help="Folder or hub id of a PEFT adapter, merged in.")
+    quantize: Literal["int8", "int4"] | None = knob(None, panel=PANEL, help="Round weights to 8 or 4 bits (int4: on a CPU).")
     exactness: Literal["bits", "ties"] | None = knob(
         None,
         panel=PANEL,
-        help="bits: logits are bitwise the same in a tree as in plain decoding. ties: the text may differ at near ties.",
+        help="bits: logits are bitwise those of plain decoding. ties: the text may differ at near ties.",
     )
     kernels: Kernels | None = knob(
         None,
+        metavar="NAME",
         panel=PANEL,
-        help="Linear layers on a CPU: PyTorch's (stock), oneDNN's (packed) or draftree's (native); by default the fastest.",
+        help="Linear layers on a CPU: stock (PyTorch), packed (oneDNN) or native; by default the fastest.",
     )
     compile: bool | None = knob(
         None,
         flag="--compile/--no-compile",
         panel=PANEL,
-        help="Use native kernels, on a GPU CUDA graphs; by default where they are faster.",
+        help="Native kernels, on a GPU CUDA graphs; by default where they are faster.",
     )
 
     def __post_init__(self) -> None:

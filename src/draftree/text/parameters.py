@@ -42,7 +42,7 @@ SCHEMA: Rule = "JSON text, or the object it stands for", optional(lambda value: 
 PATTERN: Rule = "a pattern of at least one character", optional(text)
 BEGINNING: Rule = "a text, or ids of at least 0", lambda value: unicode(value) or several(value, whole)
 BIAS_HELP = "Add BIAS to the logit of a token, given as id or text; may be repeated."
-LOGPROBS_HELP = "With --json: add the log-probabilities of each token and of the N likeliest."
+LOGPROBS_HELP = "With --json: log-probabilities of each token and of the N likeliest."
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,20 @@ class Parameters(Choice, Length):
     repetition_penalty: float = penalty(1.0, above=0, help="Above 1, makes tokens of the prompt and the answer less likely.")
     frequency_penalty: float = penalty(0.0, help="Subtracted from a token's logit for each time it occurs in the answer.")
     presence_penalty: float = penalty(0.0, help="Subtracted from a token's logit once it occurs in the answer.")
-    no_repeat_ngram_size: int = penalty(
-        0, least=0, metavar="N", help="Never write the same N tokens in a row twice; 0 allows it."
-    )
+    no_repeat_ngram_size: int = penalty(0, least=0, metavar="N", help="Never write the same N tokens in a row twice.")
     logit_bias: Mapping[int | str, float] | None = penalty(
         None, rule=BIASES, kind=list[str], metavar="TOKEN=BIAS", help=BIAS_HELP
     )
     suppress: Sequence[int] = penalty(
-        (), rule=IDS, kind=list[int], metavar="ID", help="The id of a token that is never written; may be repeated."
+        (), rule=IDS, kind=list[int], metavar="ID", help="Never write the token of this id; repeat it."
     )
     bad_words: str | Sequence[str] = penalty(
-        (), rule=TEXTS, kind=list[str], flag="--bad-word", metavar="TEXT", help="A text that is never written; may be repeated."
+        (), rule=TEXTS, kind=list[str], flag="--bad-word", metavar="TEXT", help="Never write this text; may be repeated."
     )
     json_schema: str | Mapping[str, Any] | None = shape(
         None, rule=SCHEMA, kind=str | None, metavar="FILE|JSON", help="Write JSON that matches this JSON schema."
     )
-    regex: str | None = shape(None, rule=PATTERN, metavar="PATTERN", help="Write a text that matches this regular expression.")
+    regex: str | None = shape(None, rule=PATTERN, metavar="PATTERN", help="Write a text that matches this pattern.")
     # It is a `Grammar`, which needs torch.
     grammar: Any = knob(None, kind=Path | None, metavar="FILE", help="Write a text of this Lark grammar.", panel=SHAPE)
     beginning: str | Sequence[int] = shape(

@@ -11,13 +11,14 @@ import torch
 from rich.filesize import decimal
 
 from draftree.boundary.files import writable
-from draftree.boundary.progress import Tell, silent
+from draftree.boundary.progress import Tell, duration, silent
 from draftree.data.overlap import Excluded
 from draftree.data.rows import Skipped
 from draftree.data.samples import Sample, read
 from draftree.drafters.base import Stage, TrainableMethod, plan_text
 from draftree.engine import target_of
 from draftree.errors import UnknownName, UserError
+from draftree.evaluation.forecast import training_seconds
 from draftree.models.target import Target
 from draftree.registry import build
 from draftree.training import state, trainer
@@ -190,6 +191,10 @@ class Training(Job):
             with processes.agreed():
                 trainer.split(samples, plan)  # refuses too few of them before the target reads them
             plan = plan.parted(samples, processes.world)
+            tokens = sum(len(s.tokens) for s in samples)
+            seconds = training_seconds(model, drafter, tokens, plan.epochs, plan.cache_features) / processes.world
+            told = f"{len(samples):,} samples of {tokens:,} tokens, {plan.epochs:g} epochs"
+            LOG.info("%s: about %s by what passes cost here", told, duration(seconds))
             if plan.cache_features:
                 home = Path(plan.features or out / "features")
                 shards = Shards.at(home, model, samples, drafter.needs)
