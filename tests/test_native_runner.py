@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from architectures import MIXED, WINDOW
+from architectures import CROSSING, MIXED, WINDOW
 from draftree import Request, Target
 from draftree.cli.app import main
 from draftree.engine import load, plain
@@ -24,6 +24,7 @@ from draftree.models import kernel_choice
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
+from draftree.models.four_bits import round_to_four_bits
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.kernel_choice import choose_kernels
 from draftree.models.kernel_modules import accelerate, layer_kinds
@@ -52,6 +53,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixed": ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED[:2]}),
     "one head for all": ("llama", {"num_key_value_heads": 1}),
     "wide heads": ("llama", {"head_dim": 96}),
+    "fused": ("phi3", {"pad_token_id": 0}),
+    "fused with a window": ("phi3", {"pad_token_id": 0, "sliding_window": WINDOW, "num_key_value_heads": 6}),
 }
 
 
@@ -177,6 +180,45 @@ def test_a_model_that_does_more_keeps_its_own_way(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(stack, "forward", more)
     assert not decoder.use_native_kernels()
     assert decoder.runner is decoder.hf
+
+
+def test_heads_that_are_rotated_in_part_keep_their_own_way() -> None:
+    partly = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+    decoder = Decoder(model_of("fused", torch.float32, **partly))
+    assert not decoder.use_native_kernels()
+    assert decoder.runner is decoder.hf
+
+
+@pytest.mark.parametrize("four", [False, True])
+def test_fused_weights_are_those_of_layers_apart(four: bool) -> None:
+    """Phi-3's weights, split as Llama has them, give the same bits."""
+    fused, apart = (model_of(kind, torch.bfloat16, rms_norm_eps=1e-5) for kind in ("fused", "llama"))
+    weights = fused.state_dict()
+    for name in list(weights):
+        if name.endswith("qkv_proj.weight"):
+            for each, part in zip("qkv", weights.pop(name).split([192, 64, 64]), strict=True):
+                weights[name.replace("qkv", each)] = part
+        elif name.endswith("gate_up_proj.weight"):
+            for each, part in zip(("gate", "up"), weights.pop(name).chunk(2), strict=True):
+                weights[name.replace("gate_up", each)] = part
+    apart.load_state_dict(weights)
+    decoders = []
+    for model in (fused, apart):
+        if four:
+            round_to_four_bits(model)
+        decoders.append(Decoder(model))
+        assert choose_kernels(decoders[-1], Loading(compile=True))
+    for mine, theirs in zip(*map(passes, decoders), strict=True):
+        assert torch.equal(mine.logits, theirs.logits)
+
+
+def test_frequencies_of_fused_layers_change_with_the_length_of_the_text() -> None:
+    values = CROSSING["longrope"][1]
+    parameters = {**values["rope_parameters"], "short_factor": [1.0] * 16, "long_factor": [1.0 + i / 4 for i in range(16)]}
+    own, ours = both("fused", torch.float32, **{**values, "hidden_size": 192, "rope_parameters": parameters})
+    assert ours.native_kinds == ["Phi3DecoderLayer"]
+    for mine, theirs in zip(passes(ours, 8), passes(own, 8), strict=True):
+        assert torch.allclose(mine.logits, theirs.logits, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

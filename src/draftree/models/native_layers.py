@@ -32,8 +32,12 @@ UNIT = 32
 """The outputs of the gate and of the up projection alternate in units of it."""
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 """The parts of a layer that the kernels know."""
+ATTENTION = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
+"""The first linear layers of an attention: apart, or fused as Phi-3 has them."""
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 """The parts of a gated feed-forward layer."""
+FUSED = {"gate_up_proj", "down_proj", "activation_fn"}
+"""Those of one whose first two linear layers are fused."""
 CLOSE, SUMS = 4.0, 64.0
 """How far a layer's output may be from the model's own, as a share of its size: in units of its
 precision, and, as sums of thousands are taken in another order, of float32's."""
@@ -137,17 +141,18 @@ class NativeLayer:
 
     def __init__(self, module: Any) -> None:
         attention, mlp = module.self_attn, module.mlp
-        width = int(attention.head_dim)
-        groups = attention.k_proj.out_features // width
+        width, heads = int(attention.head_dim), attention.o_proj.in_features
+        first, gates = _first_linears(attention), _first_linears(mlp)
+        groups = (sum(linear.out_features for linear in first) - heads) // 2 // width
         self.sizes = Sizes(
             width=width,
             groups=groups,
-            heads=attention.q_proj.out_features // width // groups,
-            deep=mlp.gate_proj.in_features,
-            reads=attention.q_proj.in_features,
-            inner=mlp.gate_proj.out_features,
+            heads=heads // width // groups,
+            deep=mlp.down_proj.out_features,
+            reads=first[0].in_features,
+            inner=mlp.down_proj.in_features,
             dtype=module.post_attention_layernorm.weight.dtype,
-            four=type(mlp.gate_proj) is FourBits,
+            four=type(mlp.down_proj) is FourBits,
             scale=float(attention.scaling),
         )
         self._held: list[Any] = [module]  # whose memory the record reads
@@ -155,12 +160,12 @@ class NativeLayer:
         prepared = prepared or isinstance(module.input_layernorm, nn.Identity)
         self.record = dense.core.Layer(
             input_norm=norm_record(None if prepared else module.input_layernorm),
-            qkv=self._linear(_joined, attention.q_proj, attention.k_proj, attention.v_proj),
+            qkv=self._linear(_joined, *first),
             q_norm=norm_record(getattr(attention, "q_norm", None)),
             k_norm=norm_record(getattr(attention, "k_norm", None)),
             o_proj=self._linear(_joined, attention.o_proj),
             post_norm=norm_record(module.post_attention_layernorm),
-            gate_up=self._linear(_alternating, mlp.gate_proj, mlp.up_proj),
+            gate_up=self._linear(_alternating, *gates, pieces=2 // len(gates)),
             down=self._linear(_joined, mlp.down_proj),
         )
 
@@ -169,19 +174,27 @@ class NativeLayer:
         for weight in (p for p in self._held[0].parameters() if p.dim() > 1):
             let_go(weight)
 
-    def _linear(self, join: Callable[..., Tensor], *parts: Any) -> Any:
-        """Return linear layers of the same inputs as one, with the outputs joined."""
-        first = parts[0]
-        bias = None if first.bias is None else join(0, *(part.bias.detach() for part in parts))
+    def _linear(self, join: Callable[..., Tensor], *linears: Any, pieces: int = 1) -> Any:
+        """Return linear layers of the same inputs as one, with the outputs joined.
+
+        Args:
+            join: joins tensors along a dimension.
+            linears: the layers.
+            pieces: how many layers each of them stands for; those of a fused one are views.
+        """
+        first = linears[0]
+
+        def joined(name: str, dim: int = 0) -> Tensor:
+            tensors = (getattr(linear, name).detach() for linear in linears)
+            return join(dim, *(piece for tensor in tensors for piece in tensor.chunk(pieces, dim)))
+
+        bias = None if first.bias is None else joined("bias")
         if type(first) is FourBits:
-            scales = join(1, *(part.scales.detach() for part in parts))
-            packed = dense.pack_int4(join(0, *(part.numbers for part in parts)), scales)
-            code = dense.INT4
+            packed, code = dense.pack_int4(joined("numbers"), joined("scales", 1)), dense.INT4
         else:
-            packed = dense.pack(join(0, *(part.weight.detach() for part in parts)))
-            code = dense.code_of(first.weight.dtype)
+            packed, code = dense.pack(joined("weight")), dense.code_of(first.weight.dtype)
         self._held += packed, bias
-        outputs = sum(part.out_features for part in parts)
+        outputs = sum(linear.out_features for linear in linears)
         return dense.core.Linear(address(packed), address(bias), first.in_features, outputs, code)
 
     def __deepcopy__(self, memo: Any) -> "NativeLayer":
@@ -262,7 +275,7 @@ def epsilon(norm: Any) -> float:
 
 
 def _joined(dim: int, *parts: Tensor) -> Tensor:
-    return torch.cat(parts, dim)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _alternating(dim: int, *parts: Tensor) -> Tensor:
@@ -278,25 +291,35 @@ def _packable(linear: Any) -> bool:
     return isinstance(linear, nn.Linear) and can_pack(linear.weight, linear.bias)
 
 
+def _first_linears(part: Any) -> list[Any]:
+    """Return the linear layers that an attention or a feed-forward layer begins with."""
+    known = (*ATTENTION, ("gate_proj", "up_proj"), ("gate_up_proj",))
+    return next(([getattr(part, n) for n in names] for names in known if hasattr(part, names[0])), [])
+
+
+def _parts(module: nn.Module) -> set[str]:
+    """Return the names of a module's parts but for dropout, which does nothing in decoding."""
+    return {name for name, part in module.named_children() if not isinstance(part, nn.Dropout)}
+
+
 def fits(module: Any) -> bool:
     """Return whether a module looks like a layer that the kernels can run."""
-    parts = {name for name, _ in module.named_children()}
-    if not isinstance(module, PreparedLayer) and parts != CHILDREN:
+    if not isinstance(module, PreparedLayer) and _parts(module) != CHILDREN:
         return False
     attention, mlp = module.self_attn, module.mlp
-    inner = {name for name, _ in attention.named_children()}
-    known = {"q_proj", "k_proj", "v_proj", "o_proj"}
-    gated = {name for name, _ in mlp.named_children()} == GATED
-    if not known <= inner <= known | {"q_norm", "k_norm"} or not gated:
+    inner = _parts(attention) - {"q_norm", "k_norm"}
+    known = [{*names, "o_proj"} for names in ATTENTION]
+    if inner not in known or _parts(mlp) not in (GATED, FUSED):
         return False
-    linears = [*(getattr(attention, name) for name in sorted(known))]
-    linears += mlp.gate_proj, mlp.up_proj, mlp.down_proj
+    first, gates = _first_linears(attention), _first_linears(mlp)
+    linears = [*first, attention.o_proj, *gates, mlp.down_proj]
     if len({type(x) for x in linears}) > 1 or not all(map(_packable, linears)):
         return False
     dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
     if len(dtypes) != 1 or [*attention.parameters(recurse=False)]:
         return False
-    widths = [getattr(attention, "head_dim", None), *(x.out_features for x in linears)]
+    widths = [getattr(attention, "head_dim", None), mlp.down_proj.in_features]
+    widths += (x.out_features for x in linears)
     return all(isinstance(w, int) and w % UNIT == 0 for w in widths)
 
 

@@ -80,7 +80,9 @@ class NativeRunner(ModelRunner):
                 return None
             kinds.add(repr(module))
             layers.append(native)
-        if any(layer.sizes != layers[0].sizes for layer in layers):
+        frequencies = stack.rotary_emb._buffers.get("inv_freq")
+        whole = frequencies is not None and 2 * len(frequencies) == layers[0].sizes.width
+        if not whole or any(layer.sizes != layers[0].sizes for layer in layers):
             return None
         runner = cls(hf, layers, after_head)
         agreed = runner._agrees()
