@@ -17,7 +17,7 @@ from draftree.evaluation.provenance import provenance
 from draftree.models import kernel_linear
 from draftree.models.kernel_linear import KernelLinear, Packed, faster, packable, packed_shapes, use_kernels
 from draftree.registry import build
-from folders import target_folder
+from folders import resident, target_folder
 
 pytestmark = pytest.mark.skipif(not packable(torch.zeros(2, 2), None), reason="this torch has no oneDNN")
 
@@ -126,17 +126,6 @@ def test_a_target_writes_the_same_by_either(tmp_path: Path, exactness: str) -> N
         assert said.get("packed", []) == shapes
         assert bool(shapes) == (kernels == "packed")
     assert texts["stock"] == texts["packed"]
-
-
-def resident(path: Path) -> int:
-    """Kilobytes of a file that this process has in memory."""
-    kept, here = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split(" ")[0]:
-            here = line.endswith(str(path))
-        elif here and line.startswith("Rss:"):
-            kept += int(line.split()[1])
-    return kept
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux alone")

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from draftree.models.kernel_choice import choose_kernels
 from draftree.models.kernel_modules import accelerate, layer_kinds
 from draftree.models.native_layers import NativeLayer, agrees, fits
 from draftree.models.native_linear import NativeLinear, can_pack
+from draftree.models.native_runner import NativeRunner
 from draftree.models.runner import ModelOutput, Outputs
 from draftree.models.sources import Loading
 from draftree.models.stable import parting
@@ -38,6 +41,7 @@ from draftree.registry import build
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import cases
 from draftree.testing.fakes import tiny_target
+from folders import resident
 
 pytestmark = pytest.mark.skipif(dense.core is None, reason="there are no native kernels")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -96,6 +100,38 @@ def test_a_product_is_torchs_and_keeps_its_bits(dtype: torch.dtype, threads: int
         assert NativeLinear(weight)(torch.zeros(0, deep, dtype=dtype)).shape == (0, wide)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", dense.DTYPES)
+@pytest.mark.parametrize(("wide", "deep"), [(33, 48), (64, 2), (7, 131), (100, 1)])
+def test_rows_of_a_packed_weight_are_those_of_the_weight(dtype: torch.dtype, wide: int, deep: int) -> None:
+    weight, rows = torch.randn(wide, deep).to(dtype), torch.tensor([wide - 1, 0, wide // 2, 0])
+    assert torch.equal(NativeLinear(weight).rows(rows), weight[rows])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux alone")
+@pytest.mark.parametrize("kind", ["llama", "fused"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_of_a_file_are_in_memory_once(kind: str, dtype: torch.dtype, tied: bool, tmp_path: Path) -> None:
+    """The packed weights have the checkpoint's size, and of the file hardly anything is left in memory."""
+    sizes = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8}
+    model = model_of(kind, dtype, tie_word_embeddings=tied, **sizes)
+    model.save_pretrained(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    with file.open("rb+") as opened:
+        os.fsync(opened)  # pages that are not yet on the disk stay in memory
+    target = Target.load(str(tmp_path), dtype, compile=True, exactness="bits")
+    runner = target.decoder.runner
+    assert isinstance(runner, NativeRunner)
+    found = passes(target.decoder)
+    left, size = 1024 * resident(file), file.stat().st_size
+    table = 4096 * 256 * dtype.itemsize
+    assert runner.bytes <= 1.02 * size - (0 if tied else table)
+    assert left <= 0.1 * size + (0 if tied else table), "an embedding of its own is read as it is"
+    for mine, theirs in zip(found, passes(Decoder(model)), strict=True):
+        assert (mine.logits - theirs.logits).norm() <= (8 * torch.finfo(dtype).eps + 1e-5) * theirs.logits.norm()
+        assert torch.equal(mine.hidden[0], theirs.hidden[0])
 
 
 def test_what_is_not_for_it() -> None:

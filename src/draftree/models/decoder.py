@@ -186,7 +186,9 @@ class Decoder:
         return self.hf.hidden_index(layer)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings [R, n, D] of tokens, as the model's embedding module gives them."""
+        """Return embeddings [R, n, D] of tokens [R, n], as the model's embedding module gives them."""
+        if isinstance(self.runner, NativeRunner):
+            return self.runner.embed(tokens.flatten()).view(*tokens.shape, -1)
         outer: Any = self.hf.model
         embedded: Tensor = outer.get_input_embeddings()(tokens)
         return embedded

@@ -48,6 +48,10 @@ class FourBits(nn.Module):
         blocks: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self.numbers, 1)
         return blocks
 
+    def release(self) -> None:
+        """Give back the memory of the numbers as torch's kernel has them, which makes them again when it multiplies."""
+        vars(self).pop("_blocks", None)
+
     def forward(self, rows: Tensor) -> Tensor:
         """[…, E] of rows […, D]."""
         flat = rows.reshape(-1, self.in_features).contiguous()

@@ -169,10 +169,18 @@ class NativeLayer:
             down=self._linear(_joined, mlp.down_proj),
         )
 
+    @property
+    def bytes(self) -> int:
+        """The size of the packed weights."""
+        return sum(t.nbytes for t in self._held[1:] if t is not None)
+
     def release(self) -> None:
         """Give back the memory of the weights that were packed, if they are in a file."""
-        for weight in (p for p in self._held[0].parameters() if p.dim() > 1):
-            let_go(weight)
+        for part in self._held[0].modules():
+            if isinstance(part, FourBits):
+                part.release()
+            for weight in (p for p in part.parameters(recurse=False) if p.dim() > 1):
+                let_go(weight)
 
     def _linear(self, join: Callable[..., Tensor], *linears: Any, pieces: int = 1) -> Any:
         """Return linear layers of the same inputs as one, with the outputs joined.

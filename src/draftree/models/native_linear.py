@@ -32,11 +32,20 @@ class NativeLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._held, (self.wide, inputs) = (dense.pack(weight), bias), weight.shape
-        self.record: Any = dense.core.Linear(
-            address(self._held[0]), address(bias), inputs, self.wide, dense.code_of(weight.dtype)
-        )
+        self._packed, self._bias, self._dtype = dense.pack(weight), bias, weight.dtype
+        self.wide, self._inputs = weight.shape
+        sizes = self._inputs, self.wide, dense.code_of(weight.dtype)
+        self.record: Any = dense.core.Linear(address(self._packed), address(bias), *sizes)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return [..., E] of rows [..., K]."""
         return dense.linear(self.record, rows)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the packed weight."""
+        return self._packed.nbytes
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """Return rows [N, K] of the weight, of outputs [N]: what an embedding tied to it looks up."""
+        return dense.unpack_rows(self._packed, self._dtype, self._inputs, outputs)

@@ -10,14 +10,14 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftree.boundary.phases import phase
 from draftree.models.architectures import FULL, SLIDING
 from draftree.models.cache import SlotCache, Within
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
-from draftree.models.kernel_linear import KernelLinear
+from draftree.models.kernel_linear import KernelLinear, let_go
 from draftree.models.native_layers import (
     BOTH,
     FIRST_PART,
@@ -112,6 +112,12 @@ class NativeRunner(ModelRunner):
         return sorted({type(module).__name__ for module in self._stack.layers})
 
     @property
+    def bytes(self) -> int:
+        """The size of the packed weights."""
+        head = self._native_head
+        return sum(layer.bytes for layer in self._layers) + (0 if head is None else head.bytes)
+
+    @property
     def _dtype(self) -> torch.dtype:
         return self._layers[0].sizes.dtype
 
@@ -125,12 +131,30 @@ class NativeRunner(ModelRunner):
         kernel = self._head.kernel if isinstance(self._head, KernelLinear) else None
         return kernel if isinstance(kernel, NativeLinear) else None
 
+    @property
+    def _tied(self) -> NativeLinear | None:
+        """The head, where the embedding's weight is its own."""
+        embedding = self._stack.embed_tokens
+        plain = type(embedding) is nn.Embedding and embedding.weight is self._head.weight
+        return self._native_head if plain else None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return embeddings [N, D] of tokens [N]."""
+        tied = self._tied
+        embedded: Tensor = self._stack.embed_tokens(tokens) if tied is None else tied.rows(tokens)
+        return embedded
+
+    def release_embedding(self) -> None:
+        """Give back the memory of an embedding that is looked up in the packed head, if it is in a file."""
+        if self._tied is not None:
+            let_go(self._head.weight)
+
     def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
         with phase("model"):
             return self._forward(batch, cache, outputs)
 
     def _forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs) -> ModelOutput:
-        x: Tensor = self._stack.embed_tokens(batch.tokens[None])
+        x = self.embed(batch.tokens)[None]
         count = len(self._layers)
         entries = {layer: self._hf.hidden_index(layer) for layer in outputs.layers}
         caught = {0: x}
