@@ -3,14 +3,15 @@
 Shapes: F frontier nodes, K candidates.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from draftree import registry
@@ -181,6 +182,35 @@ def test_no_other_number_of_nodes_is_better(seed: int, price: float, rate: float
     values = np.sort(np.exp(everything.score[1:]))[::-1]
     worth = lambda n: values[:n].sum() - rate * (costs.target_seconds(1 + n) - 1)
     assert worth(tree.drafted) == pytest.approx(max(worth(n) for n in range(len(values) + 1)), abs=1e-6)
+
+
+@given(st.integers(0, 10**4), st.integers(1, 2), st.floats(0.05, 0.5), st.integers(1, 3), st.floats(1.0, 2.0))
+@settings(max_examples=40, deadline=None)
+def test_no_other_set_of_nodes_of_a_batch_is_better(seed: int, rows: int, price: float, step: int, rate: float) -> None:
+    # Stairs: every `step` further tokens of each row make the pass dearer at once.
+    target = {1 + n: 1.0 + price * -(-n // step) for n in range(40)}
+    memory = sure(1 - 1e-9, gained=rate * 1e9, spent=1e9)
+    policy, free = Yield(width=2, depth=2), Costs({1: 1e-9}, {1: 1.0})
+    rule = lambda path: likely(seed + 101 * path[0], 2)(path)
+    everything = grown(following(rule), free, memory, policy, (99,) * rows)
+    costs = Costs({1: 1e-9}, target, rows=rows)
+    tree = grown(following(rule), costs, memory, policy, (99,) * rows)
+    values, parents, below = np.exp(everything.score), everything.parents, range(rows, len(everything))
+
+    def worth(nodes: Sequence[int]) -> float:
+        seconds = costs.target_seconds(1 + len(nodes) / rows) - costs.token
+        return float(values[list(nodes)].sum() - memory.rate(costs, rows) * seconds)
+
+    found = max(
+        worth(nodes)
+        for count in range(len(below) + 1)
+        for nodes in combinations(below, count)
+        if all(parents[n] < rows or parents[n] in nodes for n in nodes)
+    )
+    ours = float(np.exp(tree.score[rows:]).sum())
+    ours -= memory.rate(costs, rows) * (costs.target_seconds(1 + tree.drafted / rows) - costs.token)
+    assert ours >= found - 1e-6
+    assert tree.roots == rows, "every sequence gets its token"
 
 
 def test_rows_share_a_pass() -> None:
