@@ -189,24 +189,33 @@ class SlotCache:
 
     def keep_all(self, rows: Ints, slots: Sequence[Ints]) -> None:
         """Commits what lies in `slots[i]`, in that order, behind the committed tokens of row `rows[i]`; all of them at once."""
-        moved, starts, counts = [], self.lengths[rows], np.array([len(each) for each in slots])
-        for i, (row, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
-            if self.states is not None:
+        starts, counts = self.lengths[rows], np.array([len(each) for each in slots])
+        if self.states is not None:
+            for i, (row, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
                 self.states.keep(row, start, slots[i] - start)
-            if not np.array_equal(slots[i], np.arange(start, start + counts[i])):
-                moved.append(i)
-        if self.rows == 1 and moved:  # as one of several, it would take three times as long
-            start, old = int(starts[0]), torch.from_numpy(slots[0]).to(self.device)
-            for t in itertools.chain.from_iterable(self._groups):
-                t[:, 0, :, start : start + len(old)] = t[:, 0].index_select(2, old)
-        elif moved:
-            # Rows with fewer tokens move their last one several times.
-            nth = np.minimum(np.arange(counts[moved].max()), counts[moved, None] - 1)
-            source, to = np.stack([slots[i][n] for i, n in zip(moved, nth, strict=True)]), starts[moved, None] + nth
-            row, old, new = (torch.from_numpy(each).to(self.device) for each in (rows[moved, None], source, to))
-            for t in itertools.chain.from_iterable(self._groups):
-                t[:, row, :, new] = t[:, row, :, old]
+        old, owner = np.concatenate(slots), np.repeat(np.arange(len(rows)), counts)
+        new = np.arange(len(old)) + (starts - counts.cumsum() + counts)[owner]
+        apart = old != new  # the root, and often nodes after it, lie in their places
         self.lengths[rows] = starts + counts
+        if not apart.any():
+            return
+        if self.device.type == "cpu":  # NumPy takes a third of the time that torch's indexing takes
+            row, old, new = rows[owner[apart]], old[apart], new[apart]
+            for t in itertools.chain.from_iterable(self._groups):
+                stored = t.view(torch.uint8).numpy()
+                stored[:, row, :, new] = stored[:, row, :, old]
+        elif self.rows == 1:  # as one of several, it would take three times as long
+            start, source = int(starts[0]), torch.from_numpy(slots[0]).to(self.device)
+            for t in itertools.chain.from_iterable(self._groups):
+                t[:, 0, :, start : start + len(source)] = t[:, 0].index_select(2, source)
+        else:
+            # Rows with fewer tokens move their last one several times.
+            moved = np.unique(owner[apart])
+            nth = np.minimum(np.arange(counts[moved].max()), counts[moved, None] - 1)
+            sources, to = np.stack([slots[i][n] for i, n in zip(moved, nth, strict=True)]), starts[moved, None] + nth
+            at, here, there = (torch.from_numpy(each).to(self.device) for each in (rows[moved, None], sources, to))
+            for t in itertools.chain.from_iterable(self._groups):
+                t[:, at, :, there] = t[:, at, :, here]
 
     def insert(self, layer: int, rows: Ints, slots: Ints, keys: Tensor, values: Tensor) -> None:
         """Commits keys and values [H, T, width] computed elsewhere, token t into `slots[t]` of `rows[t]`.

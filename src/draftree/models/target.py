@@ -404,9 +404,11 @@ class Target:
     @in_phase("commit")
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
         """Moves root and accepted nodes behind the committed tokens and forgets the rest."""
-        rows = tree.row[: tree.roots]
-        kept = [np.searchsorted(tree.of_row(row), verdict.kept(root)) for root, row in enumerate(rows.tolist())]
-        cache.keep_all(rows, [cache.lengths[row] + columns for row, columns in zip(rows.tolist(), kept, strict=True)])
+        rows, order = tree.row[: tree.roots], np.argsort(tree.row, kind="stable")
+        column = np.empty(len(tree), np.int64)  # of each node, among those of its row
+        column[order] = np.arange(len(tree)) - np.searchsorted(tree.row[order], tree.row[order])
+        slots = cache.lengths[tree.row] + column
+        cache.keep_all(rows, [slots[verdict.kept(root)] for root in range(tree.roots)])
 
 
 def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
