@@ -30,8 +30,8 @@ from draftree.boundary.machine import interleaved
 from draftree.engine import Engine, cache_of, load, usual
 from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
-from draftree.models.dispatch import Answers
-from draftree.models.states import States
+from draftree.models.recurrent.dispatch import Answers
+from draftree.models.recurrent.states import States
 from draftree.models.target import Needs, Target
 from draftree.request import Request
 from draftree.rows import Rows

@@ -18,7 +18,7 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from draftree.models.architectures import cache_argument
 from draftree.models.cache import SlotCache
-from draftree.models.dispatch import _ASKED
+from draftree.models.recurrent.dispatch import _ASKED
 from draftree.models.target import Needs, Target
 from draftree.tree import Ints, Tree, Verdict
 

@@ -24,11 +24,12 @@ from draftree.drafters.neural.llama import CACHE
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine, plain
 from draftree.errors import UserError
-from draftree.models import architectures, dispatch, rules, states
+from draftree.models import architectures
 from draftree.models.decoder import Decoder
-from draftree.models.paths import Paths
-from draftree.models.rules import Stash
-from draftree.models.states import Snapshot, States
+from draftree.models.recurrent import dispatch, rules, states
+from draftree.models.recurrent.paths import Paths
+from draftree.models.recurrent.rules import Stash
+from draftree.models.recurrent.states import Snapshot, States
 from draftree.models.target import Needs, Target
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request

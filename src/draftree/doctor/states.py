@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from draftree.doctor.findings import Finding
-from draftree.models import states
+from draftree.models.recurrent import states
 from draftree.models.target import Needs, Target
 from draftree.tree import Tree
 

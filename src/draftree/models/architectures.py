@@ -16,7 +16,7 @@ from transformers.initialization import no_init_weights
 
 from draftree.boundary.files import checked, tensor_names, tensor_shapes
 from draftree.errors import DraftreeWarning, UserError, shown
-from draftree.models.dispatch import NAMES
+from draftree.models.recurrent.dispatch import NAMES
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -25,7 +25,7 @@ STATEFUL = ("linear_attention", "conv", "mamba", "hybrid", "recurrent")
 STATELESS = ("moe", "mlp")
 """Types of layers that keep nothing of the text."""
 OLDEST = (5, 23)
-"""The first transformers whose state layers call the functions that `dispatch.py` answers for, by the arguments it knows."""
+"""The first transformers whose state layers call the functions of `recurrent/dispatch.py` by the arguments it knows."""
 OWN: Mapping[str, str] = {
     "minimax": "its lightning attention is computed inside the layer, with a cache of its own kind",
     "recurrent_gemma": "its states lie in its modules, outside any cache",

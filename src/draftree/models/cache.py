@@ -2,7 +2,7 @@
 
 Shapes: R rows, H key-value heads, S slots, L layers. Slots [0, length) of a row are committed; whatever lies behind is
 scratch of the step in hand and is hidden from every later step by the mask. Layers that fold the text into a state keep the
-same contract by other means (`states.py`).
+same contract by other means (`recurrent/`).
 """
 
 import copy
@@ -19,8 +19,8 @@ from transformers import Cache
 
 from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask, write_masks
 from draftree.models.ladder import Ladder
-from draftree.models.rules import Stash
-from draftree.models.states import Final, Pass, States
+from draftree.models.recurrent.rules import Stash
+from draftree.models.recurrent.states import Final, Pass, States
 from draftree.tree import Ints
 
 Pages = tuple[tuple[Tensor, Tensor], ...]

@@ -27,10 +27,10 @@ from draftree.models.kernel_linear import rows_of
 from draftree.models.ladder import Ladder
 from draftree.models.loading_bar import no_loading_bar
 from draftree.models.native_runner import NativeRunner
-from draftree.models.recorder import Kept
+from draftree.models.recurrent.recorder import Kept
+from draftree.models.recurrent.states import States
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.sources import ATTENTION
-from draftree.models.states import States
 
 register()
 

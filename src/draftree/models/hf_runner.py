@@ -23,9 +23,9 @@ from draftree.errors import UserError
 from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, cache_argument, entry
 from draftree.models.cache import SlotCache, Writer
 from draftree.models.capture import Capture, Eager, Given, Made, Then
-from draftree.models.dispatch import Answers, answering, dispatching
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.recorder import Kept, Recorder
+from draftree.models.recurrent.dispatch import Answers, answering, dispatching
+from draftree.models.recurrent.recorder import Kept, Recorder
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 
 UNNORMED = 2**16

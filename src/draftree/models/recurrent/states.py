@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.paths import Paths
-from draftree.models.rules import Stash
+from draftree.models.recurrent.paths import Paths
+from draftree.models.recurrent.rules import Stash
 from draftree.tree import Ints
 
 Key = tuple[int, int]

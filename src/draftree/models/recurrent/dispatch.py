@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 from transformers.activations import ACT2FN
 
-from draftree.models.rules import Stash, convolved, delta_tree, s6_tree, ssd_tree
+from draftree.models.recurrent.rules import Stash, convolved, delta_tree, s6_tree, ssd_tree
+from draftree.models.recurrent.states import Final, Pass
 from draftree.models.shared_model import Model, share_weights
-from draftree.models.states import Final, Pass
 
 Stock = Callable[..., Any]
 Known = TypeVar("Known", bound="Functions")

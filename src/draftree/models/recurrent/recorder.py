@@ -16,8 +16,8 @@ from draftree.errors import UserError
 from draftree.models.architectures import STATEFUL, STATELESS
 from draftree.models.cache import LayerShape
 from draftree.models.catching import Passing
-from draftree.models.dispatch import Stock, wide
-from draftree.models.states import Key, StateShape
+from draftree.models.recurrent.dispatch import Stock, wide
+from draftree.models.recurrent.states import Key, StateShape
 
 
 @dataclass(frozen=True)

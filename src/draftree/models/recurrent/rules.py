@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftree.models.paths import Paths
+from draftree.models.recurrent.paths import Paths
 
 Parts = Mapping[str, Tensor]
 """What a rule stashes, each [R, H, M, …] by name; of one row and path [H, p, …]."""
