@@ -62,7 +62,8 @@ class Quality:
     """A drafter's own figures, whatever the policy.
 
     Attributes:
-        overlap: E[Σ min(p, q)] over drafts at temperature 1, along texts sampled at it: Leviathan's α; None where nothing was written.
+        overlap: E[Σ min(p, q)] over drafts at temperature 1, along texts sampled at it: Leviathan's α; None where nothing was
+            written.
         cost_ratio: sₐ/sₜ for one token each.
         reach: of each prompt, how far its drafts reach behind every root, see `oracle.reaches`.
     """
