@@ -1,11 +1,11 @@
 """Train the shipped drafters of the demo target, all on the same text: what the target itself answers.
 
     python recipes/distil.py --target demo --data gsm8k_train.jsonl --out distilled
-    python recipes/demo_drafters.py --data distilled/regenerated.jsonl --out drafters
+    python recipes/demo_drafters.py --data distilled/regenerated.jsonl --chats gsm8k_train.jsonl --out drafters
 
 Beside the distilled answers it takes 1.5 MB of Python's standard library, so that code is not foreign to the drafters.
 Each one is an ordinary `draftree train` run of three epochs over 1.6 M tokens; interrupted, the same command goes on. The
-target reads the text once, for all of them (`--cache-features`).
+target reads the text once, for all of them (`--cache-features`). From `--chats`, C2T's classifier for `eagle` is trained last.
 """
 
 import argparse
@@ -60,10 +60,18 @@ def train(name: str, spec: str, data: str, out: pathlib.Path, epochs: float = 3,
     subprocess.run(command, check=True)
 
 
+def classify(chats: str, out: pathlib.Path) -> None:
+    """Train C2T's classifier for the EAGLE that was trained before."""
+    if not (out / "c2t" / "config.json").is_file():
+        where = ["--drafter", str(out / "eagle"), "--data", chats, "--features", str(out / "trees"), "--out", str(out / "c2t")]
+        subprocess.run([sys.executable, "-m", "draftree", "train", "c2t", *where], check=True)
+
+
 def arguments(about: str) -> argparse.Namespace:
-    """`--data` and `--out`."""
+    """`--data`, `--chats` and `--out`."""
     ap = argparse.ArgumentParser(description=about.splitlines()[0])
     ap.add_argument("--data", required=True)
+    ap.add_argument("--chats", help="of GSM8K's training set, for C2T's classifier")
     ap.add_argument("--out", type=pathlib.Path, required=True)
     return ap.parse_args()
 
@@ -72,6 +80,8 @@ def main() -> None:
     args = arguments(__doc__ or "")
     for name, spec in SPECS.items():
         train(name, spec, args.data, args.out)
+    if args.chats:
+        classify(args.chats, args.out)
 
 
 if __name__ == "__main__":
