@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from draftree.training.job import Fitted, Job
 
 
-DATA, STEPS, SAVING = "Training data", "Steps of training", "Measurements and files"
+DATA, STEPS, SAVING = "Training data", "Steps of training, by default the method's", "Measurements and files"
 """Parts of the help."""
 
 
