@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from draftree.cli.app import main as draftree
+from draftree.costs.curves import Costs, CostTable, counted
 from draftree.evaluation import claims as judging
+from draftree.evaluation import worklog
 from draftree.evaluation.claims import Claim
 from draftree.evaluation.intervals import ENOUGH, ResultRow, holm, paired
 from draftree.evaluation.papers import ADED, C2T, CLAIMS, EAGLE2, EDD, GLIDE, selected
@@ -140,10 +142,6 @@ SAVED: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
     (EDD, "3", "encoded states shorten decoding"): ("edd_ablations", f"{D}edd-e1 {R10}", f"{D}vdm-e1 {R10}"),
     (EDD, "3", "KL divergence over cross-entropy"): ("edd_ablations", f"{D}edd-e1 {R10}", f"{D}edd-ce-e1 {R10}"),
     (EDD, "3", "random block lengths"): ("edd_ablations", f"{D}edd-phase0-e1 {R10}", f"{D}edd-fixed-phase0-e1 {R10}"),
-    (EDD, "2", "PCT as long as EAGLE-2's tree"): ("policies_again_edd", "edd pct:ratio=0.03", "edd eagle2:nodes=50"),
-    (EDD, "2", "PCT faster than EAGLE-2's tree"): ("policies_again_edd", "edd pct:ratio=0.03", "edd eagle2:nodes=50"),
-    (EDD, "Fig. 6", "fewer nodes than EAGLE-2's tree at its τ"): (
-        "policies_again_edd", "edd pct:ratio=0.03", "edd eagle2:nodes=50"),
     (C2T, "2", "fewer nodes than EAGLE-2 at its τ"): (
         "curves_eagle", "eagle c2t:beta=0.5", "eagle eagle2:nodes=60,depth=10,width=15"),
     (C2T, "Fig. 4", "fewer nodes than EAGLE-2's tree of 100 at its τ"): (
@@ -156,13 +154,47 @@ SAVED: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
     (ADED, "Fig. 6", "150 searches over 30"): ("aded_search", f"{A} mcts:iterations=150", f"{A} mcts:iterations=30"),
     (ADED, "Fig. 7", "exploring over hardly any"): ("aded_search", f"{A} mcts:c1=128", f"{A} mcts:c1=0.3"),
     (ADED, "2", "the size of the corpus"): ("aded_corpora", f"{A} mcts", "aded-934 mcts"),
+    (EAGLE2, "1", "a dynamic tree over Lookahead"): ("papers_lookahead", "eagle eagle2", "lookahead trie"),
 }  # fmt: skip
 """Claims on the demo whose drafters have names of their own in a saved result: its name, and the two pairings."""
-EQUAL: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
-    (C2T, "3", "fewer nodes than a chain, and DyJoint, at their τ"): ("c2t_table3", "c2t:chain=true,beta=0.85", "dyjoint"),
-    (C2T, "7", "fewer nodes over MTP at equal τ"): ("c2t_table7", "c2t", "eagle2"),
-}
-"""Claims at equal τ: the result, the policy, and what stands beside it."""
+SMOLLM2: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
+    (C2T, "2", "a net of another target serves"): (
+        "papers_smollm2", "edd c2t:classifier=demo", "edd c2t:classifier=smollm2"),
+}  # fmt: skip
+"""The same of SmolLM2."""
+
+
+@dataclass(frozen=True)
+class AtEqualTau:
+    """Where a saved result says how many nodes a setting takes at the τ of another.
+
+    Attributes:
+        result: its name.
+        rows: what names the rows, by column; the claim has one verdict for all of them.
+        inverse: whether they are the other's rows: what they take is divided by what the claim's own setting takes.
+        keeps: whether the claim says "no more", instead of "fewer".
+    """
+
+    result: str
+    rows: tuple[Mapping[str, str], ...]
+    inverse: bool = False
+    keeps: bool = False
+
+
+EQUAL: Mapping[tuple[str, str, str], AtEqualTau] = {
+    (C2T, "1", "entropy and depth as features"): AtEqualTau(
+        "c2t_ablations", ({"setting": "features=P+H"}, {"setting": "features=P+d"}), inverse=True),
+    (C2T, "3", "fewer nodes than a chain, and DyJoint, at their τ"): AtEqualTau(
+        "c2t_table3", ({"policy": "c2t:chain=true,beta=0.85", "beside": "dyjoint"},)),
+    (C2T, "4", "C2T over both with fewer nodes"): AtEqualTau(
+        "c2t_abstract", ({"policy": "c2t:beta=0.7", "beside": "eagle2"},)),
+    (C2T, "6", "entropy over 1,000 tokens is enough"): AtEqualTau(
+        "c2t_ablations", ({"setting": "entropy_top=10000"},), inverse=True, keeps=True),
+    (C2T, "7", "fewer nodes over MTP at equal τ"): AtEqualTau("c2t_table7", ({"policy": "c2t", "beside": "eagle2"},)),
+    (C2T, "Fig. 6", "12 to 48 hidden units learn alike"): AtEqualTau(
+        "c2t_ablations", ({"setting": "hidden=12"}, {"setting": "hidden=24"}), keeps=True),
+}  # fmt: skip
+"""Claims at equal τ, by the saved results of benchmarks/c2t_tables.py and benchmarks/c2t_ablations.py."""
 CONFOUNDED: Mapping[tuple[str, str, str], str] = {
     (EDD, "1", "EDD over a drafter without the target's states"):
         "SmolLM2: not judged, `edd` had six passes over 3,348 answers and `vdm` four over 1,848",
@@ -170,20 +202,19 @@ CONFOUNDED: Mapping[tuple[str, str, str], str] = {
         "SmolLM2: of `preset=fast` with KL and a shared head beside `vdm`, which is no GLIDE without keys",
 }  # fmt: skip
 """Claims that SmolLM2's shipped drafters cannot decide, as they were not trained alike; recipes/fair.py trains them so."""
-LATER = "is not run yet on either target: the table's command runs it"
-"""The reason where there is no other."""
+TRAINS = "needs drafters trained for it, half an hour each on two cores: "
 WITHOUT = {
-    (GLIDE, "2"): "needs a drafter of its own: recipes/distil.py",
-    (GLIDE, "Fig. 8"): "needs a drafter of its own: train glide:layers=2",
-    (GLIDE, "Fig. 9"): "needs a drafter of its own: train glide:hidden=768",
-    (GLIDE, "Fig. 7"): "needs a drafter of its own: recipes/ablations.py",
-    (EDD, "Fig. 5"): "saved without figures of each prompt: docs/reference/benchmarks/toy.md",
-    (ADED, "Fig. 7"): "needs a datastore of its own: benchmarks/paper_rows.sh aded_search",
-    (ADED, "Fig. 3"): "needs a datastore of its own: draftree datastore build",
+    (EDD, "Fig. 5"): TRAINS + "recipes/ablations.py trains them, and toy.md has an earlier run without figures of each prompt",
+    (GLIDE, "2"): TRAINS + "recipes/distil.py, and train glide with both texts",
+    (GLIDE, "Fig. 7"): TRAINS + "recipes/ablations.py",
+    (GLIDE, "Fig. 8"): TRAINS + "train glide:layers=2",
+    (GLIDE, "Fig. 9"): TRAINS + "train glide:hidden=768",
 }
-"""Why a claim that can be run has no verdict, where no result has it."""
+"""Why claims of a table that can be run have no verdict where no result has them."""
+NAMES = {"aded": "aded:datastore=aded-math", "rest": "rest:datastore=rest-math", "c2t": "c2t:classifier=demo"}
+"""What stands for the claims' names in the run of all claims on the demo target."""
 FILES = {
-    "demo": ("draft_models", "policies_again_eagle", "papers_demo", "papers_demo_t1"),
+    "demo": ("papers_demo", "papers_demo_t1", "draft_models", "policies_again_eagle"),
     "smollm2": ("papers_smollm2", "evidence"),
 }
 """Saved results in which the claims' own pairings are searched, by target."""
@@ -226,16 +257,18 @@ class Pair:
 def saved_pair(claim: Claim, target: str) -> Pair | None:
     """Return the rows of a claim on a target; None where no result has both."""
     place = (claim.paper, claim.table, claim.claim)
-    if target == "demo" and place in SAVED:
-        source, mine, other = SAVED[place]
+    named = SAVED if target == "demo" else SMOLLM2
+    if place in named and (RESULTS / f"{named[place][0]}.json").is_file():
+        source, mine, other = named[place]
         claim, files = replace(claim, mine=mine, other=other, not_run=""), [source]
     elif target == "smollm2" and place in CONFOUNDED:
         return None
     else:
         files = [name for name in FILES[target] if (RESULTS / f"{name}.json").is_file()]
     for name in files if claim.mine else ():
-        if rows := judging._rows(claim, [read(RESULTS / f"{name}.json")], {}):
-            return Pair(claim, rows[0], rows[1], name)
+        for names in ({}, NAMES):
+            if rows := judging._rows(claim, [read(RESULTS / f"{name}.json")], names):
+                return Pair(claim, rows[0], rows[1], name)
     return None
 
 
@@ -266,15 +299,25 @@ def equal(claim: Claim) -> dict[str, Any] | None:
     """Return the verdict of a claim at equal τ, of the saved share of nodes: fewer than 1 holds."""
     if (of := EQUAL.get((claim.paper, claim.table, claim.claim))) is None:
         return None
-    name, policy, beside = of
-    rows = read(RESULTS / f"{name}.json")["rows"]
-    told = [r for r in rows if r["policy"] == policy and r["beside"] == beside][-1]["nodes at equal τ [95 %]"]
-    match = SHARE.match(told)
-    assert match is not None
-    value, low, high = map(float, match.groups())
-    verdict = "holds" if high < 1 else "fails" if low > 1 else "ties"
-    figures = {"ratio": [value, low, high], "of": "nodes at equal τ", "source": name}
+    rows, found = read(RESULTS / f"{of.result}.json")["rows"], list[tuple[float, float, float]]()
+    for wanted in of.rows:
+        told = [r for r in rows if wanted.items() <= r.items()][-1]["nodes at equal τ [95 %]"]
+        match = SHARE.match(told)
+        assert match is not None
+        value, low, high = map(float, match.groups())
+        found.append((1 / value, 1 / high, 1 / low) if of.inverse else (value, low, high))
+    verdicts = [at_equal(low, high, of.keeps) for _, low, high in found]
+    verdict = next(word for word in ("fails", "ties", "holds") if word in verdicts)
+    worst = max(found)
+    figures = {"ratio": [round(x, 3) for x in worst], "of": "nodes at equal τ", "source": of.result}
     return key(claim) | {"target": "demo", "verdict": verdict} | figures
+
+
+def at_equal(low: float, high: float, keeps: bool) -> str:
+    """Return the verdict of a share of nodes by its interval."""
+    if keeps:
+        return "holds" if high <= 1 + judging.KEPT else "fails" if low > 1 + judging.KEPT else "ties"
+    return "holds" if high < 1 else "fails" if low > 1 else "ties"
 
 
 def special(target: str) -> list[dict[str, Any]]:
@@ -287,12 +330,71 @@ def special(target: str) -> list[dict[str, Any]]:
         one = judging.Judged(replace(claim, keeps=True), (at[1.0]["acceptance_length"], at[0.0]["acceptance_length"]), ratio)
         one = replace(one, verdict=judging.verdict(one.claim, ratio))
         found.append(entry(claim, target, one, "evidence", len(at[1.0]["per_prompt"]["tokens"])))
+    found += [*calibrated(target), *(spoken() + stored() if target == "demo" else [])]
     surface = next(c for c in CLAIMS if (c.paper, c.table) == (C2T, "Fig. 9, 10"))
     answers = surfaces(target)
     holds = [answers[P, H, 1] > answers[P, H, 10] for P, H in ((0.05, 1.0), (0.3, 4.0))]
     told = "; ".join(f"P {P:g}, H {H:g}: {answers[P, H, 1]:.2f} at depth 1, {answers[P, H, 10]:.2f} at 10" for P, H in POINTS)
     verdict = "holds" if all(holds) else "fails"
     return [*found, key(surface) | {"target": target, "verdict": verdict, "of": told, "source": "the shipped net"}]
+
+
+def claim_of(paper: str, table: str, of: str) -> Claim:
+    """Return a claim by what names it."""
+    return next(c for c in CLAIMS if (c.paper, c.table, c.claim) == (paper, table, of))
+
+
+def calibrated(target: str) -> list[dict[str, Any]]:
+    """Return the verdict on EDD's calibration, of what benchmarks/calibration.py saved."""
+    name = f"calibration_{target}"
+    if not (RESULTS / f"{name}.json").is_file():
+        return []
+    saved = read(RESULTS / f"{name}.json")
+    error, (low, high) = saved["calibration"]["ECE"], saved["calibration"]["interval"]
+    after = next(r for r in saved["rows"] if r["q"] == "isotonic")["ECE, other half"]
+    verdict = "holds" if high <= judging.KEPT else "fails" if low > judging.KEPT else "ties"
+    told = f"ECE {error:.2f} [{low:.2f}, {high:.2f}]; {after:.2f} after isotonic regression, on other texts"
+    said = {"target": target, "verdict": verdict, "of": told, "source": name, "prompts": saved["provenance"]["prompts"]}
+    return [key(claim_of(EDD, "Fig. 3b", "confidence is acceptance")) | said]
+
+
+def spoken() -> list[dict[str, Any]]:
+    """Return the verdict on the seconds of GLIDE's drafting: CAPE takes no more than a chain, and less than beam search."""
+    if not (RESULTS / "papers_demo.json").is_file():
+        return []
+    result = read(RESULTS / "papers_demo.json")
+    costs = CostTable(tuple(costs_read(e) for e in result["provenance"]["costs"]["glide"]["entries"]))
+    rows = {r["policy"]: draft_row(r, costs) for r in result["rows"] if r["drafter"] == "glide"}
+    cape, beam = (paired(rows["cape"], rows[other], "steps") for other in ("chain:length=5", "beam"))
+    claim = claim_of(GLIDE, "3", "speculation's milliseconds")
+    one = judging._with(replace(judging.Judged(claim, (1.0, 1.0)), claim=replace(claim, keeps=True)), [cape])
+    both = (one.verdict, judging.verdict(claim, beam))
+    verdict = next(word for word in ("fails", "ties", "holds") if word in both)
+    shares = [f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}] of {of}" for r, of in ((cape, "a chain's"), (beam, "beam search's"))]
+    told = f"CAPE's draft seconds a step are {' and '.join(shares)}"
+    said = {"target": "demo", "verdict": verdict, "of": told, "source": "papers_demo"}
+    return [key(claim) | said | {"prompts": len(rows["cape"]["per_prompt"]["tokens"])}]
+
+
+def draft_row(row: ResultRow, costs: CostTable) -> ResultRow:
+    """Return a row that counts the seconds of drafting (`steps`) for each step of the loop (`tokens`)."""
+    seconds = [counted(costs, work)[1] for _, work in worklog.decode(row["work"], "row")]
+    return {"per_prompt": {"tokens": row["per_prompt"]["steps"], "steps": seconds}}
+
+
+def costs_read(entry: Mapping[str, Any]) -> Costs:
+    """Return the costs of a saved result."""
+    curves = {name: {int(w): s for w, s in entry[name].items()} for name in ("draft", "target")}
+    return Costs(**{**entry, **curves})
+
+
+def stored() -> list[dict[str, Any]]:
+    """Return the verdict on the size of ADED's datastore beside REST's, of the same 100 MB of text."""
+    sizes = {r["kind"]: r["bytes"] for r in read(RESULTS / "retrieval_build_100.json")["rows"]}
+    share = sizes["aded"] / sizes["rest"]
+    told = f"{sizes['aded'] / 1e6:.0f} MB, REST {sizes['rest'] / 1e6:.0f} MB, of 100 MB of text"
+    said = {"target": "demo", "verdict": "holds" if share < 0.1 else "fails", "of": told, "source": "retrieval_build_100"}
+    return [key(claim_of(ADED, "3", "almost no memory")) | said]
 
 
 POINTS = ((0.05, 1.0), (0.3, 4.0))

@@ -22,7 +22,7 @@ from draftree.evaluation import machines
 from draftree.evaluation.papers import CLAIMS
 from draftree.evaluation.report import NGRAM, read
 from draftree.evaluation.tables import shown
-from papers import CONFOUNDED, ITEMS, LATER, WITHOUT
+from papers import CONFOUNDED, ITEMS, WITHOUT
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -106,7 +106,7 @@ def papers(results: Path) -> str:
         for claim in (c for c in CLAIMS if c.paper == paper):
             place = (paper, claim.table, claim.claim)
             here = [told(saved.get((target, *place))) for target in ("demo", "smollm2")]
-            why = CONFOUNDED.get(place, "") if any(here) else claim.not_run or WITHOUT.get(place[:2], LATER)
+            why = CONFOUNDED.get(place, "") if any(here) else claim.not_run or WITHOUT.get(place[:2], "")
             rows.append([claim.claim, claim.table, claim.figures, *here, why])
         text.append(lines(["claim", "table", "paper", "demo", "SmolLM2", "no verdict, because it"], rows))
     return "\n\n".join(text) + "\n"
