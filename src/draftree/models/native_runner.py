@@ -10,7 +10,7 @@ from typing import Any, Self, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftree.boundary.phases import phase
 from draftree.models.architectures import FULL, SLIDING
@@ -56,6 +56,7 @@ class NativeRunner(ModelRunner):
     def __init__(self, hf: HFRunner, layers: Sequence[NativeLayer], after_head: Callable[[Tensor], Tensor]) -> None:
         self._hf, self._layers, self._after_head = hf, list(layers), after_head
         self._stack: Any = hf.stack
+        self._tied: NativeLinear | None = None  # the head, where embeddings are its rows
         self._norm = norm_record(self._stack.norm)
         self._rope = RopeCache(self._stack.get_submodule("rotary_emb"))
         types = hf.layer_types or (FULL if hf.window is None else SLIDING,) * len(layers)
@@ -131,23 +132,23 @@ class NativeRunner(ModelRunner):
         kernel = self._head.kernel if isinstance(self._head, KernelLinear) else None
         return kernel if isinstance(kernel, NativeLinear) else None
 
-    @property
-    def _tied(self) -> NativeLinear | None:
-        """The head, where the embedding's weight is its own."""
-        embedding = self._stack.embed_tokens
-        plain = type(embedding) is nn.Embedding and embedding.weight is self._head.weight
-        return self._native_head if plain else None
-
     def embed(self, tokens: Tensor) -> Tensor:
         """Return embeddings [N, D] of tokens [N]."""
-        tied = self._tied
-        embedded: Tensor = self._stack.embed_tokens(tokens) if tied is None else tied.rows(tokens)
+        embedded: Tensor = self._stack.embed_tokens(tokens) if self._tied is None else self._tied.rows(tokens)
         return embedded
 
     def release_embedding(self) -> None:
-        """Give back the memory of an embedding that is looked up in the packed head, if it is in a file."""
-        if self._tied is not None:
-            let_go(self._head.weight)
+        """Look embeddings up in the packed head from now on, if they are its rows.
+
+        The memory of the embedding is given back, if it is in a file.
+        """
+        embedding, head = self._stack.embed_tokens, self._native_head
+        if head is None or embedding.weight is not self._head.weight:
+            return
+        some = torch.arange(TRIAL) % head.wide
+        if torch.equal(embedding(some), head.rows(some)):
+            self._tied = head
+            let_go(embedding.weight)
 
     def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
         with phase("model"):
