@@ -116,15 +116,14 @@ def answers(server: Server) -> bool:
         return False
 
 
-def load(server: Server, asked: argparse.Namespace, folder: Path) -> dict[int, dict[str, float]]:
-    """Return the medians of guidellm's figures, by the number of clients."""
-    found = {}
+def load(server: Server, asked: argparse.Namespace, folder: Path, found: dict[int, dict[str, float]]) -> None:
+    """Note guidellm's figures by the number of clients, each as soon as it is there."""
     for place, count in enumerate(asked.streams):
         # Prompts that were answered before would tell a drafter that remembers texts what comes.
         own = asked.rows[place * asked.requests : (place + 1) * asked.requests]
         (folder / "prompts.jsonl").write_text("\n".join(own), "utf-8")
         found[count] = loaded(server, asked, folder, count)
-    return found
+        print(f"{server.name}, {count} clients: {found[count]}", file=sys.stderr, flush=True)
 
 
 def loaded(server: Server, asked: argparse.Namespace, folder: Path, count: int) -> dict[str, float]:
@@ -209,9 +208,11 @@ def main() -> int:
             parser.error(f"{len(asked.rows)} prompts are too few for {len(asked.streams)} times {asked.requests} requests")
         for _ in range(asked.rounds):
             for server in servers(asked):
+                found: dict[int, dict[str, float]] = {}
                 try:
                     with running(server, folder / "server.log"):
-                        rounds.setdefault(server.name, []).append(load(server, asked, folder))
+                        load(server, asked, folder, found)
+                    rounds.setdefault(server.name, []).append(found)
                 except (RuntimeError, subprocess.SubprocessError) as error:
                     print(f"{server.name}: {error}", file=sys.stderr, flush=True)
                 print(table(rounds), flush=True)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from draftree.boundary.machine import return_memory
 from draftree.engine import Engine
 from draftree.errors import DraftreeError, cut
 from draftree.models.target import Target
@@ -27,6 +28,8 @@ from draftree.viewer.page import drawn
 from draftree.viewer.steps import Watch
 
 LOG = logging.getLogger(__name__)
+IDLE = 1.0
+"""Seconds without a request after which memory that is free goes back to the system."""
 MANY = 16
 """Engines that are kept; the one that was used longest ago goes first."""
 
@@ -243,9 +246,8 @@ class Worker:
     def _serve(self) -> None:
         """Advance all engines until the server ends."""
         while True:
+            self._await_work()
             with self._wake:
-                while not self._commands and not self._stopped and not any(lane.texts for lane in self._lanes.values()):
-                    self._wake.wait()
                 if self._stopped:
                     return
                 commands, self._commands = self._commands, deque()
@@ -255,6 +257,16 @@ class Worker:
                 if lane.texts:
                     self._step(key, lane)
             self._count()
+
+    def _await_work(self) -> None:
+        """Wait until there is something to do; when nothing comes for a while, free memory goes back to the system."""
+        work = lambda: bool(self._commands or self._stopped or any(lane.texts for lane in self._lanes.values()))
+        with self._wake:
+            if self._wake.wait_for(work, IDLE):
+                return
+        return_memory()
+        with self._wake:
+            self._wake.wait_for(work)
 
     def _submit(self, job: Job) -> None:
         """Hand a request's texts to their engine."""
