@@ -19,7 +19,7 @@ from draftree.acceptors.greedy import Greedy
 from draftree.calibration import Logistic
 from draftree.costs.curves import Costs
 from draftree.drafters.lookahead import Lookahead
-from draftree.engine import Engine
+from draftree.engine import Engine, plain
 from draftree.errors import UserError
 from draftree.policies.base import Expand, Search
 from draftree.policies.ddtree import DDTree
@@ -361,6 +361,16 @@ def test_no_drafter_costs_more_than_its_credit() -> None:
         assert spent <= (plain + 3) / (1 - Yield().probe) + 1e-9
     assert spent <= 1.02 * plain, "over three texts of 128 tokens"
     assert 0 < sum(w.fed - 1 for w in stats.work) < 10, "it still probes"
+
+
+@pytest.mark.parametrize("rows", [4, 16])
+def test_a_batch_begins_with_less_credit(rows: int) -> None:
+    target = tiny_target(context=200)
+    requests = [Request([5, 6, 7 + n], 40, number=n) for n in range(rows)]
+    plans = [[*r.prompt, *text] for r, text in zip(requests, plain(target, requests).tokens, strict=True)]
+    stats = Engine(target, Never(plans, target.decoder.vocab), Yield(), costs=CPU).write(requests, reuse=False).stats
+    assert any(work.fed > work.rows for work in stats.work), "it has tried"
+    assert sum(map(CPU.step, stats.work)) <= (len(stats.work) + 3 / rows**0.5) / (1 - Yield().probe) + 1e-9
 
 
 def test_probes_that_ride_along_are_not_its_account() -> None:

@@ -37,7 +37,8 @@ FREE = 4
 AHEAD = 64
 """Further nodes over which the price of one is averaged at most."""
 CREDIT, SAVINGS = 3.0, 12.0
-"""The regret budget in passes: at the beginning, and at most, however much drafting has brought."""
+"""The regret budget in passes: of one sequence at the beginning, and at most, however much drafting has brought. A batch of R
+begins with 1/√R of it: a pass teaches R times as much, and its sequences end after as few passes as one alone."""
 UNREAD = -1.0
 """Stands for the entropy of a q that nobody computed."""
 CERTAIN = 1e-4
@@ -69,7 +70,8 @@ class Learned:
         recent: the share of the recent steps that asked the model in which some draft of its own was accepted.
         beyond: how many accepted nodes that no model was asked for stood right behind such a draft.
         regret_budget: target passes that drafting may still lose against plain decoding, so that whatever the drafter does,
-            the whole run takes at most `CREDIT` passes and the share for probes more than plain decoding.
+            the whole run takes at most `CREDIT` passes and the share for probes more than plain decoding; None before its
+            first step.
         idle: passes since something was drafted; they stay while probes succeed.
     """
 
@@ -79,8 +81,12 @@ class Learned:
     reach: Logistic = field(default_factory=lambda: ADDED)
     recent: float = LIKELY
     beyond: float = 0.0
-    regret_budget: float = CREDIT
+    regret_budget: float | None = None
     idle: float = 0.0
+
+    def left(self, rows: int) -> float:
+        """Target passes that drafting may still lose; before the first step those that a batch of so many begins with."""
+        return CREDIT / rows**0.5 if self.regret_budget is None else self.regret_budget
 
     def calibration(self, source: int) -> Logistic:
         """The acceptance of a source's drafts; at first, q itself is the estimate."""
@@ -186,7 +192,7 @@ class Yield(Policy):
             reach=reach.learn(x, reached) if len(x) else reach,
             recent=recent,
             beyond=beyond,
-            regret_budget=min(memory.regret_budget + gained - (1 - self.probe) * spent, SAVINGS),
+            regret_budget=min(memory.left(work.rows) + gained - (1 - self.probe) * spent, SAVINGS),
             idle=idle,
         )
 
@@ -210,7 +216,7 @@ class _Budget:
     @classmethod
     def of(cls, costs: Costs, rows: int, memory: Learned) -> "_Budget":
         """Before anything is drafted."""
-        return cls(costs, rows, memory.rate(costs, rows), memory.regret_budget * costs.token)
+        return cls(costs, rows, memory.rate(costs, rows), memory.left(rows) * costs.token)
 
     @property
     def probe(self) -> float:
