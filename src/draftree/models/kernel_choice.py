@@ -10,7 +10,6 @@ from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kernel_linear import TRIED, quicker, use_kernels
 from draftree.models.kernel_modules import replace_modules
-from draftree.models.native_runner import NativeRunner
 from draftree.models.runner import ModelRunner
 from draftree.models.sources import Loading
 from draftree.native import variant
@@ -39,8 +38,6 @@ def choose_kernels(decoder: Decoder, loading: Loading) -> bool:
     inside = {part for layer in decoder.layers for part in layer.modules()} if native else set()
     use_kernels(decoder.model, loading.kernels or ("native" if native else None), inside)
     replace_modules(decoder.model, loading.kernels, inside)
-    if isinstance(decoder.runner, NativeRunner):
-        decoder.runner.release_embedding()
     return native
 
 

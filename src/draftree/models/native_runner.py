@@ -17,7 +17,7 @@ from draftree.models.architectures import FULL, SLIDING
 from draftree.models.cache import SlotCache, Within
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
-from draftree.models.kernel_linear import KernelLinear, let_go
+from draftree.models.kernel_linear import KernelLinear
 from draftree.models.native_layers import (
     BOTH,
     FIRST_PART,
@@ -56,7 +56,6 @@ class NativeRunner(ModelRunner):
     def __init__(self, hf: HFRunner, layers: Sequence[NativeLayer], after_head: Callable[[Tensor], Tensor]) -> None:
         self._hf, self._layers, self._after_head = hf, list(layers), after_head
         self._stack: Any = hf.stack
-        self._tied: NativeLinear | None = None  # the head, where embeddings are its rows
         self._norm = norm_record(self._stack.norm)
         self._rope = RopeCache(self._stack.get_submodule("rotary_emb"))
         types = hf.layer_types or (FULL if hf.window is None else SLIDING,) * len(layers)
@@ -134,21 +133,8 @@ class NativeRunner(ModelRunner):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return embeddings [N, D] of tokens [N]."""
-        embedded: Tensor = self._stack.embed_tokens(tokens) if self._tied is None else self._tied.rows(tokens)
+        embedded: Tensor = self._stack.embed_tokens(tokens)
         return embedded
-
-    def release_embedding(self) -> None:
-        """Look embeddings up in the packed head from now on, if they are its rows.
-
-        The memory of the embedding is given back, if it is in a file.
-        """
-        embedding, head = self._stack.embed_tokens, self._native_head
-        if head is None or embedding.weight is not self._head.weight:
-            return
-        some = torch.arange(TRIAL) % head.wide
-        if torch.equal(embedding(some), head.rows(some)):
-            self._tied = head
-            let_go(embedding.weight)
 
     def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
         with phase("model"):
