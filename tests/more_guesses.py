@@ -12,7 +12,7 @@ MORE: dict[str, str] = {
     "e.forward(IDS)": "engine.chat",
     "e.get_memory_footprint()": "engine.target.decoder.model.get_memory_footprint",
     "e.num_parameters()": "engine.target.decoder.model is transformers' model",
-    "e.push_to_hub('a/b')": "the target is as it was",
+    "e.push_to_hub('a/b')": "draftree push FOLDER OWNER/NAME",
     "e.gradient_checkpointing_enable()": "engine.target.decoder.model.gradient_checkpointing_enable",
     "e.resize_token_embeddings(5)": "engine.target.decoder.model.resize_token_embeddings",
     "draftree.AutoConfig": "from transformers import AutoConfig",

@@ -157,7 +157,8 @@ def content(out: Path, name: str) -> dict[str, Any]:
         return b"</html>" in held if path.endswith(".html") else held
 
     of = CASES[name].out
-    return {path: whole(path, held) for path, held in everything(out).items() if path.startswith(of) and ".lock" not in path}
+    kept = {path: held for path, held in everything(out).items() if path.startswith(of) and ".lock" not in path}
+    return {path: whole(path, held) for path, held in kept.items() if path != "result.json.partial"}  # it goes on from that
 
 
 def moments(count: int, act: str, every: bool) -> list[int]:
@@ -169,7 +170,10 @@ def moments(count: int, act: str, every: bool) -> list[int]:
 
 ACTS = {"full": (full, 1), "SIGINT": (ended_by(signal.SIGINT), 130), "SIGTERM": (ended_by(signal.SIGTERM), 143)}
 USUAL = {("card", "full"), ("export", "full"), ("push", "SIGTERM")}  # what `load` writes depends on what it has timed
-TOLD = ("draftree: dequantising", "draftree: the target is", "Converting and de-quantizing")
+TOLD = (
+    "draftree: dequantising", "draftree: the target is", "Converting and de-quantizing", "draftree: nothing was written; the",
+    "draftree: the same command goes on from",
+)  # fmt: skip
 """The beginnings of lines that are no errors."""
 
 

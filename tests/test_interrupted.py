@@ -31,6 +31,7 @@ from safetensors.torch import save_file
 
 from draftree.boundary import files, interruption
 from draftree.cli import app
+from draftree.costs import probe
 from draftree.costs.curves import Costs, CostTable
 from draftree.data.samples import Sample
 from draftree.drafters.vdm import VDM
@@ -100,7 +101,8 @@ class Running:
     def end(self) -> tuple[int, str]:
         """Waits: the exit status, or minus the signal that ended it, and what it said on standard error but its plan."""
         _, status = os.waitpid(self.pid, 0)
-        told = [line for line in self.told.read_text().splitlines(keepends=True) if not line.startswith(PLANNED)]
+        said = self.told.read_text() if self.told.exists() else ""  # it may be killed before it opens the file
+        told = [line for line in said.splitlines(keepends=True) if not line.startswith(PLANNED)]
         return os.waitstatus_to_exitcode(status), "".join(told)
 
 
@@ -131,6 +133,7 @@ def _command(home: Path, command: str | list[str], out: Path, told: Path, before
                 status = int(end.code or 0)
             except BaseException:
                 traceback.print_exc()
+            probe._ONE_AT_A_TIME.shutdown()  # as the end of an interpreter does, which a fork does not reach
     finally:
         os._exit(status)
 

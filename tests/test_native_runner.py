@@ -102,13 +102,6 @@ def test_a_product_is_torchs_and_keeps_its_bits(dtype: torch.dtype, threads: int
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", dense.DTYPES)
-@pytest.mark.parametrize(("wide", "deep"), [(33, 48), (64, 2), (7, 131), (100, 1)])
-def test_rows_of_a_packed_weight_are_those_of_the_weight(dtype: torch.dtype, wide: int, deep: int) -> None:
-    weight, rows = torch.randn(wide, deep).to(dtype), torch.tensor([wide - 1, 0, wide // 2, 0])
-    assert torch.equal(NativeLinear(weight).rows(rows), weight[rows])
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux alone")
 @pytest.mark.parametrize("kind", ["llama", "fused"])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -224,6 +224,7 @@ def test_asyncio_clients_are_written_together(server: Running, engine: Engine) -
         ({"max_tokens": 10**9}, 400, "allowed are at most 4096"),
         ({"max_tokens": 0}, 422, "max_tokens"),
         ({"colour": "red"}, 422, "'colour' is not known"),
+        ({"options": {"num_predict": 4}}, 422, "its values stand beside 'model'"),
         ({"model": "gpt-4"}, 404, "'gpt-4' does not exist"),
         ({"n": 99}, 400, "n is 99"),
         ({"temperature": -1}, 422, "temperature"),
@@ -249,6 +250,27 @@ def test_bad_requests_are_refused(http: httpx.Client, change: dict[str, Any], st
     assert (got.status_code, set(error)) == (status, {"message", "type", "param", "code"})
     assert words in error["message"]
     assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "instead"),
+    [
+        ("POST", "/api/chat", "POST /v1/chat/completions"),
+        ("POST", "/api/generate", "POST /v1/completions"),
+        ("GET", "/api/tags", "GET /v1/models"),
+        ("POST", "/completion", "POST /v1/completions"),
+        ("POST", "/v1/messages", "POST /v1/chat/completions"),
+    ],
+)
+def test_paths_of_other_servers_name_ours(http: httpx.Client, method: str, path: str, instead: str) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"} if path.startswith("/api/") else {}
+    got = http.request(
+        method, path, content=b"{}" if method == "POST" else None, headers={"content-type": "application/json"} | form
+    )
+    assert (got.status_code, got.json()["error"]["message"]) == (
+        404,
+        f"there is nothing at {path}: this server speaks OpenAI's API, as {instead}",
+    )
 
 
 def nested(depth: int) -> str:

@@ -93,9 +93,10 @@ ENGINE_HINTS: Mapping[str, str] = by_word(
         "the model is in evaluation mode already": "eval",
         "`draftree train DRAFTER --target MODEL` trains drafters": "train fit finetune",
         "draftree.load(MODEL)": "from_pretrained load load_model open from_model create_engine",
-        "the target is as it was; `draftree train` and `draftree export` write drafters": (
-            "save save_pretrained push_to_hub export"
+        "an engine changes no weights; engine.target.decoder.model.save_pretrained(FOLDER) saves the model": (
+            "save save_pretrained export"
         ),
+        "`draftree push FOLDER OWNER/NAME` uploads a drafter; the target is engine.target.decoder.model": "push_to_hub",
         _RATE: "acceptance_rate accept_rate draft_acceptance_rate",
         "each Completion has its own: completion.stats": (
             "stats acceptance_stats get_stats metrics get_metrics speedup "

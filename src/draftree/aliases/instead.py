@@ -90,7 +90,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         "repo": "type draftree push FOLDER OWNER/NAME",
         "jobs": "nothing runs in the background",
         "bench_serve": "type draftree bench MODEL",
-        "run_batch": "type draftree bench MODEL --suite FILE",
+        "run_batch": "engine.complete([PROMPT, …]) in Python answers many prompts; draftree bench only measures",
         "llama_cli": _TODAY,
         "llama_bench": "type draftree bench MODEL",
         "mlx_lm_generate": _TODAY,

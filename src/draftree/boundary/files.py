@@ -223,14 +223,25 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
+def parents_of(path: Path) -> Iterator[None]:
+    """Make the folders above a path; those that were missing and are empty are removed if what is done inside fails."""
+    made = [p for p in path.absolute().parents if not p.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        _remove_empty(made)
+        raise
+
+
+@contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A place to write a file that takes the place of `path` once it is whole; if writing fails, nothing is left of it.
 
     Raises:
         OSError: the disk is full, or cannot be written to.
     """
-    with _partial(path, path) as partial:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with parents_of(path), _partial(path, path) as partial:
         yield partial
         _flush(partial)
         partial.replace(path)
@@ -275,11 +286,11 @@ def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         partial.mkdir()
         yield partial
         _flush(partial)
-        home.parent.mkdir(parents=True, exist_ok=True)
         try:
-            if overwrite and home.exists():
-                home.replace(aside)
-            partial.replace(home)
+            with parents_of(home):
+                if overwrite and home.exists():
+                    home.replace(aside)
+                partial.replace(home)
         finally:
             _restore(aside, home)
 

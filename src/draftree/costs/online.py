@@ -16,7 +16,7 @@ from typing import final
 
 import numpy as np
 
-from draftree.boundary.files import locked, read_object, understood, write_text
+from draftree.boundary.files import locked, parents_of, read_object, understood, write_text
 from draftree.costs.curves import Costs, CostTable, monotone
 from draftree.costs.model import Correction, CostModel, Place, Size, Speed
 from draftree.costs.timings import StepTimes
@@ -94,16 +94,14 @@ class Learner:
         self._written = time.monotonic()
         if self.path is None or not any(model.correction.timings for model in self.models.values()):
             return
-        with suppress(OSError, UserError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.path, wait=True):
-                corrections = {name: model.correction for name, model in self.models.items()}
-                stamp, stored = self._read()
-                if stamp != self._stamp and stored is not None and stored[0] == self.speed:
-                    corrections = {n: c.fuse(stored[1][n]) if n in stored[1] else c for n, c in corrections.items()}
-                models = {name: correction.as_json() for name, correction in corrections.items()}
-                write_text(self.path, json.dumps({"about": dict(self.about), "speed": asdict(self.speed), "models": models}))
-                self._stamp = self.path.stat().st_mtime_ns
+        with suppress(OSError, UserError), parents_of(self.path), locked(self.path, wait=True):
+            corrections = {name: model.correction for name, model in self.models.items()}
+            stamp, stored = self._read()
+            if stamp != self._stamp and stored is not None and stored[0] == self.speed:
+                corrections = {n: c.fuse(stored[1][n]) if n in stored[1] else c for n, c in corrections.items()}
+            models = {name: correction.as_json() for name, correction in corrections.items()}
+            write_text(self.path, json.dumps({"about": dict(self.about), "speed": asdict(self.speed), "models": models}))
+            self._stamp = self.path.stat().st_mtime_ns
 
     def _read(self) -> tuple[int, tuple[Speed, dict[str, Correction]] | None]:
         """Return when the file was written, and its speed and corrections; none where it cannot be read."""

@@ -182,7 +182,7 @@ def generate(
     model: Any = engine.target.decoder.model
     check_types(None, tokenizer)
     if inputs is not None:
-        check_ids(inputs, options)
+        check_ids(inputs, options if seed is None else {**options, "seed": seed})
     check_names(model, options)
     for name in ("max_new_tokens", "min_new_tokens", "max_length", "num_return_sequences"):
         if not (options.get(name) is None or whole(options[name], 1 - (name == "min_new_tokens"))):
@@ -226,18 +226,20 @@ def check_names(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
             raise UserError(f"unknown option of engine.generate '{name}': {instead(OPTION, name) or TEXTS}")
 
 
-def instead_of_text(options: Mapping[str, Any]) -> str:
+def instead_of_text(inputs: Any, options: Mapping[str, Any]) -> str:
     """Return the calls that take a text, with the options of `generate` that each of them takes.
 
     Args:
+        inputs: a text, or a list of texts.
         options: that were given with the text.
     """
     if not options:
         return TEXTS
+    text = "'text'" if isinstance(inputs, str) else "['text', …]"
     ours = [n for n, value in options.items() if accepted(OPTION, n, OWN) in OWN or n not in rewritten({n: value})]
     theirs = [n for n in options if n not in ours and hasattr(GenerationConfig(), n)]
     values = "".join(f", {name}={shown(options[name])}" for name in ours)
-    told = [f"for a text write engine.complete('text'{values})"]
+    told = [f"for {'a text' if isinstance(inputs, str) else 'texts'} write engine.complete({text}{values})"]
     if theirs:
         told.append(f"with {' and '.join(theirs)} engine.generate(engine.tokenizer('text', return_tensors='pt').input_ids, …)")
     hints = {n: filled(n, value) or instead(OPTION, n) for n, value in options.items() if n not in (*ours, *theirs)}
@@ -259,7 +261,7 @@ def check_ids(inputs: Any, options: Mapping[str, Any]) -> None:
     told = "engine.complete takes a list of ids or texts"
     texts = [inputs] if isinstance(inputs, str) else inputs
     if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
-        told = instead_of_text(options)
+        told = instead_of_text(inputs, options)
     elif isinstance(inputs, Mapping):
         told = "engine.generate(**inputs) gives those of a tokenizer"
     elif isinstance(inputs, Tensor) and inputs.dim() == 1:

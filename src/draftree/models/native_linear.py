@@ -45,7 +45,3 @@ class NativeLinear:
     def bytes(self) -> int:
         """The size of the packed weight."""
         return self._packed.nbytes
-
-    def rows(self, outputs: Tensor) -> Tensor:
-        """Return rows [N, K] of the weight, of outputs [N]: what an embedding tied to it looks up."""
-        return dense.unpack_rows(self._packed, self._dtype, self._inputs, outputs)

@@ -122,23 +122,6 @@ def pack(weight: Tensor) -> Tensor:
     return packed
 
 
-def unpack_rows(packed: Tensor, dtype: torch.dtype, inputs: int, rows: Tensor) -> Tensor:
-    """Return rows [N, K] of a packed weight.
-
-    Args:
-        packed: the weight [E, K] as `pack` returned it.
-        dtype: of it.
-        inputs: K.
-        rows: [N] which of the E rows.
-    """
-    pair = 2 if dtype is torch.bfloat16 else 1
-    panel = core.packed_bytes(code_of(dtype), 1, inputs) // dtype.itemsize
-    steps = -(-inputs // pair)
-    panels = packed.view(dtype).view(-1, steps, panel // steps // pair, pair)
-    columns = panels.shape[2]
-    return panels[rows // columns, :, rows % columns].flatten(1)[:, :inputs]
-
-
 def pack_int4(numbers: Tensor, scales: Tensor) -> Tensor:
     """Return a weight in four bits in the kernels' layout, as bytes.
 

@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftree.serving.errors import ApiError
+from draftree.serving.errors import ApiError, nothing_at
 from draftree.serving.options import LOCAL_NAMES, ServeOptions
 
 OPEN_PATHS = frozenset(("/", "/health", "/ready", "/version", "/favicon.ico"))
@@ -122,6 +122,8 @@ class Guard:
         if length.isdecimal() and int(length) > self._options.limits.body_bytes:
             raise too_large(self._options.limits.body_bytes)
         kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and scope["path"].startswith("/api/"):  # ollama's; its clients name no type of the body
+            raise ApiError(404, nothing_at(scope["path"]))
         if scope["method"] == "POST" and kind != "application/json":
             raise ApiError(415, f"content-type is {kind[:80]!r}, allowed is application/json")
 

@@ -97,7 +97,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         message = {
-            404: f"there is nothing at {request.url.path[:200]}",
+            404: nothing_at(request.url.path),
             405: f"{request.method} is not allowed for {request.url.path}",
             400: "the body is not valid JSON",
         }.get(error.status_code, str(error.detail))
@@ -108,6 +108,22 @@ def install(app: FastAPI) -> None:
         return ApiError(500, f"the server failed: {type(error).__name__}").response
 
 
+def nothing_at(path: str) -> str:
+    """Return what a client reads that asks for a path which the server does not have; it names the path of OpenAI's API."""
+    told = f"there is nothing at {path[:200]}"
+    return told if path.startswith("/playground/") else f"{told}: this server speaks OpenAI's API, as {instead_of(path)}"
+
+
+def instead_of(path: str) -> str:
+    """Return the route that does what a path of another server does: ollama's, llama.cpp's, Anthropic's, vLLM's."""
+    words = frozenset(path.strip("/").split("/"))
+    if words & {"tags", "ps", "show", "models", "props", "slots"}:
+        return "GET /v1/models"
+    return (
+        "POST /v1/completions" if words & {"generate", "completion", "completions", "infill"} else "POST /v1/chat/completions"
+    )
+
+
 def invalid_request(error: RequestValidationError) -> ApiError:
     """Return the first of the faults that a request has, in one line that names the field."""
     first = error.errors()[0]
@@ -116,7 +132,8 @@ def invalid_request(error: RequestValidationError) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     if first["type"] == "extra_forbidden":
-        return ApiError(422, f"the field '{field}' is not known", field, "unknown_field")
+        told = ": its values stand beside 'model', as max_tokens and temperature do" if field == "options" else ""
+        return ApiError(422, f"the field '{field}' is not known{told}", field, "unknown_field")
     got = "" if first["type"] == "missing" else f"; got {cut(repr(first.get('input')), 80)}"
     more = len(error.errors()) - 1
     told = f" ({more} more faults)" if more else ""
