@@ -243,7 +243,7 @@ def unlabelled(text: str, results: Path) -> list[str]:
 
 def _simulated(results: Path, name: str) -> bool:
     saved = results / f"{name}.json"
-    return saved.is_file() and bool(read(saved).get("simulated"))
+    return saved.is_file() and bool(json.loads(saved.read_text("utf-8")).get("simulated"))
 
 
 def plain(result: Mapping[str, Any], columns: Sequence[str], names: Mapping[str, str] | None = None) -> str:

@@ -339,12 +339,13 @@ def test_long_work_says_how_long_it_will_take_before_it_begins(
 def test_a_training_says_how_long_it_will_take_before_it_begins(
     draftree: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from draftree.training import trainer
+    from draftree.training import run, trainer
 
     def stop(*_: object) -> None:
         raise UserError("it begins")
 
     monkeypatch.setattr(trainer, "train", stop)
+    monkeypatch.setattr(run, "training_seconds", lambda *_: 90.0)
     (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "the text number {i} of some words"}}\n' for i in range(8)))
     status, _, err = draftree("train", "medusa", "--data", tmp_path / "texts.jsonl", "--epochs", 2, "--held-out", 0.2)
     *_, said, _, last = err.splitlines()

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from draftree.cli import terminal
-
 if TYPE_CHECKING:
     from draftree.boundary.progress import Tell
     from draftree.engine import Engine
@@ -22,6 +20,7 @@ def serve_arrivals(
     limits: "SchedulerOptions",
 ) -> list[dict[str, Any]]:
     """Return the figures of all cells, each of which gets the requests at the same times."""
+    from draftree.cli import terminal
     from draftree.evaluation import arrivals
 
     rows, count = list[dict[str, Any]](), len(next(iter(requests.values())))
@@ -40,6 +39,7 @@ def serve_batches(
     limits: "SchedulerOptions",
 ) -> list[dict[str, Any]]:
     """Return the figures of all cells at each batch size; plain decoding of the same temperature is 1."""
+    from draftree.cli import terminal
     from draftree.evaluation import arrivals
 
     rows, count = list[dict[str, Any]](), len(next(iter(requests.values())))

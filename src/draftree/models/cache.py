@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
@@ -74,6 +75,12 @@ class SlotCache:
             (self._zeros(self.shapes.count(s), s.heads, 0, s.key), self._zeros(self.shapes.count(s), s.heads, 0, s.value))
             for s in kinds
         ]
+        self._stored = self._on_host()
+
+    def _on_host(self) -> list[NDArray[np.uint8]]:
+        """Return keys and values as bytes that NumPy shares, of one group after another; none of them on another device."""
+        tensors = itertools.chain.from_iterable(self._groups) if self.device.type == "cpu" else ()
+        return [t.view(torch.uint8).numpy() for t in tensors]
 
     def _zeros(self, layers: int, heads: int, slots: int, width: int) -> Tensor:
         # Zeros, not empty memory: a masked slot still multiplies a weight of 0, and 0 · NaN is NaN.
@@ -104,6 +111,7 @@ class SlotCache:
             for old, fresh in zip(pair, new, strict=True):
                 fresh[:, :, :, : old.shape[3]] = old
             self._groups[i] = (new[0], new[1])
+        self._stored = self._on_host()
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Keys and values [R, H, S, width] of one layer, as views."""
@@ -199,10 +207,9 @@ class SlotCache:
         self.lengths[rows] = starts + counts
         if not apart.any():
             return
-        if self.device.type == "cpu":  # NumPy takes a third of the time that torch's indexing takes
+        if self.device.type == "cpu":  # NumPy's indexing takes less time than torch's
             row, old, new = rows[owner[apart]], old[apart], new[apart]
-            for t in itertools.chain.from_iterable(self._groups):
-                stored = t.view(torch.uint8).numpy()
+            for stored in self._stored:
                 stored[:, row, :, new] = stored[:, row, :, old]
         elif self.rows == 1:  # as one of several, it would take three times as long
             start, source = int(starts[0]), torch.from_numpy(slots[0]).to(self.device)

@@ -177,7 +177,6 @@ def _write(
     # Prompts that are read in one pass, and texts that are written side by side, should be of like length.
     mine = sorted(asked, key=lambda i: (len(json.dumps(asked[i])), i))[processes.rank :: processes.world]
     parts.mkdir(parents=True, exist_ok=True)
-    tell(0, "answering", len(mine))
     for count, (i, row) in enumerate(answered(target, {i: asked[i] for i in mine}, how, author), 1):
         append(parts / f"{processes.rank}.jsonl", "\n" + json.dumps({"number": i, "row": row}))  # behind a broken line
         tell(count, "answering", len(mine))

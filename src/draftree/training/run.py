@@ -73,6 +73,8 @@ def remark(progress: trainer.Progress, measured: trainer.Progress) -> str:
 
 
 SHOWN_DEPTHS = 5
+MENTIONED = 2.0
+"""Seconds of a training from which its length is told before it begins."""
 WRITING: Mapping[str, Sequence[str]] = {
     "regenerate": ("tokens", "batch"),
     "synthesize": ("temperature", "top_p", "tokens", "system"),
@@ -194,7 +196,8 @@ class Training(Job):
             tokens = sum(len(s.tokens) for s in samples)
             seconds = training_seconds(model, drafter, tokens, plan.epochs, plan.cache_features) / processes.world
             told = f"{len(samples):,} samples of {tokens:,} tokens, {plan.epochs:g} epochs"
-            LOG.info("%s: about %s by what passes cost here", told, duration(seconds))
+            if seconds >= MENTIONED:
+                LOG.info("%s: about %s by what passes cost here", told, duration(seconds))
             if plan.cache_features:
                 home = Path(plan.features or out / "features")
                 shards = Shards.at(home, model, samples, drafter.needs)
