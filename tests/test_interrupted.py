@@ -133,6 +133,8 @@ def _command(home: Path, command: str | list[str], out: Path, told: Path, before
                 status = int(end.code or 0)
             except BaseException:
                 traceback.print_exc()
+            for number in interruption.ENDING:
+                signal.signal(number, signal.SIG_IGN)  # the command has ended
             probe._ONE_AT_A_TIME.shutdown()  # as the end of an interpreter does, which a fork does not reach
     finally:
         os._exit(status)
