@@ -10,11 +10,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before it is imported; else each name that
 import pytest
 import torch
 from hypothesis import settings
+from transformers.utils.logging import disable_progress_bar
 
 from draftree.cli import terminal
 from draftree.cli.app import main
 
 torch.set_num_threads(1)
+disable_progress_bar()  # as the first command of a process does; else a test's output depends on those before it
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background with it ignored
 
 # The parent is whatever hypothesis chose: where CI is set, it draws the same examples every time.
