@@ -23,7 +23,7 @@ from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import Drawing
 from draftree.sampling.noise import Chance
-from draftree.tree import Candidates, Draw, Tree, Verdict
+from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 FOLDER = Path(__file__).parents[2] / "shared" / "goldens" / "glide"
 GAP = 1e-4
@@ -63,6 +63,20 @@ def test_the_network_gives_the_official_logits(drafter: GLIDEDrafter, unit: dict
     assert float((logits - unit["draft_logits"]).abs().max()) < 5e-5
 
 
+def check_two_steps(drafter: GLIDEDrafter, state: Any, root: Ints, unit: dict[str, Tensor]) -> None:
+    """Compare what is drafted after a root [1], and after the likeliest token there, with a trace."""
+    tree = Tree.planted(np.array([0]), root)
+    first, state = drafter.expand(state, tree, np.array([0]), 1, Drawing())
+    assert first.tokens.item() == unit["draft_step2_id"].item()
+    nothing = np.zeros(1)
+    tree = tree.append(np.array([0]), first.tokens[0], nothing, nothing, Candidates(first.tokens, nothing[None]))
+    second, _ = drafter.expand(state, tree, np.array([1]), 1, Drawing())
+    for got, want in ((first, unit["draft_logits"][:, -1]), (second, unit["draft_step2_logits"][:, -1])):
+        assert got.log_probs is not None
+        assert got.log_probs.shape == want.shape
+        assert float((got.log_probs - torch.log_softmax(want, dim=-1)).abs().max()) < 5e-5
+
+
 def test_the_drafter_gives_the_official_first_and_second_step(
     target: Target, drafter: GLIDEDrafter, unit: dict[str, Tensor]
 ) -> None:
@@ -73,15 +87,7 @@ def test_the_drafter_gives_the_official_first_and_second_step(
         for got, want in zip(cache.layer(i), (unit[f"target_key_layer{i}"], unit[f"target_value_layer{i}"]), strict=True):
             assert float((got[:, :, : len(prompt)] - want).abs().max()) < 1e-5
     state = drafter.start([prompt], root, verified.taps)
-    tree = Tree.planted(np.array([0]), root)
-    first, state = drafter.expand(state, tree, np.array([0]), 1, Drawing())
-    assert first.tokens.item() == unit["draft_step2_id"].item()
-    nothing = np.zeros(1)
-    tree = tree.append(np.array([0]), first.tokens[0], nothing, nothing, Candidates(first.tokens, nothing[None]))
-    second, _ = drafter.expand(state, tree, np.array([1]), 1, Drawing())
-    for got, want in ((first, unit["draft_logits"][:, -1]), (second, unit["draft_step2_logits"][:, -1])):
-        assert got.log_probs is not None
-        assert float((got.log_probs - torch.log_softmax(want, dim=-1)).abs().max()) < 5e-5
+    check_two_steps(drafter, state, root, unit)
 
 
 class Recorded(Acceptor):

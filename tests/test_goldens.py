@@ -26,6 +26,7 @@ from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree
 from test_acceptors import Answers
+from test_golden_glide import check_two_steps
 from test_policies import grown
 
 GOLDENS = Path(__file__).with_name("goldens")
@@ -147,15 +148,7 @@ def test_glide_s_network(tmp_path: Path) -> None:
             stored[:, :, : len(prompt)] = traced_
     cache.keep(0, np.arange(len(prompt)))
     state = drafter.start([prompt], root, Taps({}, np.zeros(0, np.int64), np.zeros(0, np.int64), prompt[:0], cache))
-    tree = Tree.planted(np.array([0]), root)
-    first, state = drafter.expand(state, tree, np.array([0]), 1, Drawing())
-    assert first.tokens.item() == unit["draft_step2_id"].item()
-    nothing = np.zeros(1)
-    tree = tree.append(np.array([0]), first.tokens[0], nothing, nothing, Candidates(first.tokens, nothing[None]))
-    second, _ = drafter.expand(state, tree, np.array([1]), 1, Drawing())
-    for got, want in ((first, unit["draft_logits"][:, -1]), (second, unit["draft_step2_logits"][:, -1])):
-        assert got.log_probs is not None
-        assert worst(got.log_probs, torch.log_softmax(want, dim=-1)) < 5e-5
+    check_two_steps(drafter, state, root, unit)
 
 
 # Trees and acceptance.

@@ -340,7 +340,9 @@ def test_a_request_keeps_its_id_and_answers_are_guarded(http: httpx.Client) -> N
     assert "access-control-allow-origin" not in page.headers
 
 
-@pytest.mark.parametrize("name", ["", "playground/app.js", "playground/style.css", "playground/tree.js", "playground/tree.css"])
+@pytest.mark.parametrize(
+    "name", ["", *(f"playground/{name}" for name in ("app.js", "style.css", "tree.js", "tree.css", "text.css"))]
+)
 def test_the_page_asks_nobody_else(http: httpx.Client, name: str) -> None:
     got = http.get(f"/{name}")
     assert got.status_code == 200

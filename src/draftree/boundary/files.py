@@ -223,7 +223,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def parents_of(path: Path) -> Iterator[None]:
+def _parents(path: Path) -> Iterator[None]:
     """Make the folders above a path; those that were missing and are empty are removed if what is done inside fails."""
     made = [p for p in path.absolute().parents if not p.exists()]
     try:
@@ -241,7 +241,7 @@ def whole(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the disk is full, or cannot be written to.
     """
-    with parents_of(path), _partial(path, path) as partial:
+    with _parents(path), _partial(path, path) as partial:
         yield partial
         _flush(partial)
         partial.replace(path)
@@ -287,7 +287,7 @@ def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         yield partial
         _flush(partial)
         try:
-            with parents_of(home):
+            with _parents(home):
                 if overwrite and home.exists():
                     home.replace(aside)
                 partial.replace(home)

@@ -16,7 +16,7 @@ from typing import final
 
 import numpy as np
 
-from draftree.boundary.files import locked, parents_of, read_object, understood, write_text
+from draftree.boundary.files import locked, read_object, understood, write_text
 from draftree.costs.curves import Costs, CostTable, monotone
 from draftree.costs.model import Correction, CostModel, Place, Size, Speed
 from draftree.costs.timings import StepTimes
@@ -94,7 +94,7 @@ class Learner:
         self._written = time.monotonic()
         if self.path is None or not any(model.correction.timings for model in self.models.values()):
             return
-        with suppress(OSError, UserError), parents_of(self.path), locked(self.path, wait=True):
+        with suppress(OSError, UserError), locked(self.path, wait=True):
             corrections = {name: model.correction for name, model in self.models.items()}
             stamp, stored = self._read()
             if stamp != self._stamp and stored is not None and stored[0] == self.speed:

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from draftree.boundary.files import cache_folder, locked, on_disk, parents_of, understood, whole_folder
+from draftree.boundary.files import cache_folder, locked, on_disk, understood, whole_folder
 from draftree.errors import UserError, shown
 from draftree.models.architectures import refuse_unsupported
 from draftree.models.gguf_header import Header, read_header
@@ -98,7 +98,7 @@ def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...
     if not folder.is_dir():
         if missing := [name for name in NEEDED if find_spec(name) is None]:
             raise UserError(f"'{path}' needs the package '{missing[0]}': pip install 'draftree[gguf]'")
-        with parents_of(folder), locked(folder, wait=True):
+        with locked(folder, wait=True):
             if not folder.is_dir():  # another process may have made it meanwhile
                 LOG.info("dequantising '%s', once", path)
                 _convert(path, parts, folder)

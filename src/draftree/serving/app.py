@@ -34,9 +34,10 @@ FILES = {
     "style.css": (PAGE / "style.css", "text/css"),
     "app.js": (PAGE / "app.js", "text/javascript"),
     "tree.css": (HOME / "tree.css", "text/css"),
+    "text.css": (HOME / "text.css", "text/css"),
     "tree.js": (HOME / "tree.js", "text/javascript"),
 }
-"""The files of the page; the drawing of trees is that of saved pages."""
+"""The files of the page; the drawing of trees and the colours of the text are those of saved pages."""
 PING_SECONDS = 15
 WRITTEN = DOCUMENTED | {200: {"content": {"text/event-stream": {}}}}
 """The answers of routes that write texts: JSON, or with `stream` server-sent events."""

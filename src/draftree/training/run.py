@@ -11,7 +11,7 @@ import torch
 from rich.filesize import decimal
 
 from draftree.boundary.files import writable
-from draftree.boundary.progress import Tell, duration, silent
+from draftree.boundary.progress import PATIENCE, Tell, duration, silent
 from draftree.data.overlap import Excluded
 from draftree.data.rows import Skipped
 from draftree.data.samples import Sample, read
@@ -73,8 +73,6 @@ def remark(progress: trainer.Progress, measured: trainer.Progress) -> str:
 
 
 SHOWN_DEPTHS = 5
-MENTIONED = 2.0
-"""Seconds of a training from which its length is told before it begins."""
 WRITING: Mapping[str, Sequence[str]] = {
     "regenerate": ("tokens", "batch"),
     "synthesize": ("temperature", "top_p", "tokens", "system"),
@@ -196,7 +194,7 @@ class Training(Job):
             tokens = sum(len(s.tokens) for s in samples)
             seconds = training_seconds(model, drafter, tokens, plan.epochs, plan.cache_features) / processes.world
             told = f"{len(samples):,} samples of {tokens:,} tokens, {plan.epochs:g} epochs"
-            if seconds >= MENTIONED:
+            if seconds >= PATIENCE:
                 LOG.info("%s: about %s by what passes cost here", told, duration(seconds))
             if plan.cache_features:
                 home = Path(plan.features or out / "features")

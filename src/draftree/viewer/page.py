@@ -18,7 +18,7 @@ HOME = Path(__file__).parent
 def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
     """The page, as a whole file."""
     parts = {
-        "css": file("tree.css") + file("page.css"),
+        "css": file("tree.css") + file("text.css") + file("page.css"),
         "js": file("tree.js") + file("page.js"),
         "data": in_script({"height": HEIGHT, "pad": PAD, "gap": GAP, "steps": [drawn(s) for s in steps]}),
         "prompt": escape(flowing(about.get("prompt", ""))),
