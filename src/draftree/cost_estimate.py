@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from draftree.boundary.machine import kept, machine
 from draftree.costs.model import Size
@@ -17,6 +17,7 @@ from draftree.drafters.base import Drafter
 from draftree.models.decoder import Decoder
 from draftree.models.kernel_linear import packed_shapes
 from draftree.models.kernel_modules import layer_kinds, replaced_kinds
+from draftree.models.quantized import stored_quantization
 from draftree.models.target import Target
 
 OPERATIONS = 40
@@ -106,6 +107,10 @@ def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: f
         elif p.dim() == 2:
             weights += count
             read += p.nbytes
+    bits = int(stored_quantization(decoder.model.config).get("bits") or 4)
+    for packed in _packed(network):
+        weights += packed.nbytes * 8 / bits
+        read += packed.nbytes
     heads = number("num_attention_heads", 1)
     width = number("head_dim", decoder.hidden // heads)
     stored = number("num_key_value_heads", heads)
@@ -131,6 +136,13 @@ def _multiplied(network: nn.Module) -> Iterator[nn.Parameter]:
                 if id(p) not in seen:
                     seen.add(id(p))
                     yield p
+
+
+def _packed(network: nn.Module) -> Iterator[Tensor]:
+    """Yield the buffers in which methods such as GPTQ and AWQ keep weights, several in one integer."""
+    for buffer in network.buffers():
+        if buffer.dim() == 2 and buffer.dtype is torch.int32:
+            yield buffer
 
 
 def _learner(kind: str, about: Mapping[str, str], sizes: Mapping[str, Size], decoder: Decoder) -> Learner:

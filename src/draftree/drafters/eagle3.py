@@ -198,8 +198,7 @@ class FusingNet(PairNet):
         if self.d2t is not None and self.t2d is not None:
             self.d2t.copy_(offsets(ids))
             self.t2d.zero_()[ids.to(self.t2d.device)] = True
-        outer: Any = self._target.decoder.model
-        head: Tensor = outer.get_output_embeddings().weight
+        head = self._target.decoder.head_weight
         if head.shape[1] == self.width:
             self.lm_head.weight.data.copy_(head[ids.to(head.device)])
 

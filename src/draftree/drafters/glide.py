@@ -127,7 +127,7 @@ class GLIDE(TrainableMethod):
         if self.init == "target" and config["hidden_size"] == target.decoder.hidden:
             whole: Any = target.decoder.model
             model.model.embed_tokens.weight.data.copy_(whole.get_input_embeddings().weight[: target.decoder.vocab])
-            model.lm_head.weight.data.copy_(whole.get_output_embeddings().weight)
+            model.lm_head.weight.data.copy_(target.decoder.head_weight)
         return GLIDEDrafter(self, model, target, Checkpoint(config))
 
     def network(self, config: dict[str, Any], views: Sequence[View | None], target: Target) -> GlimpseModel:

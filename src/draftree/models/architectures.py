@@ -16,6 +16,7 @@ from transformers.initialization import no_init_weights
 
 from draftree.boundary.files import checked, tensor_names, tensor_shapes
 from draftree.errors import DraftreeWarning, UserError, shown
+from draftree.models.quantized import shared_rounding
 from draftree.models.recurrent.dispatch import NAMES
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -75,8 +76,8 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
         return "its last layers share the keys and values of earlier ones"
     if getattr(config, "alibi", False) or config.model_type in BY_SLOT:
         return "it measures distances in cache slots, where a tree's nodes do not lie in the order of their positions"
-    if threshold := _shared_outliers(whole):
-        return f"its llm_int8_threshold of {threshold} lets all tokens of a pass decide how each is rounded; allowed is 0"
+    if reason := shared_rounding(whole):
+        return reason
     if kind is None:
         return "transformers has no causal language model of this type"
     parameters = inspect.signature(kind.forward).parameters
@@ -129,13 +130,6 @@ def _unreachable(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -
     if tuple(map(int, transformers.__version__.split(".")[:2])) < OLDEST:
         return f"{about}which takes transformers {'.'.join(map(str, OLDEST))} or newer, and this is {transformers.__version__}"
     return None
-
-
-def _shared_outliers(config: PreTrainedConfig) -> float:
-    """The bound of bitsandbytes' 8 bits above which a feature of any token is one of all tokens' outliers; 0 without it."""
-    stored = getattr(config, "quantization_config", None) or {}
-    said: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
-    return float(said.get("llm_int8_threshold", 6.0)) if said.get("load_in_8bit") else 0.0
 
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")

@@ -103,7 +103,24 @@ class Decoder:
     @property
     def vocab(self) -> int:
         """V, the width of its logits."""
-        return int(self._head.weight.shape[0])
+        weight = getattr(self._head, "weight", None)
+        if weight is None or not weight.is_floating_point():  # quantised
+            return int(self._head.out_features)
+        return int(weight.shape[0])
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The rows [V, D] of its LM head.
+
+        Raises:
+            UserError: they are quantised, so that there are none to read.
+        """
+        weight: Tensor | None = getattr(self._head, "weight", None)
+        if weight is None or not weight.is_floating_point():
+            name = type(self.model).__name__
+            told = "allowed for a drafter that reads its rows is one that is not"
+            raise UserError(f"the LM head of the {name} is quantised, {told}")
+        return weight
 
     @property
     def hidden(self) -> int:
@@ -213,7 +230,7 @@ class Decoder:
             return lambda states: behind(self._head(states))
         bias = getattr(self._head, "bias", None)
         with torch.inference_mode(False), torch.no_grad():  # a drafter's loss may go through them
-            rows, biases = self._head.weight[ids], None if bias is None else bias[ids]
+            rows, biases = self.head_weight[ids], None if bias is None else bias[ids]
         multiplied = rows_of(self._head, rows, biases)
         return lambda states: behind(multiplied(states))
 

@@ -10,7 +10,8 @@ from transformers import PreTrainedConfig
 from draftree.boundary.files import checked, tensor_shapes, understood
 from draftree.errors import UserError, shown
 from draftree.models.hub import located
-from draftree.models.sources import Loading
+from draftree.models.quantized import refuse_missing_packages
+from draftree.models.sources import Loading, known_as
 
 
 def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) -> dict[str, Any]:
@@ -28,6 +29,7 @@ def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) ->
     if stored is not None and (loading.quantize or loading.adapter):
         what = "quantize" if loading.quantize else "adapter"
         raise UserError(f"{what} is given for a target that is quantised, allowed is it for weights as they were trained")
+    refuse_missing_packages(known_as(str(config.name_or_path)), config, place)
     told: dict[str, Any] = {}
     if (stored or loading.quantize) and loading.device_map is None and place.type != "cpu":
         told["device_map"] = {"": place}

@@ -47,7 +47,7 @@ class ResBlock(nn.Module):
 def lm_head(target: Target, bias: bool, draft_vocab: int = 0) -> nn.Linear:
     """A float32 linear layer [V or V′, D] that begins as the target's LM head; its bias begins as the head's, or as zero."""
     theirs: Any = target.decoder.model.get_output_embeddings()
-    vocab, width = theirs.weight.shape
+    vocab, width = target.decoder.head_weight.shape
     head = nn.Linear(width, draft_vocab or vocab, bias=bias)
     begin(head, theirs, slice(draft_vocab or vocab))
     return head

@@ -44,6 +44,7 @@ def copied(target: Target) -> PreTrainedModel:
 
     So it is in the paper (EDD + PCT, section 3.1); the copies are tied where the target's are.
     """
+    _ = target.decoder.head_weight  # refused where it is quantised
     model, whole = one_layer(target.decoder.config), target.decoder.model
     for ours, theirs in (
         (model.get_input_embeddings(), whole.get_input_embeddings()),

@@ -126,9 +126,7 @@ class TargetHead(nn.Module):
     @property
     def weight(self) -> Tensor:
         """[V, D] the target's, which says how large its vocabulary is."""
-        outer: Any = self._target.decoder.model
-        found: Tensor = outer.get_output_embeddings().weight
-        return found
+        return self._target.decoder.head_weight
 
     @property
     def drafted(self) -> Drafted | None:

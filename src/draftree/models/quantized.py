@@ -1,0 +1,80 @@
+"""Checkpoints whose weights are quantised: refuses, by name and before weights are loaded, those that cannot be served."""
+
+import json
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+from draftree.errors import UserError, shown
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "awq": ("accelerate", "gptqmodel"),
+    "bitsandbytes": ("accelerate", "bitsandbytes"),
+    "compressed-tensors": ("accelerate", "compressed-tensors"),
+    "fp8": ("accelerate",),
+    "gptq": ("accelerate", "gptqmodel", "optimum"),
+    "mxfp8": ("accelerate",),
+    "torchao": ("torchao",),
+}
+"""The packages that transformers needs for weights of a method; of others transformers names its own."""
+ON_CUDA: Mapping[str, tuple[str, ...]] = {"fp8": ("kernels",), "mxfp8": ("kernels",)}
+"""Those that it needs besides on a CUDA device."""
+
+
+def stored_quantization(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return a checkpoint's `quantization_config` as a dictionary; an empty one where weights are not quantised."""
+    stored = getattr(config, "quantization_config", None) or {}
+    said: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
+    return said
+
+
+def refuse_missing_packages(name: str, config: PreTrainedConfig, place: torch.device) -> None:
+    """Refuse quantised weights of a method that transformers does not know, or whose packages are not installed.
+
+    transformers loads weights of an unknown method as if they were not quantised, and names only
+    the first package that is missing.
+
+    Args:
+        name: of the target, for errors.
+        config: of the checkpoint.
+        place: where the weights go.
+
+    Raises:
+        UserError: it names the method and what to install.
+    """
+    said = stored_quantization(config)
+    if not said:
+        return
+    method = str(getattr(said.get("quant_method"), "value", said.get("quant_method")))
+    about = f"the weights of target '{name}' are quantised by"
+    known = {name.removesuffix("_4bit").removesuffix("_8bit") for name in AUTO_QUANTIZER_MAPPING}
+    if method not in known:
+        raise UserError(f"{about} {shown(method)}, allowed are {', '.join(sorted(known))}")
+    needed = PACKAGES.get(method, ()) + (ON_CUDA.get(method, ()) if place.type == "cuda" else ())
+    missing = [name for name in needed if find_spec(name.replace("-", "_")) is None]
+    if missing:
+        told = "which needs packages that are not installed"
+        raise UserError(f"{about} {method}, {told}: pip install {' '.join(missing)}")
+
+
+def shared_rounding(config: PreTrainedConfig) -> str | None:
+    """Return why all tokens of a pass decide how each one is rounded; None where each is rounded alone.
+
+    A token's logits would then depend on the tree that it is verified in.
+    """
+    said = stored_quantization(config)
+    threshold = float(said.get("llm_int8_threshold", 6.0)) if said.get("load_in_8bit") else 0.0
+    if threshold:
+        return f"its llm_int8_threshold of {threshold} lets all tokens of a pass decide how each is rounded; allowed is 0"
+    groups = said.get("config_groups") or {}
+    rounded = [g.get("input_activations") or {} for g in groups.values() if isinstance(g, dict)]
+    whole = any(a.get("dynamic") and a.get("strategy") == "tensor" for a in rounded)
+    kinds = json.dumps(said.get("quant_type"), default=str)  # of torchao
+    if whole or ("DynamicActivation" in kinds and "PerTensor" in kinds):
+        told = "its activations are rounded by one scale for all tokens of a pass"
+        return f"{told}, which is measured in that pass; allowed is one for each token, or a fixed one"
+    return None
