@@ -1,5 +1,6 @@
 """Passes of few sizes, recorded once and repeated: the same texts, few launches, few waits."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -9,16 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from draftree.loop import Parts, State, admit, step
-from draftree.models.capture import Graphs
+import draftree
+from draftree.drafters.lm import LM
+from draftree.loop import Parts, State, admit, decode, step
+from draftree.models.cache import SlotCache
+from draftree.models.capture import Eager, Graphs, Made, usual_capture
+from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
+from draftree.models.graph_runner import GraphRunner
 from draftree.models.ladder import Ladder
+from draftree.models.target import Target
 from draftree.registry import build, part
 from draftree.request import Request
 from draftree.rows import Rows
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import COSTS, cases
 from draftree.testing.fakes import Recorder, tiny_target
+from folders import target_folder
 
 NEURAL = ("edd", "glide", "lm", "vdm", "eagle", "always")
 
@@ -190,3 +198,181 @@ def test_a_recorded_pass_reads_what_is_given_now() -> None:
             cache.keep(0, cache.lengths[0] + np.array([0, 2]))
         assert torch.allclose(*outs, atol=1e-9)
     assert (recorder.recorded, recorder.launched) == (1, 3)
+
+
+def a_pass(decoder: Decoder, cache: SlotCache, first: int = 3) -> Tensor:
+    """Logits of three tokens of a tree."""
+    places, seen = cache.lengths[0] + np.array([0, 1, 1]), np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)
+    ids = first + np.arange(3)
+    feed = ForwardBatch.packed([ids], [places], cache.lengths.copy(), [seen], [places], decoder.device)
+    with torch.inference_mode():
+        return decoder.forward(feed, cache).logits
+
+
+def test_a_recording_of_another_cache_is_not_replayed() -> None:
+    """As where the memory of a cache that is gone is given out again: the same keys, other values."""
+    recorder = Recorder()
+    decoder = tiny_target(capture=Graphs(recorder)).decoder
+    first, second = decoder.new_cache(1, 8), decoder.new_cache(1, 8)
+    wanted = a_pass(decoder, first)
+    second._groups = [(keys, values.clone().zero_()) for keys, (_, values) in zip(
+        (pair[0] for pair in first._groups), second._groups, strict=True
+    )]  # fmt: skip
+    assert torch.equal(a_pass(decoder, second), wanted)
+    assert recorder.recorded == 2
+    assert second.layer(0)[1].abs().sum() > 0, "the pass has written to the other cache's values"
+
+
+def replaced(decoder: Decoder) -> None:
+    layer: Any = decoder.layers[0]
+    layer.mlp.up_proj.weight = nn.Parameter(layer.mlp.up_proj.weight + 0.5, requires_grad=False)
+
+
+def written_to(decoder: Decoder) -> None:
+    layer: Any = decoder.layers[0]
+    layer.mlp.up_proj.weight.data.add_(0.5)
+    layer.mlp.up_proj.weight.add_(0.5)
+
+
+def wrapped(decoder: Decoder) -> None:
+    layer: Any = decoder.layers[0]
+    layer.mlp.up_proj = nn.Sequential(layer.mlp.up_proj, nn.ReLU())
+
+
+def attends_otherwise(decoder: Decoder) -> None:
+    decoder.model.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize("change", [replaced, written_to, wrapped, attends_otherwise])
+def test_a_recording_of_another_network_is_not_replayed(change: Callable[[Decoder], None]) -> None:
+    recorder = Recorder()
+    decoder = tiny_target(capture=Graphs(recorder)).decoder
+    cache = decoder.new_cache(1, 8)
+    a_pass(decoder, cache)
+    a_pass(decoder, cache)
+    assert recorder.recorded == 1
+    change(decoder)
+    ours = a_pass(decoder, cache)
+    assert recorder.recorded == 2
+    decoder.use_capture(Eager())
+    assert torch.allclose(ours, a_pass(decoder, cache), atol=1e-9)
+
+
+class Failing:
+    """A recorder that raises, from one recording on."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self._left = begin
+        self._record = Recorder()
+
+    def __call__(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+        if not self._left:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
+        self._left -= 1
+        return self._record(work)
+
+
+@pytest.mark.parametrize("begin", [0, 2])
+def test_passes_that_cannot_be_recorded_run_as_they_are(begin: int, caplog: pytest.LogCaptureFixture) -> None:
+    texts = []
+    for capture in (Graphs(Failing(begin)), Eager()):
+        target = tiny_target(capture=capture)
+        rows, rule = Rows(target.new_cache(1, 8)), part("acceptor", "greedy")()
+        drafter = part("drafter", "pld")().open(target)
+        with caplog.at_level(logging.WARNING, "draftree"):
+            for _ in decode(Parts(target, drafter, part("policy", "chain")(), rule, COSTS), rows, [
+                Request([7, 18, 29, 40, 51, 7, 18], 20)
+            ]):  # fmt: skip
+                pass
+        texts.append(rows.written)
+    assert texts[0] == texts[1]
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1, told
+    assert "without CUDA graphs" in told[0]
+    assert "not permitted when stream is capturing" in told[0]
+    assert "\n" not in told[0]
+
+
+def test_an_error_of_the_pass_itself_is_no_failed_recording(caplog: pytest.LogCaptureFixture) -> None:
+    decoder = tiny_target(capture=Graphs(Recorder())).decoder
+    with pytest.raises(IndexError):
+        a_pass(decoder, decoder.new_cache(1, 8), first=1000)
+    assert not caplog.records
+    assert isinstance(decoder.capture, Graphs)
+    assert a_pass(decoder, decoder.new_cache(1, 8)).isfinite().all()
+
+
+class Wrong(Recorder):
+    """A recorder whose repetitions forget the inputs, or scale the results."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+
+    def __call__(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+        replay, made = super().__call__(work)
+        done = False
+
+        def wrong() -> None:
+            nonlocal done
+            if self._factor != 1 or not done:
+                replay()
+            done = True
+            for t in made:
+                t.mul_(self._factor)
+
+        return wrong, made
+
+
+@pytest.mark.parametrize(("recorder", "good"), [(Recorder(), True), (Wrong(1.01), False), (Wrong(1), False)])
+@pytest.mark.parametrize("way", ["loaded", "handed in"])
+def test_recordings_are_tried_at_load(
+    recorder: Recorder, good: bool, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder.recorded = recorder.launched = 0
+    monkeypatch.setattr("draftree.models.target.usual_capture", lambda model, asked: Graphs(recorder))
+    given: Any = "demo" if way == "loaded" else tiny_target(context=64).decoder.model.float()
+    with caplog.at_level(logging.WARNING, "draftree"):
+        engine = draftree.load(given, "pld")
+    assert isinstance(engine.target.decoder.capture, Graphs if good else Eager)
+    told = [record.getMessage() for record in caplog.records if "CUDA graphs" in record.getMessage()]
+    assert len(told) == (not good)
+    before = recorder.launched
+    assert engine.write([Request([5, 6, 7, 5, 6, 7], 6)]).tokens[0]
+    assert (recorder.launched > before) == good
+
+
+def test_on_a_cpu_nothing_is_recorded() -> None:
+    model = tiny_target().decoder.model
+    assert isinstance(usual_capture(model, None), Eager)
+    assert isinstance(usual_capture(model, True), Eager)
+
+
+def test_a_gpu_records_unless_that_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGPU(nn.Module):
+        def __init__(self, *devices: str) -> None:
+            super().__init__()
+            self.devices = devices
+
+        def parameters(self, recurse: bool = True) -> Any:
+            class Weight:
+                def __init__(self, device: str) -> None:
+                    self.device = torch.device(device)
+
+            return map(Weight, self.devices)
+
+    for devices, asked, recorded in (
+        (("cuda:0", "cuda:0"), None, True), (("cuda:0",), True, True), (("cuda:0",), False, False),
+        (("cuda:0", "cuda:1"), None, False), (("cuda:0", "meta"), None, False), (("mps",), None, False),
+    ):  # fmt: skip
+        assert isinstance(usual_capture(OnGPU(*devices), asked), Graphs) == recorded, devices
+
+
+def test_a_language_model_drafts_with_recorded_passes(tmp_path: Any) -> None:
+    folder = str(target_folder(tmp_path))
+    target = Target.load(folder)
+    assert isinstance(LM(folder).open(target).decoder.capture, Eager)
+    target.decoder.use_capture(Graphs(Recorder()))
+    drafter = LM(folder).open(target)
+    assert isinstance(drafter.decoder.capture, Graphs)
+    assert isinstance(drafter.decoder.runner, GraphRunner)

@@ -29,8 +29,9 @@ class LM(Method):
     def open(self, target: Target) -> "LMDrafter":
         if not self.model:
             raise UserError("drafter 'lm' needs a model: lm:model=FOLDER or lm:model=HUB-ID")
-        small = Target.load(self.model, target.decoder.dtype, str(target.decoder.device))
-        return language_model(small, target)
+        # Drafts need no bits, and are computed as the target is.
+        how = {"exactness": "ties", "compile": False if target.loading.compile is False else None}
+        return language_model(Target.load(self.model, target.decoder.dtype, str(target.decoder.device), **how), target)
 
     def example(self, target: Target) -> "LMDrafter":
         model: Any = one_layer(target.decoder.config)
@@ -44,6 +45,9 @@ def language_model(small: Target, target: Target) -> "LMDrafter":
     Raises:
         UserError: the vocabularies differ and share no tokens, or one has no tokenizer.
     """
+    capture = target.decoder.capture.of(small.decoder.model)
+    if capture.ladder.few and not small.decoder.capture.ladder.few:
+        small.decoder.use_capture(capture)
     return LMDrafter(small, None if _same_tokens(small, target) else Shared.of(target, small))
 
 

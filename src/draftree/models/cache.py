@@ -8,7 +8,7 @@ same contract by other means (`recurrent/`).
 import copy
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -92,9 +92,10 @@ class SlotCache:
         return int(self._groups[0][0].shape[3]) if self._groups else 0
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Where its keys lie, and how many slots they have: other ones after it has grown."""
-        return (self._groups[0][0].data_ptr() if self._groups else 0), self.capacity
+    def place(self) -> Hashable:
+        """Return what tells its memory from that of another cache, or of the same one after it has grown."""
+        tensors = itertools.chain.from_iterable(self._groups)
+        return tuple((t.data_ptr(), t.shape) for t in tensors), self.dtype
 
     @property
     def state_bytes(self) -> int:

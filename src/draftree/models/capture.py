@@ -3,16 +3,19 @@
 Both run the same function of the same tensors; the recorder alone differs between a GPU and the tests on a CPU.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
+from draftree.errors import first_line
 from draftree.models.ladder import Ladder
+
+LOG = logging.getLogger("draftree")
 
 Given = Mapping[str, Tensor]
 """What a pass reads beside weights and the cache, by name."""
@@ -60,8 +63,8 @@ class Capture(ABC):
         """
 
     @abstractmethod
-    def of(self, model: PreTrainedModel) -> "Capture":
-        """The same way for another model, as a drafter's."""
+    def of(self, network: nn.Module) -> "Capture":
+        """Return the same way for another network, as a drafter's."""
 
 
 @final
@@ -73,7 +76,7 @@ class Eager(Capture):
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
         return body(given)
 
-    def of(self, model: PreTrainedModel) -> Capture:
+    def of(self, network: nn.Module) -> Capture:
         return self
 
 
@@ -81,42 +84,110 @@ class Eager(Capture):
 class Graphs(Capture):
     """Recorded once for each kind of pass, and replayed: one launch, whatever the pass is made of.
 
+    Where a pass cannot be recorded, this and all later ones run as they are written.
+
     Args:
         record: how; by default as a CUDA graph.
+        name: of the network, for the log.
     """
 
     ladder = Ladder(few=True)
 
-    def __init__(self, record: Record | None = None) -> None:
-        self._record = _as_cuda_graph if record is None else record
+    def __init__(self, record: Record | None = None, name: str = "the target") -> None:
+        self._record = _CUDAGraphs() if record is None else record
+        self._name, self._failed = name, False
         self._known: dict[Hashable, tuple[dict[str, Tensor], Callable[[], None], Made]] = {}
 
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
-        if kind not in self._known:
+        if not self._failed and kind not in self._known:
             if len(self._known) >= MOST:  # of caches that have grown, or are gone
                 self._known.clear()
             lying = {name: t.clone() for name, t in given.items()}
-            self._known[kind] = lying, *self._record(lambda: body(lying))
+            try:
+                self._known[kind] = lying, *self._record(lambda: body(lying))
+            except Exception as error:
+                made = body(given)  # raises again what has nothing to do with the recording
+                self._give_up(error)
+                return made
+        if self._failed:
+            return body(given)
         lying, replay, made = self._known[kind]
         for name, t in given.items():
             lying[name].copy_(t, non_blocking=True)
         replay()
         return tuple(t.clone() for t in made)  # a drafter keeps what it made of one node while it reads the next
 
-    def of(self, model: PreTrainedModel) -> Capture:
-        return Graphs(self._record)
+    def _give_up(self, error: Exception) -> None:
+        self._failed = True
+        self._known.clear()
+        why = f"{type(error).__name__}: {first_line(error)}"
+        LOG.warning("passes of %s run without CUDA graphs, as one cannot be recorded: %s", self._name, why)
+
+    def of(self, network: nn.Module) -> Capture:
+        return Graphs(self._record, type(network).__name__)
 
 
-def _as_cuda_graph(work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
-    """Records work as a CUDA graph, after it has run twice beside the main stream, as torch's manual asks."""
-    cuda: Any = torch.cuda
-    side = cuda.Stream()
-    side.wait_stream(cuda.current_stream())
-    with cuda.stream(side):
-        for _ in range(2):
-            work()
-    cuda.current_stream().wait_stream(side)
-    graph = cuda.CUDAGraph()
-    with cuda.graph(graph):
-        made = work()
-    return graph.replay, made
+def usual_capture(model: nn.Module, asked: bool | None) -> Capture:
+    """Return how the passes of a loaded model are run: recorded on a GPU, unless that is declined or it is spread.
+
+    Args:
+        model: where it is to be.
+        asked: whether recordings are wanted; None for what is usual.
+    """
+    devices = {p.device for p in model.parameters()}
+    one_gpu = len(devices) == 1 and next(iter(devices)).type == "cuda"
+    return Graphs() if one_gpu and asked is not False else Eager()
+
+
+@final
+class Weights:
+    """Tells whether the weights of networks are those that a pass was recorded with.
+
+    Args:
+        networks: whose weights the pass reads.
+    """
+
+    def __init__(self, *networks: nn.Module) -> None:
+        modules = list(dict.fromkeys(module for network in networks for module in network.modules()))
+        self._parts = [module._modules for module in modules if module._modules]
+        every = (held for module in modules for held in (module._parameters, module._buffers))
+        self._tensors = [held for held in every if held]
+
+    @property
+    def version(self) -> Hashable:
+        """Return what changes where a tensor is replaced, moved or written to, or a module is replaced."""
+        parts = tuple(id(part) for held in self._parts for part in held.values())
+        tensors = (t for held in self._tensors for t in held.values() if t is not None)
+        return parts, tuple((_address(t), 0 if t.is_inference() else t._version) for t in tensors)
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # of quantised weights that are several tensors in one
+        return id(tensor)
+
+
+@final
+class _CUDAGraphs:
+    """Records work as CUDA graphs, all of which share one pool of memory: they are replayed one after the other."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+        """Record work after it has run twice on another stream, as torch's manual asks."""
+        cuda: Any = torch.cuda
+        side = cuda.Stream()
+        side.wait_stream(cuda.current_stream())
+        with cuda.stream(side):
+            for _ in range(2):
+                work()
+        cuda.current_stream().wait_stream(side)
+        if self._pool is None:
+            self._pool = cuda.graph_pool_handle()
+        graph = cuda.CUDAGraph()
+        # Threads of a server may allocate meanwhile.
+        with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            made = work()
+        return graph.replay, made

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from draftree.errors import UserError
 from draftree.models.architectures import FULL, check_bounds, check_shapes, refuse_unsupported
 from draftree.models.cache import LayerShape, SlotCache
-from draftree.models.capture import Capture, Eager, Made, Then
+from draftree.models.capture import LOG, Capture, Eager, Made, Then
 from draftree.models.catching import first_stored
 from draftree.models.exact_attention import register
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.graph_runner import GraphRunner
+from draftree.models.graph_runner import TRIED, GraphRunner, records_rightly
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kernel_linear import rows_of
 from draftree.models.ladder import Ladder
@@ -73,8 +73,21 @@ class Decoder:
     def use_runner(self, runner: HFRunner) -> None:
         """Run passes by another runner of a model with the same weights."""
         self.hf = runner
-        few = self.capture.ladder.few
-        self.runner = GraphRunner(runner, self.capture) if few else runner
+        self.use_capture(self.capture)
+
+    def use_capture(self, capture: Capture) -> None:
+        """Run passes over trees in another way."""
+        self.capture = capture
+        self.runner = GraphRunner(self.hf, capture) if capture.ladder.few else self.hf
+
+    def check_capture(self) -> None:
+        """Record no passes if a recorded one does not give what the same pass gives as it is; log that."""
+        if not self.capture.ladder.few or self.context < TRIED:
+            return
+        cache = self.new_cache(1, TRIED)
+        if cache.ladder.few and not records_rightly(self.hf, self.capture, cache):
+            LOG.warning("passes of the target run without CUDA graphs, as a recorded one gives other logits")
+            self.use_capture(Eager())
 
     def use_native_kernels(self) -> bool:
         """Choose the native runner, if the kernels run this model; return whether they do."""

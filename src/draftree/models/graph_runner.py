@@ -2,11 +2,17 @@
 
 from typing import final
 
+import numpy as np
+import torch
+
 from draftree.models.cache import SlotCache
-from draftree.models.capture import Capture
+from draftree.models.capture import Capture, Eager
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
+
+TRIED = 3
+"""Tokens of the passes that are compared."""
 
 
 @final
@@ -27,3 +33,26 @@ class GraphRunner(ModelRunner):
         made = self._inner.run(cache, batch, 0, outputs.layers, capture=self._capture)
         logits, *hidden = map(batch.unpad, made)
         return ModelOutput(logits, dict(zip(outputs.layers, hidden, strict=True)))
+
+
+@torch.inference_mode()
+def records_rightly(runner: HFRunner, capture: Capture, cache: SlotCache) -> bool:
+    """Return whether recorded passes give what the same passes give as they are.
+
+    A pass is recorded, and repeated with other tokens.
+
+    Args:
+        runner: the model.
+        capture: records its passes.
+        cache: an empty one, with one sequence.
+    """
+    place = np.arange(TRIED)
+    for first in range(2):
+        seen = np.tri(TRIED, dtype=np.bool_)
+        ids = (first + place) % int(runner.config.vocab_size)
+        batch = ForwardBatch.packed([ids], [place], cache.lengths.copy(), [seen], [place], cache.device)
+        (own, *_), (ours, *_) = (runner.run(cache, batch, capture=each) for each in (Eager(), capture))
+        near = torch.finfo(own.dtype).eps ** 0.5 * float(own.abs().amax())
+        if not torch.allclose(own, ours, rtol=0, atol=near, equal_nan=True):
+            return False
+    return True

@@ -22,7 +22,7 @@ from draftree.boundary.phases import phase
 from draftree.errors import UserError
 from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, cache_argument, entry
 from draftree.models.cache import SlotCache, Writer
-from draftree.models.capture import Capture, Eager, Given, Made, Then
+from draftree.models.capture import Capture, Eager, Given, Made, Then, Weights
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
 from draftree.models.recurrent.dispatch import Answers, answering, dispatching
 from draftree.models.recurrent.recorder import Kept, Recorder
@@ -84,6 +84,10 @@ class HFRunner(ModelRunner):
         with torch.inference_mode(), recording as recorder:
             self.model(input_ids=one, **self._placed(one, mask), **self.cached(recorder))
         return recorder.kept()
+
+    @cached_property
+    def _weights(self) -> Weights:
+        return Weights(self.model)
 
     @cached_property
     def changing_rope(self) -> dict[str, Any] | None:
@@ -199,9 +203,9 @@ class HFRunner(ModelRunner):
         with self.rotated_apart(batch), ours, phase("model"):
             if not captured:
                 return body(given)
-            shapes = tuple((name, t.shape) for name, t in given.items())
-            own = cache.place, batch.width, batch.kind, keep, tuple(layers), then.kind, shapes
-            return capture.run(own, given, body)
+            inputs = tuple((name, t.shape, t.dtype) for name, t in given.items())
+            network = self._weights.version, self.config._attn_implementation, tuple(layers)
+            return capture.run((cache.place, network, batch.width, batch.kind, keep, then.kind, inputs), given, body)
 
     def _given(self, cache: SlotCache, batch: ForwardBatch | DeviceFeed, writer: Writer | None) -> dict[str, Tensor]:
         """Return the inputs of a pass by name; of a recorded one the slots are among them."""

@@ -195,7 +195,7 @@ class Loading(Source):
             faster for each shape.
         compile: whether layers are computed by native kernels, the drafter's likewise: on a CPU in any width
             (`native_runner.py`), by default where the target is large, they can be and it is faster; on a GPU passes in few
-            widths, recorded (`capture.py`), by default not.
+            widths, recorded (`capture.py`), by default where a recorded pass gives what the same pass gives as it is.
     """
 
     device: Any = knob(None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU if there is one.")

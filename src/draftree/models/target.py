@@ -28,7 +28,7 @@ from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
 from draftree.models.architectures import refuse_unsupported
 from draftree.models.cache import SlotCache
-from draftree.models.capture import Eager, Graphs
+from draftree.models.capture import usual_capture
 from draftree.models.decoder import Decoder, pretrained
 from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
 from draftree.models.forward_batch import ForwardBatch
@@ -195,10 +195,12 @@ class Target:
         if any(p.is_meta for p in model.parameters()):
             raise UserError(f"the {type(model).__name__} has no weights (device 'meta'), allowed is a model that is loaded")
         warn_of_training(model)
-        name, decoder, loading = name_of(model), Decoder(model), Loading(exactness=exactness)
+        name, loading = name_of(model), Loading(exactness=exactness)
+        decoder = Decoder(model, capture=usual_capture(model, None))
         stable, _ = decided(decoder, name, exactness, free=False)
         if stable is not None:
             stable.use(decoder)
+        decoder.check_capture()
         return cls(decoder, name, tokenizer, loading)
 
     @classmethod
@@ -239,8 +241,7 @@ class Target:
             model = merged(placed(model, place, "device_map" in told), loading).requires_grad_(False)
             if four:
                 round_to_four_bits(model)
-            recorded = loading.compile and place.type == "cuda"
-            decoder = Decoder(model, capture=Graphs() if recorded else Eager())
+            decoder = Decoder(model, capture=usual_capture(model, loading.compile))
             _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
             compiled = choose_kernels(decoder, loading)
             if loading.compile and not compiled and place.type == "cpu":
@@ -254,6 +255,7 @@ class Target:
             LOG.info("computed in bfloat16, for which this processor has instructions, bit for bit; --dtype says otherwise")
         if stable is not None:
             stable.use(decoder)
+        decoder.check_capture()
         return cls(decoder, name, loading=replace(loading, exactness=exactness))
 
     @cached_property
