@@ -54,6 +54,20 @@ def vllm(python: Path, model: Path) -> dict[str, Way]:
     return {"vLLM: plain": _vllm(python, model, None), "vLLM: prompt lookup": _vllm(python, model, lookup)}
 
 
+def vllm_settings(python: Path) -> dict[str, str]:
+    """Return the environment variables that vLLM needs on a CPU.
+
+    Raises:
+        UserError: a library that has to be preloaded is missing.
+    """
+    return {
+        "LD_PRELOAD": ":".join(_library(name, python) for name in PRELOADED),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
 def versions(python: Path | None = None) -> dict[str, str]:
     """Return the versions of the engines that are used, for the provenance of a result."""
     found = {}
@@ -111,12 +125,9 @@ def _llama_cpp(file: Path, lookup: bool, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def _vllm(python: Path, model: Path, speculative: dict[str, Any] | None) -> Way:
-    threads = str(torch.get_num_threads())
-    preload = ":".join(_library(name, python) for name in PRELOADED)
-    settings = {"LD_PRELOAD": preload, "OMP_NUM_THREADS": threads, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     worker: Any = subprocess.Popen(
         [python, Path(__file__).with_name("vllm_worker.py"), model, json.dumps(speculative)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=os.environ | settings,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=os.environ | vllm_settings(python),
     )  # fmt: skip
 
     def write(request: Request) -> list[int]:

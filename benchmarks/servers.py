@@ -5,24 +5,29 @@
 
 Each server is started in turn, `--rounds` times, so that all of them see the same moods of the machine; guidellm asks
 `--streams` clients' questions at a time. The model's folder is one that transformers saved. llama.cpp runs by `xllamacpp`,
-it and vLLM in environments of their own. Prompts are rows with `prompt`; answers have `--tokens` tokens. The words of
+it and vLLM in environments of their own. Prompts are rows with `prompt`; answers have `--tokens` tokens at most. The words of
 `--before` stand before each command of guidellm: those of a program that lets it run undisturbed. `--target` is what draftree
 loads, where it is not to be the folder: under the name `smollm2` it finds trained drafters.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from transformers import AutoTokenizer
+
+from engines import vllm_settings
 
 PORT = 8377
 LLAMA = "import sys, time, xllamacpp as x; p = x.CommonParams(); p.model.path = sys.argv[1]; p.port = int(sys.argv[2]); "
@@ -42,11 +47,13 @@ class Server:
         name: in the table.
         command: starts it.
         model: the name that requests give.
+        settings: environment variables that it needs.
     """
 
     name: str
     command: list[str]
     model: str
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def servers(asked: argparse.Namespace) -> list[Server]:
@@ -77,7 +84,7 @@ def servers(asked: argparse.Namespace) -> list[Server]:
     if asked.vllm_python is not None:
         words = [str(asked.vllm_python), "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", str(PORT)]
         words += ["--served-model-name", "m", "--dtype", "bfloat16", "--max-num-seqs", most, "--max-model-len", "2048"]
-        found.append(Server("vLLM", words, "m"))
+        found.append(Server("vLLM", words, "m", vllm_settings(asked.vllm_python)))
     return [server for server in found if not asked.only or any(server.name.startswith(only) for only in asked.only)]
 
 
@@ -88,7 +95,11 @@ def running(server: Server, log: Path, seconds: float = 300.0) -> Iterator[None]
     Raises:
         RuntimeError: it does not answer in time.
     """
-    with log.open("w") as out, subprocess.Popen(server.command, stdout=out, stderr=subprocess.STDOUT) as process:
+    environment = os.environ | server.settings
+    with (
+        log.open("w") as out,
+        subprocess.Popen(server.command, stdout=out, stderr=subprocess.STDOUT, env=environment) as process,
+    ):
         try:
             end = time.monotonic() + seconds
             while not answers(server):
@@ -148,14 +159,18 @@ def loaded(server: Server, asked: argparse.Namespace, folder: Path, count: int) 
     requests = benchmark["requests"]
     if requests["errored"]:
         raise RuntimeError(f"{server.name}: {str(requests['errored'][0]['info'].get('error'))[:300]}")
-    return figures(requests["successful"])
+    return figures(requests["successful"], asked.tokenizer)
 
 
-def figures(requests: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the figures of the requests that were answered: medians, and the tokens of all over the whole time."""
+def figures(requests: Sequence[dict[str, Any]], tokenizer: Any) -> dict[str, float]:
+    """Return the figures of the requests that were answered: medians, and the tokens of all over the whole time.
+
+    Tokens are counted in the texts, as some servers report none.
+    """
     first, between, tokens, starts, ends = [], [], 0, [], []
     for request in requests:
-        timings, count = request["info"]["timings"], request["output_metrics"]["text_tokens"]
+        timings = request["info"]["timings"]
+        count = len(tokenizer.encode(request["output"], add_special_tokens=False))
         first.append(timings["first_token_iteration"] - timings["request_start"])
         between.append((timings["last_token_iteration"] - timings["first_token_iteration"]) / max(count - 1, 1))
         tokens += count
@@ -202,8 +217,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prompts = [json.loads(line)["prompt"] for line in asked.prompts.read_text("utf-8").splitlines()]
-        rows = [json.dumps({"prompt": prompt, "output_tokens_count": asked.tokens}) for prompt in prompts]
+        rows = [json.dumps({"prompt": prompt}) for prompt in prompts]
         asked.rows = rows[asked.skip :]
+        asked.tokenizer = AutoTokenizer.from_pretrained(asked.model)
         if len(asked.rows) < asked.requests * len(asked.streams):
             parser.error(f"{len(asked.rows)} prompts are too few for {len(asked.streams)} times {asked.requests} requests")
         for _ in range(asked.rounds):
