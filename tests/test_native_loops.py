@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from draftree import native
-from draftree.kernels import classifying, entropies, forest, fusing, growing, largest, laying, learning
+from draftree.kernels import classifying, entropies, forest, fusing, growing, largest, laying, learning, philox
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels were not built")
-MODULES = (classifying, entropies, forest, fusing, growing, largest, laying, learning)
+MODULES = (classifying, entropies, forest, fusing, growing, largest, laying, learning, philox)
 SEEDS = range(40)
 Arguments = tuple[Any, ...]
 Random = np.random.Generator
@@ -230,6 +230,7 @@ MAKERS: dict[str, Callable[[Random], Arguments]] = {
     "entropies": of_entropies,
     "falling": lambda r: (odd(r, int(r.integers(0, 40))),),
     "gainful": of_gainful,
+    "gumbel": lambda r: (r.integers(0, 2**32, 5).astype(np.uint32), int(r.integers(0, 300))),
     "height": lambda r: (*curve(r), float(r.normal(5, 5))),
     "hide": of_hide,
     "judged": of_judged,
@@ -297,7 +298,7 @@ def test_a_loop_has_the_bits_of_its_reference(name: str) -> None:
         check(name, seed)
 
 
-@pytest.mark.parametrize("name", ["confidences", "entropies", "largest"])
+@pytest.mark.parametrize("name", ["confidences", "entropies", "gumbel", "largest"])
 def test_vector_loops_have_the_same_bits_in_each_variant(variant: str, name: str) -> None:
     for seed in SEEDS:
         check(name, seed)

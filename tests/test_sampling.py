@@ -16,7 +16,7 @@ from draftree.errors import NotANumber, UserError
 from draftree.sampling import drawing
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import BEYOND, Drawing, drawn, top_k
-from draftree.sampling.noise import Keyed, gumbel
+from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
 from draftree.tree import Draw, Ints
 
@@ -116,19 +116,35 @@ def test_a_row_without_any_finite_logit_is_refused_and_some_forbidden_tokens_are
 
 
 def test_noise_depends_on_seed_request_position_and_use_alone() -> None:
-    base = keyed(5, 2, 10).uniform(0, 0, 0, 6)
-    assert keyed(5, 2, 7).uniform(0, 3, 0, 6).tolist() == base.tolist(), "the same place, seen from an earlier root"
+    base = keyed(5, 2, 10).gumbel(0, 0, 6)
+    assert keyed(5, 2, 7).gumbel(0, 3, 6).tolist() == base.tolist(), "the same place, seen from an earlier root"
     together = Keyed(5, np.array([9, 2, 4]), np.array([1, 10, 3]))
-    assert together.uniform(1, 0, 0, 6).tolist() == base.tolist(), "whatever stands beside it"
-    assert keyed(5, 2, 10).uniform(0, 0, 0, 3).tolist() == base[:3].tolist()
-    others = [k.uniform(0, 0, 0, 6) for k in (keyed(6, 2, 10), keyed(5, 3, 10), keyed(5, 2, 11))]
-    other_use = keyed(5, 2, 10).uniform(0, 0, 1, 6)
-    assert len({tuple(d.tolist()) for d in (base, other_use, *others)}) == 5
+    assert together.gumbel(1, 0, 6).tolist() == base.tolist(), "whatever stands beside it"
+    assert keyed(5, 2, 10).gumbel(0, 0, 3).tolist() == base[:3].tolist()
+    others = [k.gumbel(0, 0, 6) for k in (keyed(6, 2, 10), keyed(5, 3, 10), keyed(5, 2, 11), keyed(5, 2 + 2**32, 10))]
+    called = Keyed(5, np.array([2]), np.array([10]), np.array([1])).gumbel(0, 0, 6)
+    uses = [k.gumbel(0, 10 - root, 6, kind) for kind in (1, 2) for root in (9, 10) for k in (keyed(5, 2, root),)]
+    assert len({tuple(d.tolist()) for d in (base, called, *uses, *others)}) == 10
 
 
-@pytest.mark.parametrize("seed", [1, 2**53 + 1, 2**63 + 1, 2**64 - 1])
+@pytest.mark.parametrize("seed", [1, 2**32, 2**53 + 1, 2**63 + 1, 2**64 - 1])
 def test_every_seed_gives_its_own_noise(seed: int) -> None:
-    assert keyed(seed, 3).uniform(0, 0, 0, 4).tolist() != keyed(seed - 1, 3).uniform(0, 0, 0, 4).tolist()
+    assert keyed(seed, 3).gumbel(0, 0, 4).tolist() != keyed(seed - 1, 3).gumbel(0, 0, 4).tolist()
+
+
+@pytest.mark.parametrize("change", ["seed", "request", "position", "kind", "token"])
+def test_noise_of_neighbours_is_independent(change: str) -> None:
+    """Of 20,000 pairs that differ in one thing, no more are both large than chance makes."""
+    n, names = 20_000, ("seed", "request", "position")
+    one: dict[str, int] = dict.fromkeys(names, 7)
+    other = one | ({change: 8} if change in names else {})
+    a = keyed(**one).gumbel(0, 0, n + 1, 2)
+    b = keyed(**other).gumbel(0, 0, n + 1, 3 if change == "kind" else 2)
+    pairs = (a[:-1], a[1:]) if change == "token" else (a[:-1], b[:-1])
+    quarter = -np.log(np.log(4 / 3))  # one in four is larger
+    both = np.mean((pairs[0] > quarter) & (pairs[1] > quarter))
+    assert abs(both - 1 / 16) < 4 * np.sqrt(15 / 16**2 / n)
+    assert abs(np.corrcoef(*pairs)[0, 1]) < 4 / np.sqrt(n)
 
 
 def test_categorical_draws_from_p() -> None:
@@ -144,11 +160,6 @@ def test_bernoulli_is_true_with_probability_p() -> None:
     assert abs(sum(draws) - 1200) < 3.3 * (4000 * 0.3 * 0.7) ** 0.5
     assert not keyed().bernoulli(0.0, 0, 0)
     assert keyed().bernoulli(1.0, 0, 0)
-
-
-def test_gumbel_at_the_ends() -> None:
-    assert gumbel(np.array([0.0]))[0] == -np.inf
-    assert np.isfinite(gumbel(np.array([np.nextafter(0, 1), 0.5, np.nextafter(1, 0)]))).all()
 
 
 # The drafters' draws.

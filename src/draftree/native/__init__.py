@@ -88,7 +88,7 @@ def native_as(name: str) -> Callable[[Function], Function]:
     def twin_of(function: Function) -> Function:
         # NumPy would warn of infinite results; C++ does not.
         reference = REFERENCES[name] = np.errstate(all="ignore")(function)
-        twin: Function = reference if core is None else getattr(core.loops, name)
+        twin: Function = reference if core is None else getattr(core.loops, name, reference)  # an older build lacks some
         return twin
 
     return twin_of

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftree.kernels.largest import likeliest
 from draftree.sampling.distributions import absent
-from draftree.sampling.noise import Keyed, gumbel
+from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
 from draftree.tree import Bools, Candidates, Drafted, Draw, Floats, Ints
 
@@ -151,10 +151,10 @@ def _sampled(log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, de
     tokens = np.empty((len(rows), k), np.int64)
     for i, (row, depth) in enumerate(zip(rows.tolist(), depths.tolist(), strict=True)):
         if kind is Draw.WITHOUT_REPLACEMENT:  # the top k of log q + Gumbel noise, in order
-            tokens[i] = np.argsort(-(log_q[i] + gumbel(noise.uniform(row, depth, 2, log_q.shape[1]))))[:k]
+            tokens[i] = np.argsort(-(log_q[i] + noise.gumbel(row, depth, log_q.shape[1], 2)))[:k]
         else:
             for j in range(k):
-                tokens[i, j] = np.argmax(log_q[i] + gumbel(noise.uniform(row, depth, 2 + j, log_q.shape[1])))
+                tokens[i, j] = np.argmax(log_q[i] + noise.gumbel(row, depth, log_q.shape[1], 2 + j))
     return Candidates(tokens, np.take_along_axis(log_q, tokens, axis=1), log_probs, kind)
 
 

@@ -8,12 +8,15 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
+from draftree.kernels import philox
 from draftree.tree import Floats, Ints
 
-CALL = 2**32
-"""An upper bound on the kinds of noise of one call."""
 KEPT = 64
 """Places whose noise is kept: drafter and target ask for the same ones, and a step's last are the next one's first."""
+REQUESTS = 1024
+"""Requests whose streams are kept."""
+Place = tuple[int, int, int, int, int]
+"""The words by which the noise of a place is computed: two of the generator's key and the last three of its counter."""
 
 
 class Chance(ABC):
@@ -51,44 +54,40 @@ class Keyed(Chance):
         self._requests, self._positions = requests, positions
         self._calls = np.zeros(len(requests), np.int64) if calls is None else calls
 
-    def uniform(self, row: int, depth: int, kind: int, n: int) -> Floats:
-        """[n] numbers in [0, 1) for one place; `kind` tells apart its uses, 0 being the target's own choice of a token."""
+    def gumbel(self, row: int, depth: int, n: int, kind: int = 0) -> Floats:
+        """[n] noise of one place; `kind` tells apart its uses, 0 being the target's own choice of a token."""
+        place = self._place(row, depth, kind)
+        return _kept(place, n) if kind == 0 else _gumbel(place, n)
+
+    def _place(self, row: int, depth: int, kind: int) -> Place:
         root = int(self._positions[row])
-        step = root + 1 if kind else 0
-        return _uniform(self._seeds[row], int(self._requests[row]), step, root + depth + 1, kind + self._kinds(row), n)
-
-    def gumbel(self, row: int, depth: int, n: int) -> Floats:
-        """[n] the noise that the target's token for a place is drawn with."""
-        place = int(self._positions[row]) + depth + 1
-        return _choosing(self._seeds[row], int(self._requests[row]), place, self._kinds(row), n)
-
-    def _kinds(self, row: int) -> int:
-        return int(self._calls[row]) * CALL
+        first, second, last = _stream(self._seeds[row], int(self._requests[row]), kind, int(self._calls[row]))
+        return first, second, root + depth + 1, root + 1 if kind else 0, last
 
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         with np.errstate(divide="ignore"):
             return int(np.argmax(np.log(p.numpy()) + self.gumbel(row, depth, len(p))))
 
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
-        return bool(self.uniform(row, depth, 1, index + 1)[index] < p)
+        first, second, *others = self._place(row, depth, 1)
+        low, high, *_ = philox.philox((index, *others), (first, second))
+        return bool((high << 32 | low >> 11 << 11) * 2.0**-64 < p)  # 53 bits, which no float rounds up to 1
 
 
-def _uniform(seed: int, request: int, step: int, place: int, kind: int, n: int) -> Floats:
-    key = np.array([seed, request], np.uint64)  # a list of large seeds would be read as floats
-    generator = np.random.Philox(key=key, counter=[0, step, place, kind])
-    return np.random.Generator(generator).random(n)
+@lru_cache(REQUESTS)
+def _stream(seed: int, request: int, kind: int, call: int) -> tuple[int, int, int]:
+    """The words of a place that are the same for all places of one use: random ones, as far as they can be told."""
+    words = philox.philox((request & philox.WORD, request >> 32 & philox.WORD, kind, call), (seed & philox.WORD, seed >> 32))
+    return words[0], words[1], words[2]
+
+
+def _gumbel(place: Place, n: int) -> Floats:
+    return philox.gumbel(np.array(place, np.uint32), n)
 
 
 @lru_cache(KEPT)
-def _choosing(seed: int, request: int, place: int, kind: int, n: int) -> Floats:
+def _kept(place: Place, n: int) -> Floats:
     """The target's noise for a place; one array serves all that ask, so nobody may change it."""
-    noise = gumbel(_uniform(seed, request, 0, place, kind, n))
+    noise = _gumbel(place, n)
     noise.flags.writeable = False
-    return noise
-
-
-def gumbel(uniform: Floats) -> Floats:
-    """Gumbel noise from numbers in [0, 1)."""
-    with np.errstate(divide="ignore"):
-        noise: Floats = -np.log(-np.log(uniform))
     return noise

@@ -35,7 +35,7 @@ from draftree.request import Request, under
 from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions, processed
 from draftree.sampling.drawing import Drawing
-from draftree.sampling.noise import Chance, Keyed, gumbel
+from draftree.sampling.noise import Chance, Keyed
 from draftree.sampling.settings import Sampling
 from draftree.scheduling.handle import Handle
 from draftree.testing.fakes import Always, Coached, Never, Scripted, Sometimes, tiny_target
@@ -298,7 +298,7 @@ class Suite:
         else:
             keyed = Keyed(sampling.seed, np.array([request.number]), np.array([len(text) - 1]))
             with np.errstate(divide="ignore"):
-                scores = np.log(p(0).numpy()) + gumbel(keyed.uniform(0, 0, 0, len(p(0))))
+                scores = np.log(p(0).numpy()) + keyed.gumbel(0, 0, len(p(0)))
         second, best = np.sort(scores)[-2:]
         return float(best - second)
 

@@ -1,4 +1,4 @@
-// The likeliest tokens, their entropy, and a classifier of nodes: see largest.py, entropies.py and classifying.py.
+// The likeliest tokens, their entropy, a classifier of nodes, and noise: see largest.py, entropies.py, classifying.py, philox.py.
 #include <nanobind/stl/tuple.h>
 
 #include <cstring>
@@ -54,6 +54,16 @@ Out<double> confidences(const In<double, 2>& x, const In<double, 2>& hidden, con
   return found;
 }
 
+Out<double> gumbel(const In<uint32_t>& place, int64_t count) {
+  if (place.size(0) != 5) throw nb::value_error("a place has five words");
+  auto noise = Out<double>::empty({count});
+  {
+    nb::gil_scoped_release release;
+    vector_loops().gumbel(place.data(), count, noise.data());
+  }
+  return noise;
+}
+
 template <class T>
 void find_likeliest(const T* row, int64_t width, int64_t k, int64_t* place, double* best) {
   int64_t count = 0;
@@ -93,6 +103,7 @@ void bind_top_tokens(nb::module_& m) {
   m.def("entropies", &entropies);
   m.def("largest", &largest);
   m.def("confidences", &confidences);
+  m.def("gumbel", &gumbel);
   m.def("likeliest", &likeliest<float>);
   m.def("likeliest", &likeliest<double>);
 }

@@ -253,6 +253,56 @@ void confidences(const double* x, int64_t features, int64_t nodes, const double*
   }
 }
 
+// Write the natural logarithms of positive normal numbers; philox.py explains the series.
+template <int64_t COUNT>
+void logarithms(const double* x, double* out) {
+  constexpr uint64_t ROOT = 0x3FE6A09E667F3BCD, BIAS = uint64_t{1} << 63, WHOLE = 0x4330000000000000;
+  constexpr int TERMS = 9;
+  for (int64_t i = 0; i < COUNT; i++) {
+    const auto bits = bits_as<uint64_t>(x[i]);
+    const uint64_t power = (bits - ROOT + BIAS) >> 52;  // 2048 more than the exponent: no shift keeps a sign in AVX2
+    const double m = bits_as<double>(bits - ((power - 2048) << 52));
+    const double s = (m - 1.0) / (m + 1.0), z = s * s, twice = s + s;
+    double series = z * (1.0 / (2 * TERMS + 1));
+    for (int n = TERMS - 1; n > 0; n--) series = z * (series + 1.0 / (2 * n + 1));
+    out[i] = (bits_as<double>(power | WHOLE) - (4503599627370496.0 + 2048)) * 0.6931471805599453 + (twice + twice * series);
+  }
+}
+
+void gumbel(const uint32_t* place, int64_t count, double* out) {
+  constexpr int64_t PAIRS = 32;
+  constexpr int ROUNDS = 10;
+  for (int64_t begin = 0; begin < count; begin += 2 * PAIRS) {
+    uint64_t word[4][PAIRS];  // of 32 bits each
+    for (int64_t i = 0; i < PAIRS; i++) {
+      word[0][i] = static_cast<uint32_t>(begin / 2 + i);
+      for (int w = 1; w < 4; w++) word[w][i] = place[w + 1];
+    }
+    uint32_t first = place[0], second = place[1];
+    for (int round = 0; round < ROUNDS; round++, first += 0x9E3779B9, second += 0xBB67AE85) {
+      for (int64_t i = 0; i < PAIRS; i++) {
+        const uint64_t low = word[0][i] * 0xD2511F53, high = word[2][i] * 0xCD9E8D57;
+        word[0][i] = high >> 32 ^ word[1][i] ^ first;
+        word[1][i] = static_cast<uint32_t>(high);
+        word[2][i] = low >> 32 ^ word[3][i] ^ second;
+        word[3][i] = static_cast<uint32_t>(low);
+      }
+    }
+    double noise[2 * PAIRS];
+    for (int64_t i = 0; i < PAIRS; i++) {
+      for (int64_t t = 0; t < 2; t++) {
+        const uint64_t fraction = word[2 * t + 1][i] << 20 | word[2 * t][i] >> 12;
+        noise[2 * i + t] = (bits_as<double>(fraction | 0x3FF0000000000000) - 1.0) + 0x1p-53;
+      }
+    }
+    for (int repeat = 0; repeat < 2; repeat++) {
+      logarithms<2 * PAIRS>(noise, noise);
+      for (int64_t i = 0; i < 2 * PAIRS; i++) noise[i] = -noise[i];
+    }
+    std::copy_n(noise, std::min(2 * PAIRS, count - begin), out + begin);
+  }
+}
+
 }  // namespace
 
 #define DRAFTREE_JOIN(a, b) a##b
@@ -261,6 +311,6 @@ void confidences(const double* x, int64_t features, int64_t nodes, const double*
 #define DRAFTREE_TEXT(name) DRAFTREE_TEXT_(name)
 
 extern const VectorLoops DRAFTREE_NAMED(DRAFTREE_VARIANT);
-const VectorLoops DRAFTREE_NAMED(DRAFTREE_VARIANT) = {DRAFTREE_TEXT(DRAFTREE_VARIANT), entropies, largest, confidences};
+const VectorLoops DRAFTREE_NAMED(DRAFTREE_VARIANT) = {DRAFTREE_TEXT(DRAFTREE_VARIANT), entropies, largest, confidences, gumbel};
 
 }  // namespace draftree

@@ -13,6 +13,8 @@ struct VectorLoops {
   // Write [nodes] what a ReLU layer, a linear one and a sigmoid make of features x [features, nodes].
   void (*confidences)(const double* x, int64_t features, int64_t nodes, const double* hidden, const double* hidden_bias, int64_t units,
                       const double* output, double output_bias, double* out);
+  // Write the Gumbel noise [count] of a place: two words of the key and three of the counter.
+  void (*gumbel)(const uint32_t* place, int64_t count, double* out);
 };
 
 }  // namespace draftree

@@ -1,0 +1,115 @@
+"""Counter-based random numbers and their Gumbel noise, with the same bits on every device.
+
+Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") needs products of
+32 bits alone, so that 64-bit integers of any library compute it. The logarithm is our own, as those
+of libraries differ: it consists of sums, products and quotients of float64 and of operations on
+integers. IEEE 754 fixes the result of each, and nothing fuses what are separate operations of NumPy
+or kernels of PyTorch; the C++ twin is compiled without fusing.
+
+`philox`, `log` and `gumbel_of` take NumPy arrays and PyTorch tensors.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.native import Array, native
+
+WORD = 0xFFFFFFFF
+"""The bits of a word."""
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+"""What is added to the key after each round."""
+ROUNDS = 10
+
+MANTISSA = 52
+"""Bits of a float64's fraction; as many make a number in (0, 1)."""
+ONE = 0x3FF0000000000000
+"""The bits of 1.0."""
+ROOT = 0x3FE6A09E667F3BCD
+"""The bits of √½."""
+WHOLE = 0x4338000000000000
+"""The bits of 1.5 · 2⁵²: with a whole number added, they are those of the sum."""
+LN2 = 0.6931471805599453
+TERMS = 9
+"""Terms of the logarithm's series beyond the first: the rest is below 10⁻¹⁶ of the result."""
+
+
+def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """Return four random words of 32 bits for each counter.
+
+    Args:
+        counter: four words: integers, or arrays of uint64 or (PyTorch's) int64.
+        key: two words of the same kind.
+    """
+    a, b, c, d = counter
+    k, m = key
+    for _ in range(ROUNDS):
+        low, high = a * MULTIPLIERS[0], c * MULTIPLIERS[1]  # all 64 bits, whether one is a sign or not
+        a, b = ((high >> 32) & WORD) ^ b ^ k, high & WORD
+        c, d = ((low >> 32) & WORD) ^ d ^ m, low & WORD
+        k, m = (k + KEY_STEPS[0]) & WORD, (m + KEY_STEPS[1]) & WORD
+    return a, b, c, d
+
+
+def log(x: Any) -> Any:
+    """Return the natural logarithm of positive normal numbers of float64.
+
+    With x = 2ᵏ m and √½ ≤ m < √2 it is k ln 2 + 2 artanh s for s = (m − 1) / (m + 1), |s| < 0.172.
+    The error is at most 2 units in the last place, near 1 as well.
+    """
+    ints, floats = (torch.int64, torch.float64) if isinstance(x, Tensor) else (np.int64, np.float64)
+    bits = x.view(ints)
+    power = (bits - ROOT) >> MANTISSA
+    m = (bits - (power << MANTISSA)).view(floats)
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    series = z * (1.0 / (2 * TERMS + 1))
+    for n in range(TERMS - 1, 0, -1):
+        series = z * (series + 1.0 / (2 * n + 1))
+    twice = s + s
+    return ((power + WHOLE).view(floats) - 1.5 * 2.0**MANTISSA) * LN2 + (twice + twice * series)
+
+
+def gumbel_of(low: Any, high: Any) -> Any:
+    """Return the Gumbel noise −log(−log u) of pairs of random words, as int64, of which u consists.
+
+    u is an odd multiple of 2⁻⁵³, so that neither it nor 1 − u is 0, and the noise lies between −3.61
+    and 36.74.
+    """
+    fraction = (high << (MANTISSA - 32)) | (low >> (64 - MANTISSA))
+    floats = torch.float64 if isinstance(fraction, Tensor) else np.float64
+    u = ((fraction | ONE).view(floats) - 1.0) + 2.0**-53
+    return -log(-log(u))
+
+
+@native
+def gumbel(place: Array, count: int) -> Array:
+    """Return the Gumbel noise [count] of a place.
+
+    Args:
+        place: [5] uint32: two words of the key and three of the counter, whose first counts pairs of tokens.
+        count: of tokens.
+    """
+    first, second, *others = place.tolist()
+    counter = np.arange((count + 1) // 2, dtype=np.uint64)
+    a, b, c, d = philox((counter, *(np.uint64(word) for word in others)), (first, second))
+    a, b, c, d = (word.astype(np.int64) for word in (a, b, c, d))
+    noise: Array = np.stack((gumbel_of(a, b), gumbel_of(c, d)), axis=1).reshape(-1)[:count]
+    return noise
+
+
+def gumbel_on_device(places: Tensor, count: int) -> Tensor:
+    """Return the Gumbel noise […, count] of places, float64 on their device, without waiting for it.
+
+    Args:
+        places: […, 5] int64, see `gumbel`.
+        count: of tokens.
+    """
+    first, second, *others = (word[..., None] for word in places.unbind(-1))
+    counter = torch.arange((count + 1) // 2, device=places.device).expand(*places.shape[:-1], -1)
+    a, b, c, d = philox((counter, *others), (first, second))
+    return torch.stack((gumbel_of(a, b), gumbel_of(c, d)), dim=-1).flatten(-2)[..., :count]
