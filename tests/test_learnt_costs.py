@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from draftree import cost_estimate
 from draftree.cost_estimate import draft_size, identity, learnt_costs, target_size
@@ -300,7 +302,74 @@ def test_a_machine_that_cannot_be_probed_is_assumed(home: Path, monkeypatch: pyt
 
     probe._probe.cache_clear()
     monkeypatch.setattr(probe, "probe", fail)
-    assert probe.machine_speed(torch.device("cpu"), torch.float64) == probe.ASSUMED
+    assert probe.machine_speed(torch.device("cpu"), torch.float64) == probe.HOST.assumed
+    assert probe.works(torch.device("cuda")).assumed == probe.ACCELERATOR.assumed
+    probe._probe.cache_clear()
+
+
+class PretendedGPU(TorchFunctionMode):
+    """A GPU by its figures: tensors that are made on `cuda` hold no values, and what is done with them takes its time.
+
+    Args:
+        speed: what it does in a second.
+        setup: seconds that the first operation of a kind takes besides.
+        cache: bytes that are read at no cost, as if they were in its cache.
+    """
+
+    def __init__(self, speed: Speed, setup: float = 0.3, cache: int = 50 << 20) -> None:
+        super().__init__()
+        self.speed, self.setup, self.cache = speed, setup, cache
+        self.seconds, self.seen = 0.0, set[str]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if torch.device(given.get("device") or "cpu").type == "cuda":
+            given["device"] = "meta"
+        found = func(*args, **given)
+        tensors = [a for a in args if isinstance(a, torch.Tensor) and a.is_meta]
+        if tensors and isinstance(found, torch.Tensor):
+            name = func.__name__
+            read = max(sum(t.nbytes for t in tensors) - self.cache, 0)
+            product = tensors[0].shape[0] ** 3 if "matmul" in name else 0
+            self.seconds += self.speed.overhead + max(read / self.speed.bandwidth, product / self.speed.rate)
+            self.seconds += 0 if name in self.seen else self.setup
+            self.seen.add(name)
+        return found
+
+    def timed(self, work: Callable[[], Any], device: torch.device) -> float:
+        before = self.seconds
+        work()
+        return self.seconds - before
+
+
+@pytest.mark.parametrize(
+    "speed", [Speed(3.0e12, 400e12, 5e-6), Speed(0.9e12, 80e12, 10e-6), Speed(0.1e12, 3e12, 20e-6)], ids=["h100", "4090", "m3"]
+)
+def test_a_gpu_is_probed_by_works_that_take_longer_than_their_launch(
+    home: Path, monkeypatch: pytest.MonkeyPatch, speed: Speed
+) -> None:
+    """Its libraries take longer to set up than all works together, and its cache holds what a CPU's does not."""
+    gpu = PretendedGPU(speed)
+    monkeypatch.setattr(probe, "timed", gpu.timed)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    with gpu:
+        found = probe.probe(torch.device("cuda"), torch.bfloat16)
+    assert found.bandwidth == pytest.approx(speed.bandwidth, rel=0.25)
+    assert found.rate == pytest.approx(speed.rate, rel=0.25)
+    assert found.overhead == pytest.approx(speed.overhead, rel=0.01)
+
+
+def test_the_probe_is_of_the_device_that_the_target_will_be_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[str] = []
+    monkeypatch.setattr(probe, "_full_name", lambda device: f"{device}:0")
+    monkeypatch.setattr(probe, "probe", lambda device, dtype: probed.append(str(device)) or Speed(1.0, 1.0, 1.0))
+    monkeypatch.setattr(probe, "machine", lambda device: {"device": str(device)})
+    for there in (True, False):
+        probe._probe.cache_clear()
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        probe.start_probe(None, torch.float32)
+        probe.machine_speed(torch.device("cuda" if there else "cpu"), torch.float32)
+    assert probed == ["cuda:0", "cpu:0"]
     probe._probe.cache_clear()
 
 

@@ -20,6 +20,7 @@ from draftree.drafters.eagle3 import EAGLE3
 from draftree.drafters.edd import EDD
 from draftree.drafters.medusa import Medusa
 from draftree.models.architectures import refuse_unsupported
+from draftree.models.quantized import count_parameters, refuse_missing_packages
 from draftree.request import Request
 from folders import target_folder
 
@@ -101,8 +102,6 @@ def test_what_is_to_be_installed_is_told_in_a_line(
 
 
 def test_fp8_on_a_gpu_needs_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftree.models.quantized import refuse_missing_packages
-
     monkeypatch.setattr("draftree.models.quantized.find_spec", lambda name: None if name == "kernels" else object())
     in_fp8(tmp_path / "fp8")
     config = Target.load(str(tmp_path / "fp8")).decoder.config
@@ -217,3 +216,17 @@ def test_packed_weights_count_in_the_estimate_of_costs(tmp_path: Path) -> None:
     assert plain.weights == pytest.approx(layers + 260 * 32, rel=0.1)
     assert few.weights == pytest.approx(plain.weights, rel=0.1)
     assert few.bytes == pytest.approx((layers + 260 * 32) / 2, rel=0.1)
+
+
+def test_packed_weights_count_in_the_size_by_which_a_tree_is_chosen(tmp_path: Path) -> None:
+    target = packed(tmp_path / "t", head=True)
+    whole = count_parameters(LlamaForCausalLM.from_pretrained(tmp_path / "t"))
+    model: Any = target.decoder.model
+    assert count_parameters(model) == whole
+    model.config.quantization_config = {"bits": 8}
+    assert count_parameters(model) < 0.7 * whole
+    before = count_parameters(model) - 32
+    model.model.norm.weight = nn.Parameter(
+        torch.zeros(500, 1, dtype=torch.uint8), requires_grad=False
+    )
+    assert count_parameters(model) == before + 1000

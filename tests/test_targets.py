@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from draftree import Request, Target, UserError, load
 from draftree.boundary.files import cache_folder
 from draftree.data.overlap import Excluded
+from draftree.drafters.eagle3 import EAGLE3
 from draftree.engine import USUAL, usual_drafter, usual_policy
 from draftree.evaluation.provenance import provenance
 from draftree.formats.checkpoint import Checkpoint
@@ -28,6 +29,8 @@ from draftree.models import gguf, sources
 from draftree.models.decoder import Decoder
 from draftree.models.four_bits import FourBits, round_to_four_bits, rounded
 from draftree.models.sources import FILE, HUB, Loading, known, location, shipped_folder
+from draftree.policies.eagle2 import EAGLE2
+from draftree.policies.pct import PCT
 from draftree.registry import names
 from draftree.weights import demo_folder
 from folders import SPECIAL, TEMPLATE, byte_tokenizer, target_folder
@@ -359,11 +362,31 @@ def test_what_smollm2s_drafters_learn_from_asks_none_of_the_questions_they_are_j
     assert len(read) == 3348
 
 
+def test_heads_of_eagle_grow_their_own_trees_where_wide_passes_are_cheap(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU 60 nodes cost more than they save."""
+    target = Target.load(folder, torch.float64)
+    head = EAGLE3().example(target)
+    head.save(tmp_path / "head")
+    named = str(tmp_path / "head")
+    assert load(target, named).policy == PCT()
+    monkeypatch.setattr("draftree.engine.usable", lambda device: torch.device("cuda"))
+    assert load(target, named).policy == EAGLE2()
+    assert [usual_policy(folder, drafter) for drafter in (named, "eagle", "eagle3+pld", "edd")] == [
+        "eagle2",
+        "eagle2",
+        "pct",
+        "pct",
+    ]
+    assert load(target, named, "pct").policy == PCT()
+
+
 def test_a_drafter_is_usual_where_it_is_shipped() -> None:
     assert usual_drafter("demo") == usual_drafter(str(demo_folder())) == ("edd", "")
     assert usual_drafter("x/y")[0] == "suffix"
-    assert [usual_policy(target, False) for target in ("demo", "smollm2", "x/y")] == ["pct", "yield", "yield"]
-    assert usual_policy("smollm2", True) == "pct"
+    assert [usual_policy(target) for target in ("demo", "smollm2", "x/y")] == ["pct", "yield", "yield"]
+    assert usual_policy("smollm2", "eagle3", "cpu") == "pct"
     for target, (drafter, _) in USUAL.items():
         for part in drafter.split("+"):
             assert part == "suffix" or shipped_folder(target, part) is not None

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from draftree.boundary.machine import kept, machine
 from draftree.costs.model import Size
@@ -17,7 +17,7 @@ from draftree.drafters.base import Drafter
 from draftree.models.decoder import Decoder
 from draftree.models.kernel_linear import packed_shapes
 from draftree.models.kernel_modules import layer_kinds, replaced_kinds
-from draftree.models.quantized import stored_quantization
+from draftree.models.quantized import count_parameters, packed_bits, packed_weights
 from draftree.models.target import Target
 
 OPERATIONS = 40
@@ -49,7 +49,7 @@ def identity(target: Target) -> dict[str, str]:
     """Return what the costs of a target depend on: hardware, model, dtype, kernels, threads and versions."""
     decoder = target.decoder
     shape = {k: str(getattr(decoder.config, k, "")) for k in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")}
-    shape["parameters"] = str(sum(p.numel() for p in decoder.model.parameters()))
+    shape["parameters"] = str(count_parameters(decoder.model))
     return {
         **machine(decoder.device), **shape, "dtype": str(decoder.dtype).removeprefix("torch."),
         "attention": str(decoder.config._attn_implementation), "target": target.name,
@@ -107,8 +107,8 @@ def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: f
         elif p.dim() == 2:
             weights += count
             read += p.nbytes
-    bits = int(stored_quantization(decoder.model.config).get("bits") or 4)
-    for packed in _packed(network):
+    bits = packed_bits(decoder.model.config)
+    for packed in packed_weights(network):
         weights += packed.nbytes * 8 / bits
         read += packed.nbytes
     heads = number("num_attention_heads", 1)
@@ -136,13 +136,6 @@ def _multiplied(network: nn.Module) -> Iterator[nn.Parameter]:
                 if id(p) not in seen:
                     seen.add(id(p))
                     yield p
-
-
-def _packed(network: nn.Module) -> Iterator[Tensor]:
-    """Yield the buffers in which methods such as GPTQ and AWQ keep weights, several in one integer."""
-    for buffer in network.buffers():
-        if buffer.dim() == 2 and buffer.dtype is torch.int32:
-            yield buffer
 
 
 def _learner(kind: str, about: Mapping[str, str], sizes: Mapping[str, Size], decoder: Decoder) -> Learner:

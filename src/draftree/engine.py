@@ -39,8 +39,9 @@ from draftree.formats.published import best_for, published_for
 from draftree.hf.generate import Hook, check_types
 from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
+from draftree.models.quantized import count_parameters
 from draftree.models.sources import ALLOWED, DEMO, SMOLLM2, Loading, known, known_as, without_weights
-from draftree.models.target import Needs, Target, name_of, warn_of_training
+from draftree.models.target import Needs, Target, name_of, usable, warn_of_training
 from draftree.native import check_variable, report_absence
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
@@ -69,7 +70,7 @@ UNTRAINED = ("suffix", "yield")
 PUBLISHED = "published"
 """Stands for the published drafter that is known for the target."""
 NAMED = "pct"
-"""The policy with a drafter that is named."""
+"""The policy with a drafter that is named, where it has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Engine(Hinting, metaclass=_LoadedOnly):
     _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.policy = self.policy.sized(sum(p.numel() for p in self.target.decoder.model.parameters()))
+        self.policy = self.policy.sized(count_parameters(self.target.decoder.model))
 
     def __repr__(self) -> str:
         rule = "" if self.acceptor is None else f", acceptor={self.acceptor!r}"
@@ -679,7 +680,8 @@ def load(
             language model, or an open drafter. `published` downloads the published drafter that is known for the target. By
             default the fastest that is shipped for the target, or `suffix`, which needs no training, with a warning. A
             tokenizer here, `load(model, tokenizer)`, is the target's.
-        policy: a spec or a policy; by default the fastest with that drafter, `pct` with one that is named.
+        policy: a spec or a policy; by default the fastest with that drafter, with one that is named `pct`, or on a GPU
+            `eagle2` with heads of EAGLE and EAGLE-3.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
         costs: fixed costs, instead of those that are learnt from the steps that run.
         dtype: of the weights that are loaded, or its name.
@@ -704,11 +706,11 @@ def load(
         drafter = best_for(named(target))
     method, grown, rule = parts_of(drafter, policy, acceptor)
     if isinstance(target, str | Path):
-        start_probe(str(device or "cpu"), dtype if isinstance(dtype, torch.dtype) else None)
+        start_probe(device, dtype if isinstance(dtype, torch.dtype) else None)
     elif isinstance(target, PreTrainedModel):
-        start_probe(str(target.device), target.dtype)
+        start_probe(target.device, target.dtype)
     model = target_of(target, dtype, device, tokenizer, **how)
-    grown = grown or build("policy", usual_policy(model.name, method is not None))
+    grown = grown or build("policy", usual_policy(model.name, method, model.decoder.device))
     if method is None:
         name, told = usual_drafter(model.name)
         if told:
@@ -821,9 +823,21 @@ def usual_drafter(target: str) -> tuple[str, str]:
     return UNTRAINED[0], f"{told}; one that is trained for the target drafts better"
 
 
-def usual_policy(target: str, named: bool) -> str:
-    """The policy where none is named: the fastest with the usual drafter of a target, or one for a drafter that is named."""
-    return NAMED if named else USUAL.get(known(target) or "", UNTRAINED)[1]
+def usual_policy(target: str, drafter: str | Path | Method | None = None, device: Any = None) -> str:
+    """Return the spec of the policy where none is named.
+
+    Args:
+        target: its name.
+        drafter: that is named; None where the target's usual one drafts, whose fastest policy is known.
+        device: of the target. A drafter's own policy verifies as many nodes as a GPU's pass has room for; on a CPU it
+            takes twice the time of `pct` (docs/reference/benchmarks/smollm2.md).
+    """
+    if drafter is None:
+        return USUAL.get(known(target) or "", UNTRAINED)[1]
+    if usable(device_named(device)).type == "cpu":
+        return NAMED
+    method: Method = part_of("drafter", drafter)
+    return method.own_policy or NAMED
 
 
 ENGINES = "_draftree"

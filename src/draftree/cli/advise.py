@@ -36,7 +36,7 @@ def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
     from draftree.models.target import Target
 
     suite = suites.load(asked.data)
-    usual = usual_drafter(asked.target)[0], usual_policy(asked.target, False)
+    usual = usual_drafter(asked.target)[0], usual_policy(asked.target)
     pairs = advice.pairings(asked.drafter, usual, bool(asked.drafter))
     inputs.quiet()
     with terminal.busy("loading"):

@@ -98,7 +98,9 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     if options.logprobs is not None and not asked.as_json:
         raise UserError("--logprobs was given, allowed is it only with --json")
     drafter = inputs.drafter(asked.drafter, asked.target)
-    policy = usual_policy(asked.target, asked.drafter is not None) if asked.policy is None else asked.policy
+    policy = asked.policy
+    if policy is None:
+        policy = usual_policy(asked.target, asked.drafter and drafter, asked.loading["device"])
     inputs.quiet()
     with terminal.busy("loading"):
         engine = load(asked.target, drafter, policy, asked.acceptor, fixed, **asked.loading)

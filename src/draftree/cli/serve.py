@@ -150,7 +150,7 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     drafter = inputs.drafter(asked.drafter, asked.target)
     inputs.quiet()
     with terminal.busy("loading"):
-        policy = asked.policy or usual_policy(asked.target, asked.drafter is not None)
+        policy = asked.policy or usual_policy(asked.target, asked.drafter and drafter, asked.loading["device"])
         engine = load(asked.target, drafter, policy, **asked.loading)
     state = ServerState(engine, drafter, policy, options)
 

@@ -7,9 +7,9 @@ timings of real steps correct whatever they get wrong.
 import json
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -20,35 +20,65 @@ from draftree.boundary.machine import kept, machine, timed
 from draftree.costs.model import Speed
 from draftree.errors import UserError
 
-READ = 64 << 20
-"""Bytes that are read to time the memory: more than most caches hold."""
-SIDES = (64, 256, 1024)
-"""Sides of the square matrices that are multiplied, smaller ones first: a dtype may be emulated, and slow."""
+
+@dataclass(frozen=True)
+class Works:
+    """The works by which a kind of device is timed.
+
+    Attributes:
+        read: bytes that are read to time the memory: more than caches hold.
+        sides: of the square matrices that are multiplied, smaller ones first, as a dtype may be emulated, and slow.
+        assumed: stands for a device that cannot be probed.
+    """
+
+    read: int
+    sides: tuple[int, ...]
+    assumed: Speed
+
+
+HOST = Works(64 << 20, (64, 256, 1024), Speed(bandwidth=10e9, rate=50e9, overhead=5e-6))
+ACCELERATOR = Works(512 << 20, (256, 1024, 4096), Speed(bandwidth=500e9, rate=20e12, overhead=8e-6))
+"""Of a GPU: works that take far longer than their launch does."""
 ENOUGH = 0.004
 """Seconds of one product from which on no larger one is tried."""
 ROUNDS, LONGEST = 3, 0.04
-"""Each work is timed so often, or for so many seconds, and the fastest time counts."""
-ASSUMED = Speed(bandwidth=10e9, rate=50e9, overhead=5e-6)
-"""Stands for a machine that cannot be probed."""
+"""After a first time, in which libraries are set up, a work is timed so often, or for so many seconds; the fastest counts."""
+
+
+def works(device: torch.device) -> Works:
+    """Return the works by which a device is timed."""
+    return HOST if device.type == "cpu" else ACCELERATOR
 
 
 def machine_speed(device: torch.device, dtype: torch.dtype) -> Speed:
     """Return the speed of a machine in one dtype: from a running probe, from disk, or by probing it now."""
     try:
-        return _probe(str(device), dtype).result()
-    except RuntimeError:  # out of memory, say, or an operation that the device lacks
-        return ASSUMED
+        return _probe(_full_name(device), dtype).result()
+    except (RuntimeError, TypeError):  # out of memory, an operation or a dtype that the device lacks
+        return works(device).assumed
 
 
-def start_probe(device: str, dtype: torch.dtype | None) -> None:
+def start_probe(device: str | torch.device | None, dtype: torch.dtype | None) -> None:
     """Begin the probe in the background; `machine_speed` waits for its end.
 
+    A GPU's is waited for here: it takes memory that weights will fill, and nothing else may run while passes are recorded.
+
     Args:
-        device: to probe, by its name; one that does not exist is told by whoever loads something to it.
+        device: to probe, by its name, a GPU where there is one by default; one that does not exist is told by whoever
+            loads something to it.
         dtype: of the weights; by default those that weights usually have.
     """
-    for each in (torch.float32, torch.bfloat16) if dtype is None else (dtype,):
-        _probe(device, each)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    with suppress(Exception):
+        name = _full_name(device)
+        running = [_probe(name, each) for each in ((torch.float32, torch.bfloat16) if dtype is None else (dtype,))]
+        if torch.device(name).type != "cpu":
+            wait(running)
+
+
+def _full_name(device: str | torch.device) -> str:
+    """Return a device's name with its number, as tensors have it."""
+    return str(torch.empty(0, device=device).device)
 
 
 _ONE_AT_A_TIME = ThreadPoolExecutor(1, thread_name_prefix="draftree-probe")
@@ -80,24 +110,29 @@ def probe(device: torch.device, dtype: torch.dtype) -> Speed:
         device: to probe.
         dtype: of the products.
     """
-    block = torch.ones(READ // 4, device=device)
+    by = works(device)
+    block = torch.ones(by.read // 4, device=device)
     small = torch.ones(8, device=device)
-    bandwidth = READ / _fastest(block.sum, device)
+    bandwidth = by.read / _fastest(block.sum, device)
     overhead = _fastest(lambda: [small.add(1) for _ in range(100)], device) / 100
     rate = 0.0
-    for side in SIDES:
+    for side in by.sides:
         square = torch.ones(side, side, device=device, dtype=dtype)
         product: Callable[[], Any] = lambda square=square: square @ square  # type: ignore[misc]
         seconds = _fastest(product, device)
         rate = max(rate, side**3 / seconds)
         if seconds > ENOUGH:
             break
+    if device.type == "cuda":
+        del block, square, product
+        torch.cuda.empty_cache()
     return Speed(bandwidth, rate, overhead)
 
 
 def _fastest(work: Callable[[], Any], device: torch.device) -> float:
-    """Return the seconds of the fastest of some rounds; the first one, in which libraries set themselves up, counts least."""
-    until, best = time.perf_counter() + LONGEST, float("inf")
+    """Return the seconds of the fastest of some rounds."""
+    first = timed(work, device)
+    until, best = time.perf_counter() + LONGEST, first
     for _ in range(ROUNDS):
         best = min(best, timed(work, device))
         if time.perf_counter() > until:

@@ -206,7 +206,13 @@ def picked(values: Sequence[T], rows: Ints, empty: T) -> tuple[T, ...]:
 
 
 class Method(Part, ABC):
-    """A method's knobs: configuration, command-line spec and repr at once. Implementations are frozen dataclasses."""
+    """A method's knobs: configuration, command-line spec and repr at once. Implementations are frozen dataclasses.
+
+    Attributes:
+        own_policy: a spec of the policy that it is published with, if draftree takes that one for it on a GPU.
+    """
+
+    own_policy: ClassVar[str | None] = None
 
     @abstractmethod
     def open(self, target: Target) -> Drafter[Any]:

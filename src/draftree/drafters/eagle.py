@@ -57,6 +57,7 @@ class EAGLE(TrainableMethod):
         ),
     )  # fmt: skip
     formats = ("speculators", "eagle")
+    own_policy = "eagle2"
 
     feature_weight: float = knob(1.0, least=0)
     token_weight: float = knob(0.1, least=0)

@@ -61,6 +61,7 @@ class EAGLE3(TrainableMethod):
         ),
     )  # fmt: skip
     formats = ("speculators", "eagle")
+    own_policy = "eagle2"
 
     presets: ClassVar[Presets] = {"fast": {"init": "target"}}
 

@@ -72,7 +72,7 @@ class Replica:
         from draftree.serving.state import ServerState
 
         drafter = replicas.drafter or usual_drafter(replicas.target)[0]
-        policy = replicas.policy or usual_policy(replicas.target, replicas.drafter is not None)
+        policy = replicas.policy or usual_policy(replicas.target, replicas.drafter, replicas.loading.get("device"))
         engine = load(replicas.target, drafter, policy, **replicas.loading)
         self.state = ServerState(engine, drafter, policy, replicas.serving)
 

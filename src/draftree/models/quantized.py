@@ -1,12 +1,13 @@
 """Checkpoints whose weights are quantised: refuses, by name and before weights are loaded, those that cannot be served."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from draftree.errors import UserError, shown
@@ -59,6 +60,25 @@ def refuse_missing_packages(name: str, config: PreTrainedConfig, place: torch.de
     if missing:
         told = "which needs packages that are not installed"
         raise UserError(f"{about} {method}, {told}: pip install {' '.join(missing)}")
+
+
+def packed_weights(network: nn.Module) -> Iterator[Tensor]:
+    """Yield the buffers in which methods such as GPTQ and AWQ keep weights, several in one integer."""
+    for buffer in network.buffers():
+        if buffer.dim() == 2 and buffer.dtype is torch.int32:
+            yield buffer
+
+
+def packed_bits(config: PreTrainedConfig) -> int:
+    """Return the bits of a weight in such a buffer."""
+    return int(stored_quantization(config).get("bits") or 4)
+
+
+def count_parameters(model: PreTrainedModel) -> int:
+    """Return how many weights a model has, those that share an integer counted each."""
+    plain = sum(p.numel() * (2 if p.dtype is torch.uint8 else 1) for p in model.parameters())
+    bits = packed_bits(model.config)
+    return plain + sum(packed.nbytes * 8 // bits for packed in packed_weights(model))
 
 
 def shared_rounding(config: PreTrainedConfig) -> str | None:
