@@ -226,7 +226,5 @@ def test_packed_weights_count_in_the_size_by_which_a_tree_is_chosen(tmp_path: Pa
     model.config.quantization_config = {"bits": 8}
     assert count_parameters(model) < 0.7 * whole
     before = count_parameters(model) - 32
-    model.model.norm.weight = nn.Parameter(
-        torch.zeros(500, 1, dtype=torch.uint8), requires_grad=False
-    )
+    model.model.norm.weight = nn.Parameter(torch.zeros(500, 1, dtype=torch.uint8), requires_grad=False)
     assert count_parameters(model) == before + 1000

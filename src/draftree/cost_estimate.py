@@ -22,6 +22,8 @@ from draftree.models.target import Target
 
 OPERATIONS = 40
 """Small operations of a layer that is computed by torch."""
+RECORDED_OPERATIONS = 10
+"""Those that take as long where they are replayed from a CUDA graph, as the host starts none of them."""
 FUSED_OPERATIONS = 2
 """Those of a layer that is computed by one call."""
 LOOK_UP = Size(seconds=3e-5)
@@ -54,14 +56,22 @@ def identity(target: Target) -> dict[str, str]:
         **machine(decoder.device), **shape, "dtype": str(decoder.dtype).removeprefix("torch."),
         "attention": str(decoder.config._attn_implementation), "target": target.name,
         "packed": " ".join(packed_shapes(decoder.model)), "between": " ".join(replaced_kinds(decoder.model)),
-        "compiled": " ".join(decoder.native_kinds), "draftree": version("draftree"),
+        "compiled": " ".join(decoder.native_kinds) or "graphs" * decoder.capture.ladder.few,
+        "draftree": version("draftree"),
     }  # fmt: skip
 
 
 def target_size(decoder: Decoder) -> Size:
     """Return what a pass of a target reads and computes."""
-    layers, native = int(decoder.config.num_hidden_layers), bool(decoder.native_kinds)
-    return _network_size(decoder, decoder.model, 0, 0, layers, native)
+    layers = int(decoder.config.num_hidden_layers)
+    return _network_size(decoder, decoder.model, 0, 0, layers, _operations(decoder))
+
+
+def _operations(decoder: Decoder) -> int:
+    """Return the small operations of a layer of a decoder."""
+    if decoder.native_kinds:
+        return FUSED_OPERATIONS
+    return RECORDED_OPERATIONS if decoder.capture.ladder.few else OPERATIONS
 
 
 def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
@@ -82,12 +92,12 @@ def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
         head = 0 if widest > decoder.vocab // 8 else decoder.vocab * decoder.hidden
         layers = max(int(getattr(getattr(network, "config", None), "num_hidden_layers", 1) or 1), 1)
         own = getattr(part, "decoder", None)
-        native = bool(layer_kinds(network)) or bool(own is not None and own.native_kinds)
-        size += _network_size(decoder, network, head, head * decoder.dtype.itemsize, layers, native)
+        each = FUSED_OPERATIONS if layer_kinds(network) else OPERATIONS if own is None else _operations(own)
+        size += _network_size(decoder, network, head, head * decoder.dtype.itemsize, layers, each)
     return size
 
 
-def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: float, layers: int, native: bool) -> Size:
+def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: float, layers: int, each: int) -> Size:
     config = decoder.config
 
     def number(name: str, default: int) -> int:
@@ -114,7 +124,6 @@ def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: f
     heads = number("num_attention_heads", 1)
     width = number("head_dim", decoder.hidden // heads)
     stored = number("num_key_value_heads", heads)
-    each = FUSED_OPERATIONS if native else OPERATIONS
     return Size(
         weights=weights,
         bytes=read,

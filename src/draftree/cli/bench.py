@@ -286,8 +286,8 @@ def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
 
     whole = not asked.pair or given(ctx, "drafter") or given(ctx, "policy")
     drafts = [inputs.drafter(spec, asked.target) for spec in asked.drafter]
-    usual = [usual_policy(asked.target, drafter, asked.loading["device"]) for drafter in drafts or [None]]
-    policies = asked.policy or list(dict.fromkeys(usual))
+    usual = dict.fromkeys(usual_policy(asked.target, drafter, asked.loading["device"]) for drafter in drafts)
+    policies = asked.policy or list(usual) or [usual_policy(asked.target)]
     crossed = (drafts or [usual_drafter(asked.target)[0]], policies) if whole else ([], [])
     pairs = paired(*crossed, asked.pair, asked.acceptor)
     drafters = list(dict.fromkeys(d for d, *_ in pairs))

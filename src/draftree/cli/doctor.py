@@ -21,6 +21,7 @@ class DoctorOptions:
     data: Path | None = knob(None, help="Texts or chats to measure on; by default the model's answers to the shipped prompts.")
     lossless: bool = knob(False, help="Check that the output is the same as plain decoding's.")
     export: Path | None = knob(None, metavar="FOLDER", help="Check an exported drafter, without the engine that it is for.")
+    speed: bool = knob(False, help="Show what this device does in a second, and how much has to be accepted to be faster.")
     exact: bool = knob(False, help="Show which layers keep logits bitwise the same, and what that costs.")
     policy: list[str] = knob(("pct",), help="With --lossless: a policy; may be repeated.")
     acceptor: list[str] = knob((), help="With --lossless: an acceptor; may be repeated. By default all exact ones.")
@@ -45,16 +46,22 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     With --export, check a folder that `draftree export` has written: every tensor, its numbers, and the target that it names.
     The exit status is 1 if an engine could not use it.
 
+    With --speed, show in one screen what to expect on this device; no text is written.
+
     With --exact, show whether logits are bitwise the same in a tree as in plain decoding (--exactness bits), and what it costs.
     """
-    if asked.lossless and asked.exact:
-        raise UserError("--lossless and --exact were given, allowed is one of them")
+    modes = [f"--{mode}" for mode in ("lossless", "exact", "speed") if getattr(asked, mode)]
+    if len(modes) > 1:
+        raise UserError(f"{' and '.join(modes)} were given, allowed is one of them")
     if asked.export is not None:
-        refuse(ctx, ("drafter", "data", "costs", "exact", "lossless", *LOSSLESS), "without --export")
+        refuse(ctx, ("drafter", "data", "costs", "exact", "lossless", "speed", *LOSSLESS), "without --export")
         return examine_export(ctx, asked, asked.export)
     if asked.exact:
         refuse(ctx, ("drafter", "data", "costs", *LOSSLESS), "without --exact")
         return examine_layers(asked)
+    if asked.speed:
+        refuse(ctx, ("data", "costs", *LOSSLESS), "without --speed")
+        return examine_speed(asked)
     if asked.lossless:
         return examine_output(asked)
     refuse(ctx, LOSSLESS, "with --lossless")
@@ -130,6 +137,21 @@ def examine_layers(asked: DoctorOptions) -> None:
         emit(report.as_json())
     else:
         examined.show_exact(terminal.output(), f"{asked.target} in {target.decoder.dtype}".replace("torch.", ""), report)
+
+
+def examine_speed(asked: DoctorOptions) -> None:
+    """Say what to expect of a pairing on this device."""
+    from draftree.cli import examined, inputs, terminal
+    from draftree.doctor import expected
+    from draftree.engine import usual_policy
+
+    spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
+    policy = usual_policy(asked.target, asked.drafter and spec, asked.loading["device"])
+    report = expected.examine(target, drafter, policy)
+    if asked.as_json:
+        emit(report.as_json())
+    else:
+        examined.show_expected(terminal.output(), f"{spec} for {asked.target}", report)
 
 
 def examine_output(asked: DoctorOptions) -> None:

@@ -12,6 +12,7 @@ from draftree.cli.terminal import table
 
 if TYPE_CHECKING:
     from draftree.doctor.exact import ExactReport
+    from draftree.doctor.expected import Expected
     from draftree.doctor.findings import Finding
     from draftree.doctor.fit import Report
     from draftree.doctor.verdicts import Report as Examined
@@ -79,6 +80,35 @@ def show_exact(console: Console, title: str, report: "ExactReport") -> None:
             f"a pass over {tokens} behind {p.context:,} takes {100 * p.share:.1f} % longer, attention counted", soft_wrap=True
         )
     console.print(f"in half precision by --dtype, where nothing is asked for: --exactness {report.default}", soft_wrap=True)
+
+
+def show_expected(console: Console, title: str, report: "Expected") -> None:
+    """Prints what to expect on a device: its figures, passes by width, and the acceptance lengths that pay."""
+    console.print(f"[bold]{escape(title)}, on {escape(report.device)}[/]", soft_wrap=True)
+    if report.memory is not None:
+        free, whole = (f"{each / 1e9:.1f}" for each in report.memory)
+        console.print(f"memory: {free} of {whole} GB free")
+    reads = f"{report.bandwidth / 1e9:,.0f} GB/s, {2 * report.rate / 1e12:,.2f} TFLOP/s in {report.dtype}"
+    console.print(f"device: {reads}, {1e6 * report.overhead:.1f} µs for a small operation", soft_wrap=True)
+    plain = report.passes[1]
+    floor = f"a pass over one token reads {report.bytes / 1e9:,.2f} GB, which takes {1e3 * report.floor:.2f} ms at least"
+    console.print(f"target: {floor}; computing takes as long from {report.ridge:,.0f} tokens on", soft_wrap=True)
+    how = "CUDA graphs" if report.recorded else "native kernels" if report.native else "transformers' modules"
+    known = f"corrected by {report.timings} timings" if report.timings else "estimates, as no step has run here yet"
+    rows = [
+        {"tokens": str(n), "ms": f"{1e3 * s:.2f}", "of plain": f"{s / plain:.2f}", "of the floor": f"{s / report.floor:.2f}"}
+        for n, s in report.passes.items()
+    ]
+    console.print(table(f"passes by {how}; {known}", rows))
+    shapes = [
+        {"tree": s.name, "nodes": str(s.nodes), "ms": f"{1e3 * s.seconds:.2f}", "even at τ": f"{s.even:.2f}"}
+        | {f"τ = {n:g}": f"{n / s.even:.2f}" for n in report.lengths}
+        for s in report.shapes
+    ]
+    console.print(table(f"speed-up by acceptance length τ; a draft step takes {1e3 * report.draft:.2f} ms", shapes))
+    console.print(
+        f"plain decoding: {1 / plain:,.0f} tokens a second; `draftree doctor` without --speed measures τ", soft_wrap=True
+    )
 
 
 LAYERS_BESIDE, LAYER_COLUMNS = 3, 30
