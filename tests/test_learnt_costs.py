@@ -190,6 +190,23 @@ def test_draft_steps_that_were_timed_under_a_load_are_tried_again_once_it_is_gon
     assert drafted > 5 * online.EXPLORED
 
 
+@pytest.mark.parametrize("factor", [1e-4, 1, 1e4])
+def test_draft_steps_that_were_never_timed_are_estimated_as_the_targets_passes_were_corrected(
+    factor: float,
+) -> None:
+    """A probe of a busy machine may be wrong by orders of magnitude, for the target and for the drafter."""
+    probed = replace(SPEED, bandwidth=SPEED.bandwidth / factor, rate=SPEED.rate / factor)
+    learner = Learner(None, {}, {"target": FLAT}, lambda: probed)
+    sizes = dict.fromkeys(("draft", "commit", "find"), Size(weights=1e5, bytes=2e7))
+    drafter, true = Learner(None, {}, sizes, lambda: probed), sizes["draft"].estimate(SPEED, Place(1))
+    costs = OnlineCosts(learner, drafter)
+    token = FLAT.estimate(SPEED, Place(1))
+    for _ in range(50):
+        costs.observe(StepTimes(128, 1, 1, token, seconds=token, gained=1))
+    assert 0.8 < costs.at(128, 1).draft_seconds(1) / true < 1.25
+    assert costs.at(128, 1).catch_up < 0.25 * true
+
+
 @pytest.mark.parametrize("factor", [1, 4, 50])
 def test_draft_steps_that_are_slow_are_tried_for_a_hundredth_of_the_time(factor: float) -> None:
     learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
@@ -293,6 +310,17 @@ def test_a_probe_takes_less_than_half_a_second_and_is_kept(home: Path, monkeypat
     probe._probe.cache_clear()
     monkeypatch.setattr(probe, "probe", lambda device, dtype: pytest.fail("it was probed again"))
     assert probe.machine_speed(torch.device("cpu"), torch.float32) == found
+    probe._probe.cache_clear()
+
+
+def test_a_probe_of_a_busy_machine_is_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = replace(probe.HOST.assumed, rate=1e-4 * probe.HOST.assumed.rate)
+    probe._probe.cache_clear()
+    monkeypatch.setattr(probe, "probe", lambda device, dtype: slow)
+    assert probe.machine_speed(torch.device("cpu"), torch.float32) == slow
+    probe._probe.cache_clear()
+    monkeypatch.setattr(probe, "probe", lambda device, dtype: probe.HOST.assumed)
+    assert probe.machine_speed(torch.device("cpu"), torch.float32) == probe.HOST.assumed
     probe._probe.cache_clear()
 
 

@@ -8,7 +8,7 @@ what stands there.
 import atexit
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +21,7 @@ from draftree.costs.curves import Costs, CostTable, monotone
 from draftree.costs.model import Correction, CostModel, Place, Size, Speed
 from draftree.costs.timings import StepTimes
 from draftree.errors import UserError
+from draftree.tree import Floats
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40, 48, 64, 65, 96, 128)
 """Tokens of each sequence at which curves have a point."""
@@ -119,7 +120,7 @@ class OnlineCosts:
     """The learnt costs of a target with a drafter.
 
     Where the curves are uncertain, some steps explore: they take passes to be as fast as they may well be. Where no draft step
-    was timed for a while, they take draft steps to be no slower than their estimate: nothing is drafted where drafting was
+    was timed for a while, they take draft steps to be no slower than their estimate, corrected as the target's is: nothing is drafted where drafting was
     timed under another load, and so nothing would correct it. What such steps lose against the running rate of tokens per
     second is bounded by a hundredth of the time.
 
@@ -232,6 +233,19 @@ class OnlineCosts:
             self._known[key] = self._compute(context, rows, OPTIMISM if exploring else 0.0, stale)
         return self._known[key]
 
+    def _draft_estimates(self, tokens: Sequence[float], context: int, rows: int) -> Floats:
+        """Return the estimated seconds [W] of draft steps, corrected as the target's passes were.
+
+        Both estimates rest on the same probe of the machine. One that ran on a busy machine may be wrong by orders of
+        magnitude, and where draft steps seem that slow, none runs that would correct their estimate.
+        """
+        drafter, target = self.drafter.models["draft"], self.target.models["target"]
+        estimates = drafter.size.estimates(drafter.speed, np.array(tokens), context, rows)
+        if self.drafter.speed != self.target.speed:
+            return estimates
+        places = tuple(Place(n, context, rows) for n in tokens)
+        return np.asarray(estimates * np.exp(target.correction.at(places)))
+
     def _compute(self, context: int, rows: int, optimism: float, stale: bool) -> Costs:
         tokens = tuple(float(n * rows) for n in WIDTHS)
         curves = [
@@ -240,9 +254,11 @@ class OnlineCosts:
         ]
         drafter = self.drafter.models["draft"]
         first = float(drafter.curve((float(rows),), context, rows, first=True, optimism=optimism)[0])
-        if stale:
-            estimates = drafter.size.estimates(drafter.speed, np.array(tokens), context, rows)
-            curves[1], first = np.minimum(curves[1], estimates), min(first, float(estimates[0]))
+        if stale or not drafter.correction.timings:
+            estimates = self._draft_estimates(tokens, context, rows)
+            if drafter.correction.timings:
+                estimates = np.minimum(curves[1], estimates)
+            curves[1], first = estimates, min(first, float(estimates[0]))
         target, draft = (dict(zip(WIDTHS, monotone(curve.tolist()), strict=True)) for curve in curves)
         commit, find = (self.drafter.models[n].seconds(Place(1, context, rows)) for n in ("commit", "find"))
         return Costs(draft, target, commit, context, rows, find, max(first - draft[1], 0.0))

@@ -43,6 +43,8 @@ ENOUGH = 0.004
 """Seconds of one product from which on no larger one is tried."""
 ROUNDS, LONGEST = 3, 0.04
 """After a first time, in which libraries are set up, a work is timed so often, or for so many seconds; the fastest counts."""
+PLAUSIBLE = 1 / 50
+"""Share of the assumed speed from which on a probe is kept on disk: one that was slower ran beside other work."""
 
 
 def works(device: torch.device) -> Works:
@@ -97,6 +99,9 @@ def _known_speed(name: str, dtype: torch.dtype) -> Speed:
         if path.is_file():
             return Speed.of(read_object(path, "the speed of a machine")["speed"])
     speed = probe(device, dtype)
+    least = works(device).assumed
+    if speed.bandwidth < PLAUSIBLE * least.bandwidth or speed.rate < PLAUSIBLE * least.rate:
+        return speed
     with suppress(OSError):  # a home that cannot be written to: probed again the next time
         write_text(path, json.dumps({"about": about, "speed": asdict(speed)}) + "\n")
     return speed
