@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import draftree
 from draftree.drafters.lm import LM
+from draftree.drafters.mtp import MTPLayer
 from draftree.loop import Parts, State, admit, decode, step
 from draftree.models.cache import SlotCache
 from draftree.models.capture import Eager, Graphs, Made, usual_capture
@@ -19,6 +20,7 @@ from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.graph_runner import GraphRunner
 from draftree.models.ladder import Ladder
+from draftree.models.rope_cache import RopeCache
 from draftree.models.target import Target
 from draftree.registry import build, part
 from draftree.request import Request
@@ -153,12 +155,20 @@ def test_waits_are_noticed() -> None:
     assert waits.count == 1, "there and back"
 
 
+@pytest.fixture
+def rotates_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotations are computed, and not looked up by positions that the host reads."""
+    monkeypatch.setattr(RopeCache, "__call__", lambda self, like, positions: self._module(like, positions))
+
+
+@pytest.mark.usefixtures("rotates_as_a_gpu")
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("drafter", ["edd", "eagle", "eagle3", "mtp"])
 @pytest.mark.parametrize(
     ("policy", "layers"),
     [("chain:length=4", 4), ("beam:preset=fast,width=3,depth=4", 4), ("eagle2", 6), ("vct:width=2,depth=2", 2)],
 )
-def test_a_step_of_edd_is_few_launches(policy: str, layers: int, rows: int) -> None:
+def test_a_step_is_few_launches(policy: str, layers: int, drafter: str, rows: int) -> None:
     """One pass for each layer of the tree and one of the target; the host waits once.
 
     Not counted: what is not recorded, as the encoding of what was accepted, and what fills the inputs of a pass; the host waits
@@ -168,14 +178,15 @@ def test_a_step_of_edd_is_few_launches(policy: str, layers: int, rows: int) -> N
     target = tiny_target(context=96, capture=Graphs(recorder))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        drafter = part("drafter", "edd")().example(target)
+        drafts: Any = part("drafter", drafter)().example(target)
+    stacks = [layer._run[0] for layer in getattr(drafts.model, "layers", ()) if isinstance(layer, MTPLayer)]
     writing, rule = Rows(target.new_cache(rows, 96)), part("acceptor", "greedy")()
-    parts = Parts(target, drafter, build("policy", policy), rule, COSTS)
+    parts = Parts(target, drafts, build("policy", policy), rule, COSTS)
     _, state = admit(parts, writing, [Request([7, 18, 29, 40, 51][: 5 - row], 60) for row in range(rows)], State())
     for _ in range(4):
         _, state = step(parts, writing, state)
         before = recorder.launched
-        with Waits(target.decoder.model, drafter.model) as waits:
+        with Waits(target.decoder.model, drafts.model, *stacks) as waits:
             _, state = step(parts, writing, state)
         assert len(writing.stats.work[-1].frontiers) == layers
         assert recorder.launched - before <= 1 + layers

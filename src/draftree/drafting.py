@@ -20,14 +20,16 @@ from draftree.errors import DraftreeError, DraftreeWarning, UserError, first_lin
 from draftree.models.cache import SlotCache
 from draftree.models.target import Probes, Taps, Target, Verified
 from draftree.models.unseen import Layers, Unseen, verified
-from draftree.policies._unseen import Told, grow
-from draftree.policies.base import Plan, Policy, Search
+from draftree.policies._unseen import Outlook, Plan, grow
+from draftree.policies.base import Policy, Search
 from draftree.rows import Rows
 from draftree.sampling.drawing import Drawing, allowed, beside, nothing_beside
 from draftree.stats import Work
 from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict, of_rows
 
 T = TypeVar("T")
+RECENT = 8
+"""Steps that say how large the next tree may be."""
 
 
 class DrafterFault(Exception):
@@ -59,7 +61,7 @@ class Drafting(Search):
         frontiers: how many nodes each draft step was fed; what an earlier pass of the step has told is no further one.
         passed: nodes after which only one token can come, so that the drafter was not asked.
         finds: how often it was asked for what takes no pass.
-        told: what it found while the host was not looking, where that is how the tree has grown.
+        layers: its passes, where a tree has grown on the device.
         steps: the timings of the draft steps.
         find_seconds: of all retrievals.
     """
@@ -72,7 +74,7 @@ class Drafting(Search):
     frontiers: list[int] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
     finds: int = 0
-    told: Told | None = None
+    layers: Layers | None = None
     steps: list[DraftStep] = field(default_factory=list)
     find_seconds: float = 0.0
 
@@ -92,39 +94,31 @@ class Drafting(Search):
                 new = [row for row in fault.rows if row not in self.rows.undrafted]
                 fault.rows, again = new or roots.row.tolist() * again, True
                 give_up(self.rows, self.drafter, fault)
-            self.state, self.told, self.finds, self.find_seconds = before, None, 0, 0.0
+            self.state, self.layers, self.finds, self.find_seconds = before, None, 0, 0.0
             for begun in (self.frontiers, self.passed, self.steps):
                 begun.clear()
         return roots
 
     def _grow(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Tree | Unseen:
-        drafted = partial(policy.draft, self, roots, costs, room, memory)
-        if (plan := self._plan(policy, roots, room)) is None:
-            return drafted()
-        depth = np.full(len(room.depth), -1)
-        depth[roots.row] = room.depth[roots.row]
-        if (layers := self._layers(plan, roots, depth)) is None:
-            return drafted()
+        if (plan := self._plan(policy, roots, costs, room, memory)) is not None:
+            depth = np.full(len(room.depth), -1)
+            depth[roots.row] = room.depth[roots.row]
+            self.layers = self._layers(plan, roots, depth)
+            if self.layers is not None:
+                with phase("draft"):
+                    try:
+                        return grow(plan, self.layers, self.rows.last, depth, self.rows.cache.lengths)
+                    except Exception as error:
+                        raise DrafterFault(roots.row.tolist(), error) from error
+        return policy.draft(self, roots, costs, room, memory)
 
-        def told(found: Told) -> Tree:
-            self.told = found
-            with phase("grow"):
-                tree = drafted()
-            self.state = layers.state(found.fed)
-            return tree
-
-        with phase("draft"):
-            try:
-                return grow(plan, layers, self.rows.last, depth, self.rows.cache.lengths, told)
-            except Exception as error:
-                raise DrafterFault(roots.row.tolist(), error) from error
-
-    def _plan(self, policy: Policy, roots: Tree, room: Room) -> Plan | None:
-        """The shape of a step's trees, where it is known and passes are recorded, and only likeliest tokens are asked for."""
+    def _plan(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Plan | None:
+        """How a step's trees grow on the device, where passes are recorded and only likeliest tokens are asked for."""
         if not (self.rows.cache.ladder.few and self.rows.unconditional):
             return None
-        plan, deepest = policy.plan, int(room.depth[roots.row].max())
-        if plan is None or deepest < 1:
+        deepest = int(room.depth[roots.row].max())
+        plan = policy.plan(_outlook(self.rows, costs, memory)) if deepest > 0 else None
+        if plan is None:
             return None
         if plan.nodes is not None:
             return replace(plan, nodes=min(plan.nodes, room.nodes))
@@ -163,7 +157,14 @@ class Drafting(Search):
         if isinstance(grown, Tree):
             return grown, target.verify(self.rows.cache, grown, self.drafter.needs, probes)
         assert probes is None, "a drafter of layers sends no probes"
-        return verified(target, self.rows.cache, grown, self.drafter.needs)
+        assert self.layers is not None
+        told, found = verified(target, self.rows.cache, grown, self.drafter.needs)
+        self.state = self.layers.state(told.fed)
+        for fed in told.fed:
+            if count := int((fed >= 0).sum()):
+                self.frontiers.append(count if self.layers.each_node else told.tree.roots)
+        self._check_finite(told.finite)
+        return told.tree, found
 
     @in_phase("draft")
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
@@ -230,20 +231,18 @@ class Drafting(Search):
         if fed := self.passes(tree, frontier):
             self.frontiers.append(fed)
         drawing = self._drawing(tree, frontier)
-        if self.told is None:
-            start = time.perf_counter()
-            call = lambda nodes: self.drafter.expand(
-                self.state, tree, nodes, k, self._drawing_of(tree, nodes, frontier, drawing)
-            )
-            candidates, self.state = self._ask(call, tree, frontier)
-            if fed:
-                self.steps.append(DraftStep(fed, time.perf_counter() - start))
-        else:
-            candidates = self.told(frontier)
-        if not candidates.finite:
+        start = time.perf_counter()
+        call = lambda nodes: self.drafter.expand(self.state, tree, nodes, k, self._drawing_of(tree, nodes, frontier, drawing))
+        candidates, self.state = self._ask(call, tree, frontier)
+        if fed:
+            self.steps.append(DraftStep(fed, time.perf_counter() - start))
+        self._check_finite(candidates.finite)
+        return self._allowed(candidates, drawing)
+
+    def _check_finite(self, finite: bool) -> None:
+        if not finite:
             what = "NaN or ∞ count as nothing found; check its weights and dtype"
             self.rows.warn(f"the drafter's output is not finite: {what} ({self.drafter.described})")
-        return self._allowed(candidates, drawing)
 
     def _drawing(self, tree: Tree, frontier: Ints) -> Drawing:
         shaped = self.rows.guided(tree, frontier)
@@ -316,6 +315,15 @@ class Drafting(Search):
             gained=sum(map(len, verdict.paths)) + work.rows,
             prompt_read=bool(self.frontiers) and self.rows.read_by_drafter(),
         )
+
+
+def _outlook(rows: Rows, costs: Costs, memory: Any) -> Outlook:
+    """Return what is known of the next step: its costs, what the policy has learnt, and the sizes of recent trees."""
+    live = len(rows.live)
+    steps, work = rows.stats.steps[-RECENT * live :], rows.stats.work[-RECENT:]
+    fed = [-(-count // each.rows) for each in work for count in each.frontiers]
+    depth, nodes = max((s.depth for s in steps), default=0), max((s.nodes for s in steps), default=0)
+    return Outlook(costs, live, memory, depth, nodes, max(fed, default=0))
 
 
 def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: Ints) -> Any:

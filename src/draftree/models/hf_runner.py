@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
-from draftree.boundary.phases import phase
 from draftree.errors import UserError
 from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, cache_argument, entry
 from draftree.models.cache import SlotCache, Writer
@@ -27,6 +26,7 @@ from draftree.models.forward_batch import DeviceFeed, ForwardBatch
 from draftree.models.recurrent.dispatch import Answers, answering, dispatching
 from draftree.models.recurrent.recorder import Kept, Recorder
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
+from draftree.models.tree_pass import run_pass
 
 UNNORMED = 2**16
 """Beyond transformers' `hidden_states`: the output of the last layer, before the last norm."""
@@ -185,52 +185,20 @@ class HFRunner(ModelRunner):
         at = None
         if cache.states is not None and isinstance(batch, ForwardBatch):
             at = cache.states.begin(batch, cache.lengths)
-        writer = cache.writer(batch.starts, batch.width, at)
-        given = self._given(cache, batch, writer if captured else None)
-        assert given.keys().isdisjoint(then.given), "two tensors of a pass have one name"
-        given |= then.given
-        window, dtype = self.window, self.model.dtype
 
-        def body(given: Given) -> Made:
-            laid = given
-            if isinstance(batch, DeviceFeed):
-                laid = batch.laid(given, writer.end, dtype, window)
+        def network(laid: Given, past: Writer) -> Made:
             mask = self.by_type(laid["full"], laid.get("sliding"))
-            past = writer.at(laid["slots"]) if "slots" in laid else writer
-            return then.made(self._stock(laid, mask, past, keep, layers), given)
+            placed = self._placed(laid["positions"], mask) | self.cached(past)
+            with self.tapped(layers) as caught:
+                logits: Tensor = self.model(input_ids=laid["tokens"], logits_to_keep=keep, **placed).logits
+            return logits, *(caught[layer] for layer in layers)
 
+        kind = None
+        if captured:
+            kind = self._weights.version, self.config._attn_implementation, tuple(layers), keep
         ours = nullcontext() if at is None else answering(Answers(at))
-        with self.rotated_apart(batch), ours, phase("model"):
-            if not captured:
-                return body(given)
-            inputs = tuple((name, t.shape, t.dtype) for name, t in given.items())
-            network = self._weights.version, self.config._attn_implementation, tuple(layers)
-            return capture.run((cache.place, network, batch.width, batch.kind, keep, then.kind, inputs), given, body)
-
-    def _given(self, cache: SlotCache, batch: ForwardBatch | DeviceFeed, writer: Writer | None) -> dict[str, Tensor]:
-        """Return the inputs of a pass by name; of a recorded one the slots are among them."""
-        if isinstance(batch, DeviceFeed):
-            return dict(batch.given)
-        positions = torch.from_numpy(batch.padded_positions).to(self.model.device)
-        full = cache.mask(batch)
-        given = {"tokens": batch.padded_tokens, "positions": positions, "full": full}
-        if self.window is not None:
-            given["sliding"] = cache.mask(batch, self.window)
-        return given if writer is None else given | {"slots": writer.slots}
-
-    def _stock(
-        self,
-        laid: Given,
-        mask: Tensor | Mapping[str, Tensor],
-        past: Writer,
-        keep: int | Tensor,
-        layers: Sequence[int],
-    ) -> Made:
-        """Return logits and hidden states of a pass as the model itself makes it."""
-        placed = self._placed(laid["positions"], mask) | self.cached(past)
-        with self.tapped(layers) as caught:
-            logits: Tensor = self.model(input_ids=laid["tokens"], logits_to_keep=keep, **placed).logits
-        return logits, *(caught[layer] for layer in layers)
+        with self.rotated_apart(batch), ours:
+            return run_pass(network, kind, cache, batch, capture, then, self.window, at)
 
     @contextmanager
     def rotated_apart(self, batch: ForwardBatch | DeviceFeed) -> Iterator[None]:

@@ -7,6 +7,7 @@ verified, V vocabulary. A node that does not exist, as its row has no room or no
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -28,17 +29,27 @@ class Nodes:
     Attributes:
         tokens: [R, N] ids.
         score: [R, N] log values; −∞ of padding.
+        log_q: [R, N] of each token after its path.
+        entropy: [R, N] of the distribution it comes from, where the policy reads it; else 0.
+        parents: [R, N] the number of each node's parent; −1 of roots.
         seen: [R, N, N] whether a node sees another: its ancestors and itself.
         fed: [R, M] the nodes that the drafter has read and those that it reads next, which are the last.
-        report: [R, …] float64, what the host has to be told.
+        asked: [R, M] which of these the policy wants children of.
+        broken: [R, 1] whether logits after one of them were no numbers.
+        known: [X] float64, numbers of the policy's own.
         bounds: [R, 3] what the host has said of each row, see `room`, `begin` and `start`.
     """
 
     tokens: Tensor
     score: Tensor
+    log_q: Tensor
+    entropy: Tensor
+    parents: Tensor
     seen: Tensor
     fed: Tensor
-    report: Tensor
+    asked: Tensor
+    broken: Tensor
+    known: Tensor
     bounds: Tensor
 
     @property
@@ -54,11 +65,11 @@ class Nodes:
     @property
     def made(self) -> Made:
         """What changes as it grows."""
-        return self.tokens, self.score, self.seen, self.fed, self.report
+        return tuple(getattr(self, f.name) for f in fields(self)[:-1])
 
     def after(self, made: Made) -> Self:
         """The forest as a pass has made it."""
-        return replace(self, **dict(zip(("tokens", "score", "seen", "fed", "report"), made, strict=True)))
+        return replace(self, **dict(zip([f.name for f in fields(self)[:-1]], made, strict=True)))
 
     @property
     def room(self) -> Tensor:
@@ -85,11 +96,17 @@ class Nodes:
         some = self.seen.gather(1, rows[..., None].expand(-1, -1, self.seen.shape[2]))
         return some.gather(2, columns[:, None].expand(-1, rows.shape[1], -1))
 
-    def best(self, count: int) -> Tensor:
-        """[R, n] the root and the best nodes by score, so many in all, in the order of their numbers; behind them padding."""
-        found = self.score.sort(dim=1, descending=True, stable=True).indices[:, :count]  # none is worth more than the root
-        missing = self.score.gather(1, found) == -torch.inf
-        return found.gather(1, (found + missing * self.score.shape[1]).argsort(dim=1))
+    def best(self, count: int, by: Tensor | None = None) -> Tensor:
+        """[R, n] the root and the best nodes, so many in all, in the order of their numbers; behind them padding.
+
+        Args:
+            count: how many.
+            by: [R, N] what they are ranked by, −∞ for none; the score by default.
+        """
+        by = self.score if by is None else by
+        found = by.sort(dim=1, descending=True, stable=True).indices[:, :count]  # none is worth more than the root
+        missing = by.gather(1, found) == -torch.inf
+        return found.gather(1, (found + missing * by.shape[1]).argsort(dim=1))
 
 
 Choose = Callable[[Tensor, Nodes, Tensor | None], Nodes]
@@ -103,10 +120,14 @@ class Layers(ABC):
     Attributes:
         device: of the passes.
         begin: [R] where each row's root lies in the drafter's cache.
+        deepest: the last layer that the drafter has anything to say of; None for no such bound.
+        each_node: whether every node is fed in a pass, and not one list computed for all nodes of a row.
     """
 
     device: torch.device
     begin: Ints
+    deepest: int | None = None
+    each_node: bool = True
 
     @abstractmethod
     def first(self, nodes: Nodes, choose: Choose) -> Nodes:
@@ -122,25 +143,74 @@ class Layers(ABC):
 
 
 @dataclass(frozen=True)
+class Told:
+    """A forest that was grown on the device, as the host is told of it.
+
+    Attributes:
+        tree: the nodes to be verified; its `whole` has all, in the order in which the host would have drafted them.
+        fed: of each pass of the drafter the numbers [R, F] of the nodes that it was asked for, −1 for padding.
+        finite: whether all of the drafter's logits were numbers.
+    """
+
+    tree: Tree
+    fed: tuple[Ints, ...]
+    finite: bool
+
+
+@dataclass(frozen=True)
 class Unseen:
     """A forest that was grown on the device.
 
     Attributes:
         nodes: all that were drafted.
-        count: n, the root and the best of them by score that are verified; of a row with fewer, the last are padding.
-        told: makes of the report the tree that the host would have grown.
+        layers: how many nodes each layer has, the roots' among them.
+        frontiers: how many nodes each pass of the drafter was fed.
+        count: n, the root and the best of them that are verified; of a row with fewer, the last are padding.
+        rank: what they are ranked by [R, N], −∞ where they are not verified; it can be hashed, and tells passes apart.
         asked: what the host will ask of logits [R, n, V]: a whole number [R, n] for each node.
     """
 
     nodes: Nodes
+    layers: Sequence[int]
+    frontiers: Sequence[int]
     count: int
-    told: Callable[[Floats], Tree]
+    rank: Callable[[Nodes], Tensor]
     asked: Callable[[Tensor], Tensor]
+
+    def report(self, nodes: Nodes, best: Tensor) -> Tensor:
+        """[R, …] float64, what the host has to be told, of the forest as a pass was given it and the verified nodes [R, n]."""
+        rank = self.rank(nodes)
+        verified = best.masked_fill(rank.gather(1, best) == -torch.inf, -1)
+        told = (nodes.tokens, nodes.score, nodes.log_q, nodes.entropy, nodes.parents, nodes.fed, nodes.asked, nodes.broken)
+        return torch.cat([each.double() for each in (*told, verified)], dim=1)
+
+    def told(self, report: Floats) -> Told:
+        """Return what was reported, as the host would have drafted it."""
+        size, fed = self.nodes.tokens.shape[1], self.nodes.fed.shape[1]
+        ends = np.cumsum([*(size,) * 5, fed, fed, 1])
+        tokens, score, log_q, entropy, parents, read, asked, broken, verified = np.split(report, ends, axis=1)
+        exists, number, firsts = score > -np.inf, np.full(score.shape, -1), np.cumsum([0, *self.layers])
+        parts = [np.argwhere(exists[:, begin:end]) + np.array([0, begin]) for begin, end in pairwise(firsts.tolist())]
+        at = tuple(np.concatenate(parts).T)
+        depth = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        number[at] = np.arange(len(depth))
+        above = np.where(depth > 0, number[at[0], parents[at].astype(np.int64)], -1)
+        source, q_row = np.where(depth > 0, 0, -1), np.full(len(depth), -1)
+        real = [np.ascontiguousarray(column[at]) for column in (log_q, score, entropy)]
+        ids, row = tokens[at].astype(np.int64), at[0].copy()
+        tree = Tree(ids, above, depth, row, real[0], real[1], source, real[2], np.arange(len(depth)), q_row)
+        keep = np.zeros(score.shape, np.bool_)
+        of, column = np.nonzero(verified >= 0)
+        keep[of, verified[of, column].astype(np.int64)] = True
+        kept = keep[at]
+        numbers = np.where(asked > 0, np.take_along_axis(number, read.astype(np.int64), axis=1), -1)
+        passes = np.split(numbers[:, : sum(self.frontiers)], np.cumsum(self.frontiers)[:-1], axis=1)
+        return Told(tree if kept.all() else tree.select(kept), tuple(passes), not broken.any())
 
 
 @torch.inference_mode()
 @in_phase("verify")
-def verified(target: Target, cache: SlotCache, grown: Unseen, needs: Needs) -> tuple[Tree, Verified]:
+def verified(target: Target, cache: SlotCache, grown: Unseen, needs: Needs) -> tuple[Told, Verified]:
     """As `Target.verify`, one pass over a forest that the host does not know yet; that forest, and what came of the pass.
 
     The host waits for the device here, once, and nowhere else in the step.
@@ -149,26 +219,25 @@ def verified(target: Target, cache: SlotCache, grown: Unseen, needs: Needs) -> t
 
     def make(given: Given) -> Laid:
         nodes = Nodes.of(given)
-        best = nodes.best(n)
+        best = nodes.best(n, grown.rank(nodes))
         places = (nodes.start + nodes.depth.gather(1, best)).clamp(max=last)  # padding may lie anywhere
         return nodes.tokens.gather(1, best), places, nodes.lines(best, best), nodes.start
 
     def made(results: Made, given: Given) -> Made:
         nodes = Nodes.of(given)
-        tokens, answers = nodes.tokens.gather(1, nodes.best(n)), asked(results[0][:, :n])
-        return *results, torch.cat((nodes.report, tokens.double(), answers.double()), dim=1)
+        report = grown.report(nodes, nodes.best(n, grown.rank(nodes)))
+        return *results, torch.cat((report, asked(results[0][:, :n]).double()), dim=1)
 
     feed = DeviceFeed(n, n, cache.lengths.copy(), grown.nodes.given, "verify", make)
-    then = Then((n, asked), {}, made)
-    out, *caught, told = target.decoder.forward_on_device(feed, cache, needs.hidden, then)
-    report = told.cpu().numpy()
-    tree = grown.told(report[:, : -2 * n])
+    then = Then((n, asked, grown.rank), {}, made)
+    out, *caught, report = target.decoder.forward_on_device(feed, cache, needs.hidden, then)
+    told_of = report.cpu().numpy()
+    told = grown.told(told_of[:, :-n])
+    tree = told.tree
     rows = [tree.of_row(row) for row in range(cache.rows)]
-    tokens, answers = np.empty(len(tree), np.int64), np.empty(len(tree), np.int64)
+    answers = np.empty(len(tree), np.int64)
     for row, nodes in enumerate(rows):
-        tokens[nodes] = report[row, -2 * n :][: len(nodes)]
-        answers[nodes] = report[row, -n:][: len(nodes)]
-    assert np.array_equal(tokens, tree.tokens), "the device has grown another tree than the host"
+        answers[nodes] = told_of[row, -n:][: len(nodes)]
     packed, positions = Packing(tree.row, rows, out.device), cache.lengths[tree.row] + tree.depth
     hidden = {layer: packed(h) for layer, h in zip(needs.hidden, caught, strict=True)}
-    return tree, Verified(packed(out), Taps(hidden, tree.row, positions, tree.tokens, cache), answers.tolist())
+    return told, Verified(packed(out), Taps(hidden, tree.row, positions, tree.tokens, cache), answers.tolist())

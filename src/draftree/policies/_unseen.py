@@ -1,57 +1,114 @@
-"""Grows trees of known shape on the device that drafts, so that the host waits for no layer of them.
+"""Grows trees on the device that drafts, so that the host waits for no layer of them.
 
-What a `Plan` says is done here with tensors that stay where they are. What the drafter found is reported later on, in one
-piece, and the policy itself then makes the host's tree of it: both are the same.
+A plan says how, with tensors that stay where they are; the tree is reported afterwards, in one piece.
 
 Shapes: R rows, N nodes a row so far (the root is the first), F nodes of the frontier, K candidates, M nodes of a layer, V
 vocabulary. A node that does not exist, as its row has no room or nothing was found there, has score −∞ and is padding.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from draftree.costs.curves import Costs
 from draftree.models.unseen import Layers, Nodes, Unseen
-from draftree.policies.base import Plan
 from draftree.sampling.distributions import likeliest
 from draftree.sampling.drawing import Drawing
-from draftree.tree import Candidates, Floats, Ints, Tree
+from draftree.tree import Floats, Ints
 
 NOBODY = np.zeros(0, np.int64)
 
 
-@final
-class Told:
-    """A drafter's candidates as they were reported, layer by layer.
-
-    Args:
-        report: [R, …] of all layers.
-        shapes: F and K of each.
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of a step before anything is drafted.
 
     Attributes:
-        fed: of each layer asked for, the frontier's numbers [R, F]; −1 for padding.
+        costs: of the step.
+        sequences: that are drafted for.
+        memory: of the policy.
+        depth: of the deepest trees of late.
+        nodes: of the largest trees of late, for a sequence.
+        frontier: the most nodes of a sequence that a draft step was fed of late.
     """
 
-    def __init__(self, report: Floats, shapes: Sequence[tuple[int, int]]) -> None:
-        self._report, self._shapes, self.fed = report, list(shapes), list[Ints]()
+    costs: Costs
+    sequences: int
+    memory: Any
+    depth: int
+    nodes: int
+    frontier: int
 
-    def __call__(self, frontier: Ints) -> Candidates:
-        """What was found after the next frontier [F of all rows], which is the one that the device has drafted below."""
-        nodes, k = self._shapes.pop(0)
-        ends = np.cumsum([nodes, nodes * k, nodes * k])
-        exists, tokens, log_q, self._report = np.split(self._report, ends, axis=1)
-        there, shape = exists > 0, (len(exists), nodes, k)
-        numbers = np.full(there.shape, -1)
-        numbers[there] = frontier
-        self.fed.append(numbers)
-        found, values = tokens.reshape(shape)[there].astype(np.int64), log_q.reshape(shape)[there]
-        nothing = np.isnan(values).any(axis=1, keepdims=True)
-        return Candidates(np.where(nothing, 0, found), np.where(nothing, -np.inf, values), finite=not nothing.any())
+
+@dataclass(frozen=True)
+class Plan:
+    """How the trees of a policy grow where the host does not see them; of equals the lower numbers are chosen.
+
+    Attributes:
+        depth: layers.
+        candidates: K, after each node of the frontier.
+        layer: nodes of a layer, the best of its candidates by score; all by default.
+        frontier: those of a layer's nodes that are drafted below, the best first; all by default.
+        confidence: whether these are the best by their own log q, and not by score.
+        nodes: drafted nodes of a row in the end, the best of all by rank; all by default.
+    """
+
+    depth: int
+    candidates: int
+    layer: int | None = None
+    frontier: int | None = None
+    confidence: bool = False
+    nodes: int | None = None
+
+    def drafted(self, depth: int) -> int:
+        """Nodes of a row that are drafted down to a depth, at most."""
+        frontier, total = 1, 0
+        for _ in range(depth):
+            layer = frontier * self.candidates if self.layer is None else min(self.layer, frontier * self.candidates)
+            frontier, total = layer if self.frontier is None else min(self.frontier, layer), total + layer
+        return total
+
+    def known(self, layers: Layers) -> Floats:
+        """Return the numbers [X] that its choices read, `Nodes.known`; they are no part of a recording."""
+        return np.zeros(0)
+
+    def values(self, own: Tensor, frontier: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
+        """Return scores [R, F, K] of candidates, −∞ for those that become no nodes, and the entropy [R, F] of their q.
+
+        Args:
+            own: [R, F, K] log q; −∞ where there is no candidate.
+            frontier: [R, F] the candidates' parents.
+            nodes: the forest without them.
+        """
+        above = nodes.score.gather(1, frontier)
+        return above[..., None] + own, torch.zeros_like(above)
+
+    def chosen(self, worth: Tensor, depth: int, nodes: Nodes) -> Tensor:
+        """Return which of a layer's candidates are its nodes [R, M], by rising place; of scores [R, F · K]."""
+        return leading(worth, self.layer or worth.shape[1]).sort(dim=1).values
+
+    def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+        """Return which of a layer's nodes are drafted below [R, F], best first; whether each really is; and what is known then.
+
+        Args:
+            added: M.
+            depth: of the layer.
+            nodes: the forest with the layer, whose nodes are the last.
+        """
+        score = nodes.score[:, -added:]
+        if self.frontier is None:
+            order = torch.arange(added, device=score.device).expand_as(score)
+        else:
+            order = leading(nodes.log_q[:, -added:] if self.confidence else score, self.frontier)
+        return order, torch.ones_like(order, dtype=torch.bool), nodes.known
+
+    def rank(self, nodes: Nodes) -> Tensor:
+        """Return what the nodes to be verified are ranked by [R, N], −∞ for none; no node's above its parent's."""
+        return nodes.score
 
 
 @final
@@ -71,64 +128,76 @@ class Choices:
 
     def __call__(self, logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
         """The forest with the children chosen, see `Choose`."""
-        plan, frontier = self.plan, nodes.fed[:, -logits.shape[1] :]
+        plan, count = self.plan, logits.shape[1]
+        frontier, asked = nodes.fed[:, -count:], nodes.asked[:, -count:]
         found, own = leading_tokens(Drawing().log_q(logits, NOBODY), plan.candidates)
-        found, k = found if ids is None else ids[found], found.shape[2]
-        above = nodes.score.gather(1, frontier)
-        there = (above > -torch.inf) & (nodes.room >= self.layer)
-        report = torch.cat((nodes.report, there.double(), found.flatten(1).double(), own.flatten(1)), dim=1)
-        own = own.masked_fill(~there[..., None] | own.isnan().any(dim=2, keepdim=True), -torch.inf).flatten(1)
-        worth = (above[..., None] + own.view_as(found)).flatten(1)
-        at = leading(worth, plan.layer or worth.shape[1]).sort(dim=1).values  # [R, M] of the candidates [R, F · K]
-        own, worth, parents = own.gather(1, at), worth.gather(1, at), frontier.gather(1, at // k)
+        found = found if ids is None else ids[found]
+        if (missing := plan.candidates - found.shape[2]) > 0:  # a small vocabulary
+            found, own = pad(found, (0, missing)), pad(own, (0, missing), value=-torch.inf)
+        nothing = own.isnan().any(dim=2)
+        own = own.masked_fill((nothing | ~asked)[..., None], -torch.inf)
+        worth, entropy = plan.values(own, frontier, nodes)
+        worth, own = worth.masked_fill(own == -torch.inf, -torch.inf).flatten(1), own.flatten(1)
+        at = plan.chosen(worth, self.layer, nodes)  # [R, M] of the candidates [R, F · K]
+        parent, worth = at // plan.candidates, worth.gather(1, at)
+        parents = frontier.gather(1, parent)
         # Padding reads the root's token, lest what a broken drafter made of another one disturbs its neighbours.
         tokens = torch.where(worth > -torch.inf, found.flatten(1).gather(1, at), nodes.tokens[:, :1])
         before, added = nodes.tokens.shape[1], at.shape[1]
-        if plan.frontier is None:
-            order = torch.arange(added, device=at.device).expand_as(at)
-        else:
-            order = leading(own if plan.confidence else worth, plan.frontier)
         every = torch.arange(before, device=at.device).expand(len(at), -1)
         itself = torch.eye(added, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
         lines = torch.cat((nodes.lines(parents, every), itself), dim=2)
-        return replace(
+        grown = replace(
             nodes,
             tokens=torch.cat((nodes.tokens, tokens), dim=1),
             score=torch.cat((nodes.score, worth), dim=1),
+            log_q=torch.cat((nodes.log_q, own.gather(1, at)), dim=1),
+            entropy=torch.cat((nodes.entropy, entropy.gather(1, parent)), dim=1),
+            parents=torch.cat((nodes.parents, parents), dim=1),
             seen=torch.cat((pad(nodes.seen, (0, added)), lines), dim=1),
-            fed=torch.cat((nodes.fed, before + order), dim=1),
-            report=report,
+            broken=nodes.broken | (nothing & asked).any(dim=1, keepdim=True),
         )
+        order, asks, known = plan.ask(added, self.layer, grown)
+        asks = asks & (worth.gather(1, order) > -torch.inf) & (nodes.room > self.layer)
+        fed, asked = torch.cat((nodes.fed, before + order), dim=1), torch.cat((nodes.asked, asks), dim=1)
+        return replace(grown, fed=fed, asked=asked, known=known)
 
 
 @torch.inference_mode()
-def grow(plan: Plan, layers: Layers, roots: Ints, depth: Ints, starts: Ints, told: Callable[[Told], Tree]) -> Unseen:
+def grow(plan: Plan, layers: Layers, roots: Ints, depth: Ints, starts: Ints) -> Unseen:
     """The forest that a plan makes of a drafter's logits.
 
     Nothing is brought to the device once the first pass has begun: such a copy may wait for all that was asked before.
 
     Args:
-        plan: the trees' shape.
+        plan: how it grows.
         layers: the drafter's passes.
         roots: [R] tokens.
         depth: [R] how deep each row's tree may be; −1 for rows without a root.
         starts: [R] the roots' slots in the target's cache.
-        told: makes the host's tree of what is reported.
     """
-    known = torch.from_numpy(np.stack((roots, depth, layers.begin, starts), axis=1)).to(layers.device)
-    tokens, bounds = known[:, :1], known[:, 1:]
-    score = torch.zeros_like(tokens, dtype=torch.float64).masked_fill(bounds[:, :1] < 0, -torch.inf)
-    itself = torch.ones_like(tokens, dtype=torch.bool)[..., None]
-    nodes = Nodes(tokens, score, itself, torch.zeros_like(tokens), score[:, :0], bounds)
-    shapes, count = list[tuple[int, int]](), 1
-    for layer in range(1, min(plan.depth, int(depth.max())) + 1):
+    bounds = torch.from_numpy(np.stack((roots, depth, layers.begin, starts), axis=1)).to(layers.device)
+    known = torch.from_numpy(plan.known(layers)).to(layers.device)
+    tokens, bounds = bounds[:, :1], bounds[:, 1:]
+    room, zero = bounds[:, :1], torch.zeros_like(tokens, dtype=torch.float64)
+    score, itself, first = (
+        zero.masked_fill(room < 0, -torch.inf),
+        torch.ones_like(room, dtype=torch.bool),
+        torch.zeros_like(room),
+    )
+    broken = torch.zeros_like(itself)
+    nodes = Nodes(tokens, score, zero, zero, first - 1, itself[..., None], first, room > 0, broken, known, bounds)
+    sizes, frontiers, count = [1], list[int](), 1
+    deepest = min(plan.depth, int(depth.max()), layers.deepest or plan.depth)
+    for layer in range(1, deepest + 1):
         choices, before = Choices(plan, layer), nodes
         nodes = layers.first(nodes, choices) if layer == 1 else layers.below(nodes, count, choices)
-        shapes.append((count, ((nodes.report.shape[1] - before.report.shape[1]) // count - 1) // 2))
+        frontiers.append(count)
+        sizes.append(nodes.tokens.shape[1] - before.tokens.shape[1])
         count = nodes.fed.shape[1] - before.fed.shape[1]
     size = nodes.tokens.shape[1]
     verified = size if plan.nodes is None else min(plan.nodes + 1, size)
-    return Unseen(nodes, verified, lambda report: told(Told(report, shapes)), likeliest)
+    return Unseen(nodes, sizes, frontiers, verified, plan.rank, likeliest)
 
 
 def leading(values: Tensor, k: int) -> Tensor:

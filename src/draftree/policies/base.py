@@ -6,7 +6,7 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes added.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import cached_property
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ import torch
 from draftree.boundary.knobs import Part
 from draftree.costs.curves import Costs
 from draftree.kernels.growing import appended, leading, leading_of_layer
+from draftree.policies._unseen import Outlook, Plan
 from draftree.stats import Work
 from draftree.tree import Below, Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 
@@ -55,35 +56,6 @@ class Search(ABC):
         return 1
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The shape of a policy's trees where it is known before anything is drafted; of equals the lower numbers are chosen.
-
-    Attributes:
-        depth: layers.
-        candidates: K, after each node of the frontier.
-        layer: nodes of a layer, the best of its candidates by score; all by default.
-        frontier: those of a layer's nodes that are drafted below, the best first; all by default.
-        confidence: whether these are the best by their own log q, and not by score.
-        nodes: drafted nodes of a row in the end, the best of all by score; all by default.
-    """
-
-    depth: int
-    candidates: int
-    layer: int | None = None
-    frontier: int | None = None
-    confidence: bool = False
-    nodes: int | None = None
-
-    def drafted(self, depth: int) -> int:
-        """Nodes of a row that are drafted down to a depth, at most."""
-        frontier, total = 1, 0
-        for _ in range(depth):
-            layer = frontier * self.candidates if self.layer is None else min(self.layer, frontier * self.candidates)
-            frontier, total = layer if self.frontier is None else min(self.frontier, layer), total + layer
-        return total
-
-
 class Policy(Part, ABC):
     """A way to grow a tree; implementations are frozen dataclasses of their knobs."""
 
@@ -101,11 +73,11 @@ class Policy(Part, ABC):
         """True where it asks the cost model, which then has to be measured first."""
         return False
 
-    @property
-    def plan(self) -> Plan | None:
-        """The shape of its trees, where `draft` does no more than that says, by path_log_q; None by default.
+    def plan(self, outlook: Outlook) -> Plan | None:
+        """Return how trees grow on a device without the host, which are those of `draft`; None where they cannot.
 
-        Such a tree can grow on a GPU without the host.
+        Args:
+            outlook: what is known of the step.
         """
         return None
 

@@ -13,7 +13,8 @@ from typing import ClassVar, final
 import numpy as np
 
 from draftree.boundary.knobs import Presets, knob
-from draftree.policies.base import Layered, Plan, append, path_log_q, top
+from draftree.policies._unseen import Outlook, Plan
+from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -40,8 +41,7 @@ class Beam(Layered):
     def candidates(self) -> int:
         return self.width  # no beam has more than `width` continuations among the best
 
-    @property
-    def plan(self) -> Plan | None:
+    def plan(self, outlook: Outlook) -> Plan | None:
         return None if self.survivors else Plan(self.depth, self.width, layer=self.width)
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from draftree.boundary.knobs import knob
-from draftree.policies.base import Layered, Plan, append
+from draftree.policies._unseen import Outlook, Plan
+from draftree.policies.base import Layered, append
 from draftree.tree import Candidates, Ints, Tree
 
 
@@ -24,8 +25,7 @@ class Chain(Layered):
     prunes_on_draws: ClassVar[bool] = False
     length: int = knob(5, least=1, deepest=True)
 
-    @property
-    def plan(self) -> Plan:
+    def plan(self, outlook: Outlook) -> Plan:
         return Plan(self.length, 1)
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:

@@ -12,7 +12,8 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
-from draftree.policies.base import Expand, Plan, Policy, append, best, fit
+from draftree.policies._unseen import Outlook, Plan
+from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Room, Tree
 
 NODES = ((10e9, 60), (30e9, 50), (inf, 48))
@@ -50,8 +51,7 @@ class EAGLE2(Policy):
     rerank: bool = True
     rank_by: Literal["value", "confidence"] = "value"
 
-    @property
-    def plan(self) -> Plan | None:
+    def plan(self, outlook: Outlook) -> Plan | None:
         if not self.rerank or self.rank_by != "value":
             return None
         confidence = self.expand_by == "confidence"

@@ -3,6 +3,7 @@
 Shapes: R rows, F frontier nodes, V vocabulary.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import final
@@ -25,6 +26,9 @@ from draftree.tree import Candidates, Drafted, Ints, Tree, Verdict
 NOTHING = np.zeros(0, np.int64)
 SPARE = 256
 """Slots a new cache has beside the prompt's, so that it seldom grows."""
+
+Pick = Callable[[Tensor, Given], Tensor]
+"""pick(results of all tokens of a pass [R, n, …], what the pass was given) → those of the frontier's nodes [R, F, …]."""
 
 
 @dataclass(frozen=True)
@@ -149,75 +153,132 @@ def no_candidates(nodes: int, k: int) -> Candidates:
     return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))
 
 
-@final
-class CachedLayers(Layers):
-    """Passes of a transformer over layers that the host does not see; how many nodes they have it knows beforehand.
+class CachingLayers(Layers):
+    """Passes of a network with a cache over layers that the host does not see; how many nodes they have it knows beforehand.
 
     Args:
-        decoder: the transformer.
         state: of the drafter, with nothing put off.
         roots: of the step.
         depth: [R] how deep each row's tree may be; a row where that is nothing is not drafted for.
         drafted: the tokens that can be drafted; all by default.
-        shared: those that another vocabulary shares with the target's.
+        reads: [V] what the network reads for each token; itself by default.
+        context: positions that it knows; by default it knows all.
     """
 
     def __init__(
-        self, decoder: Decoder, state: Decoding, roots: Tree, depth: Ints, drafted: Drafted | None, shared: Shared | None
+        self,
+        state: Decoding,
+        roots: Tree,
+        depth: Ints,
+        drafted: Drafted | None,
+        reads: Tensor | None = None,
+        context: int = 2**31,
     ) -> None:
-        self._decoder, self._state, self._roots, self._shared = decoder, state, roots, shared
-        self.device, self._ids, self._live = decoder.device, None if drafted is None else drafted.ids, depth > 0
+        self._decoding, self._roots, self._live, self._reads = state, roots, depth > 0, reads
+        self.device, self._ids = state.cache.device, None if drafted is None else drafted.ids
+        self._last = context - 1
         self.begin = state.cache.lengths + np.array([len(p) for p in state.pending], np.int64)
-        self._positions = int((self.begin + depth)[self._live].max())
-
-    @property
-    def fit(self) -> bool:
-        """Whether the transformer knows all positions that it takes."""
-        return self._positions <= self._decoder.context
+        self.reach = int((self.begin + depth)[self._live].max())
 
     def first(self, nodes: Nodes, choose: Choose) -> Nodes:
-        layout = lay_out(self._state, self._roots, np.flatnonzero(self._live[self._roots.row]), self.device)
+        layout = lay_out(self._decoding, self._roots, np.flatnonzero(self._live[self._roots.row]), self.device)
         feed, at = layout.feed, np.zeros((len(self._live), 1, 1), np.int64)
-        if self._shared is not None:
-            feed = replace(feed, tokens=self._shared.reads[feed.tokens])
+        if self._reads is not None:
+            feed = replace(feed, tokens=self._reads[feed.tokens])
         at[layout.rows, 0, 0] = layout.columns
-        given = {**nodes.given, "columns": torch.from_numpy(at).to(self.device)}
+        columns = torch.from_numpy(at).to(self.device)
         of_roots = lambda out, given: out.gather(1, given["columns"].expand(-1, -1, out.shape[2]))
-        return self._run(feed, nodes, choose, given, of_roots)
+        return self._pass(feed, nodes, choose, {"columns": columns}, of_roots)
 
     def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
-        last, shared, fed = self._decoder.context - 1, self._shared, nodes.fed.shape[1]
+        last, reads, fed = self._last, self._reads, nodes.fed.shape[1]
 
         def make(given: Given) -> Laid:
             nodes = Nodes.of(given)
             frontier = nodes.fed[:, -count:]
             ids, depth = nodes.tokens.gather(1, frontier), nodes.depth.gather(1, nodes.fed)
             places = (nodes.begin + depth).clamp(max=last)  # padding may lie anywhere
-            return ids if shared is None else shared.reads[ids], places, nodes.lines(frontier, nodes.fed), nodes.begin
+            return ids if reads is None else reads[ids], places, nodes.lines(frontier, nodes.fed), nodes.begin
 
         feed = DeviceFeed(count, count, self.begin + fed - count, nodes.given, "layer", make)
-        return self._run(feed, nodes, choose, {}, lambda out, given: out[:, :count])
+        return self._pass(feed, nodes, choose, {}, lambda out, given: out[:, :count])
 
-    def _run(
+    def _pass(
         self,
         feed: ForwardBatch | DeviceFeed,
         nodes: Nodes,
         choose: Choose,
         given: Given,
-        pick: Callable[[Tensor, Given], Tensor],
+        pick: Pick,
     ) -> Nodes:
-        """The forest with the children that are chosen in one pass, by logits [R, F, V] picked from all of its own."""
-        columns = None if self._shared is None else self._shared.columns
         # What a recording reads has to last as long as it, or to be given.
         given = given if self._ids is None else {**given, "ids": self._ids}
+        given = given if isinstance(feed, DeviceFeed) else {**nodes.given, **given}
+        return self.run(feed, nodes, choose, given, pick)
+
+    @abstractmethod
+    def run(
+        self,
+        feed: ForwardBatch | DeviceFeed,
+        nodes: Nodes,
+        choose: Choose,
+        given: Given,
+        pick: Pick,
+    ) -> Nodes:
+        """Return the forest with the children that are chosen in one pass.
+
+        Args:
+            feed: the tokens.
+            nodes: the forest.
+            choose: chooses; it is handed `ids` if these are given.
+            given: what the pass reads beside the tokens, by name.
+            pick: the results of the frontier's nodes, of those of all tokens.
+        """
+
+    def read(self, fed: Sequence[Ints]) -> Decoding:
+        """Return the decoding state once nodes were fed, see `state`."""
+        numbers = np.concatenate(fed, axis=1)
+        rows = zip(numbers, self._live, strict=True)
+        return replace(self._decoding, fed=tuple(n if live else NOTHING for n, live in rows))
+
+
+@final
+class DecoderLayers(CachingLayers):
+    """Passes of a transformer.
+
+    Args:
+        decoder: the transformer.
+        shared: the tokens that another vocabulary shares with the target's.
+        state: and the others, see `CachingLayers`.
+    """
+
+    def __init__(
+        self, decoder: Decoder, shared: Shared | None, state: Decoding, roots: Tree, depth: Ints, drafted: Drafted | None
+    ) -> None:
+        super().__init__(state, roots, depth, drafted, None if shared is None else shared.reads, decoder.context)
+        self._decoder, self._shared = decoder, shared
+
+    @property
+    def fit(self) -> bool:
+        """Whether the transformer knows all positions that it takes."""
+        return self.reach <= self._decoder.context
+
+    def run(
+        self,
+        feed: ForwardBatch | DeviceFeed,
+        nodes: Nodes,
+        choose: Choose,
+        given: Given,
+        pick: Pick,
+    ) -> Nodes:
+        columns = None if self._shared is None else self._shared.columns
 
         def made(results: Made, given: Given) -> Made:
             logits = pick(results[0], given)
             return choose(logits if columns is None else logits[..., columns], Nodes.of(given), given.get("ids")).made
 
         then = Then(choose, given, made)
-        return nodes.after(self._decoder.forward_on_device(feed, self._state.cache, (), then))
+        return nodes.after(self._decoder.forward_on_device(feed, self._decoding.cache, (), then))
 
     def state(self, fed: Sequence[Ints]) -> Decoding:
-        numbers = np.concatenate(fed, axis=1)
-        return replace(self._state, fed=tuple(n if live else NOTHING for n, live in zip(numbers, self._live, strict=True)))
+        return self.read(fed)

@@ -19,7 +19,7 @@ from draftree.boundary.files import filled, understood
 from draftree.drafters.base import Drafter, State, Trainable, TrainableMethod, every, put
 from draftree.drafters.neural.decoding import (
     SPARE,
-    CachedLayers,
+    DecoderLayers,
     Decoding,
     keep_path,
     lay_out,
@@ -246,10 +246,10 @@ class CachingDrafter(Drafter[Decoding]):
         return candidates, replace(state, fed=layout.fed)
 
     @torch.inference_mode()
-    def layers(self, state: Decoding, roots: Tree, depth: Ints) -> CachedLayers | None:
+    def layers(self, state: Decoding, roots: Tree, depth: Ints) -> DecoderLayers | None:
         if state.cache.states is not None or self.decoder.rope_boundary is not None:
             return None
-        layers = CachedLayers(self.decoder, self.caught_up(state), roots, depth, self.drafted, self.shared)
+        layers = DecoderLayers(self.decoder, self.shared, self.caught_up(state), roots, depth, self.drafted)
         return layers if layers.fit else None
 
     def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:

@@ -104,14 +104,18 @@ def initialise(module: nn.Module, config: LlamaConfig | Qwen3Config) -> None:
 
 
 class Rotary(nn.Module):
-    """Rotary frequencies, which stay in float32 when the network that they belong to is halved."""
+    """Rotary frequencies, which stay in float32 when the network that they belong to is halved.
+
+    Attributes:
+        fixed: whether they do not depend on the length of a text.
+    """
 
     def __init__(self, config: LlamaConfig | Qwen3Config) -> None:
         super().__init__()
         self._embedding: nn.Module = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]  # Qwen3's is the same
         self._angles = RopeCache(self._embedding)
         rope: Any = config.rope_parameters
-        self._fixed = rope["rope_type"] not in LENGTH_DEPENDENT_ROPE
+        self.fixed = rope["rope_type"] not in LENGTH_DEPENDENT_ROPE
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
         self._embedding.to(fn(torch.zeros(1)).device)  # no other dtype
@@ -119,10 +123,10 @@ class Rotary(nn.Module):
 
     def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, n, width] at positions [R, n], in the dtype and on the device of `like`."""
-        if self._fixed and like.is_cpu and not torch.is_grad_enabled():
+        if self.fixed and like.is_cpu and not torch.is_grad_enabled():
             return self._angles(like, positions)
         self._embedding.to(like.device)  # else transformers copies the frequencies there in every pass
-        if self._fixed:
+        if self.fixed:
             cos, sin = self._embedding(like, positions)
             return cos, sin
         rows = []

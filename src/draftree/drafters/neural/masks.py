@@ -1,10 +1,14 @@
-"""Attention masks of training forwards; each is the visibility that decoding has.
+"""Attention masks of training forwards, each the visibility that decoding has; and of passes over pairs.
 
 Shapes: T tokens.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from draftree.models.forward_batch import ForwardBatch
+from draftree.tree import Ints
 
 
 def block_starts(tokens: int, block: int, phase: int) -> Tensor:
@@ -48,3 +52,16 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible [B, 1, T, keys], the lowest finite number elsewhere."""
     nothing = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return nothing.masked_fill(~visible, torch.finfo(dtype).min)
+
+
+def causal_pairs(at: Tensor, level: int) -> Tensor:
+    """[n, n] which of a level's pairs `at` sees which: itself and those before it, the first `level` apart, which are none."""
+    return (at[None, :] <= at[:, None]) & ((at[None, :] >= level) | (at[:, None] < level))
+
+
+def hide_first_pairs(mask: Tensor, feed: ForwardBatch, committed: Ints, level: int) -> None:
+    """Hides from a level's pairs, in an additive mask [R, 1, n, S] of a feed, the first `level` pairs of the text."""
+    for r, scratch in enumerate(feed.scratch_positions):
+        early = np.flatnonzero(np.concatenate((np.arange(committed[r]), scratch)) < level)
+        late = np.flatnonzero(feed.padded_positions[r] >= level)
+        mask[r, 0, late[:, None], early] = torch.finfo(mask.dtype).min

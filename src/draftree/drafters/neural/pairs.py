@@ -15,6 +15,8 @@ K levels, V vocabulary, S slots.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,11 +26,14 @@ from transformers import Cache, DynamicCache
 from draftree.boundary.phases import in_phase
 from draftree.drafters.base import Batch, Trainable, put
 from draftree.drafters.neural.decoding import NOTHING, SPARE, Decoding, Layout, lay_out, left, moved, rewind, selected
-from draftree.drafters.neural.masks import additive, block_starts
+from draftree.drafters.neural.llama import Rotary
+from draftree.drafters.neural.masks import additive, block_starts, causal_pairs, hide_first_pairs
+from draftree.drafters.neural.pair_layers import PairLayers, PairPasses, known_features
 from draftree.drafters.neural.pair_net import PairNet
 from draftree.drafters.neural.vocabulary import whole
 from draftree.kernels.laying import unfed
 from draftree.models.cache import LayerShape, SlotCache
+from draftree.models.capture import Capture, Weights
 from draftree.models.catching import first_stored
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.target import CHUNK, Taps
@@ -70,10 +75,26 @@ class PairReader(Trainable[Pairs]):
 
     model: PairNet
 
+    @cached_property
+    def _capture(self) -> Capture:
+        """How passes over trees are run: as the target's are."""
+        return self._target.decoder.capture.of(self.model)
+
+    @cached_property
+    def _rotates_alike(self) -> bool:
+        """Whether a token is rotated alike whatever the length of the text."""
+        return all(part.fixed for part in self.model.modules() if isinstance(part, Rotary))
+
+    @cached_property
+    def _weights(self) -> Weights:
+        outer: Any = self._target.decoder.model
+        return Weights(self.model, outer.get_input_embeddings(), outer.get_output_embeddings())
+
     def _empty(self, rows: int, slots: int) -> Pairs:
         dtype, device = self._like.dtype, self._like.device
         levels = self.model.levels
-        cache = SlotCache((self.model.shape,) * (self.model.depth * levels), rows, dtype, device)
+        shapes = (self.model.shape,) * (self.model.depth * levels)
+        cache = SlotCache(shapes, rows, dtype, device, ladder=self._capture.ladder)
         features = SlotCache((LayerShape(1, self.model.width, 0),) * levels, rows, dtype, device)
         cache.reserve(slots)
         features.reserve(slots)
@@ -120,13 +141,13 @@ class PairReader(Trainable[Pairs]):
 
     def _pass_true(self, cache: SlotCache, feed: ForwardBatch, features: SlotCache, sizes: Ints) -> Tensor:
         """[R, n, K D] the levels' outputs of true pairs, `sizes` of each row; each is kept for the level that reads it."""
-        outs = [self._pass(cache, feed, _known(features, feed.padded_positions))[0]]
+        outs = [self._pass(cache, feed, known_features(features, feed.padded_positions))[0]]
         for level in range(1, self.model.levels):
             features.reserve(int(feed.padded_positions.max()) + 2)
             rows, columns = np.nonzero(np.arange(feed.width) < sizes[:, None])
             at = [torch.from_numpy(a).to(cache.device) for a in (rows, columns, feed.padded_positions[rows, columns] + 1)]
             features.layer(level)[0][at[0], 0, at[2]] = outs[-1][at[0], at[1]]
-            outs.append(self._pass(cache, feed, _known(features, feed.padded_positions, level), level)[0])
+            outs.append(self._pass(cache, feed, known_features(features, feed.padded_positions, level), level)[0])
         return torch.cat(outs, dim=-1)
 
     @in_phase("model")
@@ -136,7 +157,7 @@ class PairReader(Trainable[Pairs]):
         """[R, n, D] a level's outputs of pairs, and logits [R, n, V′] of them if the `head` is asked for."""
         mask = cache.mask(feed)
         if level:
-            _hide(mask, feed, cache.lengths, level)
+            hide_first_pairs(mask, feed, cache.lengths, level)
             cache = cache.lifted(level * self.model.depth)
         positions = torch.from_numpy(feed.padded_positions).to(features.device)
         given = feed.padded_tokens, features, positions, mask, cache.writer(feed.starts, feed.width)
@@ -241,6 +262,14 @@ class PairDrafter(PairReader):
             logits = self._logits(out, tree.depth[frontier])
         return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.model.drafted), state
 
+    @torch.inference_mode()
+    def layers(self, state: Pairs, roots: Tree, depth: Ints) -> PairLayers | None:
+        if self.model.levels > 1 or not self._rotates_alike:
+            return None
+        state = self.caught_up(state)
+        passes = PairPasses(self.model, self._capture, self._weights, state.features)
+        return PairLayers(passes, lambda decoding: replace(state, decoding=decoding), state.decoding, roots, depth)
+
     def _logits(self, out: Tensor, depths: Ints) -> Tensor:
         """[F, V′] of nodes' outputs [F, K D]: of each what the level of its depth says."""
         if self.model.levels == 1:
@@ -257,7 +286,7 @@ class PairDrafter(PairReader):
         rows, pending = tree.row[roots], state.decoding.pending
         if self.model.levels == 1 and max(map(len, pending)) < CHUNK:
             layout = lay_out(state.decoding, tree, roots, state.outputs.device)
-            return self._fed(state, layout, roots, _known(state.features, layout.feed.padded_positions))
+            return self._fed(state, layout, roots, known_features(state.features, layout.feed.padded_positions))
         tokens, fed = [NOTHING] * state.decoding.cache.rows, list(state.decoding.fed)
         for root, row in zip(roots.tolist(), rows.tolist(), strict=True):
             tokens[row], fed[row] = np.append(pending[row], tree.tokens[root]), np.array([root])
@@ -294,7 +323,7 @@ class PairDrafter(PairReader):
         fed, made = features[:, :-1], []
         for level in range(last + 1):
             cache = DynamicCache()
-            out = self._train_pass(batch.tokens[:, 1:], fed, at - 1, _causal(at - 1, level), cache, level)
+            out = self._train_pass(batch.tokens[:, 1:], fed, at - 1, causal_pairs(at - 1, level), cache, level)
             made.append(nn.functional.pad(out, (0, 0, 1, 0)).to(features.dtype))  # autocast's are narrower than features
             fed = made[-1][:, :-1]
         states = made[last]
@@ -338,7 +367,7 @@ class PairDrafter(PairReader):
             if not past:
                 cache = DynamicCache()
             before = (at[None, :] <= at[:, None] - past) | ((at[None, :] == at[:, None]) & (past > at[:, None]))
-            places = [before & _causal(at, level)]
+            places = [before & causal_pairs(at, level)]
             places += [at[None, :] == at[:, None] - past + i for i in range(1, past + 1)]
             out = self._train_pass(batch.tokens[:, 1:], fed, at, torch.cat(places, dim=1), cache, level)
             yield nn.functional.pad(out, (0, 0, 1, 0)), torch.arange(count, device=out.device) > j
@@ -353,26 +382,6 @@ def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[Forwa
     visible = [np.tri(n, start - length + n, start - length, dtype=np.bool_) for length, start, n in rows]
     scratch = [np.arange(length, start + n) for length, start, n in rows]
     return ForwardBatch.packed(tokens, places, starts, visible, scratch, cache.device), sizes
-
-
-def _causal(at: Tensor, level: int) -> Tensor:
-    """[n, n] which of a level's pairs `at` sees which: itself and those before it, the first `level` apart, which are none."""
-    return (at[None, :] <= at[:, None]) & ((at[None, :] >= level) | (at[:, None] < level))
-
-
-def _hide(mask: Tensor, feed: ForwardBatch, committed: Ints, level: int) -> None:
-    """Hides from a level's pairs, in an additive mask [R, 1, n, S] of a feed, the first `level` pairs of the text."""
-    for r, scratch in enumerate(feed.scratch_positions):
-        early = np.flatnonzero(np.concatenate((np.arange(committed[r]), scratch)) < level)
-        late = np.flatnonzero(feed.padded_positions[r] >= level)
-        mask[r, 0, late[:, None], early] = torch.finfo(mask.dtype).min
-
-
-def _known(features: SlotCache, positions: Ints, level: int = 0) -> Tensor:
-    """[R, n, D] what a level reads at positions of true pairs."""
-    known = features.layer(level)[0]
-    index = positions + np.arange(len(positions))[:, None] * features.capacity
-    return nn.functional.embedding(torch.from_numpy(index).to(known.device), known.view(-1, known.shape[-1]))
 
 
 def _bare(decoding: Decoding, features: SlotCache, unread: tuple[Taps, ...] = ()) -> Pairs:
