@@ -33,6 +33,9 @@ CONTEXT_STEP = 64
 """Contexts are rounded to multiples of so many tokens, so that curves need not be computed for every step."""
 SETTLED, SELDOM = 200, 4
 """Timings from which on one step in so many is learnt from, unless it was unexpected."""
+FRESH, REFRESHED = 32, 8
+"""Curves are computed anew after each of so many first timings of a model, and then after one timing in so many: it takes half a
+millisecond, and a timing moves them by little then."""
 UNEXPECTED = 0.2
 """Difference of the logarithm of a step's seconds from the expected ones from which on it is always learnt from."""
 SHARE, CREDIT, MOST = 0.01, 2.0, 8.0
@@ -80,7 +83,9 @@ class Learner:
             return
         before = self.models[name].correction.timings
         self.models[name] = self.models[name].learn(place, seconds, measured)
-        self.version += self.models[name].correction.timings > before
+        timings = self.models[name].correction.timings
+        if timings > before and (measured or timings <= FRESH or timings % REFRESHED == 0):
+            self.version += 1
 
     def save_sometimes(self) -> None:
         """Write the corrections if a minute has passed since they were written."""
