@@ -333,7 +333,7 @@ def test_texts_and_their_pieces_are_those_of_complete(demo: Engine) -> None:
 def test_targets_that_keep_states(family: str) -> None:
     target = Target(Decoder(hybrid(family)), family)
     engine = Engine(target, part("drafter", "suffix")().example(target), PCT())
-    engine.set_limits(max_sequences=3, max_cache_tokens=50, max_batch_tokens=6)
+    engine.set_limits(max_sequences=3, max_cache_tokens=42, max_batch_tokens=6)
     requests = [replace(request, processors=(), guides=()) for request in requests_of(8, seed=6, longest=20)]
     handles = [engine.submit(request) for request in requests]
     assert texts(handles) == alone(engine, requests)

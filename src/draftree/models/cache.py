@@ -277,11 +277,14 @@ class SlotCache:
 
     @torch.inference_mode()
     def _copy(self, other: "SlotCache", to: Ints, rows: Ints) -> None:
-        slots = int(other.lengths[rows].max())
-        into, taken = (torch.from_numpy(each).to(self.device) for each in (to, rows))
-        for mine, theirs in zip(self._groups, other._groups, strict=True):
-            for new, old in zip(mine, theirs, strict=True):
-                new[:, into, :, :slots] = old[:, taken, :, :slots]
+        for into, row in zip(to.tolist(), rows.tolist(), strict=True):
+            slots = int(other.lengths[row])
+            if not slots:
+                continue
+            # Slices: an index tensor takes ten times as long on a CPU.
+            for mine, theirs in zip(self._groups, other._groups, strict=True):
+                for new, old in zip(mine, theirs, strict=True):
+                    new[:, into, :, :slots] = old[:, row, :, :slots]
 
     def truncate(self, lengths: Ints) -> Ints:
         """Forgets all but the first `lengths[r]` committed tokens of each row; where there are states, up to a snapshot.
