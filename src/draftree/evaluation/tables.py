@@ -110,7 +110,7 @@ LEGEND = {
     "tokens/pass (τ)": "tokens that one pass of the target yields; plain decoding has 1",
     "drafted/pass": "drafted tokens that one pass verifies",
     "same output": "whether every text is the one that plain decoding writes",
-    "α": "accepted depth over the tree's depth",
+    "α": "tokens a pass over the tree's depth, as in EDD + PCT; it can exceed 1",
     "α of the bound": "τ over the deepest layer that the policy allows",
     "overlap": "probability that a token drawn from the drafter is accepted, at temperature 1",
     "sₐ/sₜ": "seconds of a draft step over those of a target pass, for one token each",
