@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,24 @@ def test_bad_requests_are_refused(http: httpx.Client, change: dict[str, Any], st
     assert (got.status_code, set(error)) == (status, {"message", "type", "param", "code"})
     assert words in error["message"]
     assert "\n" not in error["message"]
+
+
+def test_the_client_raises_its_own_exceptions(server: Running) -> None:
+    """OpenAI's client chooses the exception by the status, and reads what an error says."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+        ask: Any = partial(client.chat.completions.create, messages=CHAT, max_tokens=4)
+        with pytest.raises(openai.NotFoundError) as missing:
+            ask(model="gpt-4")
+        with pytest.raises(openai.UnprocessableEntityError) as unfit:
+            ask(model="draftree", temperature=-1)
+        with pytest.raises(openai.BadRequestError) as bad:
+            ask(model="draftree", n=99)
+        with pytest.raises(openai.BadRequestError):
+            ask(model="draftree", n=99, stream=True)
+    assert missing.value.code == "model_not_found"
+    assert "'gpt-4' does not exist" in missing.value.message
+    assert unfit.value.param == "temperature"
+    assert "n is 99" in bad.value.message
 
 
 @pytest.mark.parametrize(
@@ -497,6 +516,11 @@ def test_keys_are_asked_for(engine: Engine) -> None:
             assert client.get("/v1/models", headers={"authorization": "Bearer second-key-2"}).status_code == 200
             assert client.get("/metrics").status_code == 401
             assert client.get("/").status_code == client.get("/health").status_code == 200
+        with (
+            openai.OpenAI(base_url=f"{running.url}/v1", api_key="wrong-key-3") as stranger,
+            pytest.raises(openai.AuthenticationError),
+        ):
+            stranger.models.list()
         for key in ("first-key-1", "second-key-2"):
             with openai.OpenAI(base_url=f"{running.url}/v1", api_key=key) as client:
                 client.chat.completions.create(model="draftree", messages=CHAT, max_tokens=4)  # type: ignore[arg-type]
