@@ -329,7 +329,7 @@ def _logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> 
     """Log-probabilities of the tokens, each after the node before it, and of the likeliest ones there."""
     found = []
     for node, token in zip(kept.tolist(), tokens, strict=False):
-        log_p = torch.log_softmax(p.raw(node).double().cpu(), dim=-1)
+        log_p = torch.log_softmax(p.raw(node).cpu().double(), dim=-1)
         best = () if not top else tuple(zip(*(x[0].tolist() for x in top_k(log_p[None], min(top, len(log_p)))), strict=True))
         found.append(Logprob(token, float(log_p[token]), best))
     return found

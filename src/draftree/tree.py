@@ -120,7 +120,7 @@ class Candidates:
         assert self.logs is not None
         at = tokens if self.drafted is None else self.drafted.places[tokens]
         index = torch.from_numpy(np.maximum(at, 0)).to(self.logs.device)
-        return np.where(at < 0, -np.inf, self.logs.gather(-1, index).double().cpu().numpy())
+        return np.where(at < 0, -np.inf, self.logs.gather(-1, index).cpu().double().numpy())
 
     @property
     def raw(self) -> "Candidates":
@@ -162,7 +162,7 @@ class Candidates:
             return entropies(likeliest.detach().float().contiguous().numpy(), top)
         if top < likeliest.shape[-1]:
             likeliest = likeliest.topk(top, dim=-1, sorted=False).values
-        return np.asarray(torch.special.entr(likeliest.exp()).sum(-1, dtype=torch.float64).cpu().numpy())
+        return np.asarray(torch.special.entr(likeliest.exp()).cpu().sum(-1, dtype=torch.float64).numpy())
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
     that searches are exact, too.
     """
     if tree.q is not None and tree.q_row[node] >= 0:
-        return tree.q[int(tree.q_row[node])].double().cpu()
+        return tree.q[int(tree.q_row[node])].cpu().double()
     certain = torch.zeros(vocab, dtype=torch.float64)
     certain[int(tree.tokens[node])] = 1
     return certain

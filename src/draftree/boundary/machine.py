@@ -71,6 +71,11 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in float64; Apple's `mps` does not."""
+    return device.type != "mps"
+
+
 def machine(device: torch.device) -> dict[str, str]:
     """The figures of the machine that a pass's speed depends on."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()

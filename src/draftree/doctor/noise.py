@@ -164,7 +164,7 @@ def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) 
     """
     if at >= len(base.tokens) or at >= len(ours.tokens):
         return math.inf  # they agree on every token, and one of them has gone on
-    scores = base.scores[at].processed.double().cpu().numpy()
+    scores = base.scores[at].processed.cpu().double().numpy()
     if not sampling.greedy:
         scores = (scores + noise.gumbel(0, 0, len(scores))) * sampling.temperature
     margin = float(scores[base.tokens[at]] - scores[ours.tokens[at]])

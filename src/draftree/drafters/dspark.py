@@ -174,7 +174,7 @@ class DSparkDrafter(ParallelDrafter):
     def confidence(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Floats | None:
         tokens = torch.from_numpy(tree.tokens[nodes]).to(outputs.device)
         odds = self.model.certainty(self.slots(outputs, tree, nodes), tokens)
-        return None if odds is None else odds.sigmoid().double().cpu().numpy()
+        return None if odds is None else odds.sigmoid().cpu().double().numpy()
 
     def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
         return self.model.head(states) + self.model.markov_head.bias(self.model.markov_head(states, tokens))

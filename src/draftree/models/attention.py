@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from draftree.boundary.machine import has_float64
 from draftree.errors import UserError
 from draftree.models.architectures import SLIDING
 from draftree.models.decoder import Decoder
@@ -102,7 +103,7 @@ class _Watch:
                 stack.callback(other.register_forward_hook(lambda _m, _i, out: _nothing(out)).remove)
             # Neither a call, which would come back here, nor a compiled forward, which runs no attention module.
             out = type(layer).forward(layer, *args, **kwargs)
-        before, after = args[0].double(), (out[0] if isinstance(out, tuple) else out).double()
+        before, after = map(_precise, (args[0], out[0] if isinstance(out, tuple) else out))
         half = before.shape[1] // 2
         self._outputs.append(((after - before).norm(dim=-1) / before.norm(dim=-1))[0, half:])
         self._entropies.append(self._entropy(weights[0], half))
@@ -110,14 +111,18 @@ class _Watch:
     def _entropy(self, weights: Tensor, half: int) -> Tensor:
         """[T − half] of weights [1, heads, T, T], by what it could be at most."""
         seen = np.minimum(np.arange(half, weights.shape[2]) + 1, self._window)
-        most = torch.from_numpy(np.log(seen)).to(weights.device)
-        found: Tensor = torch.special.entr(weights[0, :, half:].double()).sum(-1).mean(0)
-        return found / most
+        found: Tensor = torch.special.entr(_precise(weights[0, :, half:])).sum(-1).mean(0)
+        return found / torch.from_numpy(np.log(seen)).to(found)
 
     @property
     def mean(self) -> Attending:
         """Over all tokens that were measured."""
         return Attending(*(float(torch.cat(each).mean()) for each in (self._outputs, self._entropies)))
+
+
+def _precise(values: Tensor) -> Tensor:
+    """The same numbers in float64, or in float32 where the device has no more."""
+    return values.double() if has_float64(values.device) else values.float()
 
 
 def _nothing(out: Any) -> Any:

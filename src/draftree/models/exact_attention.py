@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
+from draftree.boundary.machine import has_float64
 from draftree.errors import UserError
 from draftree.models.sources import EXACT
 from draftree.native import dense
@@ -57,10 +58,13 @@ def exact_attention(
         [B, n, H, W], and no weights.
 
     Raises:
-        UserError: dropout is asked for.
+        UserError: dropout is asked for, or the device has no float64.
     """
     if dropout:
         raise UserError(f"attention '{EXACT}' has dropout {dropout}, allowed is 0: it is for decoding")
+    if not has_float64(query.device):
+        told = f"attention '{EXACT}' sums in float64, which '{query.device.type}' lacks"
+        raise UserError(f"{told}: allowed there is sdpa or eager")
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     mask = additive(query, key.shape[2], attention_mask, position_bias, causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -74,7 +78,7 @@ def additive(query: Tensor, slots: int, mask: Tensor | None, bias: Tensor | None
     """[B or 1, H or 1, n, S] what is added to the scores."""
     n = query.shape[2]
     if mask is None and n == 1:  # which sees all
-        mask = torch.zeros(1, 1, 1, slots)
+        mask = torch.zeros(1, 1, 1, slots, dtype=query.dtype, device=query.device)
     elif mask is None:
         mask = torch.ones(n, slots, dtype=torch.bool, device=query.device).tril(slots - n if causal else slots)[None, None]
     mask = mask[..., :slots]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from draftree.boundary.files import Entries, read_object, understood, write_text
-from draftree.boundary.machine import interleaved, kept, machine
+from draftree.boundary.machine import has_float64, interleaved, kept, machine
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
@@ -164,6 +164,11 @@ def decided(decoder: Decoder, name: str, asked: Word, free: bool = True, anyway:
     Raises:
         UserError: bits were asked for and cannot be kept.
     """
+    if not has_float64(decoder.device):
+        if asked == "bits":
+            told = f"and the target on '{decoder.device.type}', which lacks the float64 that its attention sums in"
+            raise UserError(f"exactness is 'bits', {told}: allowed there is 'ties'")
+        return None, asked
     if asked == "ties" or (asked is None and not (free and decoder.dtype in HALF)):
         return None, asked
     stable, found = looked_into(decoder, priced=asked is None and not anyway)

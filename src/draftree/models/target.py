@@ -24,6 +24,7 @@ from transformers import (
 from draftree.aliases import DTYPE, accepted
 from draftree.boundary.files import understood
 from draftree.boundary.garbage import seldom
+from draftree.boundary.machine import has_float64
 from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
 from draftree.models.architectures import refuse_unsupported
@@ -223,6 +224,8 @@ class Target:
         """
         loading = Loading.of({"dtype": dtype, "device": device, **how})
         place, dtype = usable(device), named(dtype)
+        if dtype is torch.float64 and not has_float64(place):
+            raise UserError(f"dtype is float64 and device '{place.type}', which lacks it: allowed there is float32 or float16")
         with understood(f"cannot load target '{name}' (allowed: {ALLOWED}{hint(name)})"):
             path = located(location(name), loading.revision)
             config = AutoConfig.from_pretrained(path, **loading.found_by)

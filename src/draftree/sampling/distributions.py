@@ -143,11 +143,11 @@ class Distributions:
             certain = torch.zeros(self._logits.shape[-1], dtype=torch.float64)
             certain[self.argmax(node)] = 1
             return certain
-        p = torch.softmax(self.processed(node).double().cpu(), dim=-1)
+        p = torch.softmax(self.processed(node).cpu().double(), dim=-1)
         if bool(torch.isfinite(p).all()):
             return p
         self._refuse(node)
-        return torch.softmax(self.raw(node).double().cpu(), dim=-1)
+        return torch.softmax(self.raw(node).cpu().double(), dim=-1)
 
 
 def absent(log_q: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.boundary.machine import has_float64
 from draftree.kernels.largest import likeliest
 from draftree.sampling.distributions import absent
 from draftree.sampling.noise import Keyed
@@ -52,6 +53,8 @@ class Drawing:
             logits: [F, V] after each frontier node.
             rows: [F] each frontier node's sequence.
         """
+        if self.noise is not None and not has_float64(logits.device):
+            logits = logits.cpu()
         logits = logits.double() if self.noise is not None or logits.dtype is torch.float64 else logits.float()
         if self.shaped is not None:
             logits = self.shaped(logits)
@@ -201,6 +204,8 @@ def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
 
 def _on_host(values: Tensor, indices: Tensor) -> tuple[Floats, Ints]:
     """Values and indices in one transfer; float64 holds whole numbers below 2⁵³ exactly."""
+    if not has_float64(values.device):
+        return values.cpu().double().numpy(), indices.cpu().numpy()
     both = torch.stack((values.double(), indices.double())).cpu().numpy()
     return both[0], both[1].astype(np.int64)
 
