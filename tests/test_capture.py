@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import draftree
-from draftree.drafters.lm import LM
+from draftree.costs.curves import Costs
+from draftree.drafters.lm import LM, language_model
 from draftree.drafters.mtp import MTPLayer
 from draftree.loop import Parts, State, admit, decode, step
 from draftree.models.cache import SlotCache
@@ -163,7 +164,7 @@ def rotates_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("rotates_as_a_gpu")
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("drafter", ["edd", "eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("drafter", ["edd", "eagle", "eagle3", "mtp", "medusa:heads=6", "hydra:heads=6"])
 @pytest.mark.parametrize(
     ("policy", "layers"),
     [("chain:length=4", 4), ("beam:preset=fast,width=3,depth=4", 4), ("eagle2", 6), ("vct:width=2,depth=2", 2)],
@@ -178,7 +179,7 @@ def test_a_step_is_few_launches(policy: str, layers: int, drafter: str, rows: in
     target = tiny_target(context=96, capture=Graphs(recorder))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        drafts: Any = part("drafter", drafter)().example(target)
+        drafts: Any = build("drafter", drafter).example(target)
     stacks = [layer._run[0] for layer in getattr(drafts.model, "layers", ()) if isinstance(layer, MTPLayer)]
     writing, rule = Rows(target.new_cache(rows, 96)), part("acceptor", "greedy")()
     parts = Parts(target, drafts, build("policy", policy), rule, COSTS)
@@ -191,6 +192,35 @@ def test_a_step_is_few_launches(policy: str, layers: int, drafter: str, rows: in
         assert len(writing.stats.work[-1].frontiers) == layers
         assert recorder.launched - before <= 1 + layers
         assert waits.count == 1
+
+
+@pytest.mark.usefixtures("rotates_as_a_gpu")
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("drafter", ["lm", "eagle3", "medusa:heads=6", "hydra:heads=6"])
+@pytest.mark.parametrize("policy", ["yield"])
+def test_a_step_of_a_tree_that_depends_on_values_waits_once(policy: str, drafter: str, rows: int) -> None:
+    recorder = Recorder()
+    target = tiny_target(context=96, capture=Graphs(recorder))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        drafts: Any = build("drafter", drafter).example(target)
+    if drafter == "lm":
+        drafts = language_model(target, target)
+    model = drafts.decoder.model if drafter == "lm" else drafts.model
+    writing, grown = Rows(target.new_cache(rows, 768)), 0
+    costs = Costs({1: 0.01}, {1: 1.0, 64: 1.1})
+    parts = Parts(target, drafts, build("policy", policy), part("acceptor", "greedy")(), costs)
+    _, state = admit(parts, writing, [Request([7, 18, 29, 40, 51][: 5 - row], 90) for row in range(rows)], State())
+    while len(writing.live) == rows and writing.context < 80:
+        before, recent = recorder.launched, max((s.depth for s in writing.stats.steps[-2 * rows :]), default=2)
+        with Waits(target.decoder.model, model) as waits:
+            _, state = step(parts, writing, state)
+        depth, passes = writing.stats.steps[-1].depth, len(writing.stats.work[-1].frontiers)
+        if passes:
+            grown += depth > 1
+            assert waits.count == 1
+            assert recorder.launched - before <= 3 + recent
+    assert grown > 2
 
 
 def test_a_recorded_pass_reads_what_is_given_now() -> None:

@@ -28,8 +28,8 @@ from draftree.stats import Work
 from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict, of_rows
 
 T = TypeVar("T")
-RECENT = 8
-"""Steps that say how large the next tree may be."""
+RECENT, LATEST = 8, 2
+"""Steps that say how large the next tree may be, and how deep."""
 
 
 class DrafterFault(Exception):
@@ -103,6 +103,8 @@ class Drafting(Search):
         if (plan := self._plan(policy, roots, costs, room, memory)) is not None:
             depth = np.full(len(room.depth), -1)
             depth[roots.row] = room.depth[roots.row]
+            if plan.first is not None:
+                depth[np.setdiff1d(roots.row, plan.first)] = 0
             self.layers = self._layers(plan, roots, depth)
             if self.layers is not None:
                 with phase("draft"):
@@ -117,7 +119,7 @@ class Drafting(Search):
         if not (self.rows.cache.ladder.few and self.rows.unconditional):
             return None
         deepest = int(room.depth[roots.row].max())
-        plan = policy.plan(_outlook(self.rows, costs, memory)) if deepest > 0 else None
+        plan = policy.plan_step(_outlook(self.rows, roots, costs, room, memory)) if deepest > 0 else None
         if plan is None:
             return None
         if plan.nodes is not None:
@@ -317,13 +319,14 @@ class Drafting(Search):
         )
 
 
-def _outlook(rows: Rows, costs: Costs, memory: Any) -> Outlook:
-    """Return what is known of the next step: its costs, what the policy has learnt, and the sizes of recent trees."""
+def _outlook(rows: Rows, roots: Tree, costs: Costs, room: Room, memory: Any) -> Outlook:
+    """Return what is known of the next step: costs, bounds, what the policy has learnt, and the sizes of recent trees."""
     live = len(rows.live)
     steps, work = rows.stats.steps[-RECENT * live :], rows.stats.work[-RECENT:]
     fed = [-(-count // each.rows) for each in work for count in each.frontiers]
-    depth, nodes = max((s.depth for s in steps), default=0), max((s.nodes for s in steps), default=0)
-    return Outlook(costs, live, memory, depth, nodes, max(fed, default=0))
+    depth = max((s.depth for s in steps[-LATEST * live :]), default=0)  # a layer too many costs a pass
+    nodes = max((s.nodes for s in steps), default=0)
+    return Outlook(costs, roots, room, memory, depth, nodes, max(fed, default=0))
 
 
 def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: Ints) -> Any:

@@ -12,7 +12,7 @@ from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.models.quantized import count_parameters
 from draftree.models.target import Target
-from draftree.policies._unseen import Outlook, Plan
+from draftree.policies._unseen import Plan
 from draftree.policies.base import Policy
 from draftree.registry import build
 
@@ -101,9 +101,8 @@ def examine(target: Target, drafter: Drafter[Any], policy: str) -> Expected:
     memory = torch.cuda.mem_get_info(decoder.device) if decoder.device.type == "cuda" else None
     plans = {f"chain of {n}": Plan(n, 1) for n in CHAINS}
     grown: Policy = build("policy", policy).sized(count_parameters(decoder.model))
-    plan = grown.plan(Outlook(costs, 1, grown.start(), 1, 1, 1))
-    if type(plan) is Plan:  # others read what is known of a step that runs
-        plans[policy] = plan
+    if grown.plan is not None:
+        plans[policy] = grown.plan
     return Expected(
         device=machine(decoder.device)["device"],
         memory=memory,

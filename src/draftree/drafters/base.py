@@ -9,6 +9,7 @@ Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, final, get_type_hints
 
@@ -21,6 +22,7 @@ from draftree.boundary.knobs import Knobs, Part, knob, real, several
 from draftree.errors import UserError, shown
 from draftree.formats.checkpoint import ABOUT, FILES, Checkpoint, embedding_hash, fingerprint, shipped
 from draftree.models.cache import SlotCache
+from draftree.models.capture import Capture, Weights
 from draftree.models.kernel_modules import accelerate
 from draftree.models.sources import DTypeName
 from draftree.models.target import Needs, Probes, Taps, Target, named
@@ -282,6 +284,17 @@ class Trainable(Drafter[State]):
 
     def __init__(self, knobs: "TrainableMethod", model: nn.Module, target: Target, stored: Checkpoint) -> None:
         self.knobs, self.model, self._target, self._stored = knobs, model.eval(), target, stored
+
+    @cached_property
+    def capture(self) -> Capture:
+        """How its passes over trees are run: as the target's are."""
+        return self._target.decoder.capture.of(self.model)
+
+    @cached_property
+    def recorded_weights(self) -> Weights:
+        """Those that its passes read."""
+        outer: Any = self._target.decoder.model
+        return Weights(self.model, outer.get_input_embeddings(), outer.get_output_embeddings())
 
     def use_kernels(self, target: Target) -> None:
         """Let the network be computed by kernels as the target is; it is not trained after that."""

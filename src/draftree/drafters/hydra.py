@@ -24,6 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod, every
 from draftree.drafters.neural.decoding import SPARE
+from draftree.drafters.neural.head_layers import HeadLayers
 from draftree.drafters.neural.heads import HeadsDrafter, HeadsNet, ResBlock, lm_head, newest, offered
 from draftree.drafters.neural.llama import Rotary, initialise, like, run, stores
 from draftree.drafters.neural.masks import additive
@@ -32,7 +33,9 @@ from draftree.errors import UserError
 from draftree.formats import entries
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.models.cache import LayerShape, SlotCache
+from draftree.models.capture import Given
 from draftree.models.target import CHUNK, LAST, Taps, Target
+from draftree.models.unseen import Nodes
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
@@ -281,6 +284,25 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         mask, writer = additive(visible[:, None], states.dtype), state.cache.writer(starts, count)
         out: Tensor = self.model.prefix_embeding_layer(states, self.model.rotary(states, at), mask, writer)
         return out
+
+    def passes(self, state: Prefixed, tree: Tree, frontier: Ints) -> int:
+        """Beyond the last head nothing is computed."""
+        return int((tree.depth[frontier] < self.knobs.heads).sum())
+
+    @torch.inference_mode()
+    def layers(self, state: Prefixed, roots: Tree, depth: Ints) -> HeadLayers:
+        rows = roots.row[depth[roots.row] > 0]
+        state = self._read(state, rows) if state.cache.shapes else state
+
+        def read(depth: int, given: Given, nodes: Nodes, frontier: Tensor) -> Tensor:
+            path = [frontier]
+            for _ in range(depth):
+                path.append(nodes.parents.gather(1, path[-1]))
+            embedded = self.model.embed(torch.stack([nodes.tokens.gather(1, each) for each in path[::-1]], dim=2))
+            return self.model.logits(depth, given["prefix"][:, None].expand(-1, frontier.shape[1], -1), embedded)
+
+        given, heads = {"prefix": state.prefix}, self.knobs.heads
+        return HeadLayers(read, heads, self.capture, self.recorded_weights, given, self.drafted, state, each_node=True)
 
     @torch.inference_mode()
     def expand(self, state: Prefixed, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Prefixed]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.head_layers import HeadLayers
 from draftree.drafters.neural.heads import HeadsDrafter, HeadsNet, ResBlock, lm_head, newest, offered
 from draftree.drafters.neural.vocabulary import check_map, check_size
 from draftree.formats import entries
@@ -35,7 +36,9 @@ from draftree.formats.medusa import (
     to_vllm,
 )
 from draftree.models.cache import SlotCache
+from draftree.models.capture import Given
 from draftree.models.target import LAST, Taps, Target
+from draftree.models.unseen import Nodes
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
@@ -160,6 +163,15 @@ class MedusaDrafter(HeadsDrafter[Heads]):
             each = torch.stack([logits[i] for i in which.ravel()])
             return offered(each, heads, k, drawing, tree.row[frontier], tree.depth[frontier], drafted), state
         return offered(torch.stack(logits), heads, k, drawing, rows, depths, drafted).shared(which.ravel()), state
+
+    @torch.inference_mode()
+    def layers(self, state: Heads, roots: Tree, depth: Ints) -> HeadLayers:
+        def read(depth: int, given: Given, nodes: Nodes, frontier: Tensor) -> Tensor:
+            logits: Tensor = self.model[depth](given["hidden"])
+            return logits[:, None].expand(-1, frontier.shape[1], -1)
+
+        given, heads = {"hidden": state.hidden}, len(self.model)
+        return HeadLayers(read, heads, self.capture, self.recorded_weights, given, self.drafted, state, each_node=False)
 
     def commit(self, state: Heads, tree: Tree, verdict: Verdict, taps: Taps) -> Heads:
         return Heads(newest(taps.rows, taps.hidden[LAST].to(self._like.dtype), state.hidden))

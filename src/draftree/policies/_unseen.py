@@ -6,7 +6,7 @@ Shapes: R rows, N nodes a row so far (the root is the first), F nodes of the fro
 vocabulary. A node that does not exist, as its row has no room or nothing was found there, has score −∞ and is padding.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -18,7 +18,7 @@ from draftree.costs.curves import Costs
 from draftree.models.unseen import Layers, Nodes, Unseen
 from draftree.sampling.distributions import likeliest
 from draftree.sampling.drawing import Drawing
-from draftree.tree import Floats, Ints
+from draftree.tree import Floats, Ints, Room, Tree
 
 NOBODY = np.zeros(0, np.int64)
 
@@ -29,7 +29,8 @@ class Outlook:
 
     Attributes:
         costs: of the step.
-        sequences: that are drafted for.
+        roots: that are drafted below.
+        room: bounds of the trees.
         memory: of the policy.
         depth: of the deepest trees of late.
         nodes: of the largest trees of late, for a sequence.
@@ -37,7 +38,8 @@ class Outlook:
     """
 
     costs: Costs
-    sequences: int
+    roots: Tree
+    room: Room
     memory: Any
     depth: int
     nodes: int
@@ -55,6 +57,7 @@ class Plan:
         frontier: those of a layer's nodes that are drafted below, the best first; all by default.
         confidence: whether these are the best by their own log q, and not by score.
         nodes: drafted nodes of a row in the end, the best of all by rank; all by default.
+        first: the rows that are drafted for; all by default.
     """
 
     depth: int
@@ -63,6 +66,7 @@ class Plan:
     frontier: int | None = None
     confidence: bool = False
     nodes: int | None = None
+    first: Ints | None = field(default=None, compare=False)
 
     def drafted(self, depth: int) -> int:
         """Nodes of a row that are drafted down to a depth, at most."""

@@ -73,13 +73,18 @@ class Policy(Part, ABC):
         """True where it asks the cost model, which then has to be measured first."""
         return False
 
-    def plan(self, outlook: Outlook) -> Plan | None:
+    @property
+    def plan(self) -> Plan | None:
+        """The shape of its trees, where it is known before anything is drafted; None by default."""
+        return None
+
+    def plan_step(self, outlook: Outlook) -> Plan | None:
         """Return how trees grow on a device without the host, which are those of `draft`; None where they cannot.
 
         Args:
             outlook: what is known of the step.
         """
-        return None
+        return self.plan
 
     @cached_property
     def deepest(self) -> int | None:

@@ -13,7 +13,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from draftree.boundary.knobs import Presets, knob
-from draftree.policies._unseen import Outlook, Plan
+from draftree.policies._unseen import Plan
 from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
@@ -41,7 +41,8 @@ class Beam(Layered):
     def candidates(self) -> int:
         return self.width  # no beam has more than `width` continuations among the best
 
-    def plan(self, outlook: Outlook) -> Plan | None:
+    @property
+    def plan(self) -> Plan | None:
         return None if self.survivors else Plan(self.depth, self.width, layer=self.width)
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from draftree.boundary.knobs import knob
-from draftree.policies._unseen import Outlook, Plan
+from draftree.policies._unseen import Plan
 from draftree.policies.base import Layered, append
 from draftree.tree import Candidates, Ints, Tree
 
@@ -25,7 +25,8 @@ class Chain(Layered):
     prunes_on_draws: ClassVar[bool] = False
     length: int = knob(5, least=1, deepest=True)
 
-    def plan(self, outlook: Outlook) -> Plan:
+    @property
+    def plan(self) -> Plan:
         return Plan(self.length, 1)
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:

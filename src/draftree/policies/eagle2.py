@@ -12,7 +12,7 @@ import numpy as np
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
-from draftree.policies._unseen import Outlook, Plan
+from draftree.policies._unseen import Plan
 from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Room, Tree
 
@@ -51,7 +51,8 @@ class EAGLE2(Policy):
     rerank: bool = True
     rank_by: Literal["value", "confidence"] = "value"
 
-    def plan(self, outlook: Outlook) -> Plan | None:
+    @property
+    def plan(self) -> Plan | None:
         if not self.rerank or self.rank_by != "value":
             return None
         confidence = self.expand_by == "confidence"

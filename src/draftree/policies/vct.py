@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from draftree.boundary.knobs import knob
-from draftree.policies._unseen import Outlook, Plan
+from draftree.policies._unseen import Plan
 from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
 
@@ -34,7 +34,8 @@ class VCT(Layered):
     def candidates(self) -> int:
         return self.width
 
-    def plan(self, outlook: Outlook) -> Plan:
+    @property
+    def plan(self) -> Plan:
         return Plan(self.depth, self.width, layer=self.layer_top)
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:

@@ -18,6 +18,8 @@ from draftree.boundary.knobs import knob
 from draftree.calibration import Logistic
 from draftree.costs.curves import Costs, Curve
 from draftree.kernels.growing import lessons, outcomes, promising, selected, values, worth_expanding
+from draftree.policies._unseen import Outlook, Plan
+from draftree.policies._yield_plan import Prices, YieldPlan, deeper, larger, wider
 from draftree.policies.base import ZEROS, Expand, Policy, Search, append, best, fit, top
 from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
@@ -158,6 +160,22 @@ class Yield(Policy):
             if guesses is not None:
                 tree = guesses.beside(tree, likely, chosen, below > least)
         return fit(replace(budget.selected(tree, probing), notes=_Note.all(notes)), room.nodes)
+
+    def plan_step(self, outlook: Outlook) -> Plan | None:
+        """Return the same trees, within bounds; None where nothing is worth a draft step, or only to find out whether it is."""
+        costs, tree, memory = outlook.costs, outlook.roots, outlook.memory
+        budget = _Budget.of(costs, tree.roots, memory)
+        _, able, least, _ = budget.promising(tree, 0, outlook.room, self.depth)
+        chosen, spent = budget.worth_expanding(tree, able, ZEROS, memory, least, len(able), 1, costs.catch_up)
+        if not chosen.size:
+            return None
+        learnt = *memory.calibration(0).weights, *memory.reach.weights, memory.recent - LIKELY, memory.beyond
+        numbers = np.array([*learnt, budget.rate, budget.left - spent])
+        return YieldPlan(
+            min(self.depth, deeper(outlook)), self.width, frontier=min(wider(outlook), WIDEST), nodes=larger(outlook),
+            first=tree.row[chosen], ahead=AHEAD, certain=CERTAIN,
+            prices=Prices(numbers, costs.draft_curve, costs.target_curve, tree.roots),
+        )  # fmt: skip
 
     def _likeliest(self, tree: Tree, chosen: Ints, after: "_Guesses") -> Bools:
         """[F, K] which of the candidates of a layer that costs nothing are looked at: as many as of any other layer."""

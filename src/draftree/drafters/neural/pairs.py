@@ -16,7 +16,6 @@ K levels, V vocabulary, S slots.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +32,6 @@ from draftree.drafters.neural.pair_net import PairNet
 from draftree.drafters.neural.vocabulary import whole
 from draftree.kernels.laying import unfed
 from draftree.models.cache import LayerShape, SlotCache
-from draftree.models.capture import Capture, Weights
 from draftree.models.catching import first_stored
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.target import CHUNK, Taps
@@ -76,25 +74,15 @@ class PairReader(Trainable[Pairs]):
     model: PairNet
 
     @cached_property
-    def _capture(self) -> Capture:
-        """How passes over trees are run: as the target's are."""
-        return self._target.decoder.capture.of(self.model)
-
-    @cached_property
     def _rotates_alike(self) -> bool:
         """Whether a token is rotated alike whatever the length of the text."""
         return all(part.fixed for part in self.model.modules() if isinstance(part, Rotary))
-
-    @cached_property
-    def _weights(self) -> Weights:
-        outer: Any = self._target.decoder.model
-        return Weights(self.model, outer.get_input_embeddings(), outer.get_output_embeddings())
 
     def _empty(self, rows: int, slots: int) -> Pairs:
         dtype, device = self._like.dtype, self._like.device
         levels = self.model.levels
         shapes = (self.model.shape,) * (self.model.depth * levels)
-        cache = SlotCache(shapes, rows, dtype, device, ladder=self._capture.ladder)
+        cache = SlotCache(shapes, rows, dtype, device, ladder=self.capture.ladder)
         features = SlotCache((LayerShape(1, self.model.width, 0),) * levels, rows, dtype, device)
         cache.reserve(slots)
         features.reserve(slots)
@@ -267,7 +255,7 @@ class PairDrafter(PairReader):
         if self.model.levels > 1 or not self._rotates_alike:
             return None
         state = self.caught_up(state)
-        passes = PairPasses(self.model, self._capture, self._weights, state.features)
+        passes = PairPasses(self.model, self.capture, self.recorded_weights, state.features)
         return PairLayers(passes, lambda decoding: replace(state, decoding=decoding), state.decoding, roots, depth)
 
     def _logits(self, out: Tensor, depths: Ints) -> Tensor:
