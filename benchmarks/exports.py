@@ -22,7 +22,7 @@ LENGTH, TOKENS, PROMPTS, BATCH = 3, 64, 72, 12
 """Tokens of a chain and of an answer, how many answers, and how many at a time. They take at least 1,500 steps."""
 SHIPPED = (
     ("demo/eagle", "speculators", "eagle"),
-    ("demo/eagle", "eagle", "eagle"),
+    ("demo/eagle", "vllm-eagle", "eagle"),
     ("demo/eagle3", "speculators", "eagle3"),
     ("demo/eagle3", "eagle", "eagle3"),
     ("demo/medusa", "vllm-medusa", "medusa"),

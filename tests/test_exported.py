@@ -31,6 +31,14 @@ def test_what_was_exported_is_fine(tmp_path: Path, drafter: str, form: str) -> N
     assert (report.drafter, report.format, report.faults) == (drafter, form, ())
 
 
+def test_an_eagle_for_the_official_code_is_told_to_be_none_for_vllm(tmp_path: Path) -> None:
+    for form, told in (("eagle", 1), ("vllm-eagle", 0)):
+        export("demo/eagle", form, tmp_path / form)
+        report = examine(tmp_path / form)
+        assert report.faults == ()
+        assert sum("export it as vllm-eagle" in remark for remark in report.remarks) == told
+
+
 def test_a_damaged_one_is_told(folder: Path) -> None:
     whole = load_file(folder / "model.safetensors")
     for change, told in (

@@ -434,7 +434,7 @@ def test_scaled_rope_is_written_for_every_reader(tmp_path: Path) -> None:
 MISTAKES = {
     "two ways": (("there", "--out", "new", "--format", "eagle", "--standalone"), "--format eagle and --standalone were given"),
     "unknown format": (("there", "--out", "new", "--format", "spekulators"), "did you mean 'speculators'"),
-    "not this drafter": (("there", "--out", "new", "--format", "vllm-medusa"), "allowed is speculators or eagle"),
+    "not this drafter": (("there", "--out", "new", "--format", "vllm-medusa"), "allowed is speculators or eagle or vllm-eagle"),
     "no format at all": (("pld", "--out", "new", "--format", "eagle"), "unknown drafter's folder"),
     "another method": (("edd", "--out", "new", "--format", "eagle"), "what can be exported: speculators: "),
     "no drafter": (("target", "--out", "new", "--format", "eagle"), "not a drafter's folder"),
@@ -491,10 +491,34 @@ def test_vllm_heads_come_back_as_they_were(tmp_path: Path, folder: Path) -> None
     assert torch.equal(load_file(tmp_path / "one" / "model.safetensors")["lm_heads.2.weight"], theirs["2.1.weight"])
 
 
+@pytest.mark.parametrize("embedding", [False, True])
+def test_the_bias_of_the_fusing_layer_goes_into_an_embedding_for_vllm(tmp_path: Path, folder: Path, embedding: bool) -> None:
+    """The only `bias` that vLLM knows is attention's, and it leaves out `fc.bias` without a word."""
+    t = ours("eagle", folder, tmp_path / "zero")
+    path, config = tmp_path / "zero" / "model.safetensors", config_of(tmp_path / "zero")
+    torch.manual_seed(1)
+    moved = {name: tensor.float() for name, tensor in load_file(path).items()}
+    moved["fc.bias"] = torch.randn(D)
+    moved["fc.weight"][:, :D] = 2 * torch.linalg.qr(torch.randn(D, D)).Q  # well conditioned
+    if embedding:
+        moved |= {"embed_tokens.weight": torch.randn(t.decoder.vocab, D)}
+    stored(tmp_path / "ours", config, moved)
+    stored(tmp_path / "zero", config, moved | {"fc.bias": torch.zeros(D)})
+    export(str(tmp_path / "ours"), "vllm-eagle", tmp_path / "out", str(folder))
+    tensors, config = load_file(tmp_path / "out" / "model.safetensors"), config_of(tmp_path / "out")
+    assert "fc.bias" not in tensors
+    assert config["bias"] is False
+    left, right = drafts(t, tmp_path / "out"), drafts(t, tmp_path / "ours")
+    # Of a float32 embedding each number is rounded once more.
+    assert torch.allclose(left, right, rtol=0, atol=2**-18 * float(right.abs().max()))
+    assert not torch.allclose(right, drafts(t, tmp_path / "zero"), atol=1e-2), "the bias counts"
+
+
 def test_the_formats() -> None:
     declared = {name: getattr(registry.part("drafter", name), "formats", ()) for name in registry.names("drafter")}
     assert {format: [name for name, known in declared.items() if format in known] for format in FORMATS} == {
         "speculators": ["dflash", "dspark", "eagle", "eagle3", "jetspec", "peagle"],
         "eagle": ["eagle", "eagle3"],
+        "vllm-eagle": ["eagle"],
         "vllm-medusa": ["medusa"],
     }

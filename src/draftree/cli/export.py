@@ -14,7 +14,7 @@ from draftree.cli.options import AsJson, Force, asks_for
 from draftree.cli.outputs import check_output, default_name
 from draftree.errors import UserError
 
-FORMATS = ("speculators", "eagle", "vllm-medusa")
+FORMATS = ("speculators", "eagle", "vllm-eagle", "vllm-medusa")
 """The formats, as `draftree.training.export` has them: to import it takes long."""
 
 
@@ -32,7 +32,7 @@ class ExportOptions:
         None,
         flag="--format",
         metavar="FORMAT",
-        help="speculators, eagle or vllm-medusa; by default the first that has the drafter.",
+        help="speculators, eagle, vllm-eagle or vllm-medusa; by default the first that has the drafter.",
     )
     alone: bool = knob(
         False,
@@ -51,7 +51,8 @@ class ExportOptions:
 def export_drafter(ctx: typer.Context, asked: ExportOptions) -> None:
     """Write a drafter in the layout that another program reads.
 
-    speculators: the library of that name, and vLLM. eagle: the official code of EAGLE, SGLang, vLLM. vllm-medusa: vLLM.
+    speculators: the library of that name, and vLLM. eagle: the official code of EAGLE, SGLang, and vLLM for an eagle3.
+    vllm-eagle, vllm-medusa: vLLM.
     """
     if asked.name in KNOWN or asked.wanted not in (None, *FORMATS):
         got = f"--format is '{asked.wanted}'" if asked.wanted not in (None, *FORMATS) else f"'{asked.name}' is a model"

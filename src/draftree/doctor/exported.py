@@ -103,6 +103,6 @@ def _remarks(config: dict[str, Any], method: str, form: str, verifier: str | Non
     if ABOUT in config:
         yield f"its config still has the entry '{ABOUT}': `draftree export` writes it without"
     if method == "eagle" and config.get("bias", config.get("fusion_bias")):
-        yield "its fusing layer has a bias, which vLLM's V1 engine refuses"
+        yield "vLLM takes the bias of its fusing layer for attention's, and accepts no draft: export it as vllm-eagle"
     if method in ("dspark", "dflash", "jetspec") and parallel.MAP in config:
         yield "its head knows a part of the vocabulary"

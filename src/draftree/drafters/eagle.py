@@ -56,7 +56,7 @@ class EAGLE(TrainableMethod):
             source="the official code, whose rate falls over 800,000 steps; rate, betas and clipping also the paper",
         ),
     )  # fmt: skip
-    formats = ("speculators", "eagle")
+    formats = ("speculators", "eagle", "vllm-eagle")
     own_policy = "eagle2"
 
     feature_weight: float = knob(1.0, least=0)

@@ -3,9 +3,10 @@
 speculators  eagle, eagle3, peagle, dflash, dspark, jetspec: the library of that name, and vLLM. An embedding in EAGLE's file
              is left out, as there it is always the target's; a peagle's has always one; the last three have copies of the
              target's embedding and head there. A JetSpec is a dflash there, with causal windows as long as the context.
-eagle        eagle, eagle3: the original layout, which the official code, SGLang and vLLM read. vLLM's V1 engine has no bias
-             in EAGLE's fusing layer and refuses `fc.bias`; the official code knows the three layers of EAGLE-3's
-             defaults alone and no `norm_before_residual`, while vLLM reads both from the config.
+eagle        eagle, eagle3: the original layout, which the official code and SGLang read, and vLLM that of an eagle3. vLLM takes
+             an EAGLE's `bias`, which is that of the fusing layer, for attention's; the official code knows the three layers
+             of EAGLE-3's defaults alone and no `norm_before_residual`, while vLLM reads both from the config.
+vllm-eagle   eagle: the same without the bias, which an embedding of its own has in it.
 vllm-medusa  medusa: vLLM's own layout.
 """
 
@@ -40,6 +41,8 @@ Written = tuple[dict[str, Any], dict[str, Tensor]]
 """Config and tensors."""
 MAP = "head.d2t"
 """The draft vocabulary of an `eagle`, of which no other program knows: there its head is the target's, whole."""
+SOLVED = 1e-6
+"""The relative error with which a bias may come back from an embedding that has it in it."""
 LAYERS = 32
 """Of the target that stands in for one that is not named."""
 
@@ -346,9 +349,36 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
     return config, tensors
 
 
+def to_vllm_eagle(method: str, stored: Checkpoint, target: str | None) -> Written:
+    """EAGLE's layout for vLLM, whose fusing layer has no bias: an embedding of the drafter's own has it in it.
+
+    The fusing layer computes W e + U h + b of an embedding e and a hidden state h. With W c = b that is W (e + c) + U h, so each
+    row of the new embedding is e + c.
+
+    Raises:
+        UserError: no c has W c = b.
+    """
+    config, tensors = to_original(method, stored, target)
+    bias = tensors.pop("fc.bias", None)
+    config["bias"] = False
+    if bias is None:
+        return config, tensors
+    embedding = tensors.get(speculators.EMBEDDING)
+    if embedding is None:
+        outer: Any = Target.load(target or str(stored.about.get("target", "demo"))).decoder.model
+        embedding = outer.get_input_embeddings().weight.detach().cpu()
+    fusing = tensors["fc.weight"].double()[:, : embedding.shape[1]]
+    shift = torch.linalg.lstsq(fusing, bias.double()[:, None], driver="gelsd").solution[:, 0]
+    if not torch.allclose(fusing @ shift, bias.double(), rtol=SOLVED, atol=SOLVED * float(bias.abs().max())):
+        raise UserError(f"the bias of '{stored.folder}' is none that an embedding can have in it, allowed is 'eagle'")
+    tensors[speculators.EMBEDDING] = (embedding.double() + shift).to(tensors["fc.weight"].dtype)
+    return config, tensors
+
+
 FORMATS: Mapping[str, Callable[[str, Checkpoint, str | None], Written]] = {
     "speculators": to_speculators,
     "eagle": to_original,
+    "vllm-eagle": to_vllm_eagle,
     "vllm-medusa": to_vllm_medusa,
 }
 """The layouts, each with the function that writes it of a method, its checkpoint and the target that was named."""
