@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.kernels.philox import MANTISSA, WORD, gumbel, gumbel_of, gumbel_on_device, log, philox
+from draftree.kernels.elementary import LN2, MANTISSA, exp, log
+from draftree.kernels.philox import WORD, gumbel, gumbel_of, gumbel_on_device, philox
 
 PUBLISHED = [  # Random123's known answers of philox4x32-10: counter, key, words
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
@@ -45,6 +46,21 @@ def test_the_logarithm_is_accurate_to_two_units_in_the_last_place() -> None:
     x = np.concatenate([draw.random(2000), 2.0 ** draw.uniform(-53, 6, 2000), near_one, 2 - near_one[near_one > 0.5], edges])
     assert errors(x).max() < 2
     assert log(np.ones(1)) == 0
+
+
+def test_the_exponential_is_accurate() -> None:
+    """And zero is one."""
+    x = np.concatenate([np.random.default_rng(0).uniform(-40, 0, 2000), [0.0, -40.0, -LN2 / 2, LN2 / 2, 3.0, 700.0, -700.0]])
+    with mpmath.workprec(200):
+        off = [abs(float(mpmath.mpf(float(a)) / mpmath.exp(mpmath.mpf(float(b))) - 1)) for a, b in zip(exp(x), x, strict=True)]
+    assert (np.array(off) < np.abs(x) / LN2 * 1e-16 + 1e-15).all()
+    assert exp(np.zeros(1)) == 1
+
+
+def test_elementary_functions_have_the_same_bits_in_both_libraries() -> None:
+    x = np.random.default_rng(1).uniform(1e-9, 40, 5000)
+    assert log(torch.from_numpy(x)).numpy().tobytes() == log(x).tobytes()
+    assert exp(torch.from_numpy(-x)).numpy().tobytes() == exp(-x).tobytes()
 
 
 def test_noise_at_the_ends_is_finite() -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LogitsProcessor, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper
 
 from draftree.errors import NotANumber, UserError
 from draftree.sampling import drawing
@@ -18,6 +18,7 @@ from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import BEYOND, Drawing, drawn, top_k
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
+from draftree.sampling.warpers import MinP, Temperature, TopP
 from draftree.tree import Draw, Ints
 
 ZERO = np.zeros(1, np.int64)
@@ -67,7 +68,7 @@ def test_processors_are_those_of_transformers_in_its_order() -> None:
     assert Sampling(top_k=3, top_p=0.5).processors == (), "greedy decoding reads the raw logits"
     assert Sampling(temperature=1.0).processors == ()
     kinds = [type(p) for p in Sampling(temperature=0.7, top_k=3, top_p=0.5, min_p=0.1).processors]
-    assert kinds == [TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper]
+    assert kinds == [Temperature, TopKLogitsWarper, TopP, MinP]
 
 
 # p.
@@ -269,7 +270,7 @@ def test_sampled_draws_are_fresh_in_every_step_and_not_the_targets_own() -> None
 def test_a_temperature_too_small_for_the_dtype_is_told() -> None:
     steps = Sampling(temperature=1e-44).processors
     p = Distributions(torch.tensor([[3.0, 1.0, -2.0]]), lambda _: steps, lambda _: [0])
-    with pytest.raises(NotANumber, match="processor TemperatureLogitsWarper makes the best score inf after 1 tokens"):
+    with pytest.raises(NotANumber, match="processor Temperature makes the best score inf after 1 tokens"):
         p(0), p.vouch(np.array([0]))
 
 

@@ -93,7 +93,7 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     drafted = time.perf_counter()
     probes = draft.probes()
     tree, verified = draft.verify(target, grown, probes)
-    p = rows.distributions(tree, verified.logits, verified.likeliest)
+    p = rows.distributions(tree, verified.logits, verified.likeliest, acceptor.keeps_text)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)
@@ -140,7 +140,7 @@ def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
     target.read_anew(rows.cache, rows.committed, rows.live)
     tree = Tree.planted(rows.live, rows.last[rows.live])
     verified = target.verify(rows.cache, tree, Needs())
-    p = rows.distributions(tree, verified.logits)
+    p = rows.distributions(tree, verified.logits, drawn=acceptor.keeps_text)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)
@@ -156,5 +156,5 @@ def prefill(
     begun = rows.admit(requests, own_noise=not acceptor.keeps_text)
     roots = Tree.planted(begun, rows.last[begun].copy())
     verified = target.prefill(rows.cache, [np.array(r.prompt, np.int64) for r in requests], needs, begun)
-    p = rows.distributions(roots, verified.logits)
+    p = rows.distributions(roots, verified.logits, drawn=acceptor.keeps_text)
     return begun, rows.emit(target, roots, p, acceptor.accept(roots, p, rows.chance), step=False), verified.taps

@@ -19,6 +19,7 @@ from draftree.errors import DraftreeWarning, UserError
 from draftree.models.cache import SlotCache
 from draftree.models.target import Probes, Target
 from draftree.request import Emitted, Ending, Logprob, Origin, Request, Scores, all_greedy
+from draftree.sampling import devices
 from draftree.sampling.distributions import Distributions, processed
 from draftree.sampling.drawing import Drawing, top_k
 from draftree.sampling.noise import Chance, Keyed
@@ -203,8 +204,17 @@ class Rows:
 
         return shaped
 
-    def distributions(self, tree: Tree, logits: Tensor, likeliest: Sequence[int] | None = None) -> Distributions:
-        """p after every node of a verified tree, whose likeliest tokens [N] may be known."""
+    def distributions(
+        self, tree: Tree, logits: Tensor, likeliest: Sequence[int] | None = None, drawn: bool = False
+    ) -> Distributions:
+        """p after every node of a verified tree.
+
+        Args:
+            tree: that was verified.
+            logits: [N, V] of the target.
+            likeliest: [N] the likeliest tokens, where they are known.
+            drawn: whether the target's own token, by its noise, is what will be asked for after each node.
+        """
 
         def processors(node: int) -> Sequence[LogitsProcessor]:
             request = self.requests[int(tree.row[node])]
@@ -213,7 +223,16 @@ class Rows:
             return (*request.processors, *request.sampling.processors)
 
         greedy = lambda node: self.requests[int(tree.row[node])].sampling.greedy
-        return Distributions(logits, processors, partial(self.shown, tree), greedy, likeliest)
+        noise = self._noise_after(tree, logits) if drawn else None
+        return Distributions(logits, processors, partial(self.shown, tree), greedy, likeliest, noise)
+
+    def _noise_after(self, tree: Tree, logits: Tensor) -> Callable[[Ints], Tensor] | None:
+        """The noise of the tokens after nodes, on the logits' device; None where these are chosen from on the host."""
+        here = devices.on_host(logits.device) and not self.cache.ladder.few
+        if here or self._source is not None or all_greedy([self.requests[row] for row in tree.row[: tree.roots].tolist()]):
+            return None
+        keyed, vocab = self.noise, logits.shape[-1]
+        return lambda nodes: keyed.gumbel_of(tree.row[nodes], tree.depth[nodes], vocab, logits.device)
 
     def room(self, target: Target) -> Room:
         """Bounds of each row's tree: no deeper than the tokens it still may write before the bonus."""

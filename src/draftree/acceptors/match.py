@@ -10,6 +10,7 @@ p and q, where no rule can have more than 1 − TV (Daliri et al. 2024, "Couplin
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, final
 
 from draftree.acceptors.base import Acceptor, walk
@@ -41,6 +42,7 @@ class Match(Acceptor):
         def choose(node: int) -> int:
             if p.greedy(node):
                 return p.argmax(node)
-            return chance.categorical(p(node), int(tree.row[node]), int(tree.depth[node]))
+            place = {"row": int(tree.row[node]), "depth": int(tree.depth[node])}
+            return p.drawn(node, partial(chance.choose, **place))
 
         return walk(tree, choose)

@@ -111,6 +111,9 @@ class Rooted(Chance):
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         return self._rows.noise.categorical(p, row, depth) if self._rows.written[row] else self._root
 
+    def choose(self, scores: Tensor, row: int, depth: int) -> int:
+        return self._rows.noise.choose(scores, row, depth) if self._rows.written[row] else self._root
+
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
         return self._rows.noise.bernoulli(p, row, depth, index)
 

@@ -1,12 +1,9 @@
 """Counter-based random numbers and their Gumbel noise, with the same bits on every device.
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") needs products of
-32 bits alone, so that 64-bit integers of any library compute it. The logarithm is our own, as those
-of libraries differ: it consists of sums, products and quotients of float64 and of operations on
-integers. IEEE 754 fixes the result of each, and nothing fuses what are separate operations of NumPy
-or kernels of PyTorch; the C++ twin is compiled without fusing.
+32 bits alone, so that 64-bit integers of any library compute it. The logarithm is our own.
 
-`philox`, `log` and `gumbel_of` take NumPy arrays and PyTorch tensors.
+`philox` and `gumbel_of` take NumPy arrays and PyTorch tensors.
 """
 
 from collections.abc import Sequence
@@ -16,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.kernels.elementary import MANTISSA, log
 from draftree.native import Array, native
 
 WORD = 0xFFFFFFFF
@@ -25,17 +23,8 @@ KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 """What is added to the key after each round."""
 ROUNDS = 10
 
-MANTISSA = 52
-"""Bits of a float64's fraction; as many make a number in (0, 1)."""
 ONE = 0x3FF0000000000000
 """The bits of 1.0."""
-ROOT = 0x3FE6A09E667F3BCD
-"""The bits of √½."""
-WHOLE = 0x4338000000000000
-"""The bits of 1.5 · 2⁵²: with a whole number added, they are those of the sum."""
-LN2 = 0.6931471805599453
-TERMS = 9
-"""Terms of the logarithm's series beyond the first: the rest is below 10⁻¹⁶ of the result."""
 
 
 def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
@@ -53,25 +42,6 @@ def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, A
         c, d = ((low >> 32) & WORD) ^ d ^ m, low & WORD
         k, m = (k + KEY_STEPS[0]) & WORD, (m + KEY_STEPS[1]) & WORD
     return a, b, c, d
-
-
-def log(x: Any) -> Any:
-    """Return the natural logarithm of positive normal numbers of float64.
-
-    With x = 2ᵏ m and √½ ≤ m < √2 it is k ln 2 + 2 artanh s for s = (m − 1) / (m + 1), |s| < 0.172.
-    The error is at most 2 units in the last place, near 1 as well.
-    """
-    ints, floats = (torch.int64, torch.float64) if isinstance(x, Tensor) else (np.int64, np.float64)
-    bits = x.view(ints)
-    power = (bits - ROOT) >> MANTISSA
-    m = (bits - (power << MANTISSA)).view(floats)
-    s = (m - 1.0) / (m + 1.0)
-    z = s * s
-    series = z * (1.0 / (2 * TERMS + 1))
-    for n in range(TERMS - 1, 0, -1):
-        series = z * (series + 1.0 / (2 * n + 1))
-    twice = s + s
-    return ((power + WHOLE).view(floats) - 1.5 * 2.0**MANTISSA) * LN2 + (twice + twice * series)
 
 
 def gumbel_of(low: Any, high: Any) -> Any:

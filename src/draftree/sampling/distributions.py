@@ -15,7 +15,9 @@ from transformers import LogitsProcessor
 
 from draftree.errors import NotANumber
 from draftree.kernels.largest import largest
-from draftree.sampling.processors import named
+from draftree.sampling.devices import to_device
+from draftree.sampling.processors import TENSORS, named
+from draftree.sampling.warpers import WARPERS, warped
 from draftree.tree import Ints
 
 
@@ -57,6 +59,8 @@ class Distributions:
         text: of a node: the token ids of its sequence up to and including it, asked only where there are processors.
         greedy: of a node: whether its temperature is 0, so that p is certain of the likeliest token.
         likeliest: [N] what `likeliest` makes of the logits, where the host has been told.
+        noise: of some nodes [M]: the noise [M, V] that the target's tokens after them are drawn with, on the logits' device.
+            Where it is given, the host is told of all that can be drawn there at once, and waits for that alone.
 
     Raises:
         NotANumber: the logits hold NaN, or no finite number at some node.
@@ -69,12 +73,19 @@ class Distributions:
         text: Callable[[int], Sequence[int]] = lambda node: (),
         greedy: Callable[[int], bool] = lambda node: False,
         likeliest: Sequence[int] | None = None,
+        noise: Callable[[Ints], Tensor] | None = None,
     ) -> None:
         self._logits, self._processors, self._text, self.greedy = logits, processors, text, greedy
-        self._argmax = _likeliest(logits) if likeliest is None else likeliest
+        self._scores: dict[int, tuple[Tensor, Tensor]] = {}
+        self._drawn: Sequence[int] = ()
+        if likeliest is not None:
+            self._argmax = likeliest
+        elif noise is None:
+            self._argmax = _likeliest(logits)
+        else:
+            self._argmax, self._drawn = self._told(noise)
         if min(self._argmax, default=0) < 0:
             raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
-        self._scores: dict[int, tuple[Tensor, Tensor]] = {}
         self._p: dict[int, Tensor] = {}
         self._refused: dict[int, NotANumber] = {}
 
@@ -131,6 +142,42 @@ class Distributions:
             return int(index)
         self._refuse(node)
         return self._argmax[node]
+
+    def drawn(self, node: int, choose: Callable[[Tensor], int]) -> int:
+        """The target's token after a node.
+
+        Args:
+            node: which.
+            choose: a token drawn from softmax(scores [V]), −1 where that is no distribution; with the noise that was given.
+        """
+        if self._drawn and self._drawn[node] >= 0:
+            return self._drawn[node]
+        if (token := choose(self.processed(node))) >= 0:
+            return token
+        self._refuse(node)
+        return choose(self.raw(node))
+
+    def _told(self, noise: Callable[[Ints], Tensor]) -> tuple[list[int], list[int]]:
+        """[N] the likeliest token after each node, and the one that is drawn; −1 where that is to be asked by itself."""
+        together, answers = dict[Sequence[LogitsProcessor], list[int]](), [likeliest(self._logits)]
+        for node in range(n := len(self._logits)):
+            if not self.greedy(node):
+                together.setdefault(tuple(self._processors(node)), []).append(node)
+        order = list[int]()
+        for steps, nodes in together.items():
+            if all(type(step) in WARPERS for step in steps):
+                some = self._logits if len(nodes) == n else self._logits[to_device(np.array(nodes), self._logits.device)]
+                scores = warped(some, steps)
+            elif all(type(step) in WARPERS or type(step) in TENSORS for step in steps):
+                scores = torch.stack([self.processed(node) for node in nodes])
+            else:
+                continue
+            answers.append(likeliest(scores.double() + noise(np.array(nodes))))
+            order += nodes
+        told: list[int] = torch.cat(answers).tolist()
+        drawn = np.full(n, -1)
+        drawn[order] = told[n:]
+        return told[:n], drawn.tolist()
 
     def __call__(self, node: int) -> Tensor:
         """[V] p(· | path of the node), float64 on the host."""

@@ -5,6 +5,7 @@ Shapes: F frontier nodes, K candidates, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor
 
 from draftree.boundary.machine import has_float64
 from draftree.kernels.largest import likeliest
+from draftree.sampling.devices import to_device
 from draftree.sampling.distributions import absent
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
+from draftree.sampling.warpers import warped
 from draftree.tree import Bools, Candidates, Drafted, Draw, Floats, Ints
 
 BEYOND = 8
@@ -77,11 +80,7 @@ def _warped(logits: Tensor, setting: Sampling) -> Tensor:
     if not setting.processors:
         return logits
     there = finite(logits)[:, None]
-    logits = logits.where(there, 0.0)  # some warpers raise at NaN
-    nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text
-    for step in setting.processors:
-        logits = step(nobody, logits)
-    return logits.where(there, torch.nan)
+    return warped(logits.where(there, 0.0), setting.processors).where(there, torch.nan)  # some warpers raise at NaN
 
 
 def finite(logits: Tensor) -> Tensor:
@@ -140,25 +139,25 @@ def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Te
     softmax((log q + g) · T / SPREAD)(x): the surer, the further the first is ahead. Greedy rows have no noise: q as it is.
     """
     assert drawing.noise is not None
-    g, scale = np.zeros(log_probs.shape), np.ones((len(rows), 1))
-    for i, (row, depth) in enumerate(zip(rows.tolist(), depths.tolist(), strict=True)):
-        if (temperature := drawing.temperature(row)) > 0:
-            g[i], scale[i] = drawing.noise.gumbel(row, depth, g.shape[1]), temperature / SPREAD
-    noise, scales = (torch.from_numpy(each).to(log_probs.device) for each in (g, scale))
-    return torch.log_softmax((log_probs + noise) * scales, dim=-1)
+    scale = np.array([drawing.temperature(row) / SPREAD for row in rows.tolist()])
+    open_ = np.flatnonzero(scale)
+    noise = drawing.noise.gumbel_of(rows[open_], depths[open_], log_probs.shape[1], log_probs.device)
+    if len(open_) == len(rows) and (scale == scale[0]).all():  # a number needs no copy to the device
+        return torch.log_softmax((log_probs + noise) * float(scale[0]), dim=-1)
+    at, scales = to_device(np.stack((open_, scale[open_].view(np.int64))), log_probs.device)  # float64 travels as int64
+    known = torch.log_softmax((log_probs[at] + noise) * scales.view(torch.float64)[:, None], dim=-1)
+    return log_probs.index_copy(0, at, known)
 
 
 def _sampled(log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints) -> Candidates:
     """K draws of each q; where without replacement fewer tokens can come, the others are missing."""
-    log_q = log_probs.cpu().numpy()
-    tokens = np.empty((len(rows), k), np.int64)
-    for i, (row, depth) in enumerate(zip(rows.tolist(), depths.tolist(), strict=True)):
-        if kind is Draw.WITHOUT_REPLACEMENT:  # the top k of log q + Gumbel noise, in order
-            tokens[i] = np.argsort(-(log_q[i] + noise.gumbel(row, depth, log_q.shape[1], 2)))[:k]
-        else:
-            for j in range(k):
-                tokens[i, j] = np.argmax(log_q[i] + noise.gumbel(row, depth, log_q.shape[1], 2 + j))
-    return Candidates(tokens, np.take_along_axis(log_q, tokens, axis=1), log_probs, kind)
+    drawn = partial(noise.gumbel_of, rows, depths, log_probs.shape[1], log_probs.device)
+    if kind is Draw.WITHOUT_REPLACEMENT:  # the top k of log q + Gumbel noise, in order
+        tokens, _ = top_k(log_probs + drawn(kind=2), k)
+    else:
+        each = [top_k(log_probs + drawn(kind=2 + j), 1)[0] for j in range(k)]
+        tokens = np.concatenate(each, axis=1)
+    return Candidates(tokens, Candidates(tokens, tokens, log_probs).log_of(tokens), log_probs, kind)
 
 
 def allowed(candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int, device: torch.device) -> Candidates:

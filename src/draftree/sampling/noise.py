@@ -6,9 +6,12 @@ from functools import lru_cache
 from typing import final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from draftree.kernels import philox
+from draftree.sampling import devices
+from draftree.sampling.distributions import likeliest
 from draftree.tree import Floats, Ints
 
 KEPT = 64
@@ -20,11 +23,16 @@ Place = tuple[int, int, int, int, int]
 
 
 class Chance(ABC):
-    """The source of an acceptor's randomness: two methods, so that a test can branch over every outcome."""
+    """The source of an acceptor's randomness, in few methods, so that a test can branch over every outcome."""
 
     @abstractmethod
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         """A token of distribution p [V], drawn for the place `depth` tokens behind sequence `row`'s root."""
+
+    def choose(self, scores: Tensor, row: int, depth: int) -> int:
+        """A token of the distribution softmax(scores [V]), drawn for a place; −1 where that is none."""
+        p = torch.softmax(scores.cpu().double(), dim=-1)
+        return self.categorical(p, row, depth) if bool(p.isfinite().all()) else -1
 
     @abstractmethod
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
@@ -63,6 +71,26 @@ class Keyed(Chance):
         root = int(self._positions[row])
         first, second, last = _stream(self._seeds[row], int(self._requests[row]), kind, int(self._calls[row]))
         return first, second, root + depth + 1, root + 1 if kind else 0, last
+
+    def gumbel_of(self, rows: Ints, depths: Ints, n: int, device: torch.device, kind: int = 0) -> Tensor:
+        """[M, n] noise of several places on a device, without waiting for it; the host's bits."""
+        if devices.on_host(device):
+            made = [self.gumbel(row, depth, n, kind) for row, depth in zip(rows.tolist(), depths.tolist(), strict=True)]
+            return torch.from_numpy(np.stack(made) if made else np.empty((0, n))).to(device)
+        places, which = np.unique(np.stack((rows, depths), axis=1), axis=0, return_inverse=True)
+        words = [self._place(row, depth, kind) for row, depth in places.tolist()]
+        sent = devices.to_device(np.concatenate((np.ravel(words), np.ravel(which))).astype(np.int64), device)
+        table = philox.gumbel_on_device(sent[: 5 * len(words)].view(-1, 5), n)
+        return table if len(words) == len(rows) == 1 else table[sent[5 * len(words) :]]
+
+    def choose(self, scores: Tensor, row: int, depth: int) -> int:
+        if not devices.on_host(scores.device):
+            noise = self.gumbel_of(np.array([row]), np.array([depth]), len(scores), scores.device)
+            return int(likeliest(scores.double() + noise[0]))
+        scores = (scores if scores.dtype in (torch.float32, torch.float64) else scores.float()).cpu()
+        chosen = scores.numpy() + self.gumbel(row, depth, len(scores))
+        token = int(chosen.argmax())
+        return token if np.isfinite(chosen[token]) else -1
 
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         with np.errstate(divide="ignore"):

@@ -11,7 +11,12 @@ from typing import final
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import (
+    LogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
 
 
 class Around(LogitsProcessor):
@@ -62,6 +67,18 @@ class PresencePenalty(_Penalty):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores - self._penalty * (self._occurrences(input_ids, scores) > 0)
+
+
+TENSORS: frozenset[type] = frozenset(
+    (
+        FrequencyPenalty,
+        PresencePenalty,
+        RepetitionPenaltyLogitsProcessor,
+        SequenceBiasLogitsProcessor,
+        SuppressTokensLogitsProcessor,
+    )
+)
+"""Processors that are functions of a text and its scores alone, and never wait for the device."""
 
 
 @final

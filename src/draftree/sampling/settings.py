@@ -16,6 +16,7 @@ from transformers import (
 
 from draftree.boundary.knobs import knob, optional, several
 from draftree.sampling.choice import Choice
+from draftree.sampling.warpers import steady
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class Sampling(Choice):
 
     @cached_property
     def processors(self) -> Sequence[LogitsProcessor]:
-        """Hugging Face's own processors, in the order `generate` applies them; none for greedy decoding."""
+        """transformers' warpers, in the order `generate` applies them, as `steady` ones; none for greedy decoding."""
         if self.greedy:
             return ()
         if self.warpers is not None:
-            return self.warpers
+            return steady(self.warpers)
         steps: list[tuple[Any, Any, Any]] = [  # a warper, its value, and the one that changes nothing
             (TemperatureLogitsWarper, self.temperature, 1),
             (TopKLogitsWarper, self.top_k, 0),
@@ -68,7 +69,7 @@ class Sampling(Choice):
             (MinPLogitsWarper, self.min_p, 0),
             (TypicalLogitsWarper, self.typical_p, 1),
         ]
-        return tuple(warper(value) for warper, value, nothing in steps if value != nothing)
+        return steady([warper(value) for warper, value, nothing in steps if value != nothing])
 
 
 GREEDY = Sampling()

@@ -297,8 +297,7 @@ class Suite:
             scores = p.processed(0).double().numpy()
         else:
             keyed = Keyed(sampling.seed, np.array([request.number]), np.array([len(text) - 1]))
-            with np.errstate(divide="ignore"):
-                scores = np.log(p(0).numpy()) + keyed.gumbel(0, 0, len(p(0)))
+            scores = p.processed(0).double().numpy() + keyed.gumbel(0, 0, p.processed(0).shape[-1])
         second, best = np.sort(scores)[-2:]
         return float(best - second)
 

@@ -253,7 +253,7 @@ void confidences(const double* x, int64_t features, int64_t nodes, const double*
   }
 }
 
-// Write the natural logarithms of positive normal numbers; philox.py explains the series.
+// Write the natural logarithms of positive normal numbers; elementary.py explains the series.
 template <int64_t COUNT>
 void logarithms(const double* x, double* out) {
   constexpr uint64_t ROOT = 0x3FE6A09E667F3BCD, BIAS = uint64_t{1} << 63, WHOLE = 0x4330000000000000;

@@ -1,0 +1,131 @@
+"""Warpers with the same results on every device: those of transformers, without what depends on it.
+
+On a GPU, PyTorch multiplies by the reciprocal where it divides by a number, and it adds up a softmax
+or a cumulative sum in an order that differs from device to device, and for sums from run to run.
+Here quotients are of tensors, and probabilities are added up as whole numbers.
+
+Shapes: R texts, V vocabulary. Warpers are called with ids that they do not look at and scores [R, V].
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from draftree.kernels.elementary import exp
+from draftree.sampling import devices
+from draftree.tree import Bools, Floats
+
+UNIT = 2.0**43
+"""The weight of the likeliest token: those of a million tokens fit an int64."""
+NEGLIGIBLE = -40.0
+"""The logarithm of a probability, relative to the likeliest token's, whose weight is 0."""
+
+
+@final
+class Temperature(TemperatureLogitsWarper):
+    """Divides scores by a temperature."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores / scores.new_full((1,), self.temperature)
+
+
+@final
+class MinP(MinPLogitsWarper):
+    """Leaves out tokens below a share of the likeliest one's probability, by the distance of their scores."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        exact = scores.double()
+        unlikely = exact - exact.amax(dim=-1, keepdim=True) < math.log(self.min_p)
+        return scores.masked_fill(unlikely, self.filter_value)
+
+
+@final
+class TopP(TopPLogitsWarper):
+    """Leaves out the unlikeliest tokens that have no more than 1 − p together; of equal ones the higher id goes first.
+
+    A probability is a whole number of 2⁻⁴³ of the likeliest token's.
+    """
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if devices.on_host(scores.device):
+            mask = torch.from_numpy(np.stack([self._of_one(row) for row in scores.cpu().double().numpy()]))
+            return scores.masked_fill(mask.to(scores.device), self.filter_value)
+        return scores.masked_fill(self.unlikely(scores), self.filter_value)
+
+    def unlikely(self, scores: Tensor) -> Tensor:
+        """[R, V] what is left out, without waiting for the device; nothing of a row whose largest score is not finite."""
+        best = scores.amax(dim=-1, keepdim=True)
+        distance = (scores.double() - best.double()).masked_fill(~best.isfinite(), 0.0)
+        weights = (exp(distance.clamp(min=NEGLIGIBLE)) * UNIT).long()
+        total = weights.sum(dim=-1, keepdim=True)
+        order = scores.sort(dim=-1, descending=True, stable=True).indices
+        weights = weights.gather(-1, order)
+        out = total - weights.cumsum(dim=-1) + weights <= (total.double() * (1.0 - self.top_p)).long()
+        out[..., : self.min_tokens_to_keep] = False
+        return out.scatter(-1, order, out) & best.isfinite()
+
+    def _of_one(self, scores: Floats) -> Bools:
+        """[V] the same for a row on the host, where what is surely left out need not be sorted."""
+        best, out = scores.max(), np.zeros(len(scores), np.bool_)
+        if not np.isfinite(best):
+            return out
+        weights = (exp(np.maximum(scores - best, NEGLIGIBLE)) * UNIT).astype(np.int64)
+        total = weights.sum()
+        limit = int(np.float64(total) * (1.0 - self.top_p))
+        likely = weights > limit // len(scores)  # all others together have no more than the limit
+        least = scores[likely].min() if np.count_nonzero(likely) >= self.min_tokens_to_keep else -np.inf
+        some = np.flatnonzero(scores >= least)
+        order = some[np.argsort(-scores[some], kind="stable")]
+        gone = total - np.cumsum(weights[order]) + weights[order] <= limit
+        gone[: self.min_tokens_to_keep] = False
+        out[scores < least] = True
+        out[order[gone]] = True
+        return out
+
+
+@final
+class Typical(TypicalLogitsWarper):
+    """Leaves out untypical tokens, on the host: it adds up what is sorted by a function of all scores."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        there: Tensor = super().__call__(input_ids.cpu(), scores.cpu())
+        return there.to(scores.device)
+
+
+STEADY: dict[type, Callable[[Any], LogitsProcessor]] = {
+    TemperatureLogitsWarper: lambda step: Temperature(step.temperature),
+    TopPLogitsWarper: lambda step: TopP(step.top_p, step.filter_value, step.min_tokens_to_keep),
+    TypicalLogitsWarper: lambda step: Typical(step.mass, step.filter_value, step.min_tokens_to_keep),
+    MinPLogitsWarper: lambda step: MinP(step.min_p, step.filter_value) if step.min_p and step.min_tokens_to_keep == 1 else step,
+}
+"""What replaces warpers of transformers."""
+WARPERS: frozenset[type] = frozenset((Temperature, TopKLogitsWarper, TopP, MinP))
+"""Warpers that serve any number of texts at once, and never wait for the device."""
+
+
+def steady(steps: Sequence[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
+    """Return warpers with the same results on every device, where there are such ones."""
+    return tuple(STEADY[type(step)](step) if type(step) in STEADY else step for step in steps)
+
+
+def warped(logits: Tensor, steps: Sequence[LogitsProcessor]) -> Tensor:
+    """Return logits [R, V] after warpers, in float32 unless they are float64; as they are without any."""
+    if not steps:
+        return logits
+    scores = logits if logits.dtype is torch.float64 else logits.float()
+    nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text
+    for step in steps:
+        scores = step(nobody, scores)
+    return scores
