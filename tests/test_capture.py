@@ -26,6 +26,8 @@ from draftree.models.target import Target
 from draftree.registry import build, part
 from draftree.request import Request
 from draftree.rows import Rows
+from draftree.sampling import devices as places
+from draftree.sampling.settings import Sampling
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import COSTS, cases
 from draftree.testing.fakes import Recorder, tiny_target
@@ -164,26 +166,31 @@ def rotates_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("rotates_as_a_gpu")
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, top_p=0.95)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", ["edd", "eagle", "eagle3", "mtp", "medusa:heads=6", "hydra:heads=6"])
 @pytest.mark.parametrize(
     ("policy", "layers"),
     [("chain:length=4", 4), ("beam:preset=fast,width=3,depth=4", 4), ("eagle2", 6), ("vct:width=2,depth=2", 2)],
 )
-def test_a_step_is_few_launches(policy: str, layers: int, drafter: str, rows: int) -> None:
-    """One pass for each layer of the tree and one of the target; the host waits once.
+def test_a_step_is_few_launches(
+    policy: str, layers: int, drafter: str, sampling: Sampling, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass for each layer of the tree and one of the target, recorded once; the host waits once.
 
     Not counted: what is not recorded, as the encoding of what was accepted, and what fills the inputs of a pass; the host waits
     for none of it.
     """
+    monkeypatch.setattr(places, "on_host", lambda device: False)
     recorder = Recorder()
     target = tiny_target(context=96, capture=Graphs(recorder))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         drafts: Any = build("drafter", drafter).example(target)
     stacks = [layer._run[0] for layer in getattr(drafts.model, "layers", ()) if isinstance(layer, MTPLayer)]
-    writing, rule = Rows(target.new_cache(rows, 96)), part("acceptor", "greedy")()
+    writing, rule = Rows(target.new_cache(rows, 96)), part("acceptor", "greedy" if sampling.greedy else "match")()
     parts = Parts(target, drafts, build("policy", policy), rule, COSTS)
-    _, state = admit(parts, writing, [Request([7, 18, 29, 40, 51][: 5 - row], 60) for row in range(rows)], State())
+    requests = [Request([7, 18, 29, 40, 51][: 5 - row], 60, sampling=sampling) for row in range(rows)]
+    _, state = admit(parts, writing, requests, State())
     for _ in range(4):
         _, state = step(parts, writing, state)
         before = recorder.launched
@@ -192,6 +199,7 @@ def test_a_step_is_few_launches(policy: str, layers: int, drafter: str, rows: in
         assert len(writing.stats.work[-1].frontiers) == layers
         assert recorder.launched - before <= 1 + layers
         assert waits.count == 1
+    assert recorder.recorded <= 4 + layers, "the first pass of a step comes in a few widths, the others are recorded once"
 
 
 @pytest.mark.usefixtures("rotates_as_a_gpu")

@@ -49,6 +49,7 @@ from draftree.models.decoder import Decoder
 from draftree.models.target import Target, name_of
 from draftree.registry import build as build_part
 from draftree.sampling.settings import Sampling
+from draftree.sampling.warpers import Temperature
 from draftree.testing.fakes import Never, Sometimes, tiny_target
 from draftree.weights import demo_folder
 from generating import (
@@ -421,7 +422,8 @@ def test_warpers_at_the_end_shape_drafts_too() -> None:
     warpers = [TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)]
     own = Rowwise()
     made = batch([own, *warpers], do_sample=True, temperature=0.5)
-    assert (made.sampling(1).temperature, made.sampling(1).processors) == (0.5, tuple(warpers))
+    assert (made.sampling(1).temperature, made.sampling(1).warpers) == (0.5, tuple(warpers))
+    assert [type(step) for step in made.sampling(1).processors] == [Temperature, TopKLogitsWarper]
     assert made.requests(made.sampling(1))[0].processors == (own,)
     last = LogitNormalization()
     late = batch([own, *warpers, last], do_sample=True, temperature=0.5)

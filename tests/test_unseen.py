@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor
 
 import draftree.drafting
 from architectures import model
@@ -30,9 +31,10 @@ from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.vct import VCT
 from draftree.policies.yield_ import Learned, Yield
-from draftree.registry import part
+from draftree.registry import build, part
 from draftree.request import Emitted, Request
 from draftree.rows import Rows
+from draftree.sampling import devices
 from draftree.sampling.drawing import Drawing, drawn, top_k
 from draftree.sampling.settings import Sampling
 from draftree.testing.conformance import COSTS
@@ -284,12 +286,17 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def written(
-    capture: Capture, drafter: Callable[[Target], Drafter[Any]], policy: Policy, requests: Sequence[Request], context: int = 40
+    capture: Capture,
+    drafter: Callable[[Target], Drafter[Any]],
+    policy: Policy,
+    requests: Sequence[Request],
+    context: int = 40,
+    rule: str = "greedy",
 ) -> tuple[Rows, list[Emitted], Any]:
     """Some requests' texts, each step's part of them, and the drafter's state in the end."""
     target = tiny_target(context, capture=capture)
     rows = Rows(target.new_cache(len(requests), 8))
-    parts = Parts(target, drafter(target), policy, part("acceptor", "greedy")(), COSTS)
+    parts = Parts(target, drafter(target), policy, build("acceptor", rule), COSTS)
     steps = list(decode(parts, rows, requests))
     return rows, [event for events, _ in steps for event in events], steps[-1][1].drafter
 
@@ -449,10 +456,58 @@ def test_trees_that_have_no_room_are_the_hosts(unseen: list[int]) -> None:
     assert max(unseen) <= 512
 
 
-def test_draws_are_the_hosts(unseen: list[int]) -> None:
-    target = tiny_target(capture=Graphs(Recorder()))
-    rows = Rows(target.new_cache(1, 8))
-    parts = Parts(target, DRAFTERS["edd"](target), Chain(3), part("acceptor", "match")(), COSTS)
-    for _ in decode(parts, rows, [Request(prompt(6), 10, sampling=Sampling(temperature=1.0, seed=1))]):
-        pass
+SAMPLED = Sampling(1.0, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "policy", "sampling"),
+    [
+        ("match", "edd", Chain(4), SAMPLED),
+        (
+            "match",
+            "lm-right",
+            EAGLE2(nodes=9, depth=4, width=3),
+            Sampling(1.4, top_k=40, top_p=0.95, min_p=0.001, seed=2**64 - 1),
+        ),
+        ("match", "lm", VCT(2, 3), Sampling(0.7, top_p=0.9)),
+        ("match:coupled=false", "lm-right", Beam(3, 4, survivors=False), SAMPLED),
+    ],
+    ids=str,
+)
+def test_sampled_texts_are_the_hosts(
+    rule: str, name: str, policy: Policy, sampling: Sampling, unseen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [Request(prompt(n), m, number=i, sampling=sampling) for i, (n, m) in enumerate(((1, 6), (11, 3), (6, 14)))]
+    theirs = written(Eager(), DRAFTERS[name], policy, requests, rule=rule)
+    assert not unseen
+    monkeypatch.setattr(devices, "on_host", lambda device: False)
+    same(written(Graphs(Recorder()), DRAFTERS[name], policy, requests, rule=rule), theirs)
+    assert max(unseen) > 0
+    if name == "lm-right":
+        assert theirs[0].stats.acceptance_length > 1.5
+
+
+class Odd(LogitsProcessor):
+    """A warper that nothing is known of."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores / 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "samplings"),
+    [
+        ("multiround", [SAMPLED]),
+        ("match", [SAMPLED, Sampling(0.5)]),
+        ("match", [SAMPLED, Sampling()]),
+        ("match", [Sampling(1.0, typical_p=0.9)]),
+        ("match", [Sampling(1.0, warpers=(Odd(),))]),
+    ],
+    ids=str,
+)
+def test_otherwise_the_host_draws(rule: str, samplings: list[Sampling], unseen: list[int]) -> None:
+    """Where rows are not alike, drafts are draws of their own, or warpers are not known."""
+    requests = [Request(prompt(6), 6, number=i, sampling=each) for i, each in enumerate(samplings)]
+    runs = [written(capture, DRAFTERS["edd"], VCT(2, 3), requests, rule=rule) for capture in (Graphs(Recorder()), Eager())]
+    same(*runs)
     assert not unseen

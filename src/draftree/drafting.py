@@ -100,24 +100,24 @@ class Drafting(Search):
         return roots
 
     def _grow(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Tree | Unseen:
-        if (plan := self._plan(policy, roots, costs, room, memory)) is not None:
+        recorded = self.rows.recorded(self.drawing.kind, self.vocab)
+        if recorded is not None and (plan := self._plan(policy, roots, costs, room, memory)) is not None:
             depth = np.full(len(room.depth), -1)
             depth[roots.row] = room.depth[roots.row]
             if plan.first is not None:
                 depth[np.setdiff1d(roots.row, plan.first)] = 0
             self.layers = self._layers(plan, roots, depth)
             if self.layers is not None:
+                starts, noise = self.rows.cache.lengths, self.rows.noise
                 with phase("draft"):
                     try:
-                        return grow(plan, self.layers, self.rows.last, depth, self.rows.cache.lengths)
+                        return grow(plan, self.layers, self.rows.last, depth, starts, recorded, noise)
                     except Exception as error:
                         raise DrafterFault(roots.row.tolist(), error) from error
         return policy.draft(self, roots, costs, room, memory)
 
     def _plan(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Plan | None:
-        """How a step's trees grow on the device, where passes are recorded and only likeliest tokens are asked for."""
-        if not (self.rows.cache.ladder.few and self.rows.unconditional):
-            return None
+        """How a step's trees grow on the device; None where the policy asks the host."""
         deepest = int(room.depth[roots.row].max())
         plan = policy.plan_step(_outlook(self.rows, roots, costs, room, memory)) if deepest > 0 else None
         if plan is None:

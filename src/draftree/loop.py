@@ -93,7 +93,7 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     drafted = time.perf_counter()
     probes = draft.probes()
     tree, verified = draft.verify(target, grown, probes)
-    p = rows.distributions(tree, verified.logits, verified.likeliest, acceptor.keeps_text)
+    p = rows.distributions(tree, verified.logits, verified.told, acceptor.keeps_text)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)

@@ -23,7 +23,9 @@ from draftree.sampling import devices
 from draftree.sampling.distributions import Distributions, processed
 from draftree.sampling.drawing import Drawing, top_k
 from draftree.sampling.noise import Chance, Keyed
+from draftree.sampling.recorded import LIKELIEST, Recorded
 from draftree.sampling.settings import Sampling
+from draftree.sampling.warpers import WARPERS
 from draftree.stats import Stats, Step, Work
 from draftree.tree import MAX_NODES, Draw, Ints, Room, Tree, Verdict
 
@@ -161,14 +163,24 @@ class Rows:
         settings = [request.sampling for request in self.requests]
         return Drawing(kind, settings, None if kind is Draw.POINT else self.noise)
 
-    @property
-    def unconditional(self) -> bool:
-        """True where every text is the target's likeliest tokens and nothing else has a say in them, or in drafts."""
-        return (
-            all_greedy(self.requests)
-            and not self.steered
-            and not any(self.requests[row].processors for row in self.live.tolist())
-        )
+    def recorded(self, kind: Draw, vocab: int) -> Recorded | None:
+        """How tokens are chosen in recorded passes; None where none are, rows are not alike, or texts have a say in it.
+
+        Args:
+            kind: of draw, of the drafts.
+            vocab: V.
+        """
+        mine = [self.requests[row] for row in self.live.tolist()]
+        if not self.cache.ladder.few or self.steered or any(request.processors for request in mine):
+            return None
+        if all_greedy(mine):
+            return LIKELIEST
+        setting = mine[0].sampling.knobs
+        alike = all(request.sampling.warpers is None and request.sampling.knobs == setting for request in mine)
+        known = all(type(step) in WARPERS for step in setting.processors)
+        if not (alike and known) or kind.sampled or self._source is not None:
+            return None
+        return Recorded(setting, kind is Draw.COUPLED, vocab)
 
     @property
     def steered(self) -> bool:
@@ -205,14 +217,18 @@ class Rows:
         return shaped
 
     def distributions(
-        self, tree: Tree, logits: Tensor, likeliest: Sequence[int] | None = None, drawn: bool = False
+        self,
+        tree: Tree,
+        logits: Tensor,
+        told: tuple[Sequence[int], Sequence[int]] | None = None,
+        drawn: bool = False,
     ) -> Distributions:
         """p after every node of a verified tree.
 
         Args:
             tree: that was verified.
             logits: [N, V] of the target.
-            likeliest: [N] the likeliest tokens, where they are known.
+            told: [N] the likeliest tokens and those that are drawn, where they are known, see `Verified`.
             drawn: whether the target's own token, by its noise, is what will be asked for after each node.
         """
 
@@ -223,8 +239,8 @@ class Rows:
             return (*request.processors, *request.sampling.processors)
 
         greedy = lambda node: self.requests[int(tree.row[node])].sampling.greedy
-        noise = self._noise_after(tree, logits) if drawn else None
-        return Distributions(logits, processors, partial(self.shown, tree), greedy, likeliest, noise)
+        noise = self._noise_after(tree, logits) if drawn and told is None else None
+        return Distributions(logits, processors, partial(self.shown, tree), greedy, told, noise)
 
     def _noise_after(self, tree: Tree, logits: Tensor) -> Callable[[Ints], Tensor] | None:
         """The noise of the tokens after nodes, on the logits' device; None where these are chosen from on the host."""

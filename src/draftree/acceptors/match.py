@@ -42,7 +42,6 @@ class Match(Acceptor):
         def choose(node: int) -> int:
             if p.greedy(node):
                 return p.argmax(node)
-            place = {"row": int(tree.row[node]), "depth": int(tree.depth[node])}
-            return p.drawn(node, partial(chance.choose, **place))
+            return p.drawn(node, partial(chance.choose, row=int(tree.row[node]), depth=int(tree.depth[node])))
 
         return walk(tree, choose)

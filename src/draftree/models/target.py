@@ -140,12 +140,13 @@ class Verified:
     Attributes:
         logits: [N, V] after every node.
         taps: of all nodes.
-        likeliest: [N] the token of each node's largest logit, −1 where that is no finite number; None where nobody looked yet.
+        told: [N] the token of each node's largest logit, −1 where that is no finite number, and the token that is drawn
+            there, −1 where none is; None where nobody looked yet.
     """
 
     logits: Tensor
     taps: Taps
-    likeliest: Sequence[int] | None = None
+    told: tuple[Sequence[int], Sequence[int]] | None = None
 
 
 class Target:

@@ -21,6 +21,9 @@ from draftree.models.forward_batch import DeviceFeed, Laid
 from draftree.models.target import Needs, Packing, Taps, Target, Verified
 from draftree.tree import Floats, Ints, Tree
 
+GIVEN = 2
+"""The last tensors of a forest, which do not change as it grows."""
+
 
 @dataclass(frozen=True)
 class Nodes:
@@ -38,6 +41,7 @@ class Nodes:
         broken: [R, 1] whether logits after one of them were no numbers.
         known: [X] float64, numbers of the policy's own.
         bounds: [R, 3] what the host has said of each row, see `room`, `begin` and `start`.
+        places: [R, D, 5] of the noise that tokens are drawn with, by depth; D is 0 in greedy decoding.
     """
 
     tokens: Tensor
@@ -51,6 +55,7 @@ class Nodes:
     broken: Tensor
     known: Tensor
     bounds: Tensor
+    places: Tensor
 
     @property
     def given(self) -> dict[str, Tensor]:
@@ -65,11 +70,11 @@ class Nodes:
     @property
     def made(self) -> Made:
         """What changes as it grows."""
-        return tuple(getattr(self, f.name) for f in fields(self)[:-1])
+        return tuple(getattr(self, f.name) for f in fields(self)[:-GIVEN])
 
     def after(self, made: Made) -> Self:
         """The forest as a pass has made it."""
-        return replace(self, **dict(zip([f.name for f in fields(self)[:-1]], made, strict=True)))
+        return replace(self, **dict(zip([f.name for f in fields(self)[:-GIVEN]], made, strict=True)))
 
     @property
     def room(self) -> Tensor:
@@ -167,7 +172,8 @@ class Unseen:
         frontiers: how many nodes each pass of the drafter was fed.
         count: n, the root and the best of them that are verified; of a row with fewer, the last are padding.
         rank: what they are ranked by [R, N], −∞ where they are not verified; it can be hashed, and tells passes apart.
-        asked: what the host will ask of logits [R, n, V]: a whole number [R, n] for each node.
+        asked: what the host will ask of logits [R, n, V], places of noise and depths [R, n]: [R, 2n], the likeliest token after
+            each node and the one that is drawn, −1 where there is none; equal ones do the same.
     """
 
     nodes: Nodes
@@ -175,7 +181,7 @@ class Unseen:
     frontiers: Sequence[int]
     count: int
     rank: Callable[[Nodes], Tensor]
-    asked: Callable[[Tensor], Tensor]
+    asked: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def report(self, nodes: Nodes, best: Tensor) -> Tensor:
         """[R, …] float64, what the host has to be told, of the forest as a pass was given it and the verified nodes [R, n]."""
@@ -225,19 +231,22 @@ def verified(target: Target, cache: SlotCache, grown: Unseen, needs: Needs) -> t
 
     def made(results: Made, given: Given) -> Made:
         nodes = Nodes.of(given)
-        report = grown.report(nodes, nodes.best(n, grown.rank(nodes)))
-        return *results, torch.cat((report, asked(results[0][:, :n]).double()), dim=1)
+        best = nodes.best(n, grown.rank(nodes))
+        answers = asked(results[0][:, :n], nodes.places, nodes.depth.gather(1, best))
+        return *results, torch.cat((grown.report(nodes, best), answers.double()), dim=1)
 
     feed = DeviceFeed(n, n, cache.lengths.copy(), grown.nodes.given, "verify", make)
     then = Then((n, asked, grown.rank), {}, made)
     out, *caught, report = target.decoder.forward_on_device(feed, cache, needs.hidden, then)
     told_of = report.cpu().numpy()
-    told = grown.told(told_of[:, :-n])
+    told = grown.told(told_of[:, : -2 * n])
     tree = told.tree
     rows = [tree.of_row(row) for row in range(cache.rows)]
-    answers = np.empty(len(tree), np.int64)
+    answers = np.empty((2, len(tree)), np.int64)
     for row, nodes in enumerate(rows):
-        answers[nodes] = told_of[row, -n:][: len(nodes)]
+        answers[:, nodes] = told_of[row, -2 * n :].reshape(2, n)[:, : len(nodes)]
     packed, positions = Packing(tree.row, rows, out.device), cache.lengths[tree.row] + tree.depth
     hidden = {layer: packed(h) for layer, h in zip(needs.hidden, caught, strict=True)}
-    return told, Verified(packed(out), Taps(hidden, tree.row, positions, tree.tokens, cache), answers.tolist())
+    return told, Verified(
+        packed(out), Taps(hidden, tree.row, positions, tree.tokens, cache), (answers[0].tolist(), answers[1].tolist())
+    )

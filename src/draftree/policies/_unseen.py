@@ -16,11 +16,9 @@ from torch.nn.functional import pad
 
 from draftree.costs.curves import Costs
 from draftree.models.unseen import Layers, Nodes, Unseen
-from draftree.sampling.distributions import likeliest
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.noise import Keyed
+from draftree.sampling.recorded import LIKELIEST, Recorded
 from draftree.tree import Floats, Ints, Room, Tree
-
-NOBODY = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -125,16 +123,19 @@ class Choices:
     Attributes:
         plan: the trees' shape.
         layer: the depth of the children.
+        recorded: how tokens are chosen.
     """
 
     plan: Plan
     layer: int
+    recorded: Recorded = LIKELIEST
 
     def __call__(self, logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
         """The forest with the children chosen, see `Choose`."""
         plan, count = self.plan, logits.shape[1]
         frontier, asked = nodes.fed[:, -count:], nodes.asked[:, -count:]
-        found, own = leading_tokens(Drawing().log_q(logits, NOBODY), plan.candidates)
+        log_q, ids = self.recorded.log_q(logits, nodes.places, self.layer - 1, ids)
+        found, own = leading_tokens(log_q, plan.candidates)
         found = found if ids is None else ids[found]
         if (missing := plan.candidates - found.shape[2]) > 0:  # a small vocabulary
             found, own = pad(found, (0, missing)), pad(own, (0, missing), value=-torch.inf)
@@ -167,8 +168,27 @@ class Choices:
         return replace(grown, fed=fed, asked=asked, known=known)
 
 
+@final
+@dataclass(frozen=True)
+class Ranks:
+    """What a plan ranks nodes by; that of an equal plan is equal, as its bound method would not be."""
+
+    plan: Plan
+
+    def __call__(self, nodes: Nodes) -> Tensor:
+        return self.plan.rank(nodes)
+
+
 @torch.inference_mode()
-def grow(plan: Plan, layers: Layers, roots: Ints, depth: Ints, starts: Ints) -> Unseen:
+def grow(
+    plan: Plan,
+    layers: Layers,
+    roots: Ints,
+    depth: Ints,
+    starts: Ints,
+    recorded: Recorded = LIKELIEST,
+    noise: Keyed | None = None,
+) -> Unseen:
     """The forest that a plan makes of a drafter's logits.
 
     Nothing is brought to the device once the first pass has begun: such a copy may wait for all that was asked before.
@@ -179,9 +199,15 @@ def grow(plan: Plan, layers: Layers, roots: Ints, depth: Ints, starts: Ints) -> 
         roots: [R] tokens.
         depth: [R] how deep each row's tree may be; −1 for rows without a root.
         starts: [R] the roots' slots in the target's cache.
+        recorded: how tokens are chosen.
+        noise: that they are drawn with, if they are drawn.
     """
+    if noise is None or recorded.setting.greedy:
+        places = np.zeros((len(roots), 0, 5), np.int64)
+    else:
+        places = noise.places(plan.depth + 1)
     bounds = torch.from_numpy(np.stack((roots, depth, layers.begin, starts), axis=1)).to(layers.device)
-    known = torch.from_numpy(plan.known(layers)).to(layers.device)
+    known, of_noise = (torch.from_numpy(each).to(layers.device) for each in (plan.known(layers), places))
     tokens, bounds = bounds[:, :1], bounds[:, 1:]
     room, zero = bounds[:, :1], torch.zeros_like(tokens, dtype=torch.float64)
     score, itself, first = (
@@ -190,18 +216,18 @@ def grow(plan: Plan, layers: Layers, roots: Ints, depth: Ints, starts: Ints) -> 
         torch.zeros_like(room),
     )
     broken = torch.zeros_like(itself)
-    nodes = Nodes(tokens, score, zero, zero, first - 1, itself[..., None], first, room > 0, broken, known, bounds)
+    nodes = Nodes(tokens, score, zero, zero, first - 1, itself[..., None], first, room > 0, broken, known, bounds, of_noise)
     sizes, frontiers, count = [1], list[int](), 1
     deepest = min(plan.depth, int(depth.max()), layers.deepest or plan.depth)
     for layer in range(1, deepest + 1):
-        choices, before = Choices(plan, layer), nodes
+        choices, before = Choices(plan, layer, recorded), nodes
         nodes = layers.first(nodes, choices) if layer == 1 else layers.below(nodes, count, choices)
         frontiers.append(count)
         sizes.append(nodes.tokens.shape[1] - before.tokens.shape[1])
         count = nodes.fed.shape[1] - before.fed.shape[1]
     size = nodes.tokens.shape[1]
     verified = size if plan.nodes is None else min(plan.nodes + 1, size)
-    return Unseen(nodes, sizes, frontiers, verified, plan.rank, likeliest)
+    return Unseen(nodes, sizes, frontiers, verified, Ranks(plan), recorded)
 
 
 def leading(values: Tensor, k: int) -> Tensor:

@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
+from draftree.boundary.machine import has_float64
 from draftree.tree import Ints
 
 
 def on_host(device: torch.device) -> bool:
     """Return whether the host samples from scores that lie on a device: on itself, or without float64."""
-    return device.type in ("cpu", "mps")
+    return device.type == "cpu" or not has_float64(device)
 
 
 def to_device(values: Ints, device: torch.device) -> Tensor:

@@ -58,7 +58,8 @@ class Distributions:
         processors: of a node: what turns raw logits into its request's, given its whole text; none by default.
         text: of a node: the token ids of its sequence up to and including it, asked only where there are processors.
         greedy: of a node: whether its temperature is 0, so that p is certain of the likeliest token.
-        likeliest: [N] what `likeliest` makes of the logits, where the host has been told.
+        told: [N] what `likeliest` makes of the logits, and the target's own token after each node, drawn by the noise that
+            is to be drawn with, or −1 where that has to be asked; where the host has been told.
         noise: of some nodes [M]: the noise [M, V] that the target's tokens after them are drawn with, on the logits' device.
             Where it is given, the host is told of all that can be drawn there at once, and waits for that alone.
 
@@ -72,18 +73,14 @@ class Distributions:
         processors: Callable[[int], Sequence[LogitsProcessor]] = lambda node: (),
         text: Callable[[int], Sequence[int]] = lambda node: (),
         greedy: Callable[[int], bool] = lambda node: False,
-        likeliest: Sequence[int] | None = None,
+        told: tuple[Sequence[int], Sequence[int]] | None = None,
         noise: Callable[[Ints], Tensor] | None = None,
     ) -> None:
         self._logits, self._processors, self._text, self.greedy = logits, processors, text, greedy
         self._scores: dict[int, tuple[Tensor, Tensor]] = {}
-        self._drawn: Sequence[int] = ()
-        if likeliest is not None:
-            self._argmax = likeliest
-        elif noise is None:
-            self._argmax = _likeliest(logits)
-        else:
-            self._argmax, self._drawn = self._told(noise)
+        if told is None:
+            told = (_likeliest(logits), ()) if noise is None else self._told(noise)
+        self._argmax, self._drawn = told
         if min(self._argmax, default=0) < 0:
             raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
         self._p: dict[int, Tensor] = {}

@@ -63,11 +63,11 @@ class Drawing:
             logits = self.shaped(logits)
         each = {row: self.settings[row] for row in set(rows.tolist())} if self.settings else {}
         if len(different := set(each.values())) == 1:
-            logits = _warped(logits, *different)
+            logits = without_nonsense(logits, *different)
         else:
             for setting in different:
                 mine = torch.tensor([each[row] == setting for row in rows.tolist()], device=logits.device)
-                logits = torch.where(mine[:, None], _warped(logits, setting), logits)
+                logits = torch.where(mine[:, None], without_nonsense(logits, setting), logits)
         return torch.log_softmax(logits, dim=-1)
 
     def temperature(self, row: int) -> float:
@@ -75,16 +75,16 @@ class Drawing:
         return self.settings[row].temperature if self.settings else 0.0
 
 
-def _warped(logits: Tensor, setting: Sampling) -> Tensor:
-    """[F, V] logits after temperature and cuts, if there are any; then NaN in all of a row where one is not finite."""
+def without_nonsense(logits: Tensor, setting: Sampling) -> Tensor:
+    """[…, V] logits after temperature and cuts, if there are any; then NaN in all of a row where one is not finite."""
     if not setting.processors:
         return logits
-    there = finite(logits)[:, None]
+    there = finite(logits)[..., None]
     return warped(logits.where(there, 0.0), setting.processors).where(there, torch.nan)  # some warpers raise at NaN
 
 
 def finite(logits: Tensor) -> Tensor:
-    """[F] True where the largest of a row of logits [F, V] is finite: NaN and ∞ win a maximum, and −∞ forbids a token."""
+    """[…] True where the largest of a row of logits […, V] is finite: NaN and ∞ win a maximum, and −∞ forbids a token."""
     return torch.isfinite(logits.amax(dim=-1))
 
 
@@ -157,7 +157,8 @@ def _sampled(log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, de
     else:
         each = [top_k(log_probs + drawn(kind=2 + j), 1)[0] for j in range(k)]
         tokens = np.concatenate(each, axis=1)
-    return Candidates(tokens, Candidates(tokens, tokens, log_probs).log_of(tokens), log_probs, kind)
+    bare = Candidates(tokens, np.zeros(tokens.shape), log_probs, kind)
+    return replace(bare, log_q=bare.log_of(tokens))
 
 
 def allowed(candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int, device: torch.device) -> Candidates:

@@ -67,6 +67,12 @@ class Keyed(Chance):
         place = self._place(row, depth, kind)
         return _kept(place, n) if kind == 0 else _gumbel(place, n)
 
+    def places(self, depths: int) -> Ints:
+        """[R, D, 5] the words by which the noise of the target's tokens after nodes of each row and depth is computed."""
+        rows = range(len(self._requests))
+        found = [[self._place(row, depth, 0) for depth in range(depths)] for row in rows]
+        return np.array(found, np.int64).reshape(len(rows), depths, 5)
+
     def _place(self, row: int, depth: int, kind: int) -> Place:
         root = int(self._positions[row])
         first, second, last = _stream(self._seeds[row], int(self._requests[row]), kind, int(self._calls[row]))

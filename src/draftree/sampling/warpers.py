@@ -4,7 +4,8 @@ On a GPU, PyTorch multiplies by the reciprocal where it divides by a number, and
 or a cumulative sum in an order that differs from device to device, and for sums from run to run.
 Here quotients are of tensors, and probabilities are added up as whole numbers.
 
-Shapes: R texts, V vocabulary. Warpers are called with ids that they do not look at and scores [R, V].
+Shapes: R texts, V vocabulary. Warpers are called with ids that they do not look at and scores
+[R, V], or […, V].
 """
 
 import math
@@ -46,9 +47,9 @@ class MinP(MinPLogitsWarper):
     """Leaves out tokens below a share of the likeliest one's probability, by the distance of their scores."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        exact = scores.double()
+        exact = (scores.cpu() if devices.on_host(scores.device) else scores).double()
         unlikely = exact - exact.amax(dim=-1, keepdim=True) < math.log(self.min_p)
-        return scores.masked_fill(unlikely, self.filter_value)
+        return scores.masked_fill(unlikely.to(scores.device), self.filter_value)
 
 
 @final
@@ -60,12 +61,13 @@ class TopP(TopPLogitsWarper):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if devices.on_host(scores.device):
-            mask = torch.from_numpy(np.stack([self._of_one(row) for row in scores.cpu().double().numpy()]))
+            rows = scores.cpu().double().flatten(0, -2).numpy()
+            mask = torch.from_numpy(np.stack([self._of_one(row) for row in rows])).view(scores.shape)
             return scores.masked_fill(mask.to(scores.device), self.filter_value)
         return scores.masked_fill(self.unlikely(scores), self.filter_value)
 
     def unlikely(self, scores: Tensor) -> Tensor:
-        """[R, V] what is left out, without waiting for the device; nothing of a row whose largest score is not finite."""
+        """[…, V] what is left out, without waiting for the device; nothing of a row whose largest score is not finite."""
         best = scores.amax(dim=-1, keepdim=True)
         distance = (scores.double() - best.double()).masked_fill(~best.isfinite(), 0.0)
         weights = (exp(distance.clamp(min=NEGLIGIBLE)) * UNIT).long()
@@ -74,7 +76,8 @@ class TopP(TopPLogitsWarper):
         weights = weights.gather(-1, order)
         out = total - weights.cumsum(dim=-1) + weights <= (total.double() * (1.0 - self.top_p)).long()
         out[..., : self.min_tokens_to_keep] = False
-        return out.scatter(-1, order, out) & best.isfinite()
+        unlikely: Tensor = out.scatter(-1, order, out) & best.isfinite()
+        return unlikely
 
     def _of_one(self, scores: Floats) -> Bools:
         """[V] the same for a row on the host, where what is surely left out need not be sorted."""
@@ -121,7 +124,7 @@ def steady(steps: Sequence[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
 
 
 def warped(logits: Tensor, steps: Sequence[LogitsProcessor]) -> Tensor:
-    """Return logits [R, V] after warpers, in float32 unless they are float64; as they are without any."""
+    """Return logits […, V] after warpers, in float32 unless they are float64; as they are without any."""
     if not steps:
         return logits
     scores = logits if logits.dtype is torch.float64 else logits.float()
