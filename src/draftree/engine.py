@@ -132,6 +132,7 @@ class Engine(Hinting, metaclass=_LoadedOnly):
     _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self.target.refuse_needs(self.drafter.needs)
         self.policy = self.policy.sized(count_parameters(self.target.decoder.model))
 
     def __repr__(self) -> str:

@@ -63,7 +63,7 @@ LOADING_HINTS: Mapping[str, str] = by_word(
             "weights_only use_cache tie_word_embeddings autogptq"
         ),
         "quantize='int8', or load the model with transformers and give it": "awq gptq",
-        "device_map='auto' or device='cuda:0': the whole model has to fit on one device": (
+        "device_map='auto' or device='cuda:0': layers that do not fit go to other devices, to the host's memory or to disk": (
             "max_memory cpu_offload_gb offload offload_kqv tensor_split split_mode"
         ),
         _ONE_DEVICE: (

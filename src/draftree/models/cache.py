@@ -30,11 +30,19 @@ Pages = tuple[tuple[Tensor, Tensor], ...]
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The shape of one layer's part of a token: key-value heads, and the width of a key and of a value; 0 where it has none."""
+    """The shape of one layer's part of a token.
+
+    Attributes:
+        heads: key-value heads; 0 where it has none.
+        key: the width of a key; 0 likewise.
+        value: of a value.
+        device: where it computes, if that is another device than the cache's.
+    """
 
     heads: int
     key: int
     value: int
+    device: torch.device | None = None
 
 
 class SlotCache:
@@ -72,19 +80,21 @@ class SlotCache:
             for layer, s in enumerate(self.shapes)
         ]
         self._groups = [
-            (self._zeros(self.shapes.count(s), s.heads, 0, s.key), self._zeros(self.shapes.count(s), s.heads, 0, s.value))
+            tuple(self._zeros(self.shapes.count(s), s.heads, 0, width, s.device or device) for width in (s.key, s.value))
             for s in kinds
         ]
         self._stored = self._on_host()
 
     def _on_host(self) -> list[NDArray[np.uint8]]:
         """Return keys and values as bytes that NumPy shares, of one group after another; none of them on another device."""
-        tensors = itertools.chain.from_iterable(self._groups) if self.device.type == "cpu" else ()
+        tensors = list(itertools.chain.from_iterable(self._groups))
+        if any(t.device.type != "cpu" for t in tensors):
+            return []
         return [t.view(torch.uint8).numpy() for t in tensors]
 
-    def _zeros(self, layers: int, heads: int, slots: int, width: int) -> Tensor:
+    def _zeros(self, layers: int, heads: int, slots: int, width: int, device: torch.device) -> Tensor:
         # Zeros, not empty memory: a masked slot still multiplies a weight of 0, and 0 · NaN is NaN.
-        return torch.zeros(layers, self.rows, heads, slots, width, dtype=self.dtype, device=self.device)
+        return torch.zeros(layers, self.rows, heads, slots, width, dtype=self.dtype, device=device)
 
     @property
     def capacity(self) -> int:
@@ -108,7 +118,7 @@ class SlotCache:
             return
         grown = self.ladder.capacity(max(slots, self.capacity * 3 // 2))
         for i, pair in enumerate(self._groups):
-            new = tuple(self._zeros(t.shape[0], t.shape[2], grown, t.shape[4]) for t in pair)
+            new = tuple(self._zeros(t.shape[0], t.shape[2], grown, t.shape[4], t.device) for t in pair)
             for old, fresh in zip(pair, new, strict=True):
                 fresh[:, :, :, : old.shape[3]] = old
             self._groups[i] = (new[0], new[1])
@@ -208,22 +218,23 @@ class SlotCache:
         self.lengths[rows] = starts + counts
         if not apart.any():
             return
-        if self.device.type == "cpu":  # NumPy's indexing takes less time than torch's
+        if self._stored:  # NumPy's indexing takes less time than torch's
             row, old, new = rows[owner[apart]], old[apart], new[apart]
             for stored in self._stored:
                 stored[:, row, :, new] = stored[:, row, :, old]
         elif self.rows == 1:  # as one of several, it would take three times as long
             start, source = int(starts[0]), torch.from_numpy(slots[0]).to(self.device)
             for t in itertools.chain.from_iterable(self._groups):
-                t[:, 0, :, start : start + len(source)] = t[:, 0].index_select(2, source)
+                t[:, 0, :, start : start + len(source)] = t[:, 0].index_select(2, source.to(t.device))
         else:
             # Rows with fewer tokens move their last one several times.
             moved = np.unique(owner[apart])
             nth = np.minimum(np.arange(counts[moved].max()), counts[moved, None] - 1)
-            sources, to = np.stack([slots[i][n] for i, n in zip(moved, nth, strict=True)]), starts[moved, None] + nth
-            at, here, there = (torch.from_numpy(each).to(self.device) for each in (rows[moved, None], sources, to))
+            sources, places = np.stack([slots[i][n] for i, n in zip(moved, nth, strict=True)]), starts[moved, None] + nth
+            at, here, there = (torch.from_numpy(each).to(self.device) for each in (rows[moved, None], sources, places))
             for t in itertools.chain.from_iterable(self._groups):
-                t[:, at, :, there] = t[:, at, :, here]
+                each, source, to = (i.to(t.device) for i in (at, here, there))
+                t[:, each, :, to] = t[:, each, :, source]
 
     def insert(self, layer: int, rows: Ints, slots: Ints, keys: Tensor, values: Tensor) -> None:
         """Commits keys and values [H, T, width] computed elsewhere, token t into `slots[t]` of `rows[t]`.
@@ -235,7 +246,7 @@ class SlotCache:
             if self.rows == 1:
                 stored[0, :, int(slots[0]) : int(slots[-1]) + 1] = new
             else:
-                at = torch.from_numpy(rows).to(self.device), slice(None), torch.from_numpy(slots).to(self.device)
+                at = torch.from_numpy(rows).to(stored.device), slice(None), torch.from_numpy(slots).to(stored.device)
                 stored[at] = new.transpose(0, 1)
         np.maximum.at(self.lengths, rows, slots + 1)
 
@@ -382,8 +393,9 @@ class Writer(Cache):
             keys[:, :, self._start : self._stop] = key_states
             values[:, :, self._start : self._stop] = value_states
         else:
-            keys[self._rows, :, self.slots] = key_states.transpose(1, 2)
-            values[self._rows, :, self.slots] = value_states.transpose(1, 2)
+            rows, slots = (i.to(keys.device) for i in (self._rows, self.slots))
+            keys[rows, :, slots] = key_states.transpose(1, 2)
+            values[rows, :, slots] = value_states.transpose(1, 2)
         return keys[:, :, : self.end], values[:, :, : self.end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -31,6 +31,7 @@ from draftree.models.recurrent.recorder import Kept
 from draftree.models.recurrent.states import States
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 from draftree.models.sources import ATTENTION
+from draftree.models.spread import brought, input_device
 
 register()
 
@@ -103,9 +104,8 @@ class Decoder:
 
     @cached_property
     def device(self) -> torch.device:
-        """The model's device; like the dtype it is asked for often and looked up once."""
-        device: torch.device = self.model.device
-        return device
+        """The device of tokens and logits; like the dtype it is asked for often and looked up once."""
+        return input_device(self.model)
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -126,13 +126,16 @@ class Decoder:
         """The rows [V, D] of its LM head.
 
         Raises:
-            UserError: they are quantised, so that there are none to read.
+            UserError: they are quantised or offloaded, so that there are none to read.
         """
         weight: Tensor | None = getattr(self._head, "weight", None)
+        name = type(self.model).__name__
         if weight is None or not weight.is_floating_point():
-            name = type(self.model).__name__
             told = "allowed for a drafter that reads its rows is one that is not"
             raise UserError(f"the LM head of the {name} is quantised, {told}")
+        if weight.is_meta:
+            told = "allowed for a drafter that reads its rows is one that stays on a device"
+            raise UserError(f"the LM head of the {name} is offloaded, {told}")
         return weight
 
     @property
@@ -227,7 +230,7 @@ class Decoder:
         """Logits […, V] of what the last layer's norm gave, […, D], by the stock head and what the model does behind it."""
         if self._behind_head is None:
             return self._through_model(states)
-        return self._behind_head(self._head(states))
+        return self._behind_head(self._raw_logits(states))
 
     def head_for(self, ids: Tensor | None, raw: bool = False) -> Callable[[Tensor], Tensor]:
         """A function that gives the logits […, V′] of some tokens alone, of states […, D].
@@ -240,12 +243,18 @@ class Decoder:
         if behind is None:
             return lambda states: self._through_model(states).index_select(-1, ids) if ids is not None else self.head(states)
         if ids is None:
-            return lambda states: behind(self._head(states))
+            return lambda states: behind(self._raw_logits(states))
         bias = getattr(self._head, "bias", None)
         with torch.inference_mode(False), torch.no_grad():  # a drafter's loss may go through them
-            rows, biases = self.head_weight[ids], None if bias is None else bias[ids]
+            at = ids.to(self.head_weight.device)
+            rows, biases = (None if w is None else brought(w[at], self.device) for w in (self.head_weight, bias))
+            assert rows is not None
         multiplied = rows_of(self._head, rows, biases)
         return lambda states: behind(multiplied(states))
+
+    def _raw_logits(self, states: Tensor) -> Tensor:
+        """Return what the LM head gives, on the device of the states."""
+        return brought(self._head(states), states.device)
 
     @property
     def _head(self) -> Any:  # untyped, as much of transformers is
@@ -265,7 +274,7 @@ class Decoder:
         ]
         with torch.no_grad():
             probe = torch.linspace(-3, 3, self.hidden, device=self.device, dtype=self.dtype)[None]
-            wanted, raw = self._through_model(probe).float(), self._head(probe).float()
+            wanted, raw = self._through_model(probe).float(), self._raw_logits(probe).float()
             fitted = float((wanted * raw).sum() / raw.square().sum().clamp(min=1e-12))
             known.append(lambda x: x * fitted)  # MiniCPM3 scales what its head reads
             return next((f for f in known if torch.allclose(f(raw), wanted, rtol=1e-4, atol=1e-5)), None)
@@ -283,7 +292,7 @@ class Decoder:
             logits: Tensor = self.hf.model(input_ids=one, use_cache=False).logits
         finally:
             hook.remove()
-        return logits[0]
+        return brought(logits[0], self.device)
 
     def keys_and_values(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The first layer's keys and values [R, H, n, width] for given inputs [R, n, D] at positions [R, n].

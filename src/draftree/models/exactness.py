@@ -24,6 +24,7 @@ from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kernel_linear import packed_shapes
 from draftree.models.kernel_modules import replaced_kinds
+from draftree.models.spread import is_spread
 from draftree.models.stable import Stable, parting
 from draftree.models.widths import Widths
 
@@ -168,6 +169,8 @@ def decided(decoder: Decoder, name: str, asked: Word, free: bool = True, anyway:
         if asked == "bits":
             told = f"and the target on '{decoder.device.type}', which lacks the float64 that its attention sums in"
             raise UserError(f"exactness is 'bits', {told}: allowed there is 'ties'")
+        return None, asked
+    if is_spread(decoder.model):  # its layers have no weights to be tried with
         return None, asked
     if asked == "ties" or (asked is None and not (free and decoder.dtype in HALF)):
         return None, asked

@@ -26,6 +26,7 @@ from draftree.models.forward_batch import DeviceFeed, ForwardBatch
 from draftree.models.recurrent.dispatch import Answers, answering, dispatching
 from draftree.models.recurrent.recorder import Kept, Recorder
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
+from draftree.models.spread import brought, input_device
 from draftree.models.tree_pass import run_pass
 
 UNNORMED = 2**16
@@ -55,6 +56,11 @@ class HFRunner(ModelRunner):
         self.window: int | None = entry(self.config, "sliding_window") if sliding else None
 
     @cached_property
+    def device(self) -> torch.device:
+        """The device that tokens are given to, and logits come from."""
+        return input_device(self.model)
+
+    @cached_property
     def stack(self) -> PreTrainedModel:
         """The transformer without its LM head, and without the encoders of other media."""
         base: Any = self.model.base_model
@@ -78,9 +84,9 @@ class HFRunner(ModelRunner):
         Raises:
             UserError: a layer keeps what draftree cannot reach.
         """
-        one = torch.zeros(1, 1, dtype=torch.long, device=self.model.device)
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         mask = self.by_type(torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=one.device))
-        recording = answering(Recorder(self.config, type(self.model).__name__))
+        recording = answering(Recorder(self.config, type(self.model).__name__, self.device))
         with torch.inference_mode(), recording as recorder:
             self.model(input_ids=one, **self._placed(one, mask), **self.cached(recorder))
         return recorder.kept()
@@ -148,7 +154,7 @@ class HFRunner(ModelRunner):
         wanted = outputs.tokens
         columns = None if wanted is None else np.unique(batch.places[1][wanted])
         if columns is not None:
-            keep = torch.from_numpy(columns).to(self.model.device)
+            keep = torch.from_numpy(columns).to(self.device)
         padded, *hidden = self.run(cache, batch, keep, outputs.layers)
         if wanted is None or columns is None:
             logits = batch.unpad(padded)
@@ -191,7 +197,7 @@ class HFRunner(ModelRunner):
             placed = self._placed(laid["positions"], mask) | self.cached(past)
             with self.tapped(layers) as caught:
                 logits: Tensor = self.model(input_ids=laid["tokens"], logits_to_keep=keep, **placed).logits
-            return logits, *(caught[layer] for layer in layers)
+            return brought(logits, self.device), *(brought(caught[layer], self.device) for layer in layers)
 
         kind = None
         if captured:
@@ -217,7 +223,7 @@ class HFRunner(ModelRunner):
             call = inspect.signature(module.forward).bind(*args, **kwargs)
 
             def turn(positions: Sequence[int]) -> tuple[Tensor, ...]:
-                given = torch.tensor([positions], device=self.model.device)
+                given = torch.tensor([positions], device=self.device)
                 call.arguments["position_ids"] = given
                 turned: tuple[Tensor, ...] = module.forward(*call.args, **call.kwargs)
                 return turned

@@ -12,6 +12,7 @@ from draftree.models.kernel_linear import TRIED, quicker, use_kernels
 from draftree.models.kernel_modules import replace_modules
 from draftree.models.runner import ModelRunner
 from draftree.models.sources import Loading
+from draftree.models.spread import is_spread
 from draftree.native import variant
 
 GENERIC = "generic"
@@ -28,6 +29,8 @@ def choose_kernels(decoder: Decoder, loading: Loading) -> bool:
         loading: the options. By default a large model runs on native kernels, if they can run it;
             the generic ones are timed beside the model's own.
     """
+    if is_spread(decoder.model):
+        return False
     native = loading.compile
     if native is None:
         large = sum(p.numel() for p in decoder.model.parameters()) >= LARGE

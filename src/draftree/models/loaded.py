@@ -1,6 +1,7 @@
 """Changes of a target's weights between the checkpoint and the first pass: where they lie, an adapter, rounding to 8 bits."""
 
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from draftree.models.sources import Loading, known_as
 
 
 def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) -> dict[str, Any]:
-    """What transformers is told besides for weights that are quantised, or shall be.
+    """What transformers is told besides of where weights go, and of those that are quantised, or shall be.
 
     Args:
         config: of the checkpoint.
         loading: the options.
-        place: where the weights go: quantised ones are put there at once, as not all kinds can be moved.
+        place: where the weights go.
 
     Raises:
         UserError: the package is missing, or the checkpoint is quantised and more was asked for.
@@ -31,7 +32,8 @@ def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) ->
         raise UserError(f"{what} is given for a target that is quantised, allowed is it for weights as they were trained")
     refuse_missing_packages(known_as(str(config.name_or_path)), config, place)
     told: dict[str, Any] = {}
-    if (stored or loading.quantize) and loading.device_map is None and place.type != "cpu":
+    # Straight to the device, without a copy of all weights in the host's memory; quantised ones cannot all be moved.
+    if loading.device_map is None and place.type != "cpu" and (stored or loading.quantize or find_spec("accelerate")):
         told["device_map"] = {"": place}
     if loading.quantize == "int8":
         try:
@@ -41,24 +43,6 @@ def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) ->
             raise UserError(f"quantize needs the package '{error.name}': pip install torchao") from error
         told["quantization_config"] = TorchAoConfig(Int8WeightOnlyConfig())
     return told
-
-
-def placed(model: Any, place: torch.device, mapped: bool) -> Any:
-    """A model where it is to be.
-
-    Args:
-        model: as transformers loaded it.
-        place: where it goes.
-        mapped: whether a device map has said it instead.
-
-    Raises:
-        UserError: the device map has spread it.
-    """
-    if not mapped:
-        return model if model.device == place else model.to(place)
-    if len(found := {str(p.device) for p in model.parameters()}) > 1 or "meta" in found:
-        raise UserError(f"device_map spreads the target over {', '.join(sorted(found))}, allowed is one device for all of it")
-    return model
 
 
 def merged(model: Any, loading: Loading) -> Any:

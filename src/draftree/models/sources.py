@@ -110,13 +110,13 @@ DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
 """The dtypes that a target may be computed in."""
 DTYPE_HELP = f"{', '.join(DTYPES)}; by default the checkpoint's own, but float32 where a CPU is slow in half precision."
-MAP_HELP = "transformers' device_map, all to one device."
+MAP_HELP = "transformers' device_map: auto, or JSON by module."
 
 
 TAKES_TREES: Rule = f"{' or '.join(ATTENTION)}: others take no mask of a tree", optional(lambda value: value in ATTENTION)
 PLACES: Rule = (
-    "auto, a device, or an object with one device for all modules",
-    optional(lambda value: len(set(map(str, _values(value)))) == 1),
+    "auto, a device, or an object with a device, cpu or disk for each module",
+    optional(lambda value: bool(_values(value)) and all(type(v) in (int, str) and v != "" for v in _values(value))),
 )
 
 
@@ -182,7 +182,8 @@ class Loading(Source):
         device: a torch device; by default a GPU where there is one.
         dtype: of the weights, or its name; the checkpoint's own by default. On a CPU float32 for half-precision ones; bfloat16
             for checkpoints stored in it where the processor has instructions for it, and then with `exactness` `bits`.
-        device_map: transformers' own way to say where the model goes, instead of `device`: all of it to one device.
+        device_map: transformers' own way to say where the model goes, instead of `device`: to one device or several, layers
+            that do not fit to the host's memory (`cpu`) or to `disk`, from where they are read in each pass.
         attn_implementation: how attention is computed: sdpa, eager, or draftree (`exact_attention.py`).
         adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
         quantize: int8 for weights that torchao rounds to 8 bits as they are loaded; int4 for 4 bits in groups of 32, on a CPU

@@ -36,9 +36,10 @@ from draftree.models.forward_batch import ForwardBatch
 from draftree.models.four_bits import round_to_four_bits
 from draftree.models.hub import located
 from draftree.models.kernel_choice import choose_kernels
-from draftree.models.loaded import merged, placed, rounding
+from draftree.models.loaded import merged, rounding
 from draftree.models.runner import Outputs
 from draftree.models.sources import ALLOWED, DTYPES, SMOLLM2, Loading, Source, hint, known, known_as, location
+from draftree.models.spread import check_weights
 from draftree.models.templates import names, read_template, with_default_system
 from draftree.tree import Bools, Ints, Tree, Verdict
 
@@ -194,10 +195,10 @@ class Target:
         Raises:
             UserError: the architecture is refused, the model has no weights, or bits are asked for and cannot be kept.
         """
-        if any(p.is_meta for p in model.parameters()):
-            raise UserError(f"the {type(model).__name__} has no weights (device 'meta'), allowed is a model that is loaded")
+        loading = Loading(exactness=exactness)
+        check_weights(model, loading)
         warn_of_training(model)
-        name, loading = name_of(model), Loading(exactness=exactness)
+        name = name_of(model)
         decoder = Decoder(model, capture=usual_capture(model, None))
         stable, _ = decided(decoder, name, exactness, free=False)
         if stable is not None:
@@ -242,7 +243,8 @@ class Target:
             model, info = pretrained(path, config, dtype, **told)
             if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
                 raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
-            model = merged(placed(model, place, "device_map" in told), loading).requires_grad_(False)
+            check_weights(model, loading)
+            model = merged(model if "device_map" in told else model.to(place), loading).requires_grad_(False)
             if four:
                 round_to_four_bits(model)
             decoder = Decoder(model, capture=usual_capture(model, loading.compile))
@@ -304,6 +306,17 @@ class Target:
             elif kind == "dynamic":  # every further token has frequencies of its own
                 room = 0
         return max(room, 0)
+
+    def refuse_needs(self, needs: Needs) -> None:
+        """Refuse a drafter that reads keys and values which lie on another device than its own.
+
+        Raises:
+            UserError: it names the layer and its device.
+        """
+        for layer in needs.kv:
+            if (device := self.decoder.shapes[layer].device) is not None:
+                told = f"the drafter reads keys and values of layer {layer}, which device_map puts on {device}"
+                raise UserError(f"{told}, allowed is {self.decoder.device}, where its embedding is")
 
     @property
     def reuses_prefixes(self) -> bool:

@@ -53,11 +53,12 @@ class Recorder(Passing):
     Args:
         config: of the text model.
         name: of the model's class, for errors.
+        device: of the cache.
     """
 
-    def __init__(self, config: PreTrainedConfig, name: str) -> None:
+    def __init__(self, config: PreTrainedConfig, name: str, device: torch.device) -> None:
         super().__init__()
-        self._config, self._name = config, name
+        self._config, self._name, self._device = config, name, device
         self._keys: dict[int, LayerShape] = {}
         self._columns: dict[Key, tuple[int, int]] = {}
         self._states: dict[Key, _Ours] = {}
@@ -67,7 +68,8 @@ class Recorder(Passing):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        self._keys[layer_idx] = LayerShape(key_states.shape[1], key_states.shape[3], value_states.shape[3])
+        device = None if key_states.device == self._device else key_states.device
+        self._keys[layer_idx] = LayerShape(key_states.shape[1], key_states.shape[3], value_states.shape[3], device)
         return key_states, value_states
 
     def update_conv_state(

@@ -1,0 +1,62 @@
+"""Models that accelerate has spread over devices, or whose weights it keeps in host memory or on disk until a layer runs.
+
+Its hooks move what a layer is given to where the layer computes. draftree keeps the keys and values of each layer there, and
+brings all else to the device that tokens are given to.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from draftree.errors import UserError
+from draftree.models.sources import EXACT, Loading
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Return whether a model's weights lie on several devices, or are loaded for each pass."""
+    return len({p.device for p in model.parameters()}) > 1 or _is_offloaded(model)
+
+
+def _is_offloaded(model: nn.Module) -> bool:
+    """Return whether weights without values are loaded by hooks when their layers run."""
+    hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
+    return hooked and any(p.is_meta for p in model.parameters())
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Return the device that tokens are given to: where the embedding computes."""
+    embedding: Any = model.get_input_embeddings()
+    device = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
+    if device is None:
+        return model.device
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+
+def check_weights(model: nn.Module, loading: Loading) -> None:
+    """Refuse a model without weights, and options that need all of them on one device.
+
+    Raises:
+        UserError: it names the model or the option.
+    """
+    if any(p.is_meta for p in model.parameters()) and not _is_offloaded(model):
+        raise UserError(f"the {type(model).__name__} has no weights (device 'meta'), allowed is a model that is loaded")
+    wrong = {
+        "adapter": loading.adapter,
+        "quantize int4": loading.quantize == "int4",
+        "exactness bits": loading.exactness == "bits",
+        f"attn_implementation {EXACT}": loading.attn_implementation == EXACT,
+        "kernels": loading.kernels,
+        "compile": loading.compile,
+    }
+    given = [name for name, value in wrong.items() if value]
+    if given and is_spread(model):
+        places = sorted({str(p.device).replace("meta", "disk or host memory") for p in model.parameters()})
+        told = f"device_map spreads the target over {', '.join(places)}"
+        raise UserError(f"{given[0]} is given and {told}, allowed with it is one device for all of it")
+
+
+def brought(values: Tensor, device: torch.device) -> Tensor:
+    """Return values on a device; those that lie there are not copied."""
+    return values if values.device == device else values.to(device)
