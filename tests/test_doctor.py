@@ -82,6 +82,27 @@ def test_a_shipped_drafter_is_healthy(demo: Target, texts: list[Text], name: str
     assert finding(report, "speed-up").value == pytest.approx(max(tau / (1 + n * 0.1) for n, tau in enumerate(lengths, 1)))
 
 
+def test_costs_that_another_program_slowed_are_measured_again(
+    demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter is good by the least costs; one that is slow in every measurement stays bad, and a busy machine is named."""
+    slow = replace(FLAT, draft={1: 1e3 * FLAT.draft[1]})
+    drafter, measured = build("drafter", "edd").open(demo), list[Costs]()
+
+    def again(costs: Costs) -> Costs:
+        measured.append(costs)
+        return costs
+
+    monkeypatch.setattr(fit, "busy", lambda: "9.0 programs compete for 2 processors")
+    good = finding(examine(demo, drafter, texts[:2], slow, again=lambda: again(FLAT)), "speed-up")
+    assert (good.verdict, len(measured)) == ("ok", 1)
+    assert "measured 1 more time, and the least count" in good.text
+    assert "compete" not in good.text
+    bad = finding(examine(demo, drafter, texts[:2], slow, again=lambda: again(slow)), "speed-up")
+    assert (bad.verdict, len(measured)) == ("bad", 1 + fit.AGAIN)
+    assert "9.0 programs compete for 2 processors: run it again when the machine is idle" in bad.text
+
+
 @pytest.mark.parametrize("name", [name for _, name in shipped("demo")])
 def test_every_shipped_drafter_can_be_examined(demo: Target, texts: list[Text], name: str) -> None:
     """Nothing ends in an error, and the verdict agrees with what it is made of."""

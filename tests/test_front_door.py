@@ -318,7 +318,7 @@ CALLS: list[tuple[Callable[[Engine], Any], str]] = [
     (lambda e: e.complete("a", json_schema={"properties": {"a": {"enum": [{None: 1}]}}}), "it has the key None"),
     (lambda e: e.complete("a", temperature=10**400), "temperature is 1000"),
     (lambda e: e.complete("a", seed=10**5000), "seed is a int, allowed is a whole number"),
-    (lambda e: e.generate("text"), "inputs is 'text', allowed is a tensor of ids"),  # type: ignore[arg-type]
+    (lambda e: e.generate([5, 6]), "allowed is a tensor of ids"),
     (lambda e: e.generate(torch.tensor([[5]]), streamer=5), "streamer is 5, allowed is one of transformers' streamers"),
     (lambda e: e.generate(torch.tensor([[5]]), seed="x"), "seed is 'x'"),
     (lambda e: e.generate(torch.tensor([[5]]), tokenizer=5), "tokenizer is 5"),  # type: ignore[arg-type]

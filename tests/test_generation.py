@@ -805,5 +805,5 @@ def test_speculate_needs_no_parentheses_and_takes_a_model_by_transformers_name()
     hook = speculate(assistant_model=copy.deepcopy(demo().model), policy="chain:length=3")
     assert torch.equal(demo().model.generate(**prompted, max_new_tokens=24, custom_generate=hook), written)
     assert hook.stats.acceptance_length > 3
-    with pytest.raises(UserError, match="policy bounds the draft"):
-        speculate(num_assistant_tokens=5)
+    with pytest.raises(UserError, match="the policy is given twice, 'pct' and 'chain:length=5'"):
+        speculate(num_assistant_tokens=5, policy="pct")

@@ -36,6 +36,8 @@ WORKS = {
     "--draft-model (mlx_lm)": ("generate", "demo", "hi", "--draft-model", "ngram", "--policy", "chain:length=2", "-n", "4"),
     "-md (llama.cpp)": ("generate", "demo", "hi", "-md", "prompt_lookup", "--policy", "chain:length=2", "-n", "4"),
     "--torch-dtype": ("generate", "demo", "hi", *PLD, "-n", "4", "--torch-dtype", "float32"),
+    "run (ollama)": ("run", "demo", "hi", *PLD, "-n", "4"),
+    "no command (llama.cpp)": ("-m", "demo", "-p", "hi", "-md", "pld", "--draft-max", "2", "-n", "4"),
     "gen": ("gen", "demo", "hi", *PLD, "-n", "4"),
     "ls": ("ls",),
     "drafters MODEL": ("drafters", "meta-llama/Llama-3.1-8B-Instruct"),
@@ -54,85 +56,49 @@ WORKS = {
     "--version": ("--version",),
 }
 TOLD = {
-    "run (ollama)": (("run", "demo"), "draftree generate MODEL -p"),
     "serve (vLLM)": (("serve", "demo", "--host", "0.0.0.0"), "--api-key"),
     "server (mlx_lm)": (("server", "demo", "--host", "0.0.0.0"), "--api-key"),
     "chat (vLLM)": (("chat", "demo", "--max-tokens", "0"), "max-new-tokens"),
     "pull (ollama)": (("pull", "demo"), "hf download ID"),
     "eval": (("eval", "demo"), "draftree bench MODEL"),
-    "version": (("version",), "draftree --version"),
-    "help": (("help",), "draftree --help"),
     "quantize": (("quantize",), "--quantize int8"),
-    "run, a prompt (ollama)": (("run", "demo", "hi"), "draftree generate MODEL -p"),
     "ps (ollama)": (("ps",), "nothing runs"),
-    "list models (ollama)": (("models",), "draftree drafters"),
     "create (ollama)": (("create", "x"), "draftree train"),
     "stop (ollama)": (("stop", "x"), "nothing runs"),
     "speculative (llama.cpp)": (("speculative",), "draftree generate MODEL -p"),
     "perplexity (llama.cpp)": (("perplexity",), "lm_eval --model draftree"),
     "tokenize (llama.cpp)": (("tokenize",), "AutoTokenizer"),
-    "throughput (vLLM)": (("throughput",), "draftree bench"),
-    "complete (vLLM)": (("complete",), "--raw"),
     "lora (mlx_lm)": (("lora",), "--adapter"),
     "fuse (mlx_lm)": (("fuse",), "--adapter"),
     "login (hf)": (("login",), "hf auth login"),
-    "api (openai)": (("api",), "draftree serve"),
-    "a model in the place of a command": (("demo", "hi"), "draftree generate demo -p 'PROMPT'"),
-    "a hub id in the place of a command": (("Qwen/Qwen3-8B",), "draftree generate Qwen/Qwen3-8B -p 'PROMPT'"),
-    "a prompt in the place of a command": (("Why is the sky blue?",), "generate MODEL -p"),
     "an unknown command": (("frobnicate",), "known are"),
-    "-t as threads (llama.cpp)": (("generate", "demo", "hi", "-t", "8"), "OMP_NUM_THREADS=8"),
-    "--threads (llama.cpp)": (("generate", "demo", "hi", "--threads", "8"), "OMP_NUM_THREADS"),
-    "-tb (llama.cpp)": (("generate", "demo", "hi", "-tb", "8"), "OMP_NUM_THREADS"),
-    "--draft-max (llama.cpp)": (("generate", "demo", "hi", "--draft-max", "8"), "--policy chain:length=5"),
+    "-t as threads (llama.cpp)": (("generate", "demo", "hi", "-t", "8"), "--threads 8"),
     "--draft-min (llama.cpp)": (("generate", "demo", "hi", "--draft-min", "1"), "--policy chain:length=5"),
     "--draft-p-min (llama.cpp)": (("generate", "demo", "hi", "--draft-p-min", "0.8"), "--policy pct:"),
     "-ngld (llama.cpp)": (("generate", "demo", "hi", "-ngld", "99"), "--device"),
-    "-cd (llama.cpp)": (("generate", "demo", "hi", "-cd", "99"), "context"),
     "-b (llama.cpp)": (("generate", "demo", "hi", "-b", "99"), "draftree bench"),
-    "-ub (llama.cpp)": (("generate", "demo", "hi", "-ub", "99"), "not needed"),
     "-np (llama.cpp)": (("generate", "demo", "hi", "-np", "2"), "draftree bench"),
     "-fa (llama.cpp)": (("generate", "demo", "hi", "-fa"), "--attn-implementation"),
     "-ctk (llama.cpp)": (("generate", "demo", "hi", "-ctk", "q8_0"), "dtype of the model"),
-    "--mlock (llama.cpp)": (("generate", "demo", "hi", "--mlock"), "not needed"),
-    "--no-mmap (llama.cpp)": (("generate", "demo", "hi", "--no-mmap"), "not needed"),
     "--numa (llama.cpp)": (("generate", "demo", "hi", "--numa", "x"), "numactl"),
     "-sm (llama.cpp)": (("generate", "demo", "hi", "-sm", "row"), "one device"),
-    "-st (llama.cpp)": (("generate", "demo", "hi", "-st"), "one prompt"),
-    "-no-cnv (llama.cpp)": (("generate", "demo", "hi", "-no-cnv"), "--raw"),
     "-e (llama.cpp)": (("generate", "demo", "hi", "-e"), "the shell writes escapes"),
-    "--color (llama.cpp)": (("generate", "demo", "hi", "--color"), "NO_COLOR"),
-    "--keep (llama.cpp)": (("generate", "demo", "hi", "--keep", "4"), "context"),
     "--mirostat (llama.cpp)": (("generate", "demo", "hi", "--mirostat", "2"), "--min-p"),
     "--samplers (llama.cpp)": (("generate", "demo", "hi", "--samplers", "k"), "--top-k"),
     "--repeat-penalty (llama.cpp)": (("generate", "demo", "hi", "--repeat-penalty", "1.1"), "--repetition-penalty"),
     "--grammar-file (llama.cpp)": (("generate", "demo", "hi", "--grammar-file", "g"), "--grammar FILE takes a Lark grammar"),
-    "--jinja (llama.cpp)": (("generate", "demo", "hi", "--jinja"), "chat template is used"),
     "-hff (llama.cpp)": (("generate", "demo", "hi", "-hff", "x.gguf"), ".gguf file as MODEL"),
     "-mu (llama.cpp)": (("generate", "demo", "hi", "-mu", "http://x"), "download the file"),
     "--log-disable (llama.cpp)": (("generate", "demo", "hi", "--log-disable"), "2>/dev/null"),
-    "--no-warmup (llama.cpp)": (("generate", "demo", "hi", "--no-warmup"), "not needed"),
     "--prompt-cache (llama.cpp)": (("generate", "demo", "hi", "--prompt-cache", "x"), "draftree chat"),
     "-lcs (llama.cpp)": (("generate", "demo", "hi", "--lookup-cache-static", "x"), "datastore build"),
-    "--format json (ollama)": (("generate", "demo", "hi", "--format", "json"), "--json-schema"),
-    "--keepalive (ollama)": (("generate", "demo", "hi", "--keepalive", "5m"), "nothing runs"),
-    "--nowordwrap (ollama)": (("generate", "demo", "hi", "--nowordwrap"), "not needed"),
     "--think (ollama)": (("generate", "demo", "hi", "--think"), "chat template"),
     "-m as tokens (mlx_lm)": (("generate", "demo", "-p", "hi", "-m", "100"), "-n 100 bounds"),
     "-m as tokens, no model (mlx_lm)": (("generate", "-p", "hi", "-m", "100"), "-n 100 bounds"),
-    "--num-draft-tokens (mlx_lm)": (("generate", "demo", "hi", "--num-draft-tokens", "3"), "--policy chain:length=5"),
-    "--max-kv-size (mlx_lm)": (("generate", "demo", "hi", "--max-kv-size", "3"), "context"),
     "--kv-bits (mlx_lm)": (("generate", "demo", "hi", "--kv-bits", "8"), "dtype of the model"),
     "--extra-eos-token (mlx_lm)": (("generate", "demo", "hi", "--extra-eos-token", "x"), "--stop TEXT"),
-    "--ignore-chat-template (mlx_lm)": (("generate", "demo", "hi", "--ignore-chat-template"), "--raw"),
     "--speculative-config (vLLM)": (("generate", "demo", "hi", "--speculative-config", "{}"), "--drafter eagle3 --policy"),
-    "--num-speculative-tokens (vLLM)": (("generate", "demo", "hi", "--num-speculative-tokens", "3"), "--policy chain:length=5"),
-    "--prompt-lookup-max (vLLM)": (("generate", "demo", "hi", "--prompt-lookup-max", "3"), "--drafter pld"),
     "-tp (vLLM)": (("generate", "demo", "hi", "-tp", "2"), "one device"),
-    "--max-model-len (vLLM)": (("generate", "demo", "hi", "--max-model-len", "2"), "context"),
-    "--gpu-memory-utilization (vLLM)": (("generate", "demo", "hi", "--gpu-memory-utilization", "0.9"), "memory is taken"),
-    "--enforce-eager (vLLM)": (("generate", "demo", "hi", "--enforce-eager"), "--no-compile"),
-    "--load-format (vLLM)": (("generate", "demo", "hi", "--load-format", "dummy"), "not needed"),
     "--kv-cache-dtype (vLLM)": (("generate", "demo", "hi", "--kv-cache-dtype", "fp8"), "dtype of the model"),
     "--quantization awq (vLLM)": (("generate", "demo", "hi", "--quantize", "awq"), "load the model with transformers"),
     "--dtype auto (vLLM)": (("generate", "demo", "hi", "--dtype", "auto"), "leave it out"),
@@ -151,47 +117,34 @@ TOLD = {
     ),
     "export of a model by its name": (("export", "demo"), "'demo' is a model, but draftree export writes drafters"),
     "two unknown options": (
-        ("generate", "demo", "hi", "--num-beams", "4", "--frobnicate", "--num-ctx", "5"),
-        "own, and the cache",
+        ("generate", "demo", "hi", "--num-beams", "4", "--frobnicate", "--numa", "5"),
+        "numactl binds",
     ),
     "unknown options, together": (("generate", "demo", "--num-beams=4", "--frobnicate"), "; unknown option '--frobnicate'"),
     "--input-len (vLLM)": (("bench", "demo", "--input-len", "128"), "--suite FILE"),
-    "--output-len (vLLM)": (("bench", "demo", "--output-len", "128"), "--max-new-tokens bounds"),
     "--request-rate (vLLM)": (("bench", "demo", "--request-rate", "4"), "one text at a time"),
-    "--save-result (vLLM)": (("bench", "demo", "--save-result"), "always saved"),
     "--num-fewshot (lm_eval)": (("bench", "demo", "--num-fewshot", "5"), "lm_eval --model draftree"),
     "--gen-kwargs (lm_eval)": (("generate", "demo", "hi", "--gen_kwargs", "temperature=0"), "--top-p, --max-new-tokens"),
     "--model-args (lm_eval)": (("bench", "--model_args", "pretrained=demo"), "--dtype"),
     "--batch-size (lm_eval)": (("bench", "demo", "--batch-size", "8"), "draftree bench reads a file"),
-    "--log-samples (lm_eval)": (("bench", "demo", "--log_samples"), "every text"),
-    "--num-assistant-tokens (transformers)": (("generate", "demo", "hi", "--num-assistant-tokens", "5"), "--policy chain"),
     "--num-return-sequences (transformers)": (("generate", "demo", "hi", "--num-return-sequences", "2"), "--seed"),
     "--max-length (transformers)": (("generate", "demo", "hi", "--max-length", "20"), "--max-new-tokens"),
     "--streamer (transformers)": (("generate", "demo", "hi", "--streamer", "x"), "--stream"),
-    "--load-in-4bit (transformers)": (("generate", "demo", "hi", "--load-in-4bit"), "--quantize int4"),
     "--use-auth-token (transformers)": (("generate", "demo", "hi", "--use-auth-token", "x"), "hf auth login"),
     "--early-stopping (transformers)": (("generate", "demo", "hi", "--early-stopping"), "beam search"),
     "--output-scores (transformers)": (("generate", "demo", "hi", "--output-scores"), "--json --logprobs N"),
-    "--eos-token-id (transformers)": (("generate", "demo", "hi", "--eos-token-id", "2"), "--stop TEXT"),
     "--best-of (OpenAI)": (("generate", "demo", "hi", "--best-of", "2"), "--seed"),
     "--n (OpenAI)": (("generate", "demo", "hi", "--n-completions", "2"), "--seed"),
     "--response-format (OpenAI)": (("generate", "demo", "hi", "--response-format", "json"), "--json-schema"),
-    "--gamma": (("generate", "demo", "hi", "--gamma", "5"), "--policy chain:length=5"),
     "--speculative-eagle-topk (SGLang)": (("generate", "demo", "hi", "--speculative-eagle-topk", "5"), "--policy eagle2"),
-    "--greedy": (("generate", "demo", "hi", "--greedy"), "--temperature 0"),
-    "--cpu": (("generate", "demo", "hi", "--cpu"), "--device cpu"),
-    "--json-mode": (("generate", "demo", "hi", "--json-mode"), "--json-schema"),
     "a drafter as argument": (("bench", "demo", "edd"), "write --drafter edd"),
     "an output as argument": (("export", "eagle3", "out_dir"), "write --out out_dir"),
     "an argument of list": (("list", "drafters"), "it takes none"),
     "-ngl (llama.cpp)": (("generate", "demo", "hi", "-ngl", "99"), "device"),
-    "-c (llama.cpp)": (("generate", "demo", "hi", "-c", "4096"), "context"),
     "-i (llama.cpp)": (("generate", "demo", "-i"), "draftree chat"),
-    "-f (llama.cpp)": (("generate", "demo", "-f", "x"), "MODEL < FILE"),
+    "-f (llama.cpp)": (("generate", "demo", "-f", "x"), "-f is 'x', allowed is a file of text"),
     "--tensor-parallel-size": (("generate", "demo", "hi", "--tensor-parallel-size", "2"), "one device"),
     "--num-beams": (("generate", "demo", "hi", "--num-beams", "4"), "beam search is not offered"),
-    "--do-sample": (("generate", "demo", "hi", "--do-sample"), "--temperature 1.0"),
-    "--verbose": (("generate", "demo", "hi", "--verbose"), "--profile"),
     "a misspelt option": (("generate", "demo", "hi", "--temprature", "1"), "did you mean --temperature"),
     "a misspelt alias": (("generate", "demo", "hi", "--max-token", "1"), "did you mean --max-new-tokens"),
     "an option that nothing is near": (("generate", "demo", "hi", "--frobnicate"), "--help lists them"),
@@ -204,6 +157,10 @@ TOLD = {
     "eagle2 as a drafter": (("generate", "demo", "hi", "--drafter", "eagle2"), "policy 'eagle2'"),
     "a draft model without a name": (("generate", "demo", "hi", "--drafter", "draft_model"), "give the loaded model"),
     "a range": (("generate", "demo", "hi", "--top-p", "3"), "--top-p is 3.0, allowed is"),
+    "several ranges": (
+        ("generate", "demo", "hi", "--top-p", "3", "--temperature", "-1", "-n", "0"),
+        "--max-new-tokens is 0, allowed is a whole number of at least 1; --temperature is -1.0, allowed is",
+    ),
     "a range of a spec": (("bench", "demo", "--policy", "pct:width=0"), "width is 0, allowed is"),
     "a suite that does not exist": (("bench", "demo", "--suite", "nosuch"), "known are"),
     "--tasks (lm_eval)": (("bench", "demo", "--tasks", "nosuch"), "unknown suite"),
@@ -353,6 +310,31 @@ def test_a_training_says_how_long_it_will_take_before_it_begins(
     assert re.fullmatch(r"draftree: [\d,]+ samples of [\d,]+ tokens, 2 epochs: about .* by what passes cost here", said)
 
 
+@pytest.mark.parametrize("slow", [90.0, 0.1])
+def test_answers_and_questions_of_a_training_are_forecast(
+    draftree: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slow: float
+) -> None:
+    from draftree.training import authors, trainer
+
+    def stop(*_: object) -> None:
+        raise UserError("it begins")
+
+    asked = list[tuple[int, int]]()
+
+    def seconds(self: object, texts: int, tokens: int) -> float:
+        asked.append((texts, tokens))
+        return slow
+
+    monkeypatch.setattr(trainer, "train", stop)
+    monkeypatch.setattr(authors.Local, "seconds", seconds)
+    turn = '{"role": "user", "content": "How many legs have 2 dogs?"}, {"role": "assistant", "content": ""}'
+    (tmp_path / "chats.jsonl").write_text(f'{{"messages": [{turn}]}}\n{{"messages": [{turn}, {turn}]}}\n')
+    given = ("--data", tmp_path / "chats.jsonl", "--regenerate", "--regenerate-tokens", 4, "--epochs", 1)
+    status, _, err = draftree("train", "medusa", *given)
+    assert (status, asked) == (2, [(3, 4)])
+    assert ("draftree: 3 answers of at most 4 tokens: at most about" in err) == (slow > 1)
+
+
 def test_bench_says_what_it_read_and_what_its_columns_mean(draftree: Run, tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     CostTable((Costs({1: 0.1}, {1: 1.0}),)).save(costs)
@@ -369,12 +351,6 @@ def test_bench_says_what_it_read_and_what_its_columns_mean(draftree: Run, tmp_pa
     status, _, err = draftree(*asked, "--whole", "--force")
     assert status == 0
     assert "1 prompts: no categories (the file is one prompt, continued as it is)" in err
-
-
-def test_an_option_before_the_command_names_the_command(draftree) -> None:
-    status, _, err = draftree("-m", "demo", "-p", "Hello")
-    assert status == 2
-    assert "draftree generate MODEL -p 'PROMPT'" in err
 
 
 OUTPUTS = {
@@ -469,8 +445,7 @@ def test_every_hint_names_what_works_where_it_is_shown() -> None:
 def test_an_option_of_another_command_is_said_to_be_there(draftree: Run) -> None:
     for args, told in (
         (("bench", "demo", "--ignore-eos"), "draftree generate and chat have it"),
-        (("bench", "demo", "--output-len", "128"), "--max-new-tokens bounds the texts"),
-        (("bench", "demo", "--ignore-chat-template"), "in draftree generate, --raw leaves the chat template out"),
+        (("bench", "demo", "--ignore-chat-template"), "in draftree generate, --raw"),
         (("generate", "demo", "hi", "--tasks", "gsm8k"), "others have it, as --suite"),
         (("list", "--model", "demo"), "others have it, as --target"),
     ):

@@ -80,6 +80,11 @@ def test_a_value_out_of_its_range_is_told_in_one_line(wrong: dict[str, Any], tol
     assert "\n" not in str(found.value)
 
 
+def test_all_wrong_values_are_told_together() -> None:
+    with pytest.raises(UserError, match=r"top_p is 3, allowed is .*; min_p is -1, allowed is .*; n is 0, allowed is"):
+        Options(top_p=3, min_p=-1, n=0)
+
+
 def test_an_option_that_does_not_exist_is_told_with_the_nearest() -> None:
     with pytest.raises(UnknownName, match=r"unknown option 'max_new_token'.*did you mean 'max_new_tokens'"):
         Options.of(None, {"max_new_token": 3})
@@ -149,6 +154,7 @@ EVERY: dict[str, dict[str, Any]] = {
     "bad_words": {"bad_words": ["a", "bc", "e"]},
     "min_new_tokens": {"logit_bias": {1: 6.0}, "min_new_tokens": 9},
     "stop": {"logit_bias": {"a": 5.0, "b": 5.0}, "stop": ["ab", "ba", "aaaaa", "bbbb"]},
+    "stop_ids": {"logit_bias": {40: 5.0, 41: 5.0, 42: 5.0}, "stop_ids": [41]},
     "json_schema": {"json_schema": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}},
                                     "required": ["name"], "additionalProperties": False}},
     "regex": {"regex": "(yes|no), [a-c]{3,8}!"},

@@ -80,6 +80,8 @@ def __getattr__(name: str) -> Any:
         if name in names:
             with seldom():
                 return getattr(import_module(f"draftree.{module}"), name)
+    if (ours := aliases.SAME[MODULE].get(name)) is not None:
+        return getattr(import_module("draftree.integrations.other_tools"), ours)
     unknown = UnknownAttribute(MODULE, name, sys.modules[__name__], _of_transformers(name))
     if _is_imported():  # Python would replace an AttributeError by one without the hint
         raise ImportError(str(unknown), name=__name__)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, overlo
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BatchEncoding, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from draftree import loop
@@ -21,6 +21,8 @@ from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.aliases import DEVICE, ENGINE, LOADING, accepted
+from draftree.aliases.flags import THREAD_WORDS
+from draftree.aliases.values import rewritten_loading
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import translated, whole
 from draftree.boundary.phases import recorded
@@ -29,14 +31,14 @@ from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import UNIT, Costs, CostSource, CostTable
 from draftree.costs.online import OnlineCosts
 from draftree.costs.probe import start_probe
-from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of
+from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of, rendered
 from draftree.data.rows import Messages
 from draftree.drafters._given import LoadedModel, OpenDrafter
 from draftree.drafters.base import Drafter, Method
 from draftree.drafting import carried
 from draftree.errors import DraftreeWarning, Hinting, UnknownAttribute, UserError, shown
 from draftree.formats.published import best_for, published_for
-from draftree.hf.generate import Hook, check_types
+from draftree.hf.generate import Hook, check_types, generate, is_text, taken_text, takes_hook_calls
 from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
 from draftree.models.quantized import count_parameters
@@ -54,7 +56,7 @@ from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.scheduler import Scheduler
 from draftree.stats import Stats
 from draftree.text import completion
-from draftree.text.calls import takes_prompt
+from draftree.text.calls import of_template, takes_prompt
 from draftree.text.completion import Completion, Reading, Token, Writing
 from draftree.text.conversation import Conversation, started
 from draftree.text.options import Options
@@ -73,6 +75,11 @@ NAMED = "pct"
 """The policy with a drafter that is named, where it has none of its own."""
 
 
+PARTS = ("drafter", "policy", "acceptor")
+LOADED = (*(f.name for f in fields(Loading)), "target", *PARTS)
+"""What is taken under other tools' names."""
+
+
 @dataclass(frozen=True)
 class Held:
     """The prefix cache: each row's text, and the caches of target and drafter that hold it."""
@@ -82,24 +89,23 @@ class Held:
     drafter_state: Any
 
 
-class _LoadedOnly(type):
-    """The class of `Engine`, which says what to write to those who call it with a model's name, or look for a constructor."""
+class _Loads(type):
+    """The class of `Engine`: called with a model that is not opened it is `load`, as are `from_pretrained` and `load` of it."""
 
     if not TYPE_CHECKING:
 
         def __getattr__(cls, name: str) -> Any:
+            if name in ("from_pretrained", "load"):
+                return load
             raise UnknownAttribute(ENGINE, name, cls)
 
     def __call__(cls, *parts: Any, **named: Any) -> Any:
-        if isinstance(parts[0] if parts else named.get("target"), Target):
-            return super().__call__(*parts, **named)
-        raise UserError(
-            "an Engine is made by draftree.load(MODEL, drafter=…, policy=…), or of an open Target, Drafter and Policy"
-        )
+        opened = isinstance(parts[0] if parts else named.get("target"), Target)
+        return super().__call__(*parts, **named) if opened else load(*parts, **named)
 
 
 @dataclass(repr=False)
-class Engine(Hinting, metaclass=_LoadedOnly):
+class Engine(Hinting, metaclass=_Loads):
     """Writes with one target, one drafter and one policy.
 
     Attributes:
@@ -115,7 +121,7 @@ class Engine(Hinting, metaclass=_LoadedOnly):
     """
 
     kind_of_name: ClassVar[str] = ENGINE
-    no_items: ClassVar[str] = "draftree.load returns one Engine, and no tuple: engine = draftree.load(…); engine.tokenizer"
+    no_items: ClassVar[str] = "an Engine has no items by number: engine = draftree.load(…); engine.tokenizer"
 
     target: Target
     drafter: Drafter[Any]
@@ -144,9 +150,22 @@ class Engine(Hinting, metaclass=_LoadedOnly):
             return {}
         return {"engine.target.decoder.model": target.decoder.model, "engine.tokenizer": target.tokenizer_or_none}
 
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse a call as of a pipeline of transformers, and say what to call."""
-        raise UserError("an Engine is not called: engine.chat('text') answers, engine.complete('text') continues a text")
+    @takes_hook_calls
+    def __call__(self, *prompt: Any, **options: Any) -> Any:
+        """Run `complete`, as a pipeline of transformers is called."""
+        if prompt and isinstance(prompt[0], torch.Tensor):
+            raise UserError("an Engine is called with a text: engine.target.decoder.model(ids) is the model's forward pass")
+        return self.complete(*prompt, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the engine and its tokenizer: `load` of other tools returns both."""
+        yield from (self, self.tokenizer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.forget()
 
     def __reduce__(self) -> NoReturn:
         told = "it holds a model, its caches and a lock; load one in each process, or share one among threads"
@@ -301,12 +320,14 @@ class Engine(Hinting, metaclass=_LoadedOnly):
             UserError: the messages are malformed or refused by the template, `system` is given twice, an option does not exist
                 or is out of its range, or the prompt is too long.
         """
-        return self.complete(chats_of(messages, system), stream=stream, **options)
+        system, values = of_template(system, options)
+        return self.complete(rendered(self.tokenizer, chats_of(messages, system), values), stream=stream, **options)
 
     @takes_prompt
     async def achat(self, messages: Any, *, system: str | None = None, stream: bool = False, **options: Any) -> Any:
         """Run `chat` for asyncio, as `acomplete` runs `complete`."""
-        return await self.acomplete(chats_of(messages, system), stream=stream, **options)
+        system, values = of_template(system, options)
+        return await self.acomplete(rendered(self.tokenizer, chats_of(messages, system), values), stream=stream, **options)
 
     def conversation(self, system: str | None = None, messages: Messages | None = None, **options: Any) -> Conversation:
         """Start a conversation that keeps its messages, and their part of the caches, from turn to turn.
@@ -319,6 +340,7 @@ class Engine(Hinting, metaclass=_LoadedOnly):
         Raises:
             UserError: the messages are malformed, or an option does not exist or is out of its range.
         """
+        system, _ = of_template(system, options, ())
         return started(self, system, messages, options)
 
     def begin(
@@ -464,9 +486,10 @@ class Engine(Hinting, metaclass=_LoadedOnly):
         """Steps that were begun, timed, and each of them alone with the models."""
         return timed(steps, rows, self._lock)
 
+    @takes_hook_calls
     def generate(
         self,
-        inputs: torch.Tensor | None = None,
+        inputs: Any = None,
         generation_config: GenerationConfig | None = None,
         *,
         seed: int | None = None,
@@ -475,6 +498,8 @@ class Engine(Hinting, metaclass=_LoadedOnly):
         **options: Any,
     ) -> Any:
         """Returns what the target's own `generate` returns, in fewer passes (`draftree.speculate` says more).
+
+        Given a text, or a list of texts, as in vLLM, it is `complete`.
 
         Args:
             inputs: [B, n] prompt ids, padded on the left; or `input_ids=` and `attention_mask=` among the options.
@@ -490,10 +515,15 @@ class Engine(Hinting, metaclass=_LoadedOnly):
         Raises:
             UserError: an option cannot be honoured.
         """
-        from draftree.hf.generate import generate
-
         if generation_config is not None:
             options["generation_config"] = generation_config
+        if isinstance(inputs, BatchEncoding | dict) and "input_ids" in inputs:
+            return self.generate(seed=seed, streamer=streamer, tokenizer=tokenizer, **inputs, **options)
+        if inputs is None:
+            inputs = taken_text(options)
+        if is_text(inputs):
+            named = {"seed": seed, "streamer": streamer, "tokenizer": tokenizer}
+            return self.complete(inputs, **{name: value for name, value in named.items() if value is not None}, **options)
         return generate(self, inputs, seed, streamer, tokenizer, options)
 
     def forget(self) -> None:
@@ -700,12 +730,12 @@ def load(
     if isinstance(drafter, PreTrainedTokenizerBase) and tokenizer is None:
         tokenizer, drafter = drafter, None
     check_types(costs, tokenizer)
-    how = translated(LOADING, how, [*(f.name for f in fields(Loading)), "target", "drafter"])
-    target, drafter = given_once("target", target, how, DEMO), given_once("drafter", drafter, how)
+    how = translated(LOADING, rewritten_loading(with_threads(how)), LOADED)
+    target = given_once("target", target, how, DEMO)
+    drafter, policy, acceptor = given_parts(how, drafter, policy, acceptor)
     dtype, device = how.pop("dtype", dtype), device_named(how.pop("device", device))
-    if isinstance(drafter, str) and drafter == PUBLISHED:
-        drafter = best_for(named(target))
-    method, grown, rule = parts_of(drafter, policy, acceptor)
+    published = isinstance(drafter, str) and drafter == PUBLISHED
+    method, grown, rule = parts_of(best_for(named(target)) if published else drafter, policy, acceptor)
     if isinstance(target, str | Path):
         start_probe(device, dtype if isinstance(dtype, torch.dtype) else None)
     elif isinstance(target, PreTrainedModel):
@@ -718,6 +748,19 @@ def load(
             warnings.warn(told, DraftreeWarning, stacklevel=2)
         method = build("drafter", name)
     return Engine(model, method.open(model), grown, rule, costs)
+
+
+def with_threads(how: dict[str, Any]) -> dict[str, Any]:
+    """Set torch's threads, and so those of native kernels, where an argument names their number; return the other arguments.
+
+    Raises:
+        UserError: it is no number.
+    """
+    for name in [name for name in how if name in THREAD_WORDS and how[name] is not None]:
+        if not whole(number := how.pop(name), 1):
+            raise UserError(f"{name} is {shown(number)}, allowed is a whole number of at least 1")
+        torch.set_num_threads(number)
+    return how
 
 
 def device_named(device: Any) -> Any:
@@ -746,6 +789,12 @@ def given_once(what: str, given: Any, named: dict[str, Any], default: Any = None
     if given is not default:
         raise UserError(f"the {what} is given twice, {shown(given)} and {shown(other)}, allowed is once")
     return other
+
+
+def given_parts(named: dict[str, Any], drafter: Any, policy: Any, acceptor: Any) -> Iterator[Any]:
+    """Yield drafter, policy and acceptor, each as it is given in its own place or under another tool's name."""
+    for what, given in (("drafter", drafter), ("policy", policy), ("acceptor", acceptor)):
+        yield given_once(what, given, named)
 
 
 def parts_of(drafter: Any, policy: Any, acceptor: Any) -> tuple[Method | None, Policy | None, Acceptor | None]:
@@ -903,7 +952,7 @@ def speculate(
         return hook(drafter, policy, **prepared)
     check_types(costs, tokenizer)  # a mistake is told here, and not by the first call
     Loading(exactness=exactness)
-    parts = parts_of(given_once("drafter", drafter, translated(LOADING, prepared, ["drafter"])), policy, acceptor)
+    parts = parts_of(*given_parts(translated(LOADING, rewritten_loading(prepared), PARTS), drafter, policy, acceptor))
     return Hook(lambda model, assistant: hooked(model, assistant, *parts, costs, exactness), seed, streamer, tokenizer)
 
 

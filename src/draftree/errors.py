@@ -100,35 +100,37 @@ class UnknownAttribute(UserError, AttributeError):
 
 
 class Hinting:
-    """Base of classes whose unknown attributes say what to write instead of another tool's name.
+    """Base of classes that answer to the words of other tools: those that mean the same are read, others say what to write.
 
     Attributes:
         kind_of_name: of the attributes (`draftree.aliases`).
-        text_name: what to write for the text that an instance stands for, as another tool returns a text itself.
-        no_items: what to say of an item by its number, and so of unpacking; by default what is said of `outputs`.
+        no_items: what to say of an item that is no attribute by its name, and so of unpacking.
     """
 
     kind_of_name: ClassVar[str]
-    text_name: ClassVar[str] = ""
-    no_items: ClassVar[str] = ""
+    no_items: ClassVar[str] = "its attributes are no items by number"
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise the error of an attribute that does not exist."""
-            if name.startswith("_"):
-                raise UnknownAttribute(self.kind_of_name, name, self)
-            of_text = f"{self.text_name}.{name}" if self.text_name and hasattr(str, name) else None
-            raise UnknownAttribute(self.kind_of_name, name, self, of_text or self._held_by_a_part(name))
+            """Return what the word of another tool stands for.
+
+            Raises:
+                UnknownAttribute: it stands for nothing that an instance has.
+            """
+            if (read := aliases.READERS.get(self.kind_of_name, {}).get(name)) is not None:
+                return read(self)
+            raise UnknownAttribute(self.kind_of_name, name, self, None if name.startswith("_") else self._held_by_a_part(name))
 
         def __getitem__(self, key: Any) -> Any:
-            """Raise the error of an item: other tools return dicts, lists and tuples."""
-            if self.no_items and isinstance(key, int | slice):
-                raise UserError(self.no_items)
-            name, owner = key if isinstance(key, str) else "outputs", type(self).__name__.lower()
-            if not name.startswith("_") and name in dir(self):
-                raise UserError(f"{type(self).__name__}[{key!r}]: a {type(self).__name__} is no dict, write {owner}.{name}")
-            raise UnknownAttribute(self.kind_of_name, name, self, self._held_by_a_part(name))
+            """Return the attribute of a name, as other tools return dicts.
+
+            Raises:
+                UserError: the key is no name.
+            """
+            if isinstance(key, str):
+                return getattr(self, key)
+            raise UserError(self.no_items)
 
     def _held_by_a_part(self, name: str) -> str | None:
         """Return what to write for an attribute that a part of it has, and no table names; None where none has it."""
@@ -138,6 +140,36 @@ class Hinting:
     def _parts(self) -> dict[str, Any]:
         """Return the parts whose attributes may be looked for in it, by what is written for them."""
         return {}
+
+
+class HintingText(Hinting):
+    """Base of classes whose instances stand for a text, as other tools return a text itself, or a list of texts.
+
+    An instance has the methods of its text, and is its own only item.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in aliases.READERS[self.kind_of_name] and hasattr(str, name):
+                return getattr(str(self), name)
+            return super().__getattr__(name)
+
+        def __getitem__(self, key: Any) -> Any:
+            if isinstance(key, int):
+                if key in (0, -1):
+                    return self
+                raise IndexError(f"item {key} of a {type(self).__name__}, which is one text")
+            return super().__getitem__(key)
+
+    def __contains__(self, part: Any) -> bool:
+        return isinstance(part, str) and part in str(self)
+
+    def __add__(self, text: Any) -> Any:
+        return str(self) + str(text) if isinstance(text, str | HintingText) else NotImplemented
+
+    def __radd__(self, text: Any) -> Any:
+        return text + str(self) if isinstance(text, str) else NotImplemented
 
 
 class NotANumber(DraftreeError):

@@ -2,9 +2,12 @@
 
 The tools are transformers, vLLM, the OpenAI API, ollama, llama.cpp, llama-cpp-python, mlx_lm and lm_eval.
 
-A name in `SAME` means what draftree's name means and is accepted for it. A name in `INSTEAD` means something else, or something
-that draftree does not have: the error says what to write. A value in `NEUTRAL` is the one with which such an option asks for
-nothing, and is accepted. All are keyed by the kind of name, as `UnknownName` is given it.
+A name in `SAME` means what draftree's name means and is accepted for it. A word in `READERS` is an
+attribute or a method of an object, and is read from draftree's own. A name in `INSTEAD` means
+something else, or something that draftree does not have: the error says what to write. A value in
+`NEUTRAL` is the one with which such an option asks for nothing, and is accepted. A name with a hint
+in `IGNORED` is left out with a note: the text is the same without it. All are keyed by the kind of
+name, as `UnknownName` is given it.
 """
 
 import re
@@ -12,9 +15,11 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from draftree.aliases.flags import FLAG_IGNORED
 from draftree.aliases.instead import INSTEAD
 from draftree.aliases.kinds import (
     ACCEPTOR,
+    CHAT,
     COMMAND,
     CONVERSATION,
     DEVICE,
@@ -33,13 +38,22 @@ from draftree.aliases.kinds import (
     STATS,
     TOKEN,
 )
-from draftree.aliases.loading import LOADING_NEUTRAL
-from draftree.aliases.options import OPTION_NEUTRAL
+from draftree.aliases.loading import LOADING_IGNORED, LOADING_NEUTRAL
+from draftree.aliases.options import OPTION_IGNORED, OPTION_NEUTRAL
+from draftree.aliases.readers import (
+    CONVERSATION_READERS,
+    ENGINE_READERS,
+    RESULT_READERS,
+    STATS_READERS,
+    TOKEN_READERS,
+    Reader,
+)
 from draftree.aliases.same import SAME
 from draftree.aliases.values import filled
 
 __all__ = [
     "ACCEPTOR",
+    "CHAT",
     "COMMAND",
     "CONVERSATION",
     "DEVICE",
@@ -56,6 +70,7 @@ __all__ = [
     "POLICY",
     "PROMPT",
     "QUANTIZE",
+    "READERS",
     "RESULT",
     "SAME",
     "STATS",
@@ -64,11 +79,20 @@ __all__ = [
     "asks_for_nothing",
     "elsewhere",
     "filled",
+    "ignored",
     "instead",
     "nearest",
 ]
 
+READERS: Mapping[str, Mapping[str, Reader]] = {
+    ENGINE: ENGINE_READERS,
+    RESULT: RESULT_READERS,
+    TOKEN: TOKEN_READERS,
+    CONVERSATION: CONVERSATION_READERS,
+    STATS: STATS_READERS,
+}
 NEUTRAL: Mapping[str, Mapping[str, tuple[Any, ...]]] = {OPTION: OPTION_NEUTRAL, LOADING: LOADING_NEUTRAL}
+IGNORED: Mapping[str, tuple[str, ...]] = {OPTION: OPTION_IGNORED, LOADING: LOADING_IGNORED, FLAG: FLAG_IGNORED}
 SHORT, LONG = 3, 8
 """Lengths from which a misspelt name may differ by one edit, and by two."""
 
@@ -111,6 +135,12 @@ def _same(kind: str) -> dict[str, list[str]]:
 def instead(kind: str, got: str) -> str | None:
     """Return what to write instead of a name of another tool, None where it is not in the table."""
     return INSTEAD.get(kind, {}).get(got) or _plain_hints(kind).get(plain(got))
+
+
+def ignored(kind: str, got: str) -> str | None:
+    """Return why a name of another tool is left out, None where it is not: the text is the same without it."""
+    hint = instead(kind, got)
+    return hint if hint in IGNORED.get(kind, ()) else None
 
 
 def elsewhere(kind: str, got: str) -> str | None:

@@ -4,43 +4,18 @@ from collections.abc import Mapping
 
 from draftree.aliases.words import by_word
 
-_RATE = "there is no rate; completion.stats.acceptance_length is tokens per pass"
 _MODEL = "engine.target.decoder.model is transformers' model"
 _LOAD = "engine = draftree.load(MODEL) loads a model; engine.chat('text') answers, engine.complete('text') continues a text"
 _STATS = "completion.stats has it: completion.stats.tokens_per_second, .acceptance_length, .seconds"
 
 ENGINE_HINTS: Mapping[str, str] = by_word(
     {
-        "engine.complete('text') continues a text": (
-            "create_completion completions completion text_completion complete_text "
-            "text_generation generate_text generate_one create continue_text generate_until"
-        ),
-        "engine.chat(messages) answers messages, engine.chat('text') a question": (
-            "create_chat_completion create_chat_completion_openai_v1 chat_completion "
-            "chat_completions chat_complete responses messages_create"
-        ),
-        "engine.chat('text') answers": (
-            "invoke predict ask answer run query respond reply infer inference pipe pipeline forward call"
-        ),
-        "engine.chat('text'), or engine.conversation().say('text')": "say send send_message",
-        "engine.stream('text') yields tokens": (
-            "stream_generate generate_stream stream_complete stream_completion complete_stream "
-            "iter_tokens stream_text stream_response stream_answer stream_tokens generate_step "
-            "generate_iter iter generator token_stream streaming"
-        ),
-        "engine.chat(messages, stream=True) yields tokens": ("stream_chat chat_stream stream_chat_completion"),
-        "await engine.acomplete('text'), async for token in engine.astream('text')": (
-            "agenerate async_generate generate_async complete_async async_complete ainvoke async_stream stream_async"
-        ),
-        "await engine.achat('text')": "async_chat chat_async chat_completion_async",
-        "engine.complete([…]) and engine.chat([…]) take a list of prompts, which is one batch": (
-            "batch map complete_batch complete_many generate_batch batch_generate generate_many "
-            "batch_complete abatch chat_batch chat_many"
-        ),
-        "engine.conversation() keeps its messages": (
-            "start_chat new_chat chat_session session history messages start_conversation "
-            "create_conversation new_conversation conversations"
-        ),
+        "engine.complete('text') continues a text": ("generate_until"),
+        "engine.chat(messages) answers messages, engine.chat('text') a question": "messages_create",
+        "engine.chat('text') answers": ("pipe pipeline forward call"),
+        "engine.stream('text') yields tokens": ("generate_step iter generator streaming"),
+        "engine.complete([…]) and engine.chat([…]) take a list of prompts, which is one batch": ("map "),
+        "engine.conversation() keeps its messages": ("session history messages conversations"),
         "beam search is not offered": "beam_search",
         "engine.chat(messages, json_schema=…)": "beta parse",
         "draftree.load(MODEL) makes an engine of one model; `draftree serve MODEL` lists it": "models list_models",
@@ -54,30 +29,17 @@ ENGINE_HINTS: Mapping[str, str] = by_word(
         "`draftree generate MODEL -p 'PROMPT' --profile` shows where the time goes": "start_profile stop_profile",
         "engine.target.decoder.model(ids).logits": "sample apply_model scores",
         "a list of prompts is one batch: engine.complete([…])": "batch_size rollout",
-        f"{_MODEL}": ("model hf_model transformer base_model llm_engine llm module _model target_model language_model"),
-        f"{_MODEL}, which has forward, logits and parameters": (
-            "logits parameters num_parameters state_dict eval_tokens embed_tokens"
-        ),
-        "engine.target.decoder.model.config": "config model_config hf_config metadata model_params n_embd",
-        "engine.target.decoder.model.generation_config": (
-            "generation_config default_sampling_params get_default_sampling_params max_gen_toks"
-        ),
-        "engine.target.name": "name model_name name_or_path model_path",
-        "engine.target.decoder.device": "device",
-        "engine.target.decoder.dtype": "dtype",
-        "engine.target.decoder.vocab": "vocab_size n_vocab vocab",
-        "engine.target.decoder.context": ("n_ctx context_length max_model_len max_length context max_seq_len context_window"),
-        "engine.tokenizer": "get_tokenizer processor tokenizer_name chat_format chat_handler token_nl",
+        _MODEL: "llm_engine _model",
+        f"{_MODEL}, which has forward, logits and parameters": ("logits eval_tokens embed_tokens"),
+        "engine.target.decoder.model.config": "metadata model_params n_embd",
+        "engine.target.decoder.model.generation_config": ("default_sampling_params max_gen_toks"),
+        "engine.target.decoder.vocab": "vocab",
+        "engine.target.decoder.context": ("max_length context"),
+        "engine.tokenizer": "tokenizer_name chat_format chat_handler token_nl",
         "engine.tokenizer(text)": "tokenize",
-        "engine.tokenizer.encode(text)": "tok_encode encode token_count count_tokens",
-        "engine.tokenizer.decode(ids)": "tok_decode decode detokenize",
-        "engine.tokenizer.batch_decode(ids)": "batch_decode",
-        "engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)": (
-            "apply_chat_template render format_prompt"
-        ),
+        "engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)": ("render format_prompt"),
         "draftree.load(MODEL, tokenizer=…)": "set_tokenizer",
-        "engine.eos, engine.tokenizer.eos_token_id": "eos_token_id token_eos eos_token_ids eot_token_id",
-        "engine.tokenizer.bos_token_id": "bos_token_id token_bos",
+        "engine.eos, engine.tokenizer.eos_token_id": "eos_token_ids",
         "draftree.load(…, device=…)": "to cpu",
         "draftree.load(…, device='cuda')": "cuda",
         "draftree.load(…, dtype=…)": "half float bfloat16",
@@ -90,14 +52,13 @@ ENGINE_HINTS: Mapping[str, str] = by_word(
             "set_drafter draft_model assistant_model assistant set_draft_model speculator set_assistant draft"
         ),
         "draftree.load(MODEL, policy=…) makes an engine with another policy": "set_policy",
-        "the model is in evaluation mode already": "eval",
         "`draftree train DRAFTER --target MODEL` trains drafters": "train fit finetune",
         "draftree.load(MODEL)": "from_pretrained load load_model open from_model create_engine",
         "an engine changes no weights; engine.target.decoder.model.save_pretrained(FOLDER) saves the model": (
             "save save_pretrained export"
         ),
         "`draftree push FOLDER OWNER/NAME` uploads a drafter; the target is engine.target.decoder.model": "push_to_hub",
-        _RATE: "acceptance_rate accept_rate draft_acceptance_rate",
+        "each Completion has its own: completion.acceptance_rate": "acceptance_rate accept_rate draft_acceptance_rate",
         "each Completion has its own: completion.stats": (
             "stats acceptance_stats get_stats metrics get_metrics speedup "
             "tokens_per_second acceptance_length timings tau accept_length last_completion last_stats performance figures"
@@ -107,12 +68,8 @@ ENGINE_HINTS: Mapping[str, str] = by_word(
             "compare baseline without_drafting vanilla"
         ),
         "`draftree generate MODEL -p 'PROMPT' --trees` shows trees": ("tree trees print_tree show_tree draft_tree"),
-        "engine.forget() drops the caches of the last call": (
-            "reset clear clear_cache reset_cache reset_prefix_cache cache flush_cache empty_cache kv_cache"
-        ),
-        "del engine frees it; there is nothing to close": (
-            "close unload shutdown sleep exit terminate stop_engine free delete"
-        ),
+        "engine.forget() drops the caches of the last call": ("cache kv_cache"),
+        "del engine frees it; there is nothing to close": ("unload sleep exit terminate stop_engine free delete"),
         "nothing needs warming up": "warmup warm_up prefill preload",
         "engine.submit('text') joins the running batch, and engine.step() writes": ("add_request schedule enqueue"),
         "engine.cancel(handle) ends a submitted request": "abort abort_request stop",
@@ -138,12 +95,12 @@ ENGINE_HINTS: Mapping[str, str] = by_word(
 MODULE_HINTS: Mapping[str, str] = by_word(
     {
         _LOAD: (
-            "LLM Llama AutoModelForCausalLM AutoModel Model OpenAI AsyncOpenAI Client AsyncClient "
-            "AzureOpenAI Runtime sgl pipeline from_pretrained load_model LLMEngine AsyncLLMEngine AsyncLLM EngineArgs "
-            "AsyncEngineArgs Pipeline TextGenerationPipeline InferenceClient model LanguageModel "
-            "FastLanguageModel EaModel MedusaModel init create_engine from_hub SpeculativeModel "
-            "SpecModel HFModel HFLM DraftModel AutoDraftModel open create load_engine init_model "
-            "get_model"
+            "OpenAI AsyncOpenAI Client AsyncClient "
+            "AzureOpenAI Runtime sgl LLMEngine AsyncLLMEngine AsyncLLM EngineArgs "
+            "AsyncEngineArgs Pipeline TextGenerationPipeline InferenceClient model "
+            "MedusaModel init from_hub "
+            "SpecModel HFModel HFLM DraftModel AutoDraftModel open create "
+            ""
         ),
         (
             "draftree.speculate(…) makes transformers' generate speculate: model.generate(…, "
@@ -174,18 +131,14 @@ MODULE_HINTS: Mapping[str, str] = by_word(
             "push report card tune replay recount tables env advise analyse datastore cli llama_cpp"
         ),
         "give its values as options: engine.chat('text', temperature=0.7, max_new_tokens=100)": (
-            "SamplingParams Sampler LogitsProcessor GenerationConfig SamplingParameters "
-            "GenerationParams CompletionConfig make_sampler BeamSearchParams LogitsProcessorList "
-            "make_logits_processors GenerationOptions sample_utils"
+            "Sampler LogitsProcessor make_sampler BeamSearchParams LogitsProcessorList make_logits_processors sample_utils"
         ),
         "json_schema=…, regex=… or grammar=… of engine.chat('text', …)": (
             "StructuredOutputsParams GuidedDecodingParams LlamaGrammar ResponseFormat JSONSchema"
         ),
-        "draftree.load(MODEL).chat('text') answers": (
-            "generate chat ask run answer completion ChatCompletion ChatOpenAI responses gen function chat_completion"
-        ),
-        "draftree.load(MODEL).complete('text') continues a text": ("complete batch_generate text_completion completions"),
-        "draftree.load(MODEL).stream('text') yields tokens": ("stream stream_generate generate_step stream_chat TextStreamer"),
+        "draftree.load(MODEL).chat('text') answers": ("ask run answer ChatCompletion ChatOpenAI responses gen function"),
+        "draftree.load(MODEL).complete('text') continues a text": ("completions"),
+        "draftree.load(MODEL).stream('text') yields tokens": ("generate_step stream_chat TextStreamer"),
         "draftree.load(MODEL).conversation() keeps its messages": ("Chat ChatSession Session Message Messages start_chat"),
         "draftree.load(MODEL).tokenizer, or AutoTokenizer of transformers": (
             "AutoTokenizer Tokenizer tokenizer get_tokenizer encode LlamaTokenizer load_tokenizer"
@@ -221,38 +174,19 @@ MODULE_HINTS: Mapping[str, str] = by_word(
 
 RESULT_HINTS: Mapping[str, str] = by_word(
     {
-        "completion.text, completion.tokens": "outputs choices results candidates generations",
-        "completion.text": (
-            "content message response generated_text output answer result output_text completion "
-            "generation reply delta string decode output_ids_text"
-        ),
-        "completion.tokens": ("token_ids ids output_ids output_token_ids generated_ids generated_tokens input_ids"),
+        "completion.text": ("decode output_ids_text"),
+        "completion.tokens": ("generated_tokens input_ids"),
         "completion.tokens; engine.generate returns sequences": "sequences",
-        "len(completion.tokens)": (
-            "num_tokens n_tokens completion_tokens generation_tokens eval_count new_tokens "
-            "num_generated_tokens token_count length num_output_tokens generated_token_count"
-        ),
-        "completion.ending": ("finish_reason done_reason done reason finished is_finished status eos"),
-        "completion.stop": "stop_reason stop_sequence stopped_by matched_stop stopping_word",
-        "completion.stats, len(completion.tokens)": "usage",
-        _RATE: "acceptance_rate accept_rate draft_acceptance_rate",
+        "len(completion.tokens)": ("length"),
+        "completion.ending": ("reason status eos"),
         _STATS: (
-            "metrics timings generation_tps tokens_per_second tokens_per_sec tps speed throughput "
-            "time seconds elapsed duration total_duration eval_duration latency "
-            "acceptance_length tau accepted accepted_tokens mean_accepted_tokens num_accepted "
-            "draft_tokens drafted num_drafts num_draft_tokens steps num_steps passes trees tree "
-            "from_draft perf figures meta_info details load_duration prompt_eval_duration "
-            "spec_accept_length spec_verify_ct e2e_latency"
+            "total_duration eval_duration mean_accepted_tokens steps trees tree from_draft load_duration prompt_eval_duration "
         ),
         "`draftree generate --baseline` compares with plain decoding": "speedup baseline",
-        "engine.complete(…, logprobs=0) fills completion.logprobs": (
-            "scores logits cumulative_logprob top_logprobs token_logprobs"
-        ),
-        "completion.pieces, what each token added": ("text_tokens token_texts token_strings decoded_tokens tokens_text"),
+        "engine.complete(…, logprobs=0) fills completion.logprobs": ("scores logits top_logprobs token_logprobs"),
         "prompt + completion.text": "full_text text_with_prompt",
-        "the prompt is not kept": (
-            "context num_cached_tokens encoder_prompt prompt_logprobs prompt prompt_tokens "
-            "prompt_token_ids prompt_eval_count num_prompt_tokens prompt_tps prompt_text"
+        "completion.prompt_ids holds the prompt; its text and its time are not kept": (
+            "context num_cached_tokens encoder_prompt prompt_logprobs prompt prompt_tps prompt_text"
         ),
         "completion.text, completion.stats.as_json()": (
             "json to_dict dict model_dump to_json model_dump_json as_json asdict as_dict"
@@ -269,13 +203,10 @@ RESULT_HINTS: Mapping[str, str] = by_word(
 
 TOKEN_HINTS: Mapping[str, str] = by_word(
     {
-        "token.text": (
-            "token content delta choices message response output piece string value "
-            "generated_text decoded_token new_text outputs data"
-        ),
-        "token.id": "token_id token_ids ids index tokens",
-        "token.ending": "finish_reason done done_reason stop finished is_finished is_last reason",
-        "token.origin is 'drafted' for an accepted draft": ("from_draft drafted accepted is_draft source"),
+        "token.text": ("token generated_text outputs"),
+        "token.id": "index",
+        "token.ending": "stop reason",
+        "token.origin is 'drafted' for an accepted draft": ("source"),
         "engine.complete(…) has the figures: completion.stats": (
             "generation_tps stats tokens_per_second generation_tokens usage eval_count eval_duration "
             "peak_memory total_duration prompt_tps prompt_tokens timings metrics"
@@ -287,40 +218,25 @@ TOKEN_HINTS: Mapping[str, str] = by_word(
 
 CONVERSATION_HINTS: Mapping[str, str] = by_word(
     {
-        "conversation.say('text') answers": (
-            "chat ask send send_message reply complete generate respond answer invoke run predict "
-            "query prompt message create user submit __call__"
-        ),
-        "conversation.stream('text') yields tokens": ("send_message_stream stream_say stream_chat stream_message chat_stream"),
-        "await conversation.asay('text')": "achat asend ask_async say_async asend_message",
-        "conversation.messages": "history turns chat_history get_history context transcript",
+        "conversation.say('text') answers": ("message user __call__"),
         "conversation.messages is a list: conversation.messages.append({'role': …, 'content': …})": (
             "append add_message add add_user_message"
         ),
         "engine.conversation() begins anew": "reset clear restart new",
         "del conversation.messages[-2:] takes the last turn back": ("undo rewind pop regenerate retry"),
         "engine.conversation(system=…), conversation.messages[0]": ("system system_prompt set_system set_system_prompt"),
-        "conversation.engine": "model llm",
         "json.dump(conversation.messages, file)": "save load export to_json",
     }
 )
 
 STATS_HINTS: Mapping[str, str] = by_word(
     {
-        "there is no rate; stats.acceptance_length is tokens per pass": "acceptance_rate accept_rate draft_acceptance_rate",
-        "stats.acceptance_length, accepted + 1 for each pass": (
-            "spec_accept_length tau mean_acceptance_length tokens_per_pass accept_length mean_accepted tokens_per_step"
-        ),
-        "stats.tokens_per_second": "tps tokens_per_sec speed throughput generation_tps",
-        "stats.seconds": (
-            "decode_time eval_duration total_duration e2e_latency time elapsed duration latency total_time wall_time"
-        ),
+        "stats.acceptance_length, accepted + 1 for each pass": ("mean_accepted"),
+        "stats.seconds": ("eval_duration total_duration"),
         "`draftree generate --baseline` compares with plain decoding": "speedup baseline",
-        "stats.new_tokens": "tokens num_tokens n_tokens generated_tokens completion_tokens",
-        "[step.accepted for step in stats.steps]": "num_accepted_tokens_per_pos accepted_per_step accept_lengths",
-        "sum(step.accepted for step in stats.steps)": ("accepted accepted_tokens num_accepted num_accepted_tokens"),
-        "sum(step.nodes for step in stats.steps)": ("drafted draft_tokens num_draft_tokens nodes proposed"),
-        "len(stats.steps)": "passes num_steps num_passes verifications forward_passes num_drafts",
-        "stats.as_json()": "to_dict dict json asdict as_dict to_json",
+        "stats.new_tokens": "tokens",
+        "[step.accepted for step in stats.steps]": "num_accepted_tokens_per_pos",
+        "len(stats.steps)": "forward_passes",
+        "stats.as_json()": "json to_json",
     }
 )

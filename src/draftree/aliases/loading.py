@@ -12,12 +12,19 @@ _TOKENIZER = "load the tokenizer with transformers and give it as tokenizer=…"
 _TRANSFORMERS = "load the model with transformers and give it: draftree.load(model, tokenizer)"
 _SPECULATION = "drafter='eagle3' and policy='chain:length=5' are arguments by themselves"
 
+_NOT_NEEDED = "it is not needed"
+_FIGURES = "each call has figures of its own: completion.stats"
+_MEMORY = "memory is taken as it is needed"
+_LIMITS = "a list of prompts is a batch; engine.set_limits(max_sequences=…, max_batch_tokens=…) bounds what runs at a time"
+_REUSE = "a call with the same beginning uses the cache of the last one"
+LOADING_IGNORED = (_NOT_NEEDED, _FIGURES, _MEMORY, _LIMITS, _REUSE, CONTEXT)
+"""Hints of arguments that are left out with a note: the text is the same without them."""
 LOADING_HINTS: Mapping[str, str] = by_word(
     {
-        "quantize='int8'": "load_in_8bit int8 use_int8",
+        "quantize='int8'": "int8 use_int8",
         "draftree reads and writes text alone": "limit_mm_per_prompt clip_model_path mmproj",
         "draftree gives no embeddings": "embedding pooling_type pooler_config convert",
-        "quantize='int4'": "load_in_4bit int4 bnb_4bit_compute_dtype",
+        "quantize='int4'": "int4 bnb_4bit_compute_dtype",
         "quantize='int8' or quantize='int4'": "bits q_bits quant w_bit",
         "quantize='int8' or quantize='int4', or load the model with transformers and give it": ("quantization_config"),
         "set HF_HOME, or give the folder of a model": "cache_dir download_dir local_dir hf_home",
@@ -27,27 +34,26 @@ LOADING_HINTS: Mapping[str, str] = by_word(
         ),
         "set HF_HUB_OFFLINE=1": "local_files_only offline",
         "models run here, without a server: draftree.load(MODEL)": ("base_url host api_base url port timeout"),
-        "it is not needed": (
+        _NOT_NEEDED: (
             "low_cpu_mem_usage use_safetensors n_batch n_ubatch use_mmap use_mlock lazy "
             "load_format force_download resume_download proxies mirror logits_all swap_space "
             "disable_log_stats disable_log_requests enable_chunked_prefill block_size task runner "
             "tokenizer_mode skip_tokenizer_init keep_alive library framework numa vocab_only "
             "pipeline_class offload_folder offload_state_dict offload_buffers "
-            "ignore_mismatched_sizes output_loading_info async_scheduling "
+            "ignore_mismatched_sizes async_scheduling "
             "scheduling_policy disable_custom_all_reduce max_seq_len_to_capture "
             "disable_radix_cache schedule_policy chunked_prefill_size cuda_graph_max_bs "
             "grammar_backend guided_decoding_backend structured_outputs_config enable_metrics swa_full op_offload "
             "no_perf max_logprobs model_impl moe_backend kv_transfer_config enable_prompt_embeds served_model_name "
-            "return_config worker_cls stream_interval nnodes node_rank sampling_backend pad_token_id "
+            "worker_cls stream_interval nnodes node_rank sampling_backend pad_token_id "
             "use_v2_block_manager enable_sleep_mode backend parallelize "
             "strict is_decoder"
         ),
-        "a list of prompts is a batch; engine.set_limits(max_sequences=…, max_batch_tokens=…) bounds what runs at a time": (
-            "max_num_seqs n_seq_max max_running_requests max_num_batched_tokens batch_size max_batch_size"
-        ),
+        "an engine alone is returned": "output_loading_info return_config return_tokenizer",
+        _LIMITS: ("max_num_seqs n_seq_max max_running_requests max_num_batched_tokens batch_size max_batch_size"),
         "give what it holds as options: draftree.load(MODEL, dtype='bfloat16')": "model_kwargs model_init_kwargs",
-        "each call has figures of its own: completion.stats": "verbose log_level",
-        "a call with the same beginning uses the cache of the last one": ("enable_prefix_caching prefix_caching cache_prompt"),
+        _FIGURES: "verbose log_level",
+        _REUSE: ("enable_prefix_caching prefix_caching cache_prompt"),
         "keys and values have the dtype of the weights": (
             "kv_cache_dtype cache_type_k cache_type_v type_k type_v kv_bits cache_implementation"
         ),
@@ -71,26 +77,22 @@ LOADING_HINTS: Mapping[str, str] = by_word(
             "dp_size tp_plan speculative_draft_tensor_parallel_size distributed_executor_backend "
             "num_gpus world_size enable_expert_parallel"
         ),
-        "memory is taken as it is needed": (
-            "gpu_memory_utilization mem_fraction_static num_gpu_blocks_override max_cache_size"
-        ),
+        _MEMORY: ("gpu_memory_utilization mem_fraction_static num_gpu_blocks_override max_cache_size"),
         CONTEXT: (
             "max_model_len n_ctx num_ctx ctx_size context_length max_seq_len max_seq_length max_position_embeddings max_length"
         ),
         "compile=False": "enforce_eager disable_cuda_graph",
-        "compile=True": "use_cuda_graph torch_compile cuda_graph compilation_config",
+        "compile=True": "compilation_config",
         "device='cuda' or device='cpu'": ("n_gpu_layers num_gpu ngl gpu_layers main_gpu use_gpu gpu use_cuda"),
         THREADS: "n_threads num_thread threads num_threads n_threads_batch cpu_threads",
         "attn_implementation='sdpa'": (
             "flash_attn use_flash_attention_2 use_flash_attn flash_attention attention_backend attn_backend use_sdpa"
         ),
         "adapter=FOLDER merges a PEFT adapter": (
-            "enable_lora lora_modules lora_adapters max_lora_rank loras peft_model peft lora_base lora_scale"
+            "enable_lora lora_modules lora_adapters max_lora_rank loras lora_base lora_scale"
         ),
-        _SPECULATION: ("speculative_config speculative speculation speculative_algorithm spec_method"),
-        "drafter='eagle3', or a draft head's folder or hub id": (
-            "speculative_eagle_path eagle_path draft_head head eagle ea_model_path"
-        ),
+        _SPECULATION: ("speculative_config speculative speculation"),
+        "drafter='eagle3', or a draft head's folder or hub id": ("eagle"),
         POLICY_BOUNDS: (
             "num_speculative_tokens num_draft_tokens num_assistant_tokens draft_max draft_tokens "
             "num_pred_tokens speculative_num_steps speculative_eagle_topk "
@@ -107,9 +109,9 @@ LOADING_HINTS: Mapping[str, str] = by_word(
             "speculative_draft_model_quantization speculative_model_quantization draft_dtype "
             "draft_device draft_quantization draft_model_kwargs assistant_kwargs"
         ),
-        "drafter='NAME', as drafter='eagle3'": "method draft_method algorithm speculator strategy",
-        "policy='NAME', as policy='eagle2'": "tree tree_policy tree_type tree_choices topk",
-        "acceptor='NAME'; by default the text is the target's own": ("acceptance sampler verification posterior_threshold"),
+        "drafter='NAME', as drafter='eagle3'": "strategy",
+        "policy='NAME', as policy='eagle2'": "tree tree_type tree_choices topk",
+        "acceptor='NAME'; by default the text is the target's own": ("acceptance sampler posterior_threshold"),
         "give them as arguments: load(MODEL, dtype=…)": "model_args engine_args kwargs options",
         _CALL: (
             "temperature seed max_tokens max_new_tokens top_p top_k stop n stream num_predict "

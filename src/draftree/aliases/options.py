@@ -7,9 +7,9 @@ from draftree.aliases.words import by_word, values_by_word
 
 SMALL_MODEL = "give the loaded model itself, its folder or hub id, or lm:model=FOLDER"
 POLICY_BOUNDS = "the policy bounds the draft: policy='chain:length=5', or let the default policy choose"
-CONTEXT = "the context is the model's own, and the cache grows as it is used: leave it out"
+CONTEXT = "the context is the model's own, and the cache grows as it is used"
 THREADS = "set OMP_NUM_THREADS, or call torch.set_num_threads(N)"
-_GENERATE = "engine.generate takes it, as transformers' generate does"
+_GENERATE = "engine.generate(ids, …) takes it, as transformers' generate does"
 _LIST = "give its values as options: temperature, top_p, max_new_tokens, …"
 _JSON = 'json_schema=… takes a schema; json_schema=\'{"type": "object"}\' is any JSON object'
 _TEMPLATE = (
@@ -19,18 +19,27 @@ _TEMPLATE = (
 _ONE_REQUEST = "it belongs to a server's requests; a call of an engine needs none"
 _LOAD_DRAFTER = f"draftree.load(…, drafter=…): {SMALL_MODEL}"
 
+_PADDED = "it is not needed: the prompts of a list are padded internally"
+_BAR = "no progress bar is shown; engine.stream gives tokens as they come"
+_FIGURES = "completion.stats holds the figures"
+_LIVES = "the engine lives as long as its object"
+_ONE_PROCESS = "an engine runs on one process"
+_NOT_NEEDED = "it is not needed"
+_OWN_CACHE = "draftree has a cache of its own, which a next call with the same beginning uses"
+OPTION_IGNORED = (_PADDED, _BAR, _FIGURES, _LIVES, _ONE_PROCESS, _NOT_NEEDED, _ONE_REQUEST, _OWN_CACHE, CONTEXT)
+"""Hints of options that are left out with a note: the text is the same without them."""
+
 OPTION_HINTS: Mapping[str, str] = by_word(
     {
         "temperature=1.0 samples, temperature=0 (the default) is greedy": ("do_sample sample sampling greedy"),
         "max_new_tokens counts new tokens, without the prompt": ("max_length max_seq_len max_total_tokens"),
         "min_new_tokens counts new tokens, without the prompt": "min_length",
-        "max_time=SECONDS ends a text": "time_limit t_max_predict_ms deadline",
+        "max_time=SECONDS ends a text": "t_max_predict_ms deadline",
         "beam search is not offered": (
             "num_beams num_beam_groups use_beam_search beam_width beam_size length_penalty "
             "early_stopping diversity_penalty constraints force_words_ids"
         ),
         "n=N writes N texts; beam search is not offered": "best_of",
-        "n=N writes N texts": "num_completions num_samples num_outputs num_generations",
         "give its values as options (temperature, top_p, …), or call engine.generate": ("generation_config"),
         _LIST: (
             "sampling_params gen_kwargs generate_kwargs generation_kwargs model_kwargs options "
@@ -39,7 +48,7 @@ OPTION_HINTS: Mapping[str, str] = by_word(
         "for token in engine.stream(…): print(token, end='')": (
             "callback on_token prompt_progress_callback streaming_callback stream_options"
         ),
-        "for token in engine.stream(…): print(token, end=''); engine.generate takes a streamer": ("streamer"),
+        "for token in engine.stream(…): print(token, end=''); engine.generate(ids, …) takes a streamer": ("streamer"),
         "the text is without the prompt; write prompt + completion.text": ("echo return_full_text include_prompt"),
         "the text is without special tokens; the `tokens` of a Completion are all ids": (
             "skip_special_tokens spaces_between_special_tokens detokenize "
@@ -48,27 +57,26 @@ OPTION_HINTS: Mapping[str, str] = by_word(
         ),
         "a Completion has both, text and tokens": ("return_tensors return_text return_type return_token_ids"),
         "the stop text is in completion.stop; write completion.text + completion.stop": ("include_stop_str_in_output"),
-        "engine.generate takes it; a Completion has text, tokens, logprobs and stats": ("return_dict_in_generate"),
-        "engine.generate takes it; logprobs=N gives the log-probabilities of a Completion": ("output_scores output_logits"),
+        "engine.generate(ids, …) takes it; a Completion has text, tokens, logprobs and stats": ("return_dict_in_generate"),
+        "engine.generate(ids, …) takes it; logprobs=N gives the log-probabilities of a Completion": (
+            "output_scores output_logits"
+        ),
         "logprobs=N gives those of the new tokens; those of the prompt are not offered": (
             "prompt_logprobs decoder_input_details logprob_start_len token_ids_logprob"
         ),
         "logprobs=N gives the log-probabilities of each token and of the N likeliest": (
-            "n_probs top_n_tokens return_logprob top_logprobs_num logits_all post_sampling_probs details return_logprobs"
+            "return_logprob logits_all post_sampling_probs details return_logprobs"
         ),
         "passes over trees have other states than plain decoding's": (
             "output_hidden_states output_attentions return_hidden_states output_router_logits"
         ),
-        "stop='TEXT' takes special tokens by their text; ignore_eos=True writes on": ("eos_token_id eos_token eos"),
-        "stop='TEXT' takes special tokens by their text": (
-            "stop_token_ids stop_ids stop_token eos_token_ids end_id stop_tokens"
-        ),
-        "stopping criteria of transformers: engine.generate takes them; stop='TEXT' ends a text": ("stopping_criteria"),
-        "stop=TEXT ends a text; engine.generate takes stopping_criteria for anything else": (
+        "stop_ids=[ID] ends a text at a token, stop='TEXT' at a text; ignore_eos=True writes on": "eos",
+        "stopping criteria of transformers: engine.generate(ids, …) takes them; stop='TEXT' ends a text": ("stopping_criteria"),
+        "stop=TEXT ends a text; engine.generate(ids, …) takes stopping_criteria for anything else": (
             "stop_regex stop_pattern stop_condition"
         ),
-        "it is not needed: the prompts of a list are padded internally": ("pad_token_id pad_token padding padding_side"),
-        "it is not needed: the prompts of a list are padded internally; engine.generate takes one": ("attention_mask"),
+        _PADDED: ("pad_token_id pad_token padding padding_side"),
+        "it is not needed: the prompts of a list are padded internally; engine.generate(ids, …) takes one": ("attention_mask"),
         "the tokenizer adds them; engine.complete(ids) takes ids as they are": (
             "bos_token_id bos_token add_special_tokens add_bos"
         ),
@@ -81,8 +89,6 @@ OPTION_HINTS: Mapping[str, str] = by_word(
             "encoder_repetition_penalty encoder_no_repeat_ngram_size frequency_context_size "
             "presence_context_size penalize_nl penalize_newline repetition_detection"
         ),
-        "presence_penalty": "presence present_penalty",
-        "frequency_penalty": "frequency",
         "repetition_penalty, frequency_penalty, presence_penalty or no_repeat_ngram_size": (
             "dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers"
         ),
@@ -98,12 +104,10 @@ OPTION_HINTS: Mapping[str, str] = by_word(
         f"a bias or a ban: logit_bias={{ID: 5.0}}, suppress=[ID], bad_words=['TEXT']; {_GENERATE}": (
             "sequence_bias bad_words_ids begin_suppress_tokens exponential_decay_length_penalty bad_token_ids"
         ),
-        "regex='yes|no' or grammar=… allows few texts; engine.generate takes prefix_allowed_tokens_fn": (
+        "regex='yes|no' or grammar=… allows few texts; engine.generate(ids, …) takes prefix_allowed_tokens_fn": (
             "allowed_token_ids prefix_allowed_tokens_fn allowed_tokens choices choice"
         ),
-        "beginning='TEXT' is what the text begins with": (
-            "forced_bos_token_id forced_decoder_ids prefix prefill response_prefix"
-        ),
+        "beginning='TEXT' is what the text begins with": ("forced_bos_token_id forced_decoder_ids prefix"),
         "max_new_tokens ends a text": "forced_eos_token_id",
         "regex='yes|no' allows a choice of texts": "guided_choice",
         _JSON: "response_format format json_mode json json_object schema_format",
@@ -111,7 +115,7 @@ OPTION_HINTS: Mapping[str, str] = by_word(
         "json_schema=…, regex=… or grammar=…": (
             "guided_decoding structured_outputs guided_decoding_backend guided_whitespace_pattern"
         ),
-        "engine.generate takes logits_processor=…": "logits_processors custom_logit_processor",
+        "engine.generate(ids, …) takes logits_processor=…": "logits_processors custom_logit_processor",
         _GENERATE: ("logits_processor renormalize_logits remove_invalid_values inputs_embeds position_ids"),
         "max_new_tokens bounds the answer; its length is the model's choice": "verbosity",
         "an engine writes with one model, in this process": "prediction web_search_options background truncation_strategy",
@@ -119,18 +123,17 @@ OPTION_HINTS: Mapping[str, str] = by_word(
         f"put them into the messages, or {_TEMPLATE}": "tools functions documents",
         f"set engine.tokenizer.chat_template, or {_TEMPLATE}": ("chat_template chat_format prompt_template template"),
         _TEMPLATE: (
-            "chat_template_kwargs enable_thinking thinking think reasoning_effort reasoning "
-            "continue_final_message chat_template_content_format include_reasoning "
-            "thinking_budget"
+            "thinking think reasoning continue_final_message chat_template_content_format include_reasoning thinking_budget"
         ),
         f"chat always adds it; complete continues the text as it is; {_TEMPLATE}": ("add_generation_prompt"),
         "a list of prompts is one batch": ("batch_size eval_batch_size max_batch_size max_num_seqs num_workers"),
-        "no progress bar is shown; engine.stream gives tokens as they come": ("use_tqdm progress show_progress"),
-        "completion.stats holds the figures": ("verbose timings_per_token timings output_stats return_stats"),
-        "the engine lives as long as its object": "keep_alive",
+        _BAR: ("use_tqdm progress show_progress"),
+        _FIGURES: ("verbose timings_per_token timings output_stats return_stats"),
+        _LIVES: "keep_alive",
         CONTEXT: "num_keep shift num_ctx n_ctx max_model_len n_keep ctx_size context_length",
-        "draftree has a cache of its own, which a next call with the same beginning uses": (
-            "use_cache cache_implementation past_key_values prompt_cache cache_prompt "
+        "draftree has a cache of its own: give the whole text": "past_key_values",
+        _OWN_CACHE: (
+            "use_cache cache_implementation prompt_cache cache_prompt "
             "cache_config max_kv_size kv_bits kv_group_size quantized_kv_start cache "
             "prompt_cache_key cache_salt id_slot prefill_step_size"
         ),
@@ -176,19 +179,14 @@ OPTION_HINTS: Mapping[str, str] = by_word(
             "suffix insert_suffix infill input_prefix input_suffix"
         ),
         "draftree reads and writes text alone": ("images image audio videos multi_modal_data mm_processor_kwargs modalities"),
-        "set the seed of each call: seed=N": (
-            "random_state random_seed sampling_seed rng generator np_rng torch_generator manual_seed"
-        ),
-        _ONE_REQUEST: (
-            "rid extra_args custom_params user store metadata service_tier priority request_id safety_identifier extra_headers "
-            "extra_query previous_response_id"
-        ),
+        "set the seed of each call: seed=N": ("rng generator np_rng torch_generator"),
+        _ONE_REQUEST: ("rid user store metadata service_tier priority request_id safety_identifier extra_headers extra_query"),
         "draftree.load(…, compile=…)": "compile_config compile disable_compile",
-        "an engine runs on one process": "synced_gpus",
-        "it is not needed": (
-            "num_batch low_vram f16_kv flat_logprobs skip_reading_prefix_cache low_memory "
-            "output_kind skip_clone use_model_defaults tokenization_kwargs sampler prompt_format"
-        ),
+        _ONE_PROCESS: "synced_gpus",
+        _NOT_NEEDED: "num_batch low_vram f16_kv flat_logprobs skip_reading_prefix_cache low_memory skip_clone",
+        "options of each call choose tokens: temperature, top_p, …": "sampler use_model_defaults",
+        "each call has its whole text: engine.conversation() keeps its messages": "previous_response_id",
+        "an engine has no options of this kind": "extra_args custom_params output_kind tokenization_kwargs prompt_format",
     }
 )
 """What to write instead of an option that is not accepted."""

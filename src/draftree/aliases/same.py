@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from draftree.aliases.kinds import (
     ACCEPTOR,
+    CHAT,
     COMMAND,
     DEVICE,
     DRAFTER,
@@ -11,6 +12,7 @@ from draftree.aliases.kinds import (
     FLAG,
     LIMIT,
     LOADING,
+    MODULE,
     OPTION,
     POLICY,
     PROMPT,
@@ -48,6 +50,32 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "timeout": "max_time",
         "schema": "json_schema",
         "num_return_sequences": "n",  # transformers
+        "num_completions": "n",
+        "num_samples": "n",
+        "num_outputs": "n",
+        "num_generations": "n",
+        "time_limit": "max_time",
+        "presence": "presence_penalty",
+        "present_penalty": "presence_penalty",
+        "frequency": "frequency_penalty",
+        "prefill": "beginning",
+        "response_prefix": "beginning",
+        "prefill_response": "beginning",  # mlx_lm
+        "random_seed": "seed",
+        "random_state": "seed",
+        "sampling_seed": "seed",  # SGLang
+        "manual_seed": "seed",
+        "rng_seed": "seed",
+        "n_probs": "logprobs",  # llama.cpp
+        "top_n_tokens": "logprobs",  # text-generation-inference
+        "top_logprobs_num": "logprobs",  # SGLang
+        "stop_token": "stop",
+        "eos_token": "stop",
+        "stop_token_ids": "stop_ids",  # vLLM
+        "eos_token_id": "stop_ids",  # transformers
+        "eos_token_ids": "stop_ids",
+        "end_id": "stop_ids",  # TensorRT-LLM
+        "stop_tokens": "stop_ids",
     },
     LOADING: {
         "model": "target",  # vLLM
@@ -79,6 +107,25 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "torch_dtype": "dtype",  # transformers
         "quantization": "quantize",  # vLLM
         "lora": "adapter",
+        "use_cuda_graph": "compile",
+        "torch_compile": "compile",
+        "cuda_graph": "compile",
+        "speculative_eagle_path": "drafter",
+        "eagle_path": "drafter",
+        "draft_head": "drafter",
+        "head": "drafter",
+        "ea_model_path": "drafter",  # EAGLE
+        "base_model_path": "target",  # EAGLE
+        "peft": "adapter",  # lm_eval
+        "peft_model": "adapter",
+        "method": "drafter",  # vLLM
+        "draft_method": "drafter",
+        "spec_method": "drafter",
+        "algorithm": "drafter",
+        "speculative_algorithm": "drafter",  # SGLang
+        "speculator": "drafter",
+        "tree_policy": "policy",
+        "verification": "acceptor",
         "lora_path": "adapter",  # llama-cpp-python
         "adapter_path": "adapter",  # mlx_lm
     },
@@ -240,6 +287,47 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "prompt_ids": "prompt",
         "ids": "prompt",
         "tokens": "prompt",
+    },
+    CHAT: {
+        "system_prompt": "system",
+        "system_message": "system",
+        "system_instruction": "system",  # Gemini
+        "instruction": "system",
+        "instructions": "system",  # OpenAI
+        "developer": "system",
+    },
+    MODULE: {
+        "LLM": "Loader",  # vLLM
+        "Llama": "Loader",  # llama-cpp-python
+        "AutoModelForCausalLM": "Loader",  # transformers, ctransformers
+        "AutoModel": "Loader",
+        "FastLanguageModel": "Loader",  # Unsloth
+        "EaModel": "Loader",  # EAGLE
+        "LanguageModel": "Loader",
+        "SpeculativeModel": "Loader",
+        "Model": "Loader",
+        "from_pretrained": "Loader",
+        "load_model": "Loader",
+        "create_engine": "Loader",
+        "load_engine": "Loader",
+        "init_model": "Loader",
+        "get_model": "Loader",
+        "pipeline": "pipeline",  # transformers
+        "SamplingParams": "options",  # vLLM
+        "SamplingParameters": "options",
+        "GenerationConfig": "options",
+        "GenerationParams": "options",
+        "GenerationOptions": "options",
+        "CompletionConfig": "options",
+        "generate": "complete",  # mlx_lm, ollama
+        "complete": "complete",
+        "completion": "complete",
+        "text_completion": "complete",
+        "batch_generate": "complete",  # mlx_lm
+        "stream_generate": "stream",  # mlx_lm
+        "stream": "stream",
+        "chat": "chat",  # ollama
+        "chat_completion": "chat",
     },
     ACCEPTOR: {"rejection_sampling": "rejection", "rejection_sampler": "rejection", "typical_acceptance": "typical"},
 }

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 _LISTS = (
@@ -13,30 +14,87 @@ _LISTS = (
     "extra_body",  # OpenAI
     "parameters",  # text-generation-inference
     "params",
+    "generation_config",  # transformers
 )
 """Arguments that hold options."""
-_FORMS = ("response_format", "format", "structured_outputs", "guided_decoding", "guided_choice", "json_mode", "grammar")
+_FORMS = (
+    "response_format",
+    "format",
+    "structured_outputs",
+    "guided_decoding",
+    "guided_choice",
+    "choices",
+    "choice",
+    "json_mode",
+    "grammar",
+)
 """Arguments that constrain the form of a text."""
 _SCHEMAS = ("json_schema", "schema", "guided_json", "response_format", "format")
 """Arguments that may be a class of pydantic, which stands for its JSON schema."""
 _OBJECT = {"type": "object"}
 
 
+CHAIN = "chain:length={}"
+"""The policy that drafts so many tokens in a row, as other tools do."""
+_LENGTHS = (
+    "num_speculative_tokens",  # vLLM
+    "num_assistant_tokens",  # transformers
+    "num_draft_tokens",  # mlx_lm
+    "num_pred_tokens",  # llama-cpp-python
+    "speculative_num_steps",  # SGLang
+    "draft_max",  # llama.cpp
+    "draft_tokens",
+    "draft_length",
+    "max_draft_len",
+    "gamma",
+    "num_steps",
+)
+"""Arguments that say how many tokens are drafted in a row."""
+_LOOKUPS = ("prompt_lookup_num_tokens", "prompt_lookup_max", "ngram_prompt_lookup_max", "max_ngram_size", "ngram_size")
+_METHODS = {"ngram": "pld", "prompt_lookup": "pld", "suffix": "suffix", "draft_model": None, "standalone": None}
+"""Drafters that are named by their method alone; None where the model is a small language model."""
+
+
+def held_options(value: Any) -> dict[str, Any] | None:
+    """Return the options in a dict, in `Options`, or in a generation config of transformers; None for any other object."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "max_new_tokens"):
+        return {f.name: held for f in fields(value) if (held := getattr(value, f.name)) != f.default}
+    if callable(told := getattr(value, "to_diff_dict", None)):
+        found = {name: held for name, held in told().items() if name not in ("transformers_version", "_from_model_config")}
+        return found if "do_sample" in found else {name: held for name, held in found.items() if name not in _SAMPLED}
+    return None
+
+
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+"""Options of a generation config that it uses with `do_sample` alone."""
+
+
 def rewritten(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with those in another tool's form replaced by draftree's, where they mean the same.
 
     Options in an object, as ollama's `options`, stand by themselves; `response_format` and its like become `json_schema` or
-    `regex`; `logprobs=True` asks for each token's own; `top_k=-1` keeps all tokens. Anything else stays as it is.
+    `regex`; `logprobs=True` asks for each token's own; `top_k=-1` keeps all tokens; `do_sample=True` samples at temperature 1
+    where none is given, and `do_sample=False` is greedy. Anything else stays as it is.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name in _SCHEMAS and isinstance(value, type) and callable(schema := getattr(value, "model_json_schema", None)):
             found["json_schema"] = schema()
-        elif name in _LISTS and isinstance(value, Mapping) and not value.keys() & given.keys():
-            found |= rewritten(value)
+        elif name in _LISTS and (held := held_options(value)) is not None and not held.keys() & given.keys():
+            found |= rewritten(held)
         elif name in _FORMS and (form := _form(name, value)) is not None:
             found |= form
-        else:
+        elif name in ("stop_token_ids", "eos_token_id", "eos_token_ids", "end_id") and isinstance(value, int):
+            found[name] = [value]
+        elif name == "bad_words_ids" and isinstance(value, list) and all(len(ids) == 1 for ids in value):
+            found["suppress"] = [ids[0] for ids in value]
+        elif name == "t_max_predict_ms" and isinstance(value, int | float):
+            found["max_time"] = value / 1000
+        elif name == "return_logprob" and isinstance(value, bool):
+            found |= {"logprobs": 0} if value and "top_logprobs_num" not in given else {}
+        elif not (name in ("n_probs", "top_n_tokens") and value == 0):
             found[name] = value
     if isinstance(found.get("logprobs"), bool):
         asked = found.pop("logprobs")
@@ -44,6 +102,67 @@ def rewritten(given: Mapping[str, Any]) -> dict[str, Any]:
             found["logprobs"] = 0
     if isinstance(top := found.get("top_k"), int) and top == -1:
         found["top_k"] = 0
+    return _sampled(found)
+
+
+def _sampled(given: dict[str, Any]) -> dict[str, Any]:
+    """Return options with the temperature that `do_sample` or `greedy` stands for, as far as they agree with the others."""
+    temperature = next((name for name in ("temperature", "temp") if given.get(name) is not None), None)
+    for name, samples in (("do_sample", True), ("sample", True), ("sampling", True), ("greedy", False)):
+        if isinstance(asked := given.get(name), bool):
+            if asked is not samples:
+                given = {**{n: v for n, v in given.items() if n != temperature}, "temperature": 0}
+            elif temperature is None:
+                given = {**given, "temperature": 1.0}
+            elif not given[temperature]:
+                continue
+            given = {n: v for n, v in given.items() if n != name}
+    return given
+
+
+def speculation(given: Any) -> dict[str, Any] | None:
+    """Return the drafter and the policy that a speculative config of vLLM stands for; None where it is not understood."""
+    if not isinstance(given, Mapping):
+        return None
+    method, model, length = (given.get(name) for name in ("method", "model", "num_speculative_tokens"))
+    lookup = given.get("prompt_lookup_max")
+    method = re.sub(r"[-_ \[\]]", "_", method.strip("[]").lower()) if isinstance(method, str) else method
+    if method in (None, "draft_model", "standalone"):
+        drafter = f"lm:model={model}" if isinstance(model, str) else None
+    elif method in _METHODS:
+        drafter = f"pld:ngram={lookup}" if method == "ngram" and isinstance(lookup, int) else _METHODS[method]
+    else:
+        drafter = model if isinstance(model, str) else method
+    if drafter is None or (length is not None and not isinstance(length, int)):
+        return None
+    return {"drafter": drafter} | ({} if length is None else {"policy": CHAIN.format(length)})
+
+
+def rewritten_loading(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `load` with those in another tool's form replaced by draftree's, where they mean the same."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if name in ("speculative_config", "speculative") and (parts := speculation(value)) is not None:
+            found |= parts
+        elif name in ("model_kwargs", "model_init_kwargs", "kwargs") and isinstance(value, Mapping):
+            found |= rewritten_loading(value)
+        elif name in _LENGTHS and number:
+            found["policy"] = CHAIN.format(value)
+        elif name in _LOOKUPS and number and "lookup_num" in name:
+            found |= {"drafter": f"pld:length={value}", "policy": CHAIN.format(value)}
+        elif name in _LOOKUPS and number:
+            found["drafter"] = f"pld:ngram={value}"
+        elif name in ("load_in_8bit", "load_in_4bit") and value is True:
+            found["quantize"] = "int8" if "8" in name else "int4"
+        elif name in ("bits", "q_bits", "w_bit") and value in (4, 8):
+            found["quantize"] = f"int{value}"
+        elif name in ("enforce_eager", "disable_cuda_graph") and value is True:
+            found["compile"] = False
+        elif name in ("flash_attn", "use_sdpa") and value is True:
+            found["attn_implementation"] = "sdpa"
+        else:
+            found[name] = value
     return found
 
 
@@ -51,7 +170,7 @@ def _form(name: str, value: Any) -> dict[str, Any] | None:
     """Return the options that constrain a text as an argument does; None where it is not understood."""
     if (name, value) == ("format", "json") or (name, value) == ("json_mode", True):
         return {"json_schema": _OBJECT}
-    if name == "guided_choice":
+    if name in ("guided_choice", "choices", "choice"):
         return _choice(value)
     if not isinstance(value, Mapping):
         return None
@@ -84,9 +203,8 @@ def filled(name: str, value: Any) -> str | None:
     """Return what to write instead of an option with its value, where the hint can hold that value."""
     if name in ("assistant_model", "draft_model") and isinstance(value, str):
         return f"draftree.load(…, drafter='lm:model={value}')"
-    if name in ("speculative_config", "speculative") and isinstance(value, Mapping):
-        model, length = value.get("model"), value.get("num_speculative_tokens")
-        told = [f"drafter='lm:model={model}'"] * isinstance(model, str)
-        told += [f"policy='chain:length={length}'"] * isinstance(length, int)
-        return f"draftree.load(…, {', '.join(told)})" if told and value.get("method") in (None, "draft_model") else None
+    if name in _LENGTHS and isinstance(value, int):
+        return f"draftree.load(…, policy='{CHAIN.format(value)}')"
+    if name in ("speculative_config", "speculative") and (parts := speculation(value)) is not None:
+        return f"draftree.load(…, {', '.join(f'{part}={told!r}' for part, told in parts.items())})"
     return None

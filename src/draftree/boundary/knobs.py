@@ -1,5 +1,6 @@
 """Dataclass fields that carry their range: instances are checked as they are made, and read from key=value texts."""
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
@@ -9,8 +10,8 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from draftree.aliases import accepted, asks_for_nothing
-from draftree.errors import UnknownName, UserError, shown
+from draftree.aliases import accepted, asks_for_nothing, ignored
+from draftree.errors import DraftreeWarning, UnknownName, UserError, shown
 
 LARGEST = 2**63 - 1
 """The largest whole number that arrays and tensors can count with."""
@@ -140,7 +141,7 @@ def rules(of: type) -> tuple[tuple[str, Rule], ...]:
 
 
 def check(of: Any, place: str = "") -> None:
-    """Refuses an instance of a dataclass with a value that its field does not allow.
+    """Refuses an instance of a dataclass with values that their fields do not allow, all of them in one message.
 
     Args:
         of: the instance.
@@ -150,9 +151,9 @@ def check(of: Any, place: str = "") -> None:
         UserError: it says what was got and what is allowed.
     """
     kind: type = type(of)
-    for name, (words, fine) in rules(kind):
-        if not fine(value := getattr(of, name)):
-            raise UserError(f"{place}{name} is {shown(value)}, allowed is {words}")
+    values = [(name, words, value) for name, (words, fine) in rules(kind) if not fine(value := getattr(of, name))]
+    if values:
+        raise UserError("; ".join(f"{place}{name} is {shown(value)}, allowed is {words}" for name, words, value in values))
 
 
 class Knobs:
@@ -215,7 +216,7 @@ def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
 def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Return arguments under draftree's names: those that other tools use for the same are accepted (`draftree.aliases`).
 
-    Options of other tools with a value that asks for nothing are left out.
+    Options of other tools with a value that asks for nothing are left out, and with a warning those that change no text.
 
     Args:
         kind: of the names, as `UnknownName` is given it.
@@ -226,18 +227,24 @@ def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> d
         UnknownName: names are none of these.
         UserError: one argument is given by two names.
     """
-    found, names, unknown = dict[str, Any](), dict[str, str](), dict[str, Any]()
+    found, names, unknown, notes = dict[str, Any](), dict[str, str](), dict[str, Any](), list[str]()
     for name, value in given.items():
         ours = accepted(kind, name, known)
         if ours not in known:
-            if not asks_for_nothing(kind, name, value):
+            if asks_for_nothing(kind, name, value):
+                continue
+            if (told := ignored(kind, name)) is None:
                 unknown[name] = value
+            else:
+                notes.append(f"{name} is not used: {told}")
             continue
         if ours in found:
             raise UserError(f"{names[ours]} and {name} are given, allowed is one of them")
         found[ours], names[ours] = value, name
     if unknown:
         raise UnknownName(kind, unknown, known)
+    for note in notes:
+        warnings.warn(note, DraftreeWarning, stacklevel=3)
     return found
 
 

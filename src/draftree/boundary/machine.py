@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import json
+import os
 import platform
 import sys
 import time
@@ -22,6 +23,16 @@ ROUNDS, SLOW = (3, 25), 0.25
 warm-up matters little then."""
 QUICK, AGAIN = 0.1, 7
 """Seconds below which works are timed in more rounds, and how many these are at least: a machine may be slow in three."""
+
+
+def busy() -> str:
+    """Return in words that other programs compete for the processors; nothing where none do, or where it is not known."""
+    try:
+        load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not all systems have them
+        return ""
+    crowded = load > processors + 1  # this program has a share of its own in it
+    return f"{load:.1f} programs compete for {processors} processor{'s' * (processors > 1)}" if crowded else ""
 
 
 def interleaved(

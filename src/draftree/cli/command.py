@@ -12,9 +12,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from draftree.aliases import COMMAND, DTYPE, QUANTIZE, SAME, accepted, instead
-from draftree.cli.early import is_model, part_names
+from draftree.cli.early import part_names
 from draftree.cli.options import TYPED
-from draftree.cli.unknown import KINDS, Options, as_options, options_of, unknown_option
+from draftree.cli.rewriting import command_line, rewritten
+from draftree.cli.unknown import Options, as_options, options_of
 from draftree.errors import UnknownName, UserError
 
 WIDEST = 100
@@ -27,8 +28,6 @@ FIRST, LAST = "target", ("force", "as_json", "help")
 """Options at the beginning and at the end of their part of a help."""
 SUPERFLUOUS = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
 """What typer says of arguments that a command does not take."""
-THREADS = 3
-"""From this number on `-t` is taken for a number of threads, as llama.cpp has it, and refused."""
 
 
 class Command(TyperCommand):
@@ -52,11 +51,11 @@ class Command(TyperCommand):
         args = [str(arg) for arg in args]
         own, flags = self.options
         end = args.index("--") if "--" in args else len(args)
-        translated = _all_translated(ctx, args[:end])
-        typed = [(new.partition("=")[0], arg.partition("=")[0]) for new, arg in zip(translated, args, strict=False)]
+        ours = rewritten(ctx, args[:end])
+        typed = [(new.partition("=")[0], arg.partition("=")[0]) for new, arg in ours]
         ctx.meta[TYPED] = {own[new].name: arg for new, arg in typed if new in own}
         with spelled_as_options(flags):
-            values = _translated_values(translated, own)
+            values = _translated_values([new for new, _ in ours], own)
         try:
             return super().parse_args(ctx, [*values, *args[end:]])
         except typer.TyperException as error:
@@ -80,12 +79,6 @@ class Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         name = accepted(COMMAND, cmd_name, self.commands)
         if not name.startswith("-") and name not in self.commands:
-            if " " in cmd_name:
-                raise UserError(f"a prompt stands before a command; type {ctx.command_path} generate MODEL -p 'PROMPT'")
-            if is_model(cmd_name):
-                raise UserError(
-                    f"'{cmd_name}' is a model and no command; type {ctx.command_path} generate {cmd_name} -p 'PROMPT'"
-                )
             raise UnknownName(COMMAND, cmd_name, self.commands)
         return super().get_command(ctx, name)
 
@@ -93,10 +86,9 @@ class Group(TyperGroup):
         if not args and not ctx.resilient_parsing:  # completion parses without arguments
             known = ", ".join(sorted(self.commands))
             raise UserError(f"no command was given, known are {known}; {ctx.command_path} --help explains them")
-        own = {flag for p in self.get_params(ctx) for flag in (*p.opts, *p.secondary_opts)}
-        if args and args[0].startswith("-") and args[0].partition("=")[0] not in own:
-            told = f"the option '{args[0]}' stands before a command; type {ctx.command_path} generate MODEL -p 'PROMPT'"
-            raise UserError(f"{told}, or {ctx.command_path} --help for the other commands")
+        if ctx.parent is None:
+            own = {flag for p in self.get_params(ctx) for flag in (*p.opts, *p.secondary_opts)}
+            args = command_line(args, self.commands, own)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -109,7 +101,7 @@ class Group(TyperGroup):
             panels.setdefault(panel, []).append((name, command.short_help or command.help or ""))
         for panel, rows in panels.items():
             lines += [panel, *_rows(rows, width, 12), ""]
-        options = [(", ".join(p.opts), getattr(p, "help", None) or "") for p in self.get_params(ctx)]
+        options = [(_names(p, ctx), getattr(p, "help", None) or "") for p in self.get_params(ctx)]
         lines += ["Options", *_rows(options, width, 12), ""]
         formatter.write("\n".join([*lines, f"{ctx.command_path} COMMAND --help explains a command.", ""]))
 
@@ -127,49 +119,6 @@ def spelled_as_options(flags: Mapping[str, str]) -> Iterator[None]:
         if (text := as_options(str(error), flags)) == str(error):
             raise
         raise UserError(text) from error
-
-
-def _all_translated(ctx: Any, args: Sequence[str]) -> list[str]:
-    """Return arguments under draftree's names.
-
-    Raises:
-        UserError: it is about all options that do not exist.
-    """
-    found, errors = list[str](), list[UserError]()
-    for i, arg in enumerate(args):
-        try:
-            found.append(_translated(ctx, arg, args[i + 1 : i + 2], i and args[i - 1]))
-        except UserError as error:
-            errors.append(error)
-    if errors:
-        *first, last = map(str, errors)
-        raise UserError("; ".join([*(text.removesuffix("; --help lists them") for text in first), last])) from errors[0]
-    return found
-
-
-def _translated(ctx: Any, arg: str, after: Sequence[str], before: Any) -> str:
-    """Return an argument, under draftree's name where it is another tool's name of an option.
-
-    Raises:
-        UserError: it is an option that does not exist.
-    """
-    (own, flags), (name, equals, value) = ctx.command.options, arg.partition("=")
-    taken = own.get(str(before).partition("=")[0])
-    is_value = taken is not None and not taken.is_flag and "=" not in str(before)
-    if name == "-t" and name in own and (value if equals else after[0] if after else "").isdecimal():
-        number = int(value if equals else after[0])
-        if number >= THREADS:
-            raise UserError(f"-t is {number}, but -t is the temperature; set OMP_NUM_THREADS={number} for that many threads")
-    if is_value or not name.startswith("-") or name in own or _is_number(name) or name == "-":
-        return arg
-    word = name.lstrip("-").replace("-", "_")
-    for kind in KINDS:
-        ours = accepted(kind, word, flags)
-        if ours in flags:
-            return f"{flags[ours]}{equals}{value}"
-    if not name.startswith("--") and name[:2] in own and _is_number(name[2:]):  # -n5
-        return arg
-    raise unknown_option(ctx, name, word)
 
 
 def _superfluous(words: Sequence[str], own: Mapping[str, Any]) -> str:
@@ -208,14 +157,6 @@ def _translated_values(args: Sequence[str], own: Mapping[str, Any]) -> list[str]
             raise UserError(f"{flag} is '{value}': {told}")
         found.append(prefix + SAME[kind].get(value.lower(), value))
     return found
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def columns() -> int:
@@ -260,7 +201,7 @@ SHOWN_TYPES = {"str": "TEXT", "int": "N", "float": "X", "path": "PATH", "list[st
 def _explained(option: Any, ctx: Any) -> str:
     """Return the help of an option, with its default where that is a value worth showing."""
     default = option.default
-    shown = default not in (None, "", False, (), []) and not (isinstance(default, list | tuple) and not default)
+    shown = default is not None and default is not False and default not in ("", (), [])  # 0 is a value worth showing
     if option.required:
         return f"{option.help} (required)"
     if not shown or callable(default):

@@ -66,10 +66,11 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
         return examine_output(asked)
     refuse(ctx, LOSSLESS, "with --lossless")
     from draftree.cli import examined, inputs, terminal
+    from draftree.costs.curves import CostTable
     from draftree.doctor import fit
     from draftree.evaluation import driven
     from draftree.evaluation.forecast import written_seconds
-    from draftree.measure_costs import settled_costs
+    from draftree.measure_costs import measure, settled_costs
 
     fixed = inputs.fixed_costs(asked.costs)
     spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
@@ -81,7 +82,8 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     with terminal.busy("measuring what a step costs") as tell:
         costs = (fixed or settled_costs(target, drafter, tell)).at(context=0, rows=1)
     with terminal.progress("doctor", None) as tell:
-        report = fit.examine(target, drafter, texts, costs, tell)
+        again = None if fixed else lambda: CostTable(measure(target, drafter, 1, tell)).at(context=0, rows=1)
+        report = fit.examine(target, drafter, texts, costs, tell, again)
     if asked.as_json:
         emit(report.as_json())
     else:

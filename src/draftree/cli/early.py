@@ -42,12 +42,11 @@ def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None
     Raises:
         UserError: a value is not allowed, or a file or folder does not exist or cannot be written.
     """
-    for name, part in parts.items():
-        if issubclass(part, Source | Loading | Parameters):
-            _check_values(part, given[name])
-        _check_read(given[name])
-    _check_values(of, given)
-    _check_read(given)
+    checked = [(p, given[name]) for name, p in parts.items() if issubclass(p, Source | Loading | Parameters)]
+    if wrong := [told for part, values in [*checked, (of, given)] for told in _wrong_values(part, values)]:
+        raise UserError("; ".join(wrong))
+    for values in (*(given[name] for name in parts), given):
+        _check_read(values)
     for kind in FOLDERS:
         for spec in _several(given.get(kind)):
             check_spec(kind, spec)
@@ -127,20 +126,20 @@ def _several(value: Any) -> Sequence[Any]:
     return [] if value is None else value if isinstance(value, list | tuple) else [value]
 
 
-def _check_values(of: type, values: Mapping[str, Any]) -> None:
-    """Refuse values out of their range, of the options whose value the command line has as the dataclass has it."""
+def _wrong_values(of: type, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with values, of the options whose value the command line has as the dataclass has it."""
     same: dict[str, Field[Any]] = {f.name: f for f in fields(of) if f.metadata.get("kind") in (None, str | None, list[int])}
     kind: Any = of
     for name, (words, fine) in rules(kind):
         if name in same and values.get(name) is not None and not fine(values[name]):
             allowed = words.removeprefix("none or ")  # which is not typed
-            raise UserError(f"{flag(same[name])} is {shown(values[name])}, allowed is {allowed}")
+            yield f"{flag(same[name])} is {shown(values[name])}, allowed is {allowed}"
     for item in values.get("logit_bias") or ():
         bias(item)
     if {"min_new_tokens", "max_new_tokens"} <= values.keys() and values["min_new_tokens"] > values["max_new_tokens"]:
         most = values["max_new_tokens"]
         least = values["min_new_tokens"]
-        raise UserError(f"--min-new-tokens is {least}, allowed is at most --max-new-tokens, {most}")
+        yield f"--min-new-tokens is {least}, allowed is at most --max-new-tokens, {most}"
 
 
 def bias(item: str) -> tuple[int | str, float]:

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperOption
 
 from draftree.aliases import FLAG, LOADING, OPTION, accepted, instead, nearest
+from draftree.aliases.flags import FLAG_WORDS
 from draftree.errors import UserError
 
 KINDS = (FLAG, OPTION, LOADING)
@@ -41,7 +42,7 @@ def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield before + name, command
 
 
-def unknown_option(ctx: Any, name: str, word: str) -> UserError:
+def unknown_option(ctx: Any, name: str, word: str, value: str | None = None) -> UserError:
     """Return the error about an option that a command does not have.
 
     It says what to write instead of another tool's option, or which commands have it, or which is the nearest in spelling.
@@ -50,11 +51,14 @@ def unknown_option(ctx: Any, name: str, word: str) -> UserError:
         ctx: the context of the command.
         name: the option as it was typed.
         word: its name without dashes.
+        value: what was typed after it, where that may be its value.
     """
     own, flags = ctx.command.options
     others: dict[str, Options] = {told: command.options for told, command in commands(ctx.find_root().command)}
     python = instead(OPTION, word) or instead(LOADING, word)
-    if (told := instead(FLAG, word)) is not None:
+    if (told := instead(FLAG, word)) is None and word in FLAG_WORDS:
+        told = FLAG_WORDS[word].replace("{}", value or "VALUE")
+    if told is not None:
         told = placed(as_options(told, flags), own, others)
     elif (told := _elsewhere(name, word, others)) is None and python is not None:
         told = for_command_line(python)
@@ -123,4 +127,4 @@ def as_options(text: str, flags: Mapping[str, str]) -> str:
     listed = rf"{outside}((?:(?:, | and ){outside})+)(?= (?:is|are) given|$)"
     text = re.sub(listed, lambda m: re.sub(rf"\b({names})\b", lambda n: flags[n[1]], m[0]), text)
     text = re.sub(rf"{outside}\b(?![\w'./=-])", lambda m: flags[m[1]] if "_" in m[1] else m[1], text)
-    return re.sub(rf"^({names})(?= is )", lambda m: flags[m[1]], text)
+    return re.sub(rf"(?:^|(?<=; ))({names})(?= is )", lambda m: flags[m[1]], text)

@@ -10,7 +10,7 @@ Shapes: W measured widths.
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -292,3 +292,21 @@ def _sorted(curve: Mapping[int, float]) -> Curve:
 def _between(widths: Floats, seconds: Floats, tokens: Floats) -> Floats:
     """Linear between the widths; the last slope goes on."""
     return between(widths, seconds, np.asarray(tokens, np.float64))
+
+
+def least(a: Costs, b: Costs) -> Costs:
+    """Return the least of two measurements of the same costs, at the widths of the second: other programs only add to them."""
+    return replace(
+        b,
+        draft={w: min(a.draft_seconds(w), seconds) for w, seconds in b.draft.items()},
+        target={w: min(a.target_seconds(w), seconds) for w, seconds in b.target.items()},
+        commit=min(a.commit, b.commit),
+        find=min(a.find, b.find),
+        catch_up=min(a.catch_up, b.catch_up),
+    )
+
+
+def gains_of_chains(lengths: Sequence[float], costs: Costs) -> list[float]:
+    """Return the speed-up of greedy chains of 1, 2, … tokens, by their τ and the costs of a step."""
+    steps = [costs.step(Work((1,) * n, 1 + n, 1, costs.context)) for n in range(1, len(lengths) + 1)]
+    return [tau * costs.token / step for tau, step in zip(lengths, steps, strict=True)]

@@ -165,8 +165,24 @@ def warn_of_bare_chats(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
+def rendered(tokenizer: PreTrainedTokenizerBase, chats: Any, values: Mapping[str, Any]) -> Any:
+    """Return the ids of a chat, or of each in a list, where the template is given values of its own; else the chats themselves.
+
+    Raises:
+        UserError: the template refuses them.
+    """
+    if not values:
+        return chats
+    return encode(tokenizer, chats, values) if is_chat(chats) else [encode(tokenizer, chat, values) for chat in chats]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, content: Content, values: Mapping[str, Any] = {}) -> list[int]:
     """The ids of a prompt; without a chat template, a chat is the text of its messages, line by line, with a warning.
+
+    Args:
+        tokenizer: the target's.
+        content: a text, or a chat.
+        values: of the template's own variables, as `enable_thinking`.
 
     Raises:
         UserError: the template refuses the chat, or the text is not valid Unicode.
@@ -180,5 +196,5 @@ def encode(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
             text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
             return list(tokenizer(text)["input_ids"])
     with understood("the target's chat template refuses the prompt"):
-        encoded: Any = tokenizer.apply_chat_template(content, add_generation_prompt=True, return_dict=True)
+        encoded: Any = tokenizer.apply_chat_template(content, add_generation_prompt=True, return_dict=True, **values)
         return list(encoded["input_ids"])

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,6 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from draftree.aliases import OPTION, PROMPT, accepted, filled, instead
-from draftree.aliases.values import rewritten
 from draftree.boundary.arguments import row_of_ids
 from draftree.boundary.knobs import whole
 from draftree.costs.curves import Costs, CostTable
@@ -75,7 +75,12 @@ READ = frozenset(("attention_mask", "position_ids", *CACHES, "use_cache", "logit
 """Arguments of the model's forward, prepared by transformers, that the hook reads or can leave aside."""
 OWN = tuple(field.name for field in fields(Options))
 """Names of the options of `Engine.complete`."""
-THEIRS: Mapping[str, str] = {"stop": "stop_strings", "n": "num_return_sequences", "suppress": "suppress_tokens"}
+THEIRS: Mapping[str, str] = {
+    "stop": "stop_strings",
+    "n": "num_return_sequences",
+    "suppress": "suppress_tokens",
+    "stop_ids": "eos_token_id",
+}
 """transformers' names of options of `Engine.complete`, where they differ."""
 TEXTS = "engine.chat('text') answers, engine.complete('text') continues a text"
 IDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -166,6 +171,20 @@ class Hook:
         return streamer
 
 
+def takes_hook_calls(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method of an engine be the `custom_generate` of its own model: transformers calls it with the model first."""
+
+    @wraps(method)
+    def call(engine: Any, *given: Any, **named: Any) -> Any:
+        if len(given) != 2 or not isinstance(given[0], PreTrainedModel) or "generation_config" not in named:
+            return method(engine, *given, **named)
+        if given[0] is not engine.target.decoder.model:
+            raise UserError("custom_generate is of an engine with another model: draftree.load(model) makes one of this model")
+        return Hook(lambda model, assistant: engine)(*given, **named)
+
+    return call
+
+
 def generate(
     engine: Writer,
     inputs: Tensor | None,
@@ -182,8 +201,8 @@ def generate(
     model: Any = engine.target.decoder.model
     check_types(None, tokenizer)
     if inputs is not None:
-        check_ids(inputs, options if seed is None else {**options, "seed": seed})
-    check_names(model, options)
+        check_ids(inputs)
+    options = translated_names(model, options)
     for name in ("max_new_tokens", "min_new_tokens", "max_length", "num_return_sequences"):
         if not (options.get(name) is None or whole(options[name], 1 - (name == "min_new_tokens"))):
             raise UserError(f"{name} is {shown(options[name])}, allowed is a whole number above 0")
@@ -205,53 +224,53 @@ def generate(
     return written
 
 
-def check_names(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
-    """Refuse options of other tools, and of `Engine.complete`, where `generate` of transformers does not have them.
+def is_text(inputs: Any) -> bool:
+    """Return whether prompts of `generate` are a text, texts, messages, or prompts in vLLM's form, and no ids."""
+    several = inputs if isinstance(inputs, list | tuple) else [inputs]
+    return bool(several) and all(
+        isinstance(one, str) or (isinstance(one, Mapping) and bool({"prompt", "content", "prompt_token_ids"} & one.keys()))
+        for one in several
+    )
+
+
+def taken_text(options: dict[str, Any]) -> Any:
+    """Return the prompt that stands among options under any of its names, and take it out; None where it is ids."""
+    for name, value in options.items():
+        if accepted(PROMPT, name, ["prompt"]) == "prompt" and (is_text(value) or name not in ("inputs", "input_ids")):
+            return options.pop(name)
+    return None
+
+
+def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options under transformers' names, where other tools and `Engine.complete` have others for the same.
 
     Raises:
-        UserError: it says what to write.
+        UserError: `generate` of transformers does not have an option, or it is given twice; it says what to write.
     """
-    config = model.generation_config
-    for name in options:
+    config, found = model.generation_config, dict[str, Any]()
+    for name, value in options.items():
         if hasattr(config, name) or name in NOT_HERE:
+            found[name] = value
             continue
         if accepted(PROMPT, name, ["prompt"]) == "prompt" and name not in ("inputs", "input_ids"):
             raise UserError(f"{name} is given, but engine.generate takes ids: {TEXTS}")
         ours = accepted(OPTION, name, OWN)
         if ours in OWN and ours != "seed":
-            theirs = THEIRS.get(ours, ours)
-            told = f": {theirs}" if hasattr(config, theirs) else f"; engine.complete takes {ours}"
-            raise UserError(f"{name} is given, but engine.generate takes transformers' options{told}")
+            if not hasattr(config, theirs := THEIRS.get(ours, ours)):
+                told = f"engine.generate takes transformers' options; engine.complete takes {ours}"
+                raise UserError(f"{name} is given, but {told}")
+            if theirs in options or theirs in found:
+                raise UserError(f"{theirs} and {name} are given, allowed is one of them")
+            found[theirs] = value
+            continue
         if name in ("sampling_params", "drafter", "policy", "acceptor", "stream", "callback"):
             raise UserError(f"unknown option of engine.generate '{name}': {instead(OPTION, name) or TEXTS}")
+        found[name] = value
+    return found
 
 
-def instead_of_text(inputs: Any, options: Mapping[str, Any]) -> str:
-    """Return the calls that take a text, with the options of `generate` that each of them takes.
-
-    Args:
-        inputs: a text, or a list of texts.
-        options: that were given with the text.
-    """
-    if not options:
-        return TEXTS
-    text = "'text'" if isinstance(inputs, str) else "['text', …]"
-    ours = [n for n, value in options.items() if accepted(OPTION, n, OWN) in OWN or n not in rewritten({n: value})]
-    theirs = [n for n in options if n not in ours and hasattr(GenerationConfig(), n)]
-    values = "".join(f", {name}={shown(options[name])}" for name in ours)
-    told = [f"for {'a text' if isinstance(inputs, str) else 'texts'} write engine.complete({text}{values})"]
-    if theirs:
-        told.append(f"with {' and '.join(theirs)} engine.generate(engine.tokenizer('text', return_tensors='pt').input_ids, …)")
-    hints = {n: filled(n, value) or instead(OPTION, n) for n, value in options.items() if n not in (*ours, *theirs)}
-    return "; ".join([*told, *(f"for {name} {hint}" for name, hint in hints.items() if hint)])
-
-
-def check_ids(inputs: Any, options: Mapping[str, Any]) -> None:
+def check_ids(inputs: Any) -> None:
     """Refuse prompts that are no tensor of ids [B, n].
-
-    Args:
-        inputs: the prompts.
-        options: that are given with them.
 
     Raises:
         UserError: it says how to make one of what is given.
@@ -259,12 +278,7 @@ def check_ids(inputs: Any, options: Mapping[str, Any]) -> None:
     if isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.dtype in IDS:
         return
     told = "engine.complete takes a list of ids or texts"
-    texts = [inputs] if isinstance(inputs, str) else inputs
-    if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
-        told = instead_of_text(inputs, options)
-    elif isinstance(inputs, Mapping):
-        told = "engine.generate(**inputs) gives those of a tokenizer"
-    elif isinstance(inputs, Tensor) and inputs.dim() == 1:
+    if isinstance(inputs, Tensor) and inputs.dim() == 1:
         told = "ids[None] is a batch of one prompt"
     elif isinstance(inputs, Tensor):
         told = "ids.long() makes whole numbers" if inputs.is_floating_point() else "a prompt has ids in one row"

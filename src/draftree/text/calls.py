@@ -3,25 +3,19 @@
 import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
+from types import MethodType
 from typing import Any, TypeVar, cast
 
-from draftree.aliases import ENGINE, PROMPT, accepted
-from draftree.errors import UnknownAttribute, UserError
+from draftree.aliases import CHAT, OPTION, PROMPT, accepted
+from draftree.aliases.readers import Resource
+from draftree.aliases.values import held_options
+from draftree.errors import UserError
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
-class OpenAICompletions:
-    """Stands where OpenAI's client has `client.chat.completions`, and says what to write instead of its calls."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise the error of an attribute that does not exist."""
-        told = "engine.chat(messages, …) answers; `draftree serve MODEL` is a server for OpenAI's client"
-        raise UnknownAttribute(ENGINE, f"chat.completions.{name}", self, told)
-
-
 def takes_prompt(method: Call) -> Call:
-    """Let a method that takes a prompt have it under any of its names, and refuse what is given without a name beside it.
+    """Let a method that takes a prompt have it under any of its names, and an object of options after it.
 
     The signature stays the method's own.
     """
@@ -31,21 +25,57 @@ def takes_prompt(method: Call) -> Call:
 
         @wraps(method)
         async def awaited(self: Any, *given: Any, **options: Any) -> Any:
-            return await method(self, prompt_of(name, given, options), **options)
+            return await method(self, *prompt_of(name, given, options), **options)
 
         return cast(Call, awaited)
 
     @wraps(method)
     def call(self: Any, *given: Any, **options: Any) -> Any:
-        return method(self, prompt_of(name, given, options), **options)
+        return method(self, *prompt_of(name, given, options), **options)
 
-    if name == "chat":
-        vars(call)["completions"] = OpenAICompletions()
-    return cast(Call, call)
+    return cast(Call, ChatMethod(call) if name == "chat" else call)
 
 
-def prompt_of(method: str, given: Sequence[Any], options: dict[str, Any]) -> Any:
+class ChatMethod:
+    """The method `chat`, which has the calls of OpenAI's client, too: `engine.chat.completions.create(messages=…)`."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call, self.__doc__ = call, call.__doc__
+
+    def __get__(self, engine: Any, kind: type | None = None) -> Any:
+        return self._call if engine is None else Resource(MethodType(self._call, engine))
+
+
+TEMPLATE = ("chat_template_kwargs", "enable_thinking", "reasoning_effort")
+"""Options that are values of the chat template's own variables."""
+
+
+def of_template(
+    system: str | None, options: dict[str, Any], names: Sequence[str] = TEMPLATE
+) -> tuple[str | None, dict[str, Any]]:
+    """Return the system message and the values of the chat template, and take both out of the options of a chat.
+
+    Args:
+        system: the message that is given by this name.
+        options: the others, in which other tools' names may stand.
+        names: of options that are values of the template.
+
+    Raises:
+        UserError: the system message is given twice.
+    """
+    values = {name: value for name in names if (value := options.pop(name, None)) is not None}
+    values |= values.pop("chat_template_kwargs", {})
+    for name in [name for name in options if accepted(CHAT, name, ["system"]) == "system"]:
+        if (given := options.pop(name)) and system is not None:
+            raise UserError(f"system and {name} are given, allowed is one of them")
+        system = given or system
+    return system, values
+
+
+def prompt_of(method: str, given: Sequence[Any], options: dict[str, Any]) -> tuple[Any]:
     """Return the prompt of a call, and take it out of the options where it stands there.
+
+    An object of options after the prompt, as vLLM's calls have it, becomes options by their names; those that are named count.
 
     Args:
         method: the name of what is called, for messages.
@@ -53,14 +83,18 @@ def prompt_of(method: str, given: Sequence[Any], options: dict[str, Any]) -> Any
         options: those with a name.
 
     Raises:
-        UserError: there is no prompt, or something beside it.
+        UserError: there is no prompt, or something after it.
     """
     named = [name for name in options if accepted(PROMPT, name, ["prompt"]) == "prompt"]
     how = f"{method}(prompt, max_new_tokens=100, …): one prompt, and options by their names"
+    if len(given) + len(named) == 2 and (held := held_options(given[-1] if given else None)) is not None:
+        *given, _ = given
+        over = {accepted(OPTION, name, held) for name in options}
+        options |= {name: value for name, value in held.items() if name not in over}
     if len(given) > 1:
         raise UserError(f"{len(given)} arguments without a name are given, allowed is {how}")
     if len(given) + len(named) > 1:
         raise UserError(f"{' and '.join(['a prompt', *named][1 - len(given) :])} are given, allowed is {how}")
     if not given and not named:
         raise UserError(f"no prompt is given, allowed is {how}")
-    return given[0] if given else options.pop(named[0])
+    return (given[0] if given else options.pop(named[0]),)

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draftree.aliases import RESULT, TOKEN
 from draftree.data.prompts import Prompt, Prompts, ids_of, prompts_of
-from draftree.errors import Hinting, UserError, shown
+from draftree.errors import HintingText, UserError, shown
 from draftree.request import Emitted, Ending, Logprob, Origin
 from draftree.rows import Writer
 from draftree.stats import Stats
@@ -39,7 +39,7 @@ def figures(stats: Stats) -> str:
 
 
 @dataclass(frozen=True)
-class Token(Hinting):
+class Token(HintingText):
     """A token of a stream.
 
     Attributes:
@@ -53,7 +53,6 @@ class Token(Hinting):
     """
 
     kind_of_name: ClassVar[str] = TOKEN
-    text_name: ClassVar[str] = "token.text"
 
     id: int
     text: str
@@ -66,7 +65,7 @@ class Token(Hinting):
 
 
 @dataclass(frozen=True, repr=False)
-class Completion(Hinting):
+class Completion(HintingText):
     """A finished text. It prints as that text, and a notebook shows it coloured by origin, with its speed.
 
     Attributes:
@@ -78,10 +77,11 @@ class Completion(Hinting):
         stop: the stop text that ended it.
         stats: the run's figures, of all texts that were written together.
         pieces: what each token added to the text.
+        prompt_ids: the ids of the prompt.
     """
 
     kind_of_name: ClassVar[str] = RESULT
-    text_name: ClassVar[str] = "completion.text"
+    no_items: ClassVar[str] = "a Completion is one text: completion.text[…] is a part of it"
 
     text: str
     tokens: list[int]
@@ -91,6 +91,7 @@ class Completion(Hinting):
     stop: str | None
     stats: Stats
     pieces: list[str] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
         return self.text
@@ -131,13 +132,14 @@ class Reading:
     Args:
         tokenizer: the target's; without one tokens have no text.
         stops: what ends the response.
+        prompt: the ids that it follows.
 
     Attributes:
         tokens: those so far.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stops: Stops) -> None:
-        self._pieces = None if tokenizer is None else Pieces(tokenizer, stops)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stops: Stops, prompt: Sequence[int] = ()) -> None:
+        self._pieces, self._prompt = None if tokenizer is None else Pieces(tokenizer, stops), prompt
         self.tokens: list[Token] = []
 
     def __call__(self, events: Sequence[Emitted]) -> list[Token]:
@@ -167,6 +169,7 @@ class Reading:
             self._pieces.stop if self._pieces is not None and ending == "stop" else None,
             stats,
             [t.text for t in self.tokens],
+            [*self._prompt],
         )
 
 
@@ -194,7 +197,7 @@ class Writing:
         ids = [ids_of(tokenizer, prompt)] if batch is None else [ids_of(tokenizer, p) for p in batch]
         # A request's number decides its noise: one seed has one text, and the texts of one prompt differ.
         requests = [options.request(engine.target, row, number) for row in ids for number in range(options.n)]
-        self._readings = [Reading(tokenizer, options.stops(tokenizer)) for _ in requests]
+        self._readings = [Reading(tokenizer, options.stops(tokenizer), request.prompt) for request in requests]
         self._rows, steps = engine.begin(requests)
         self._steps = engine.timed(steps, self._rows)
 

@@ -65,6 +65,7 @@ class Options(Parameters):
         max_time: seconds after which nothing more is written, counted from the request.
         logprobs: how many of the likeliest tokens' log-probabilities are told beside each token's own; None tells none.
         ignore_eos: whether EOS ends nothing.
+        stop_ids: ids that end the response, as EOS does; `ignore_eos` does not concern them.
         n: how many texts are written for each prompt. The first is the text of `n=1`; with a temperature above 0 the others are
             further samples of the same seed.
 
@@ -103,11 +104,8 @@ class Options(Parameters):
             UnknownName: there is no such option.
             UserError: an option is given by two names.
         """
-        defaults, given = {f.name: f.default for f in fields(cls)}, rewritten(given)
-        sampled = bool(given.get("temperature", given.get("temp")))
-        if "do_sample" in given and bool(given["do_sample"]) == sampled:  # it repeats what the temperature says
-            given = {name: value for name, value in given.items() if name != "do_sample"}
-        asked = translated(OPTION, given, defaults)
+        defaults = {f.name: f.default for f in fields(cls)}
+        asked = translated(OPTION, rewritten(given), defaults)
         asked = {name: defaults[name] if value is None else value for name, value in asked.items()}
         return cls(**asked) if base is None else replace(base, **asked)
 
@@ -147,7 +145,7 @@ class Options(Parameters):
         return Request(
             prompt,
             self.max_new_tokens,
-            frozenset() if self.ignore_eos else target.eos,
+            self._ends(target),
             number,
             steps,
             guides=steps,  # all of them are functions of the text alone
@@ -160,7 +158,7 @@ class Options(Parameters):
     def _processors(self, target: Target, start: int) -> Iterator[LogitsProcessor]:
         """The processors in transformers' order; ours come where it puts a caller's own, and the grammar last."""
         vocab, device = target.decoder.vocab, str(target.decoder.device)
-        eos = [] if self.ignore_eos else sorted(target.eos)
+        eos = sorted(self._ends(target))
         if self.logit_bias:
             biases = {_token(target, key): float(bias) for key, bias in self.logit_bias.items()}
             yield SequenceBiasLogitsProcessor([[[_known("logit_bias", i, vocab)], bias] for i, bias in biases.items()])
@@ -183,6 +181,10 @@ class Options(Parameters):
             yield ForcedBeginning([_known("beginning", int(i), vocab) for i in ids], start)
         if self.constraint is not None:
             yield Constrained(self.constraint, Vocabulary.of(target.tokenizer, vocab, target.eos), start)
+
+    def _ends(self, target: Target) -> frozenset[int]:
+        """The ids that end a text."""
+        return frozenset(self.stop_ids) | (frozenset() if self.ignore_eos else target.eos)
 
     def _criteria(self, target: Target, start: int) -> Iterator[Criterion]:
         if self.stop:

@@ -82,6 +82,14 @@ class Parameters(Choice, Length):
     stop: str | Sequence[str] = end(
         (), rule=STOPS, kind=list[str], metavar="TEXT", help="End the answer before this text; may be repeated."
     )
+    stop_ids: Sequence[int] = end(
+        (),
+        rule=IDS,
+        kind=list[int],
+        flag="--stop-id",
+        metavar="ID",
+        help="End the answer after this token id; repeat it.",
+    )
     max_time: float | None = end(None, above=0, metavar="SECONDS", help="End the answer after this time.")
     ignore_eos: bool = end(False, help="Write on after the end-of-text token.")
     logprobs: int | None = knob(None, least=0, metavar="N", help=LOGPROBS_HELP, panel=MORE)

@@ -5,12 +5,16 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from draftree.boundary.progress import PATIENCE, duration
 from draftree.data.prompts import Content
+from draftree.drafters.pld import PLD
 from draftree.engine import plain_stream
+from draftree.evaluation.forecast import written_seconds
 from draftree.models.target import Target
 from draftree.request import Request
 from draftree.sampling.settings import GREEDY, Sampling
 from draftree.text.stops import Stops, StopTexts
+from draftree.training.job import LOG
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,20 @@ class Written:
     ended: bool
 
 
+def announce(author: "Author", what: str, texts: int, tokens: int) -> None:
+    """Log how long an author takes for texts, where that is long.
+
+    Args:
+        author: writes them.
+        what: they are.
+        texts: how many.
+        tokens: of each, at most.
+    """
+    seconds = author.seconds(texts, tokens)
+    if seconds is not None and seconds >= PATIENCE:
+        LOG.info("%s %s of at most %s tokens: at most about %s", f"{texts:,}", what, f"{tokens:,}", duration(seconds))
+
+
 class Author(ABC):
     """Writes texts for prompts.
 
@@ -56,6 +74,10 @@ class Author(ABC):
     def probes(self) -> int:
         """The number of greedy answers that are looked at before this one is trusted; 0 once it is."""
         return 0
+
+    def seconds(self, texts: int, tokens: int) -> float | None:
+        """Return how long texts of so many tokens take at most; None where that is not known."""
+        return None
 
     @abstractmethod
     def write(self, waiting: deque[Asked]) -> Iterator[Written]:
@@ -79,6 +101,9 @@ class Local(Author):
 
     def __init__(self, target: Target, rows: int) -> None:
         self._target, self._rows = target, rows
+
+    def seconds(self, texts: int, tokens: int) -> float:
+        return written_seconds(self._target, PLD().open(self._target), texts, tokens, self._rows) if texts else 0.0
 
     def write(self, waiting: deque[Asked]) -> Iterator[Written]:
         tokenizer, writing = self._target.tokenizer, dict[int, tuple[Asked, Stops]]()

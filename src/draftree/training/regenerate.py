@@ -27,7 +27,7 @@ from draftree.data.rows import CUT, Messages, Row, Skipped, completes, messages,
 from draftree.data.samples import check_tokens
 from draftree.errors import UserError
 from draftree.models.target import Target
-from draftree.training.authors import Asked, Author, Local, Written
+from draftree.training.authors import Asked, Author, Local, Written, announce
 from draftree.training.processes import Processes
 
 FILE, ABOUT, PARTS = "regenerated.jsonl", "regenerated.json", "regenerated.partial"
@@ -177,9 +177,15 @@ def _write(
     # Prompts that are read in one pass, and texts that are written side by side, should be of like length.
     mine = sorted(asked, key=lambda i: (len(json.dumps(asked[i])), i))[processes.rank :: processes.world]
     parts.mkdir(parents=True, exist_ok=True)
+    announce(author, "answers", sum(_responses(asked[i]) for i in mine), how.tokens)
     for count, (i, row) in enumerate(answered(target, {i: asked[i] for i in mine}, how, author), 1):
         append(parts / f"{processes.rank}.jsonl", "\n" + json.dumps({"number": i, "row": row}))  # behind a broken line
         tell(count, "answering", len(mine))
+
+
+def _responses(prompt: Content) -> int:
+    """Return how many answers are written for a prompt: one for a text, and all responses of a chat."""
+    return 1 if isinstance(prompt, str) else sum(message["role"] == "assistant" for message in prompt)
 
 
 def answered(target: Target, asked: Mapping[int, Content], how: Regeneration, author: Author) -> Iterator[tuple[int, Row]]:

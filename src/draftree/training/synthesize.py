@@ -26,7 +26,7 @@ from draftree.data.rows import Messages, Skipped
 from draftree.errors import UserError
 from draftree.models.target import Target
 from draftree.sampling.settings import Sampling
-from draftree.training.authors import Asked, Author, Local
+from draftree.training.authors import Asked, Author, Local, announce
 from draftree.training.job import LOG
 from draftree.training.processes import Processes
 from draftree.training.regenerate import digest
@@ -167,6 +167,7 @@ def _filled(
     bound, mine = min(how.count, ENOUGH), home / f"{processes.rank}.jsonl"
     home.mkdir(parents=True, exist_ok=True)
     sampling = Sampling(how.temperature, top_p=how.top_p, seed=how.seed)
+    announce(author, "questions", math.ceil(max(how.count - len(_done(home)), 0) / processes.world), how.tokens)
     while True:
         done = _done(home)
         processes.same(len(done), "the questions written so far")

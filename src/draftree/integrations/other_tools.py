@@ -1,0 +1,97 @@
+"""Functions and classes by the names of other tools: `from draftree import LLM` loads an engine (`draftree.aliases`)."""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from draftree.engine import Engine, load, opened, speculate
+from draftree.errors import UserError, shown
+from draftree.text.options import Options
+
+TASKS = ("text-generation", "text2text-generation", "conversational")
+"""Tasks of transformers' pipelines that write texts."""
+
+
+class _Loader:
+    """Stands where other tools have a class of models: it is called, or its `from_pretrained`, and returns an engine."""
+
+    def __call__(self, *given: Any, **named: Any) -> Engine:
+        return load(*given, **named)
+
+    from_pretrained = __call__
+
+
+Loader = _Loader()
+
+
+def pipeline(task: str | None = None, model: Any = None, *more: Any, **named: Any) -> Engine:
+    """Load an engine as a pipeline of transformers.
+
+    Raises:
+        UserError: the task writes no text, or there is no model.
+    """
+    if task is not None and task not in TASKS:
+        if model is not None:
+            raise UserError(f"the task is {shown(task)}, allowed is {TASKS[0]}: draftree writes text")
+        task, model = None, task
+    if model is None:
+        raise UserError(f"no model is given: pipeline('{TASKS[0]}', model=MODEL), or draftree.load(MODEL)")
+    return load(model, *more, **named)
+
+
+def options(**values: Any) -> Options:
+    """Return options, under the names of any tool, for the calls of an engine: `engine.complete(prompts, options)`."""
+    return Options.of(None, values)
+
+
+def complete(*given: Any, **named: Any) -> Any:
+    """Continue a prompt with a model: `complete(engine, tokenizer, prompt=…)`, `complete(model="demo", prompt=…)`.
+
+    As a `custom_generate` of transformers it is `speculate`.
+    """
+    if "generation_config" in named and len(given) > 1 and isinstance(given[1], torch.Tensor):
+        return speculate(*given, **named)
+    engine, prompt = _engine_of(given, named)
+    return engine.complete(*prompt, **named)
+
+
+def stream(*given: Any, **named: Any) -> Iterator[Any]:
+    """Yield the tokens of `complete`."""
+    engine, prompt = _engine_of(given, named)
+    return engine.stream(*prompt, **named)
+
+
+def chat(*given: Any, **named: Any) -> Any:
+    """Answer messages with a model: `chat(model="demo", messages=…)`."""
+    engine, prompt = _engine_of(given, named)
+    return engine.chat(*prompt, **named)
+
+
+def _engine_of(given: Sequence[Any], named: dict[str, Any]) -> tuple[Engine, list[Any]]:
+    """Return the engine that is meant, and the other arguments without the tokenizer, which the engine has.
+
+    Raises:
+        UserError: there is no model, or nothing beside it.
+    """
+    first: Any
+    first, *others = [named.pop("model"), *given] if "model" in named else [*(given or [None])]
+    named.pop("tokenizer", None)
+    others = [one for one in others if not isinstance(one, PreTrainedTokenizerBase)]
+    if not others and not named:
+        told = "draftree.load(MODEL).chat('text') answers, draftree.load(MODEL).complete('text') continues a text"
+        raise UserError(f"a model and a prompt are needed, and {shown(first)} is given: {told}")
+    if isinstance(first, Engine):
+        return first, others
+    if isinstance(first, PreTrainedModel):
+        return opened(first, None, None, None, None), others
+    return _kept(first) if isinstance(first, str | Path) else load(target=first), others
+
+
+@lru_cache(maxsize=1)
+def _kept(model: str | Path) -> Engine:
+    """Return the engine of a model's name; that of the last call is kept, as ollama keeps its model."""
+    return load(model)
