@@ -167,11 +167,13 @@ def rotates_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("rotates_as_a_gpu")
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, top_p=0.95)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafter", ["edd", "eagle", "eagle3", "mtp", "medusa:heads=6", "hydra:heads=6"])
-@pytest.mark.parametrize(
-    ("policy", "layers"),
-    [("chain:length=4", 4), ("beam:preset=fast,width=3,depth=4", 4), ("eagle2", 6), ("vct:width=2,depth=2", 2)],
-)
+@pytest.mark.parametrize(("drafter", "policy", "layers"), [
+    *((drafter, "eagle2", 6) for drafter in ("edd", "eagle", "eagle3", "mtp", "medusa:heads=6", "hydra:heads=6")),
+    *(("eagle3", policy, layers) for policy, layers in (
+        ("chain:length=4", 4), ("beam:preset=fast,width=3,depth=4", 4), ("beam:width=3,depth=4", 4),
+        ("vct:width=2,depth=2", 2), ("static", 5),
+    )),
+])  # fmt: skip
 def test_a_step_is_few_launches(
     policy: str, layers: int, drafter: str, sampling: Sampling, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +207,7 @@ def test_a_step_is_few_launches(
 @pytest.mark.usefixtures("rotates_as_a_gpu")
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("drafter", ["lm", "eagle3", "medusa:heads=6", "hydra:heads=6"])
-@pytest.mark.parametrize("policy", ["yield"])
+@pytest.mark.parametrize("policy", ["yield", "pct:ratio=0.02"])
 def test_a_step_of_a_tree_that_depends_on_values_waits_once(policy: str, drafter: str, rows: int) -> None:
     recorder = Recorder()
     target = tiny_target(context=96, capture=Graphs(recorder))

@@ -22,6 +22,7 @@ from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask, wr
 from draftree.models.ladder import Ladder
 from draftree.models.recurrent.rules import Stash
 from draftree.models.recurrent.states import Final, Pass, States
+from draftree.models.spread import brought
 from draftree.tree import Ints
 
 Pages = tuple[tuple[Tensor, Tensor], ...]
@@ -393,7 +394,7 @@ class Writer(Cache):
             keys[:, :, self._start : self._stop] = key_states
             values[:, :, self._start : self._stop] = value_states
         else:
-            rows, slots = (i.to(keys.device) for i in (self._rows, self.slots))
+            rows, slots = (brought(i, keys.device) for i in (self._rows, self.slots))
             keys[rows, :, slots] = key_states.transpose(1, 2)
             values[rows, :, slots] = value_states.transpose(1, 2)
         return keys[:, :, : self.end], values[:, :, : self.end]

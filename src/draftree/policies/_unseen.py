@@ -20,6 +20,9 @@ from draftree.sampling.noise import Keyed
 from draftree.sampling.recorded import LIKELIEST, Recorded
 from draftree.tree import Floats, Ints, Room, Tree
 
+LEAST_DEPTH, LEAST_FRONTIER, LEAST_NODES = 3, 2, 8
+"""What recent trees are taken to have had at least."""
+
 
 @dataclass(frozen=True)
 class Outlook:
@@ -42,6 +45,26 @@ class Outlook:
     depth: int
     nodes: int
     frontier: int
+
+    @property
+    def layers(self) -> int:
+        """Layers to draft of a tree that may be one deeper than those of late."""
+        return max(self.depth + 1, LEAST_DEPTH)
+
+    @property
+    def wide(self) -> int:
+        """Nodes to expand in a layer, twice as many as of late: a power of two, so that few kinds of passes are recorded."""
+        return doubled(max(self.frontier, LEAST_FRONTIER))
+
+    @property
+    def large(self) -> int:
+        """Nodes to verify, likewise; with the root they are a power of two."""
+        return doubled(max(self.nodes, LEAST_NODES)) - 1
+
+
+def doubled(count: int) -> int:
+    """Return the least power of two that is twice a number at least."""
+    return 1 << (2 * count - 1).bit_length()
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,13 @@ from torch import Tensor
 
 from draftree.kernels.growing import Curve, between
 from draftree.models.unseen import Layers, Nodes
-from draftree.policies._unseen import Outlook, Plan, leading
+from draftree.policies._unseen import Plan, leading
 from draftree.tree import Floats
 
 LEFT = 13
 """The place of the seconds that may still be spent, among what is known."""
 TABLES = LEFT + 1
 """The place of the first table."""
-LEAST_DEPTH, LEAST_FRONTIER, LEAST_NODES = 3, 2, 8
-"""What recent trees are taken to have had at least."""
 
 
 @dataclass(frozen=True)
@@ -134,23 +132,3 @@ def _most(net: Tensor, allowed: Tensor) -> Tensor:
     """Return [] how many first entries are worth the most together, 0 if no number of them is worth more than nothing."""
     most, at = net.masked_fill(~allowed, -torch.inf).max(dim=0)
     return (at + 1) * (most > 0)
-
-
-def deeper(outlook: Outlook) -> int:
-    """Return layers to draft of a tree that may be one deeper than those of late."""
-    return max(outlook.depth + 1, LEAST_DEPTH)
-
-
-def wider(outlook: Outlook) -> int:
-    """Return nodes to expand in a layer, twice as many as of late."""
-    return _doubled(max(outlook.frontier, LEAST_FRONTIER))
-
-
-def larger(outlook: Outlook) -> int:
-    """Return nodes to verify, twice as many as of late."""
-    return _doubled(max(outlook.nodes, LEAST_NODES)) - 1
-
-
-def _doubled(count: int) -> int:
-    """Return a power of two, twice a number at least, so that few kinds of passes are recorded."""
-    return 1 << (2 * count - 1).bit_length()

@@ -11,11 +11,26 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from draftree.boundary.knobs import Presets, knob
+from draftree.models.unseen import Nodes
 from draftree.policies._unseen import Plan
 from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import Candidates, Ints, Tree
+
+
+@final
+@dataclass(frozen=True)
+class Survivors(Plan):
+    """Of each row's tree the paths to its last layer."""
+
+    def rank(self, nodes: Nodes) -> Tensor:
+        exists = nodes.score > -torch.inf
+        depth = nodes.depth.masked_fill(~exists, -1)
+        last = exists & (depth == depth.amax(dim=1, keepdim=True))
+        return nodes.score.masked_fill(~(nodes.seen & last[..., None]).any(dim=1), -torch.inf)
 
 
 @final
@@ -42,8 +57,9 @@ class Beam(Layered):
         return self.width  # no beam has more than `width` continuations among the best
 
     @property
-    def plan(self) -> Plan | None:
-        return None if self.survivors else Plan(self.depth, self.width, layer=self.width)
+    def plan(self) -> Plan:
+        kind = Survivors if self.survivors else Plan
+        return kind(self.depth, self.width, layer=self.width)
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         return append(tree, frontier, candidates, top(tree, frontier, path_log_q(tree, frontier, candidates), self.width))

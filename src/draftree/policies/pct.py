@@ -5,13 +5,46 @@ eq. 5 a further draft step below it costs sₐ and saves value · sₜ, so nodes
 below a threshold are not worth their place in the verification.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
+from draftree.models.unseen import Layers, Nodes
+from draftree.policies._unseen import Outlook, Plan, doubled, leading
 from draftree.policies.base import Layered, append, log, path_log_q
-from draftree.tree import Candidates, Ints, Tree
+from draftree.tree import Candidates, Floats, Ints, Tree
+
+
+@final
+@dataclass(frozen=True)
+class Pruned(Plan):
+    """Nodes of some value, drafted below where theirs is large enough.
+
+    Attributes:
+        least: [3] logarithms: what a node has to be worth, what its own log q has to be, and what a parent has to be worth.
+    """
+
+    least: Floats = field(default_factory=lambda: np.full(3, -np.inf), compare=False)
+
+    def known(self, layers: Layers) -> Floats:
+        return self.least
+
+    def values(self, own: Tensor, frontier: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
+        worth, entropy = super().values(own, frontier, nodes)
+        return worth.masked_fill((worth < nodes.known[0]) | (own < nodes.known[1]), -torch.inf), entropy
+
+    def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.frontier is not None
+        assert self.nodes is not None
+        score = nodes.score[:, -added:]
+        order = leading(score, self.frontier).sort(dim=1).values
+        drafted = (nodes.score[:, 1:] > -torch.inf).sum(dim=1, keepdim=True)
+        return order, (score.gather(1, order) >= nodes.known[2]) & (drafted < self.nodes), nodes.known
 
 
 @final
@@ -49,6 +82,17 @@ class PCT(Layered):
     @property
     def candidates(self) -> int:
         return self.width
+
+    def plan_step(self, outlook: Outlook) -> Plan | None:
+        """Return the same trees, within bounds; as a layer's values add up to 1 at most, few nodes are worth a threshold."""
+        ratio = outlook.costs.ratio if self.ratio is None else self.ratio
+        if not self.gain or not 0 < ratio <= 1 or not self.leaf_threshold:
+            return None
+        least = np.array([log(self.leaf_threshold), log(self.own), log(ratio)])
+        return Pruned(
+            min(self.max_depth, outlook.layers), self.width, layer=int(1 / self.leaf_threshold) + 1,
+            frontier=min(doubled(int(1 / ratio) + 1), outlook.wide), nodes=outlook.large, least=least,
+        )  # fmt: skip
 
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         # A value never exceeds its parent's, so a node below the leaf threshold has only such nodes below it: leaving

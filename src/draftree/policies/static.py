@@ -6,24 +6,73 @@ Shapes: T paths, F frontier nodes, K candidates.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeGuard, final
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from draftree.boundary.files import read_json
 from draftree.costs.curves import Costs
 from draftree.errors import UnknownName, UserError, shown
+from draftree.models.unseen import Layers, Nodes
+from draftree.policies._unseen import Plan
 from draftree.policies.base import Expand, Policy, append
-from draftree.tree import Ints, Room, Tree
+from draftree.tree import Floats, Ints, Room, Tree
 
 RANKS = 1024
 """Candidates of a node that a path can name."""
 SHIPPED = Path(__file__).with_name("trees.json")
 """The trees of the official codes, by name."""
+
+
+@final
+@dataclass(frozen=True)
+class Paths(Plan):
+    """Paths that are given by ranks.
+
+    Attributes:
+        name: of the tree.
+        children: of each path, see `Static.children`.
+    """
+
+    name: str = ""
+    children: Ints = field(default_factory=lambda: np.zeros((1, 0), np.int64), compare=False)
+
+    @cached_property
+    def shape(self) -> list[tuple[Ints, Ints]]:
+        """For each layer its nodes among all candidates of the frontier [M], and those of them that are drafted below [F]."""
+        found, frontier = list[tuple[Ints, Ints]](), np.zeros(1, np.int64)
+        while frontier.size:
+            below = self.children[frontier]
+            at = np.flatnonzero(below)
+            inner = np.flatnonzero(self.children[below.ravel()[at]].any(axis=1))
+            found.append((at, inner))
+            frontier = below.ravel()[at][inner]
+        return found
+
+    def drafted(self, depth: int) -> int:
+        return sum(len(at) for at, _ in self.shape[:depth])
+
+    def known(self, layers: Layers) -> Floats:
+        return np.concatenate([places for layer in self.shape for places in layer]).astype(np.float64)
+
+    def _places(self, depth: int, which: int, nodes: Nodes) -> Tensor:
+        sizes = [len(places) for layer in self.shape for places in layer]
+        place = 2 * (depth - 1) + which
+        begin = sum(sizes[:place])
+        return nodes.known[begin : begin + sizes[place]].long().expand(len(nodes.tokens), -1)
+
+    def chosen(self, worth: Tensor, depth: int, nodes: Nodes) -> Tensor:
+        return self._places(depth, 0, nodes)
+
+    def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+        order = self._places(depth, 1, nodes)
+        return order, torch.ones_like(order, dtype=torch.bool), nodes.known
 
 
 @final
@@ -62,6 +111,10 @@ class Static(Policy):
         while (places := places[places > 0]).size:
             layers, places = layers + 1, self.children[places]
         return layers
+
+    @property
+    def plan(self) -> Plan:
+        return Paths(self.deepest, self.children.shape[1], name=self.paths, children=self.children)
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         # Where not all have room, the first paths stay: to choose by score would be to prune on draws.

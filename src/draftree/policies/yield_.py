@@ -19,7 +19,7 @@ from draftree.calibration import Logistic
 from draftree.costs.curves import Costs, Curve
 from draftree.kernels.growing import lessons, outcomes, promising, selected, values, worth_expanding
 from draftree.policies._unseen import Outlook, Plan
-from draftree.policies._yield_plan import Prices, YieldPlan, deeper, larger, wider
+from draftree.policies._yield_plan import Prices, YieldPlan
 from draftree.policies.base import ZEROS, Expand, Policy, Search, append, best, fit, top
 from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
@@ -172,7 +172,7 @@ class Yield(Policy):
         learnt = *memory.calibration(0).weights, *memory.reach.weights, memory.recent - LIKELY, memory.beyond
         numbers = np.array([*learnt, budget.rate, budget.left - spent])
         return YieldPlan(
-            min(self.depth, deeper(outlook)), self.width, frontier=min(wider(outlook), WIDEST), nodes=larger(outlook),
+            min(self.depth, outlook.layers), self.width, frontier=min(outlook.wide, WIDEST), nodes=outlook.large,
             first=tree.row[chosen], ahead=AHEAD, certain=CERTAIN,
             prices=Prices(numbers, costs.draft_curve, costs.target_curve, tree.roots),
         )  # fmt: skip
