@@ -27,6 +27,8 @@ def _is_offloaded(model: nn.Module) -> bool:
 
 def input_device(model: PreTrainedModel) -> torch.device:
     """Return the device that tokens are given to: where the embedding computes."""
+    if not (hasattr(model, "_hf_hook") or hasattr(model, "hf_device_map")):
+        return model.device
     embedding: Any = model.get_input_embeddings()
     device = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
     if device is None:
