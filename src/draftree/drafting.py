@@ -18,6 +18,7 @@ from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
 from draftree.errors import DraftreeError, DraftreeWarning, UserError, first_line
 from draftree.models.cache import SlotCache
+from draftree.models.capture import Capture
 from draftree.models.target import Probes, Taps, Target, Verified
 from draftree.models.unseen import Layers, Unseen, verified
 from draftree.policies._unseen import Outlook, Plan, grow
@@ -58,6 +59,7 @@ class Drafting(Search):
         rows: that are drafted for.
         vocab: V.
         drawing: how it is to draw.
+        capture: runs what is recorded beside the passes of models.
         frontiers: how many nodes each draft step was fed; what an earlier pass of the step has told is no further one.
         passed: nodes after which only one token can come, so that the drafter was not asked.
         finds: how often it was asked for what takes no pass.
@@ -71,6 +73,7 @@ class Drafting(Search):
     rows: Rows
     vocab: int
     drawing: Drawing
+    capture: Capture
     frontiers: list[int] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
     finds: int = 0
@@ -108,10 +111,10 @@ class Drafting(Search):
                 depth[np.setdiff1d(roots.row, plan.first)] = 0
             self.layers = self._layers(plan, roots, depth)
             if self.layers is not None:
-                starts, noise = self.rows.cache.lengths, self.rows.noise
+                known = self.rows.cache.lengths, recorded, self.rows.noise, self.capture
                 with phase("draft"):
                     try:
-                        return grow(plan, self.layers, self.rows.last, depth, starts, recorded, noise)
+                        return grow(plan, self.layers, self.rows.last, depth, *known)
                     except Exception as error:
                         raise DrafterFault(roots.row.tolist(), error) from error
         return policy.draft(self, roots, costs, room, memory)

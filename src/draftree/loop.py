@@ -86,7 +86,8 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     target, drafter, policy, acceptor = parts.target, parts.drafter, parts.policy, parts.acceptor
     prices, start = parts.costs.at(rows.context, rows.live.size), time.perf_counter()
     target.read_anew(rows.cache, rows.committed, rows.live)
-    draft = Drafting(drafter, state.drafter, rows, target.decoder.vocab, rows.drawing(acceptor.draw))
+    drawing = rows.drawing(acceptor.draw)
+    draft = Drafting(drafter, state.drafter, rows, target.decoder.vocab, drawing, target.decoder.capture)
     roots = Tree.planted(rows.live, rows.last[rows.live])
     with phase("grow"):
         grown = draft.grow(policy, roots, prices, rows.room(target), state.policy)

@@ -41,7 +41,8 @@ class Nodes:
         broken: [R, 1] whether logits after one of them were no numbers.
         known: [X] float64, numbers of the policy's own.
         bounds: [R, 3] what the host has said of each row, see `room`, `begin` and `start`.
-        places: [R, D, 5] of the noise that tokens are drawn with, by depth; D is 0 in greedy decoding.
+        noise: [R, D, V] that tokens are drawn with after nodes of some depths: of the frontier for a layer, and of all for the
+            target; D is 0 where none is needed.
     """
 
     tokens: Tensor
@@ -55,7 +56,7 @@ class Nodes:
     broken: Tensor
     known: Tensor
     bounds: Tensor
-    places: Tensor
+    noise: Tensor
 
     @property
     def given(self) -> dict[str, Tensor]:
@@ -172,8 +173,8 @@ class Unseen:
         frontiers: how many nodes each pass of the drafter was fed.
         count: n, the root and the best of them that are verified; of a row with fewer, the last are padding.
         rank: what they are ranked by [R, N], −∞ where they are not verified; it can be hashed, and tells passes apart.
-        asked: what the host will ask of logits [R, n, V], places of noise and depths [R, n]: [R, 2n], the likeliest token after
-            each node and the one that is drawn, −1 where there is none; equal ones do the same.
+        asked: what the host will ask of logits [R, n, V], noise [R, D, V] and depths [R, n]: [R, 2n], the likeliest token
+            after each node and the one that is drawn, −1 where there is none; equal ones do the same.
     """
 
     nodes: Nodes
@@ -232,7 +233,7 @@ def verified(target: Target, cache: SlotCache, grown: Unseen, needs: Needs) -> t
     def made(results: Made, given: Given) -> Made:
         nodes = Nodes.of(given)
         best = nodes.best(n, grown.rank(nodes))
-        answers = asked(results[0][:, :n], nodes.places, nodes.depth.gather(1, best))
+        answers = asked(results[0][:, :n], nodes.noise, nodes.depth.gather(1, best))
         return *results, torch.cat((grown.report(nodes, best), answers.double()), dim=1)
 
     feed = DeviceFeed(n, n, cache.lengths.copy(), grown.nodes.given, "verify", make)

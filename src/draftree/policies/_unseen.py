@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from draftree.costs.curves import Costs
+from draftree.kernels.philox import gumbel_on_device
+from draftree.models.capture import Capture, Eager
 from draftree.models.unseen import Layers, Nodes, Unseen
 from draftree.sampling.noise import Keyed
 from draftree.sampling.recorded import LIKELIEST, Recorded
@@ -157,7 +159,7 @@ class Choices:
         """The forest with the children chosen, see `Choose`."""
         plan, count = self.plan, logits.shape[1]
         frontier, asked = nodes.fed[:, -count:], nodes.asked[:, -count:]
-        log_q, ids = self.recorded.log_q(logits, nodes.places, self.layer - 1, ids)
+        log_q, ids = self.recorded.log_q(logits, nodes.noise, ids)
         found, own = leading_tokens(log_q, plan.candidates)
         found = found if ids is None else ids[found]
         if (missing := plan.candidates - found.shape[2]) > 0:  # a small vocabulary
@@ -210,7 +212,8 @@ def grow(
     depth: Ints,
     starts: Ints,
     recorded: Recorded = LIKELIEST,
-    noise: Keyed | None = None,
+    keyed: Keyed | None = None,
+    capture: Capture = Eager(),
 ) -> Unseen:
     """The forest that a plan makes of a drafter's logits.
 
@@ -223,14 +226,14 @@ def grow(
         depth: [R] how deep each row's tree may be; −1 for rows without a root.
         starts: [R] the roots' slots in the target's cache.
         recorded: how tokens are chosen.
-        noise: that they are drawn with, if they are drawn.
+        keyed: the noise that they are drawn with, if they are drawn.
+        capture: runs what computes it.
     """
-    if noise is None or recorded.setting.greedy:
-        places = np.zeros((len(roots), 0, 5), np.int64)
-    else:
-        places = noise.places(plan.depth + 1)
     bounds = torch.from_numpy(np.stack((roots, depth, layers.begin, starts), axis=1)).to(layers.device)
-    known, of_noise = (torch.from_numpy(each).to(layers.device) for each in (plan.known(layers), places))
+    known = torch.from_numpy(plan.known(layers)).to(layers.device)
+    noise = zeros = bounds.new_zeros((len(bounds), 0, recorded.vocab), dtype=torch.float64)
+    if keyed is not None and not recorded.setting.greedy:
+        noise = _noise(keyed.places(plan.depth + 1), recorded.vocab, layers.device, capture)
     tokens, bounds = bounds[:, :1], bounds[:, 1:]
     room, zero = bounds[:, :1], torch.zeros_like(tokens, dtype=torch.float64)
     score, itself, first = (
@@ -239,10 +242,11 @@ def grow(
         torch.zeros_like(room),
     )
     broken = torch.zeros_like(itself)
-    nodes = Nodes(tokens, score, zero, zero, first - 1, itself[..., None], first, room > 0, broken, known, bounds, of_noise)
+    nodes = Nodes(tokens, score, zero, zero, first - 1, itself[..., None], first, room > 0, broken, known, bounds, zeros)
     sizes, frontiers, count = [1], list[int](), 1
     deepest = min(plan.depth, int(depth.max()), layers.deepest or plan.depth)
     for layer in range(1, deepest + 1):
+        nodes = replace(nodes, noise=noise[:, layer - 1 : layer] if recorded.coupled else zeros)
         choices, before = Choices(plan, layer, recorded), nodes
         nodes = layers.first(nodes, choices) if layer == 1 else layers.below(nodes, count, choices)
         frontiers.append(count)
@@ -250,7 +254,14 @@ def grow(
         count = nodes.fed.shape[1] - before.fed.shape[1]
     size = nodes.tokens.shape[1]
     verified = size if plan.nodes is None else min(plan.nodes + 1, size)
-    return Unseen(nodes, sizes, frontiers, verified, Ranks(plan), recorded)
+    return Unseen(replace(nodes, noise=noise), sizes, frontiers, verified, Ranks(plan), recorded)
+
+
+def _noise(places: Ints, vocab: int, device: torch.device, capture: Capture) -> Tensor:
+    """Return the noise [R, D, V] of places [R, D, 5], computed once for all passes of a step."""
+    given = {"places": torch.from_numpy(places).to(device)}
+    (noise,) = capture.run(("noise", places.shape, vocab), given, lambda given: (gumbel_on_device(given["places"], vocab),))
+    return noise
 
 
 def leading(values: Tensor, k: int) -> Tensor:

@@ -9,7 +9,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from draftree.kernels.philox import gumbel_on_device
 from draftree.sampling.distributions import likeliest
 from draftree.sampling.drawing import SPREAD, without_nonsense
 from draftree.sampling.settings import GREEDY, Sampling
@@ -31,13 +30,12 @@ class Recorded:
     coupled: bool = False
     vocab: int = 0
 
-    def log_q(self, logits: Tensor, places: Tensor, depth: int, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def log_q(self, logits: Tensor, noise: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return log q [R, F, V] of draft logits, as the host computes it, and of which tokens it is; none for all.
 
         Args:
             logits: [R, F, V′].
-            places: [R, D, 5] of the noise, by depth.
-            depth: of the frontier.
+            noise: [R, 1, V] that the target's tokens after the nodes are drawn with.
             ids: [V′] of the tokens that the logits are of, or none for all.
         """
         if not self.coupled:
@@ -47,21 +45,19 @@ class Recorded:
             whole = logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf)
             logits = whole.index_copy(-1, ids, logits)
         log_q = torch.log_softmax(without_nonsense(logits.double(), self.setting), dim=-1)
-        noise = gumbel_on_device(places[:, depth], self.vocab)[:, None]
         return torch.log_softmax((log_q + noise) * (self.setting.temperature / SPREAD), dim=-1), None
 
-    def __call__(self, logits: Tensor, places: Tensor, depth: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, noise: Tensor, depth: Tensor) -> Tensor:
         """Return [R, 2n] the likeliest token after each node, and the one that is drawn; −1 where there is none.
 
         Args:
             logits: [R, n, V] of the target.
-            places: [R, D, 5] of the noise, by depth.
+            noise: [R, D, V] by depth.
             depth: [R, n] of the nodes.
         """
         best = likeliest(logits)
         if self.setting.greedy:
             return torch.cat((best, torch.full_like(best, -1)), dim=1)
-        noise = gumbel_on_device(places, self.vocab)
         of_each = noise.gather(1, depth.clamp(max=noise.shape[1] - 1)[..., None].expand(-1, -1, self.vocab))
         scores = warped(logits.flatten(0, 1), self.setting.processors).view(logits.shape)
         return torch.cat((best, likeliest(scores.double() + of_each)), dim=1)
