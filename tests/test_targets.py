@@ -290,6 +290,8 @@ def test_smollm2_is_the_file_of_the_installed_package(
     assert target.name == "smollm2"
     assert target.decoder.vocab == 261
     assert known(str(home / FILE)) == "smollm2"
+    assert known(location("smollm2")) == "smollm2", "where transformers has read it from"
+    assert known(str(cache_folder() / "targets" / "another")) is None
     assert usual_drafter("smollm2") == ("eagle3+suffix", "")
 
 

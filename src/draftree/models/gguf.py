@@ -89,12 +89,7 @@ def parts_of(path: Path) -> list[Path]:
 def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> Path:
     """Return the folder for parts of given sizes and times; weights and tokenizer ask for it, it is looked up once."""
     _check(path, parts)  # of all bytes only afterwards: a large file takes a while
-    hashed = hashlib.sha256()
-    for part in parts:
-        with part.open("rb") as file:
-            while block := file.read(1 << 20):
-                hashed.update(block)
-    folder = cache_folder() / "targets" / f"{hashed.hexdigest()[:32]}-{LAYOUT}"
+    folder = dequantised_folder(parts)
     if not folder.is_dir():
         if missing := [name for name in NEEDED if find_spec(name) is None]:
             raise UserError(f"'{path}' needs the package '{missing[0]}': pip install 'draftree[gguf]'")
@@ -104,6 +99,23 @@ def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...
                 _convert(path, parts, folder)
     LOG.info("the target is '%s', dequantised: its weights are kept in %s", path.name, folder)
     return folder
+
+
+def dequantised_folder(parts: tuple[Path, ...]) -> Path:
+    """Return the folder of a GGUF file's dequantised weights, whether it has been made or not."""
+    name = _digest(parts, tuple((file.st_size, file.st_mtime_ns) for file in map(Path.stat, parts)))
+    return cache_folder() / "targets" / f"{name[:32]}-{LAYOUT}"
+
+
+@cache
+def _digest(parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> str:
+    """Return the hash of the bytes of files of given sizes and times."""
+    hashed = hashlib.sha256()
+    for part in parts:
+        with part.open("rb") as file:
+            while block := file.read(1 << 20):
+                hashed.update(block)
+    return hashed.hexdigest()
 
 
 def _check(path: Path, parts: Sequence[Path]) -> None:

