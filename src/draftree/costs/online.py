@@ -34,8 +34,8 @@ CONTEXT_STEP = 64
 SETTLED, SELDOM = 200, 4
 """Timings from which on one step in so many is learnt from, unless it was unexpected."""
 FRESH, REFRESHED = 32, 8
-"""Curves are computed anew after each of so many first timings of a model, and then after one timing in so many: it takes half a
-millisecond, and a timing moves them by little then."""
+"""Curves are computed anew after each of so many first timings of a model, and then after one timing in so many:
+it takes half a millisecond, and a timing moves them by little then."""
 UNEXPECTED = 0.2
 """Difference of the logarithm of a step's seconds from the expected ones from which on it is always learnt from."""
 SHARE, CREDIT, MOST = 0.01, 2.0, 8.0
@@ -124,10 +124,10 @@ class Learner:
 class OnlineCosts:
     """The learnt costs of a target with a drafter.
 
-    Where the curves are uncertain, some steps explore: they take passes to be as fast as they may well be. Where no draft step
-    was timed for a while, they take draft steps to be no slower than their estimate, corrected as the target's is: nothing is drafted where drafting was
-    timed under another load, and so nothing would correct it. What such steps lose against the running rate of tokens per
-    second is bounded by a hundredth of the time.
+    Where the curves are uncertain, some steps explore: they take passes to be as fast as they may well be. Where no
+    draft step was timed for a while, they take draft steps to be no slower than their estimate, corrected as the
+    target's is: nothing is drafted where drafting was timed under another load, and so nothing would correct it. What
+    such steps lose against the running rate of tokens per second is bounded by a hundredth of the time.
 
     Args:
         target: the learner with the model "target".

@@ -352,8 +352,8 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
 def to_vllm_eagle(method: str, stored: Checkpoint, target: str | None) -> Written:
     """EAGLE's layout for vLLM, whose fusing layer has no bias: an embedding of the drafter's own has it in it.
 
-    The fusing layer computes W e + U h + b of an embedding e and a hidden state h. With W c = b that is W (e + c) + U h, so each
-    row of the new embedding is e + c.
+    The fusing layer computes W e + U h + b of an embedding e and a hidden state h. With W c = b that is
+    W (e + c) + U h, so each row of the new embedding is e + c.
 
     Raises:
         UserError: no c has W c = b.
