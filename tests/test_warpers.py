@@ -74,6 +74,13 @@ def test_top_p_of_equal_scores_leaves_out_the_higher_ids_first(values: list[floa
     assert whole[kept].sum() - whole[kept].min() < p + 1e-12, "none of them could go as well"
 
 
+def test_what_has_just_the_rest_together_is_left_out() -> None:
+    """As transformers does it: of four equal tokens two have the half that is not wanted."""
+    scores, step = torch.zeros(1, 4), TopP(0.5)
+    for found in (step(NOBODY, scores), on_device(step, scores)):
+        assert found.tolist() == [[0.0, 0.0, -np.inf, -np.inf]]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_nothing_is_left_out_of_what_is_no_distribution(bad: float) -> None:
     scores = torch.tensor([[1.0, 2.0, bad, 0.0], [0.0, 9.0, 1.0, 0.0], [-np.inf] * 4])
