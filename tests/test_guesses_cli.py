@@ -40,6 +40,7 @@ WORKS = {
     "no command (llama.cpp)": ("-m", "demo", "-p", "hi", "-md", "pld", "--draft-max", "2", "-n", "4"),
     "gen": ("gen", "demo", "hi", *PLD, "-n", "4"),
     "ls": ("ls",),
+    "list policies": ("list", "policies"),
     "drafters MODEL": ("drafters", "meta-llama/Llama-3.1-8B-Instruct"),
     "drafters --for": ("drafters", "--for", "Qwen/Qwen3-8B"),
     "--repo-id": ("generate", "--repo-id", "demo", "-p", "hi", *PLD, "-n", "4"),
@@ -113,7 +114,7 @@ TOLD = {
     "two models, --model": (("bench", "demo", "--model", "smollm2"), "as --model 'smollm2'"),
     "export of a model (llama.cpp)": (
         ("export", "demo", "--format", "gguf", "--outfile", "F"),
-        "writes drafters, not models, as draftree export eagle3; formats are speculators, eagle, vllm-medusa",
+        "writes drafters, not models, as draftree export eagle3; formats are speculators, eagle, vllm-",
     ),
     "export of a model by its name": (("export", "demo"), "'demo' is a model, but draftree export writes drafters"),
     "two unknown options": (
@@ -139,7 +140,8 @@ TOLD = {
     "--speculative-eagle-topk (SGLang)": (("generate", "demo", "hi", "--speculative-eagle-topk", "5"), "--policy eagle2"),
     "a drafter as argument": (("bench", "demo", "edd"), "write --drafter edd"),
     "an output as argument": (("export", "eagle3", "out_dir"), "write --out out_dir"),
-    "an argument of list": (("list", "drafters"), "it takes none"),
+    "a kind that list does not have": (("list", "drafter"), "did you mean 'drafters'"),
+    "an argument of env": (("env", "all"), "it takes none"),
     "-ngl (llama.cpp)": (("generate", "demo", "hi", "-ngl", "99"), "device"),
     "-i (llama.cpp)": (("generate", "demo", "-i"), "draftree chat"),
     "-f (llama.cpp)": (("generate", "demo", "-f", "x"), "-f is 'x', allowed is a file of text"),

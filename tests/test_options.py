@@ -93,7 +93,7 @@ def test_an_option_that_does_not_exist_is_told_with_the_nearest() -> None:
 
 def test_every_option_has_its_help_and_its_place_in_the_docstring() -> None:
     names = {f.name for f in fields(Options)}
-    assert names - {"n"} == {f.name for f in fields(Parameters) if f.metadata["help"]}
+    assert names - {"n", "max_length"} == {f.name for f in fields(Parameters) if f.metadata["help"]}
     for name in names:
         assert f"{name}: " in str(Options.__doc__)
 
@@ -190,7 +190,7 @@ def test_every_option_gives_the_text_of_plain_decoding(target: Target, name: str
 
 
 def test_every_option_is_in_that_test() -> None:
-    assert {f.name for f in fields(Options)} - set(EVERY) == {"max_new_tokens", "max_time", "n"}
+    assert {f.name for f in fields(Options)} - set(EVERY) == {"max_new_tokens", "max_time", "n", "max_length"}
 
 
 BEYOND_ASCII = list(range(98, 260))

@@ -4,11 +4,12 @@
 """
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
 
 import draftree
 from draftree import Completion, Engine, load
@@ -93,6 +94,19 @@ CALLS = {
     "e.chat('a', system_message='b', max_tokens=3)": "e.chat('a', system='b', max_tokens=3)",
     "e.chat('a', enable_thinking=False, reasoning_effort='low', max_tokens=3)": "e.chat('a', max_tokens=3)",
     "e.chat(['a', 'b'], chat_template_kwargs={'x': 1}, max_tokens=3)": "e.chat(['a', 'b'], max_tokens=3)",
+    "e.complete('a b', max_length=5).tokens": "e.complete('a b', max_tokens=3).tokens",
+    "e.complete('a b', max_length=5, max_new_tokens=4).tokens": "e.complete('a b', max_tokens=4).tokens",
+    "e('a b', max_length=5, num_return_sequences=2)[1]['generated_text']": "e.complete('a b', max_tokens=3).text",
+    "e('a b', max_tokens=3, echo=True)['choices'][0]['text']": "'a b' + e.complete('a b', max_tokens=3).text",
+    "e(['a', 'b'], max_tokens=3, return_full_text=True)[1][0]['generated_text']": "'b' + e.complete('b', max_tokens=3).text",
+    "e.complete('a', echo=False, max_tokens=3)": "e.complete('a', max_tokens=3)",
+    "e.complete('a', sampler=draftree.make_sampler(temp=0.5), max_tokens=3)": "e.complete('a', temperature=0.5, max_tokens=3)",
+    "e.complete('a', stop=' $', include_stop_str_in_output=True, max_tokens=9)": "with_stop(e)",
+    "e.complete('a', model='demo', max_tokens=3)": "e.complete('a', max_tokens=3)",
+    "e.chat(MESSAGES, model='demo', max_tokens=3)": "e.chat(MESSAGES, max_tokens=3)",
+    "e.chat('b', history=[*MESSAGES, {'role': 'assistant', 'content': 'a'}], system='s', max_tokens=3)": (
+        "e.chat([*MESSAGES, {'role': 'assistant', 'content': 'a'}, {'role': 'user', 'content': 'b'}], system='s', max_tokens=3)"
+    ),
     # results
     "c.outputs[0].text": "c.text",
     "c.choices[-1].message.content": "c.text",
@@ -117,6 +131,16 @@ CALLS = {
     "c.num_tokens": "6",
     "c.prompt_tokens": "1",
     "c.prompt_token_ids": "[69]",
+    "c.prompt": "'a'",
+    "c.full_text": "'a' + c.text",
+    "c.message.role": "'assistant'",
+    "c.model_dump()['text']": "c.text",
+    "json.loads(c.model_dump_json())['stats']['new_tokens']": "6",
+    "e.complete('a', logprobs=2, max_tokens=3).token_logprobs": (
+        "[x.logprob for x in e.complete('a', logprobs=2, max_tokens=3).logprobs]"
+    ),
+    "t.choices[0].delta.role": "'assistant'",
+    "[x.prompt for x in e.generate(['a', 'a b'], max_tokens=3)]": "['a', 'a b']",
     "[x.prompt_token_ids for x in e.complete(['a', 'a b'], max_tokens=3)]": "[e.tokenizer.encode(p) for p in ('a', 'a b')]",
     "c.usage.total_tokens": "7",
     "c.usage['completion_tokens']": "6",
@@ -170,6 +194,8 @@ CALLS = {
     "e.batch_decode([[16]])": "e.tokenizer.batch_decode([[16]])",
     "e.apply_chat_template(MESSAGES)['input_ids']": "e.tokenizer.apply_chat_template(MESSAGES)['input_ids']",
     "e.eval() is e": "True",
+    "e.to('cpu') is e": "True",
+    "e.warmup()": "None",
     "[*e] == [e, e.tokenizer]": "True",
     # loading
     "load('demo', 'pld', num_speculative_tokens=5).policy": "Chain(length=5)",
@@ -192,6 +218,8 @@ CALLS = {
     "draftree.LLM(model='demo')": "load('demo')",
     "draftree.Llama(model_path='demo')": "load('demo')",
     "draftree.Engine('demo')": "load('demo')",
+    "draftree.Engine(model_path='demo').generate('a', {'max_new_tokens': 3})['text']": "e.complete('a', max_tokens=3).text",
+    "draftree.SpeculativeDecoder(target_model='demo', draft_model='pld')": "load('demo', 'pld')",
     "draftree.Engine.from_pretrained('demo')": "load('demo')",
     "draftree.AutoModelForCausalLM.from_pretrained('demo')": "load('demo')",
     "draftree.from_pretrained('demo', device_map='auto')": "load('demo', device_map='auto')",
@@ -232,7 +260,16 @@ NOTED = {
 }
 
 
+def with_stop(e: Engine) -> tuple[str, list[int]]:
+    """Return a text with the stop text that ended it, and its tokens."""
+    found = e.complete("a", stop=" $", max_new_tokens=9)
+    return f"{found.text} $", found.tokens
+
+
 NAMES = {
+    "json": json,
+    "with_stop": with_stop,
+    "TextStreamer": TextStreamer,
     "asyncio": asyncio,
     "draftree": draftree,
     "load": load,
@@ -278,6 +315,20 @@ def test_a_word_that_changes_no_text_is_left_out_with_a_note(names: dict[str, An
         done = eval(word, names)
     assert isinstance(done, Engine | Completion)
     assert NOTED[word] in str(found[0].message)
+
+
+def test_a_streamer_is_given_the_text_of_a_prompt(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    found = names["e"].generate("a b", streamer=TextStreamer(names["tok"]), max_tokens=5)
+    assert capsys.readouterr().out.strip() == f"a b{found.text}".strip()
+
+
+def test_threads_of_load_are_torchs() -> None:
+    before = torch.get_num_threads()
+    try:
+        load("demo", "pld", n_threads=before + 1)
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_bits_of_other_tools_are_a_way_to_quantize() -> None:
@@ -330,6 +381,14 @@ def test_one_model_is_kept_between_calls_by_its_name() -> None:
         "e.chat('a', system='b', system_prompt='c')",
         "e(IDS)",
         "c[1]",
+        "e.complete('a b', max_length=2)",
+        "e.stream('a', echo=True)",
+        "e.to('cuda')",
+        "e.complete('a', streamer=5)",
+        "e.complete(['a', 'b'], streamer=TextStreamer(tok))",
+        "e.chat('a', model='other')",
+        "c.top_logprobs",
+        "load('demo', 'pld', n_threads=0)",
         "c[:2]",
         "e[0]",
         "load('demo', 'pld', 'pct', num_draft_tokens=3)",
@@ -340,7 +399,7 @@ def test_one_model_is_kept_between_calls_by_its_name() -> None:
     ],
 )
 def test_what_means_nothing_is_refused(names: dict[str, Any], call: str) -> None:
-    with pytest.raises((draftree.UserError, IndexError)):
+    with pytest.raises((draftree.UserError, IndexError, AttributeError)):
         eval(call, names)
 
 

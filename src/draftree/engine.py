@@ -56,8 +56,8 @@ from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.scheduler import Scheduler
 from draftree.stats import Stats
 from draftree.text import completion
-from draftree.text.calls import of_template, takes_prompt
-from draftree.text.completion import Completion, Reading, Token, Writing
+from draftree.text.calls import ECHO, STOP, after_history, asks_for, of_template, takes_prompt
+from draftree.text.completion import Completion, Reading, Token, Writing, whole_text
 from draftree.text.conversation import Conversation, started
 from draftree.text.options import Options
 from draftree.text.stops import Stops
@@ -237,9 +237,10 @@ class Engine(Hinting, metaclass=_Loads):
         """
         if stream:
             return self.stream(prompt, **options)
-        written = Writing(self, prompt, Options.of(None, options)).finish()
+        streamer, echo, stop = options.pop("streamer", None), asks_for(options, ECHO), asks_for(options, STOP)
+        written = Writing(self, prompt, Options.of(None, options), alone=streamer is not None).finish(streamer)
         self._recommend_chat(prompt, written)
-        return written
+        return whole_text(written, echo, stop)
 
     @takes_prompt
     def stream(self, prompt: Any, **options: Any) -> Iterator[Token]:
@@ -321,12 +322,14 @@ class Engine(Hinting, metaclass=_Loads):
                 or is out of its range, or the prompt is too long.
         """
         system, values = of_template(system, options)
+        messages = after_history(messages, options)
         return self.complete(rendered(self.tokenizer, chats_of(messages, system), values), stream=stream, **options)
 
     @takes_prompt
     async def achat(self, messages: Any, *, system: str | None = None, stream: bool = False, **options: Any) -> Any:
         """Run `chat` for asyncio, as `acomplete` runs `complete`."""
         system, values = of_template(system, options)
+        messages = after_history(messages, options)
         return await self.acomplete(rendered(self.tokenizer, chats_of(messages, system), values), stream=stream, **options)
 
     def conversation(self, system: str | None = None, messages: Messages | None = None, **options: Any) -> Conversation:

@@ -119,7 +119,10 @@ class Hinting:
                 UnknownAttribute: it stands for nothing that an instance has.
             """
             if (read := aliases.READERS.get(self.kind_of_name, {}).get(name)) is not None:
-                return read(self)
+                try:
+                    return read(self)
+                except AttributeError as error:  # what it is read from is not there
+                    raise UnknownAttribute(self.kind_of_name, name, self, first_line(error)) from error
             raise UnknownAttribute(self.kind_of_name, name, self, None if name.startswith("_") else self._held_by_a_part(name))
 
         def __getitem__(self, key: Any) -> Any:

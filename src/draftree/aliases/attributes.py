@@ -40,7 +40,7 @@ ENGINE_HINTS: Mapping[str, str] = by_word(
         "engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)": ("render format_prompt"),
         "draftree.load(MODEL, tokenizer=…)": "set_tokenizer",
         "engine.eos, engine.tokenizer.eos_token_id": "eos_token_ids",
-        "draftree.load(…, device=…)": "to cpu",
+        "draftree.load(…, device=…)": "cpu",
         "draftree.load(…, device='cuda')": "cuda",
         "draftree.load(…, dtype=…)": "half float bfloat16",
         "draftree.load(…, quantize='int8')": "quantize",
@@ -70,7 +70,7 @@ ENGINE_HINTS: Mapping[str, str] = by_word(
         "`draftree generate MODEL -p 'PROMPT' --trees` shows trees": ("tree trees print_tree show_tree draft_tree"),
         "engine.forget() drops the caches of the last call": ("cache kv_cache"),
         "del engine frees it; there is nothing to close": ("unload sleep exit terminate stop_engine free delete"),
-        "nothing needs warming up": "warmup warm_up prefill preload",
+        "nothing needs warming up": "prefill preload",
         "engine.submit('text') joins the running batch, and engine.step() writes": ("add_request schedule enqueue"),
         "engine.cancel(handle) ends a submitted request": "abort abort_request stop",
         "engine.step() returns what was written; handle.finished says whether a text has ended": (
@@ -106,10 +106,10 @@ MODULE_HINTS: Mapping[str, str] = by_word(
             "draftree.speculate(…) makes transformers' generate speculate: model.generate(…, "
             "custom_generate=draftree.speculate)"
         ): (
-            "SpeculativeDecoder SpeculativeDecoding speculative speculative_generate "
+            "    speculative speculative_generate "
             "speculative_decoding speculative_decode assisted_generate patch wrap accelerate "
-            "enable hook Speculator SpeculativeConfig SpeculativeGenerator patch_model "
-            "monkey_patch apply decode custom_generate Hook SpeculativeSampler optimize"
+            "enable hook   SpeculativeConfig   patch_model "
+            "monkey_patch apply decode custom_generate Hook   optimize"
         ),
         "draftree.load(MODEL, drafter='pld') drafts from the prompt": (
             "LlamaPromptLookupDecoding PromptLookupCandidateGenerator"
@@ -131,7 +131,7 @@ MODULE_HINTS: Mapping[str, str] = by_word(
             "push report card tune replay recount tables env advise analyse datastore cli llama_cpp"
         ),
         "give its values as options: engine.chat('text', temperature=0.7, max_new_tokens=100)": (
-            "Sampler LogitsProcessor make_sampler BeamSearchParams LogitsProcessorList make_logits_processors sample_utils"
+            "Sampler LogitsProcessor   BeamSearchParams LogitsProcessorList make_logits_processors sample_utils"
         ),
         "json_schema=…, regex=… or grammar=… of engine.chat('text', …)": (
             "StructuredOutputsParams GuidedDecodingParams LlamaGrammar ResponseFormat JSONSchema"
@@ -183,13 +183,9 @@ RESULT_HINTS: Mapping[str, str] = by_word(
             "total_duration eval_duration mean_accepted_tokens steps trees tree from_draft load_duration prompt_eval_duration "
         ),
         "`draftree generate --baseline` compares with plain decoding": "speedup baseline",
-        "engine.complete(…, logprobs=0) fills completion.logprobs": ("scores logits top_logprobs token_logprobs"),
-        "prompt + completion.text": "full_text text_with_prompt",
-        "completion.prompt_ids holds the prompt; its text and its time are not kept": (
-            "context num_cached_tokens encoder_prompt prompt_logprobs prompt prompt_tps prompt_text"
-        ),
-        "completion.text, completion.stats.as_json()": (
-            "json to_dict dict model_dump to_json model_dump_json as_json asdict as_dict"
+        "engine.complete(…, logprobs=0) fills completion.logprobs": ("scores logits"),
+        "completion.prompt and completion.prompt_ids hold the prompt; its time is not kept": (
+            "context num_cached_tokens encoder_prompt prompt_logprobs  prompt_tps"
         ),
         "engine.target.name": "model model_name",
         "`draftree generate` prints the most memory that was used": "peak_memory",

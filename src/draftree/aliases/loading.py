@@ -133,8 +133,13 @@ LOADING_NEUTRAL: Mapping[str, tuple[Any, ...]] = values_by_word(
         "use_flash_attention_2 verbose force_download enforce_eager stream do_sample "
         "flash_attn",
     ),
-    ((True,), "low_cpu_mem_usage use_safetensors use_fast enable_prefix_caching disable_log_stats use_cache use_mmap"),
+    (
+        (True,),
+        "low_cpu_mem_usage use_safetensors use_fast enable_prefix_caching disable_log_stats use_cache "
+        "use_mmap speculative speculation",
+    ),
     ((1,), "tensor_parallel_size pipeline_parallel_size data_parallel_size tp_size tp num_gpus"),
+    ((0,), "seed"),
     (("",), "subfolder"),
     (("auto",), "kv_cache_dtype load_format tokenizer_mode"),
     (("auto", "generate", "text-generation"), "task"),

@@ -32,7 +32,7 @@ OPTION_IGNORED = (_PADDED, _BAR, _FIGURES, _LIVES, _ONE_PROCESS, _NOT_NEEDED, _O
 OPTION_HINTS: Mapping[str, str] = by_word(
     {
         "temperature=1.0 samples, temperature=0 (the default) is greedy": ("do_sample sample sampling greedy"),
-        "max_new_tokens counts new tokens, without the prompt": ("max_length max_seq_len max_total_tokens"),
+        "max_new_tokens counts new tokens, max_length those of the prompt, too": "max_seq_len max_total_tokens",
         "min_new_tokens counts new tokens, without the prompt": "min_length",
         "max_time=SECONDS ends a text": "t_max_predict_ms deadline",
         "beam search is not offered": (

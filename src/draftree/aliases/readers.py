@@ -1,5 +1,6 @@
 """Attributes and methods that other tools have, where an object of draftree has the same: each word, and how it is read."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, update_wrapper
@@ -80,6 +81,34 @@ def alone(of: Any) -> list[Any]:
     return [of]
 
 
+def scored(read: Reader) -> Reader:
+    """Return the reader of something in the log-probabilities of each token."""
+
+    def read_all(completion: Any) -> list[Any]:
+        if not completion.logprobs:
+            raise AttributeError("engine.complete(…, logprobs=N) fills completion.logprobs, which this is read from")
+        return [read(found) for found in completion.logprobs]
+
+    return read_all
+
+
+def as_dict(completion: Any) -> dict[str, Any]:
+    """Return a completion's text, tokens, ending and figures by their names."""
+    parts = {name: getattr(completion, name) for name in ("prompt", "text", "tokens", "ending", "stop")}
+    return {**parts, "stats": completion.stats.as_json()}
+
+
+def moved(engine: Any) -> Callable[..., Any]:
+    """Return the method that moves an engine: to the device where it is."""
+
+    def to(device: Any) -> Any:
+        if str(device).partition(":")[0] == engine.device.type:
+            return engine
+        raise AttributeError(f"an engine stays on its device: draftree.load(…, device={str(device)!r})")
+
+    return to
+
+
 def called(path: str) -> Reader:
     """Return the reader of a method without arguments that returns an attribute."""
     return lambda of: lambda: attrgetter(path)(of)
@@ -146,7 +175,14 @@ RESULT_READERS: Mapping[str, Reader] = by_reader(
     ("stop", "stop_reason stop_sequence stopped_by matched_stop stopping_word"),
     ("pieces", "text_tokens token_texts token_strings decoded_tokens tokens_text"),
     (summed, "cumulative_logprob"),
+    (scored(attrgetter("logprob")), "token_logprobs"),
+    (scored(attrgetter("top")), "top_logprobs"),
+    (lambda c: lambda **_: as_dict(c), "to_dict dict model_dump asdict as_dict as_json"),
+    (lambda c: lambda **_: json.dumps(as_dict(c)), "json to_json model_dump_json"),
+    (lambda c: "assistant", "role"),
     ("prompt_ids", "prompt_token_ids"),
+    ("prompt", "prompt_text"),
+    (lambda c: c.prompt + c.text, "full_text text_with_prompt"),
     (lambda c: len(c.prompt_ids), "prompt_tokens num_prompt_tokens prompt_eval_count input_tokens"),
     (lambda c: len(c.prompt_ids) + len(c.tokens), "total_tokens"),
     (lambda c: Usage(len(c.prompt_ids), len(c.tokens)), "usage"),
@@ -156,6 +192,7 @@ TOKEN_READERS: Mapping[str, Reader] = by_reader(
     (alone, "choices"),
     ("text", "content response output piece string value decoded_token new_text data"),
     ("id", "token_id"),
+    (lambda t: "assistant", "role"),
     (lambda t: [t.id], "token_ids ids tokens"),
     (lambda t: REASONS[t.ending], "finish_reason done_reason"),
     (lambda t: t.ending is not None, "done finished is_finished is_last"),
@@ -204,6 +241,8 @@ ENGINE_READERS: Mapping[str, Reader] = by_reader(
     ("target.decoder.model.num_parameters", "num_parameters"),
     ("target.decoder.model.state_dict", "state_dict"),
     (lambda e: lambda: e, "eval"),
+    (lambda e: lambda *_, **__: None, "warmup warm_up"),
+    (moved, "to"),
     ("target.name", "name model_name name_or_path model_path"),
     ("target.decoder.device", "device"),
     ("target.decoder.dtype", "dtype"),

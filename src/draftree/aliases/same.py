@@ -306,6 +306,11 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "LanguageModel": "Loader",
         "SpeculativeModel": "Loader",
         "Model": "Loader",
+        "SpeculativeDecoder": "Loader",
+        "SpeculativeDecoding": "Loader",
+        "SpeculativeGenerator": "Loader",
+        "SpeculativeSampler": "Loader",
+        "Speculator": "Loader",
         "from_pretrained": "Loader",
         "load_model": "Loader",
         "create_engine": "Loader",
@@ -316,6 +321,7 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "SamplingParams": "options",  # vLLM
         "SamplingParameters": "options",
         "GenerationConfig": "options",
+        "make_sampler": "options",  # mlx_lm
         "GenerationParams": "options",
         "GenerationOptions": "options",
         "CompletionConfig": "options",

@@ -15,6 +15,7 @@ _LISTS = (
     "parameters",  # text-generation-inference
     "params",
     "generation_config",  # transformers
+    "sampler",  # mlx_lm
 )
 """Arguments that hold options."""
 _FORMS = (
@@ -159,6 +160,8 @@ def rewritten_loading(given: Mapping[str, Any]) -> dict[str, Any]:
             found["quantize"] = f"int{value}"
         elif name in ("enforce_eager", "disable_cuda_graph") and value is True:
             found["compile"] = False
+        elif name in ("n_gpu_layers", "num_gpu", "ngl", "gpu_layers") and value == 0 and number:
+            found["device"] = "cpu"
         elif name in ("flash_attn", "use_sdpa") and value is True:
             found["attn_implementation"] = "sdpa"
         else:

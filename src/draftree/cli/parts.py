@@ -7,7 +7,7 @@ import typer
 
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson
-from draftree.errors import UserError
+from draftree.errors import UnknownName, UserError
 from draftree.models.sources import DEMO, SMOLLM2
 
 MODELS = {
@@ -20,7 +20,10 @@ MODELS = {
 """What can be the model of a command."""
 
 
-def list_parts(as_json: AsJson = False) -> None:
+def list_parts(
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="Only these: models, drafters, policies, …")] = None,
+    as_json: AsJson = False,
+) -> None:
     """List what a model can be; drafters, policies, acceptors with their knobs; suites, formats, machines; how to train."""
     from draftree import registry
     from draftree.cli import terminal
@@ -36,20 +39,25 @@ def list_parts(as_json: AsJson = False) -> None:
     listed["formats"] = {name: {"summary": f.page, "knobs": {}} for name, f in formats.FORMATS.items()}
     listed["machines"] = {name: {"summary": Machine.load(name).summary, "knobs": {}} for name in machines.names()}
     stages = {name: registry.stages(name) for name in registry.parts("drafter")}
+    if kind is not None and kind not in listed:
+        raise UnknownName("kind of parts", kind, listed)
     if as_json:
         for name, those in stages.items():
             listed["drafters"][name] |= {"training": [asdict(stage) for stage in those]}
-        emit(listed)
+        emit(listed if kind is None else {kind: listed[kind]})
         return
     console = terminal.output(terminal.LIST)
-    for kind, parts in listed.items():
+    for name, parts in listed.items() if kind is None else [(kind, listed[kind])]:
         rows = [{"name": name, "about": p["summary"]} for name, p in parts.items()]
         if any(p["knobs"] for p in parts.values()):
             for row in rows:
                 row["knobs"] = terminal.knobs_text(parts[row["name"]]["knobs"]).replace(",", ", ")
         title = "models: what MODEL and --target take; draftree drafters lists their trained drafters"
-        console.print(terminal.table(title if kind == "models" else kind, rows))
-    console.print(terminal.table("training", [terminal.stage_row(name, s) for name, those in stages.items() for s in those]))
+        console.print(terminal.table(title if name == "models" else name, rows))
+    if kind in (None, "drafters"):
+        console.print(
+            terminal.table("training", [terminal.stage_row(name, s) for name, those in stages.items() for s in those])
+        )
 
 
 def list_drafters(

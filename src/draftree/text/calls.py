@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from draftree.aliases import CHAT, OPTION, PROMPT, accepted
 from draftree.aliases.readers import Resource
 from draftree.aliases.values import held_options
+from draftree.data.prompts import is_chat, question
 from draftree.errors import UserError
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -25,12 +26,14 @@ def takes_prompt(method: Call) -> Call:
 
         @wraps(method)
         async def awaited(self: Any, *given: Any, **options: Any) -> Any:
+            options = of_this_model(self, options)
             return await method(self, *prompt_of(name, given, options), **options)
 
         return cast(Call, awaited)
 
     @wraps(method)
     def call(self: Any, *given: Any, **options: Any) -> Any:
+        options = of_this_model(self, options)
         return method(self, *prompt_of(name, given, options), **options)
 
     return cast(Call, ChatMethod(call) if name == "chat" else call)
@@ -70,6 +73,32 @@ def of_template(
             raise UserError(f"system and {name} are given, allowed is one of them")
         system = given or system
     return system, values
+
+
+def after_history(messages: Any, options: dict[str, Any]) -> Any:
+    """Return a question or messages after the earlier messages that an option holds, and take the option out."""
+    history = options.get("history")
+    if not history or not is_chat(history):
+        return messages
+    del options["history"]
+    return [*history, *(question(messages) if isinstance(messages, str) else messages)]
+
+
+ECHO, STOP = ("echo", "return_full_text", "include_prompt"), ("include_stop_str_in_output",)
+"""Options that put the prompt before a text, and the stop text after it."""
+
+
+def asks_for(options: dict[str, Any], names: Sequence[str]) -> bool:
+    """Return whether an option of these names is true, and take it out where it is."""
+    found = {name: options.pop(name) for name in names if options.get(name) is True}
+    return bool(found)
+
+
+def of_this_model(engine: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a call without the model, where it is the engine's own."""
+    target = getattr(getattr(engine, "engine", engine), "target", None)
+    same = "model" in options and target is not None and options["model"] == target.name
+    return {name: value for name, value in options.items() if name != "model"} if same else options
 
 
 def prompt_of(method: str, given: Sequence[Any], options: dict[str, Any]) -> tuple[Any]:

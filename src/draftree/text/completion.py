@@ -7,13 +7,15 @@ texts are then written in turns.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
 from math import isfinite
 from typing import Any, ClassVar, TypeVar, final
 
+import torch
 from transformers import PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
 
 from draftree.aliases import RESULT, TOKEN
 from draftree.data.prompts import Prompt, Prompts, ids_of, prompts_of
@@ -78,6 +80,7 @@ class Completion(HintingText):
         stats: the run's figures, of all texts that were written together.
         pieces: what each token added to the text.
         prompt_ids: the ids of the prompt.
+        prompt: its text; that of a chat is as the template renders it.
     """
 
     kind_of_name: ClassVar[str] = RESULT
@@ -92,6 +95,7 @@ class Completion(HintingText):
     stats: Stats
     pieces: list[str] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
+    prompt: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -125,6 +129,16 @@ class Completion(HintingText):
         return [one(found.token, found.logprob) | {"top": [one(*best) for best in found.top]} for found in self.logprobs]
 
 
+def whole_text(written: Any, echo: bool, stop: bool) -> Any:
+    """Return completions whose text begins with the prompt, or ends with the stop text, where that is asked for."""
+    if not echo and not stop:
+        return written
+    if isinstance(written, list):
+        return [whole_text(one, echo, stop) for one in written]
+    text = written.prompt * echo + written.text + (written.stop or "") * stop
+    return replace(written, text=text, pieces=[])
+
+
 @final
 class Reading:
     """Turns the steps of a call for one row into tokens with their text.
@@ -139,7 +153,8 @@ class Reading:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stops: Stops, prompt: Sequence[int] = ()) -> None:
-        self._pieces, self._prompt = None if tokenizer is None else Pieces(tokenizer, stops), prompt
+        self._pieces = None if tokenizer is None else Pieces(tokenizer, stops)
+        self._tokenizer, self._prompt = tokenizer, prompt
         self.tokens: list[Token] = []
 
     def __call__(self, events: Sequence[Emitted]) -> list[Token]:
@@ -170,6 +185,7 @@ class Reading:
             stats,
             [t.text for t in self.tokens],
             [*self._prompt],
+            "" if self._tokenizer is None else str(self._tokenizer.decode([*self._prompt], skip_special_tokens=True)),
         )
 
 
@@ -197,6 +213,7 @@ class Writing:
         ids = [ids_of(tokenizer, prompt)] if batch is None else [ids_of(tokenizer, p) for p in batch]
         # A request's number decides its noise: one seed has one text, and the texts of one prompt differ.
         requests = [options.request(engine.target, row, number) for row in ids for number in range(options.n)]
+        self._first = requests[0].prompt
         self._readings = [Reading(tokenizer, options.stops(tokenizer), request.prompt) for request in requests]
         self._rows, steps = engine.begin(requests)
         self._steps = engine.timed(steps, self._rows)
@@ -213,10 +230,22 @@ class Writing:
             while (new := self.step()) is not None:
                 yield from new
 
-    def finish(self) -> Any:
-        """Writes the rest and returns `result`."""
-        while self.step() is not None:
-            pass
+    def finish(self, streamer: BaseStreamer | None = None) -> Any:
+        """Writes the rest and returns `result`; a streamer of transformers is given the prompt, each token and the end.
+
+        Raises:
+            UserError: it is no streamer.
+        """
+        if streamer is None:
+            while self.step() is not None:
+                pass
+            return self.result
+        if not isinstance(streamer, BaseStreamer):
+            raise UserError(f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None")
+        streamer.put(torch.tensor([self._first]))
+        for token in self.tokens():
+            streamer.put(torch.tensor([token.id]))
+        streamer.end()
         return self.result
 
     @property

@@ -68,12 +68,14 @@ class Options(Parameters):
         stop_ids: ids that end the response, as EOS does; `ignore_eos` does not concern them.
         n: how many texts are written for each prompt. The first is the text of `n=1`; with a temperature above 0 the others are
             further samples of the same seed.
+        max_length: how many tokens prompt and response may have together, instead of `max_new_tokens`.
 
     Raises:
         UserError: a value is out of its range, or values exclude each other.
     """
 
     n: int = knob(1, least=1)
+    max_length: int | None = knob(None, least=1)
     grammar: Grammar | None = knob(
         None,
         rule=(
@@ -107,6 +109,8 @@ class Options(Parameters):
         defaults = {f.name: f.default for f in fields(cls)}
         asked = translated(OPTION, rewritten(given), defaults)
         asked = {name: defaults[name] if value is None else value for name, value in asked.items()}
+        if "max_new_tokens" in asked:  # as in transformers, which counts by it where both are given
+            asked["max_length"] = None
         return cls(**asked) if base is None else replace(base, **asked)
 
     @property
@@ -144,7 +148,7 @@ class Options(Parameters):
         rules: list[Forced] = [s.forced for s in steps if isinstance(s, ForcedBeginning | Constrained)]
         return Request(
             prompt,
-            self.max_new_tokens,
+            self._most(len(prompt)),
             self._ends(target),
             number,
             steps,
@@ -154,6 +158,14 @@ class Options(Parameters):
             logprobs=self.logprobs,
             sampling=self.sampling,
         )
+
+    def _most(self, prompt: int) -> int:
+        """The most tokens that are written after a prompt of so many."""
+        if self.max_length is None:
+            return self.max_new_tokens
+        if self.max_length <= prompt:
+            raise UserError(f"max_length is {self.max_length}, and the prompt has {prompt} tokens: allowed is more than that")
+        return self.max_length - prompt
 
     def _processors(self, target: Target, start: int) -> Iterator[LogitsProcessor]:
         """The processors in transformers' order; ours come where it puts a caller's own, and the grammar last."""
