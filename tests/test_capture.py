@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import draftree
+from draftree.boundary.machine import to_device
 from draftree.costs.curves import Costs
 from draftree.drafters.lm import LM, language_model
 from draftree.drafters.mtp import MTPLayer
@@ -70,7 +71,7 @@ def test_sizes_are_few() -> None:
 class Waits(TorchFunctionMode):
     """Counts what makes the host wait for a device, as if everything lay on one but what comes from numpy or was copied back.
 
-    A tensor that was copied to the host is waited for once. Copies to the device are not counted.
+    A tensor that was copied to the host is waited for once; so is a copy to the device that is not asked to be asynchronous.
 
     Args:
         models: whose weights are moved to where they lie already, as transformers does with rotary frequencies.
@@ -98,7 +99,9 @@ class Waits(TorchFunctionMode):
     def _noted(self, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def noted(*args: Any, **how: Any) -> Tensor:
             made = make(*args, **how)
-            if "device" not in how:
+            if "device" in how:
+                self.count += 1
+            else:
                 self._here.append(made)
             return made
 
@@ -110,7 +113,8 @@ class Waits(TorchFunctionMode):
         here = bool(tensors) and all(self._is_here(t) for t in tensors)
         moved = name == "to" and any(isinstance(each, torch.device | str) for each in given)
         moved = moved and id(args[0]) not in self._weights
-        if not here and (moved or name in self.ASKING or self._sized(name, args)):
+        sent = moved and here and not (kwargs or {}).get("non_blocking")
+        if sent or (not here and (moved or name in self.ASKING or self._sized(name, args))):
             self.count += 1
         made = func(*args, **(kwargs or {}))
         if moved and here:  # to the device; on a CPU it is the very same tensor
@@ -126,7 +130,8 @@ class Waits(TorchFunctionMode):
         """Whether the size of what is made, or what is written to, depends on values."""
         if name in ("__getitem__", "__setitem__"):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            return any(isinstance(each, Tensor) and each.dtype is torch.bool for each in index)
+            masks = any(isinstance(each, Tensor) and each.dtype is torch.bool for each in index)
+            return masks or any(isinstance(each, list | np.ndarray) for each in index)  # which are copied to the device
         return name in self.SIZED or (name == "where" and len(args) == 1)
 
 
@@ -139,7 +144,9 @@ def test_waits_are_noticed() -> None:
         lambda: float(x[0]), lambda: [0, 1][x[1].long()], lambda: x.nonzero(), lambda: torch.nonzero(x), lambda: x[x > 0],
         lambda: x[None, x > 0], lambda: x.unique(), lambda: torch.unique(x), lambda: x.masked_select(x > 0),
         lambda: torch.where(x > 0), lambda: torch.equal(x, x), lambda: x.clone().__setitem__(x > 0, x[:2]),
-        lambda: np.asarray(x), lambda: f"{x[0]}", lambda: 1.0 in x, lambda: x.cpu().numpy().tolist(),
+        lambda: torch.from_numpy(np.ones(3)).to("cpu"), lambda: torch.tensor([1.0], device="cpu"), lambda: x[[1, 2]],
+        lambda: x[np.array([1, 2])], lambda: np.asarray(x), lambda: f"{x[0]}", lambda: 1.0 in x,
+        lambda: x.cpu().numpy().tolist(),
     ]  # fmt: skip
     for number, way in enumerate(ways):
         with Waits() as waits:
@@ -147,14 +154,14 @@ def test_waits_are_noticed() -> None:
         assert waits.count == 1, number
     free: list[Callable[[], Any]] = [
         lambda: x.topk(2), lambda: torch.where(x > 0, x, 0), lambda: x[x.long().clamp(0)], lambda: x.masked_fill(x > 0, 1),
-        lambda: torch.from_numpy(np.ones(3))[None].to("cpu"), lambda: torch.from_numpy(np.ones(3)).numpy(), lambda: x.double(),
+        lambda: to_device(np.ones(3), torch.device("cpu")), lambda: torch.from_numpy(np.ones(3)).numpy(), lambda: x.double(),
     ]  # fmt: skip
     for number, way in enumerate(free):
         with Waits() as waits:
             way()
         assert waits.count == 0, number
     with Waits() as waits:
-        torch.from_numpy(np.ones(3)).to("cpu").tolist()
+        to_device(np.ones(3), torch.device("cpu")).tolist()
     assert waits.count == 1, "there and back"
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from draftree.boundary.files import cache_folder
 from draftree.native import variant
@@ -80,6 +82,14 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
     work()
     wait()
     return time.perf_counter() - start
+
+
+def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array on a device; the host waits neither for the copy nor for what the device was asked before."""
+    given = torch.from_numpy(values)
+    if device.type == "cuda":
+        given = given.pin_memory()
+    return given.to(device, non_blocking=device.type != "mps")
 
 
 def has_float64(device: torch.device) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from draftree.boundary.knobs import Presets, knob
+from draftree.boundary.machine import to_device
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.decoding import SPARE, Decoding
 from draftree.drafters.neural.language_model import (
@@ -163,7 +164,7 @@ class EDDDrafter(OneLayerDrafter):
         """Caches keys and values of the hidden states [T, D] of newly committed tokens."""
         (layer,) = self.needs.hidden
         soft = taps.hidden[layer].to(self.decoder.dtype)
-        positions = torch.from_numpy(taps.positions).to(soft.device)
+        positions = to_device(taps.positions, soft.device)
         keys, values = self.decoder.keys_and_values(soft[None], positions[None])
         state.cache.insert(0, taps.rows, taps.positions, keys[0], values[0])
         return state

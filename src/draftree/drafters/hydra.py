@@ -22,6 +22,7 @@ from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from draftree.boundary.knobs import knob
+from draftree.boundary.machine import to_device
 from draftree.drafters.base import Batch, Stage, TrainableMethod, every
 from draftree.drafters.neural.decoding import SPARE
 from draftree.drafters.neural.head_layers import HeadLayers
@@ -269,7 +270,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
             starts = np.minimum(state.read + at, ends)
             out = self._prefix_pass(state, starts, min(CHUNK, int((ends - starts).max())))
             ended = np.flatnonzero((starts < ends) & (ends <= starts + out.shape[1]))
-            mine, last = (torch.from_numpy(i).to(out.device) for i in (ended, (ends - starts)[ended] - 1))
+            mine, last = (to_device(i, out.device) for i in (ended, (ends - starts)[ended] - 1))
             prefix[mine] = out[mine, last]
         return replace(state, read=ends, prefix=prefix)
 
@@ -278,7 +279,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         assert self.model.prefix_embeding_layer is not None
         given, places = state.hidden.layer(0)[0][:, 0], starts[:, None] + np.arange(count)
         slots = np.minimum(places, given.shape[1] - 1)  # padding may lie beyond the last
-        at, known = (torch.from_numpy(i).to(given.device) for i in (places, slots))
+        at, known = (to_device(i, given.device) for i in (places, slots))
         states = given[torch.arange(len(given), device=given.device)[:, None], known]
         visible = torch.arange(int(places.max()) + 1, device=given.device) <= at[:, :, None]
         mask, writer = additive(visible[:, None], states.dtype), state.cache.writer(starts, count)
@@ -315,9 +316,9 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
             path = [frontier[at]]
             for _ in range(depth):
                 path.append(tree.parents[path[-1]])
-            embedded = self.model.embed(torch.from_numpy(tree.tokens[np.stack(path[::-1], axis=1)]).to(logits.device))
-            prefix = state.prefix[torch.from_numpy(rows[at]).to(logits.device)]
-            logits[torch.from_numpy(at).to(logits.device)] = self.model.logits(depth, prefix, embedded)
+            embedded = self.model.embed(to_device(tree.tokens[np.stack(path[::-1], axis=1)], logits.device))
+            prefix = state.prefix[to_device(rows[at], logits.device)]
+            logits[to_device(at, logits.device)] = self.model.logits(depth, prefix, embedded)
         return offered(logits, self.knobs.heads, k, drawing, rows, depths, self.drafted), state
 
     @torch.inference_mode()

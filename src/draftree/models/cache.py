@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache
 
+from draftree.boundary.machine import to_device
 from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask, write_masks
 from draftree.models.ladder import Ladder
 from draftree.models.recurrent.rules import Stash
@@ -224,7 +225,7 @@ class SlotCache:
             for stored in self._stored:
                 stored[:, row, :, new] = stored[:, row, :, old]
         elif self.rows == 1:  # as one of several, it would take three times as long
-            start, source = int(starts[0]), torch.from_numpy(slots[0]).to(self.device)
+            start, source = int(starts[0]), to_device(slots[0], self.device)
             for t in itertools.chain.from_iterable(self._groups):
                 t[:, 0, :, start : start + len(source)] = t[:, 0].index_select(2, source.to(t.device))
         else:
@@ -232,7 +233,7 @@ class SlotCache:
             moved = np.unique(owner[apart])
             nth = np.minimum(np.arange(counts[moved].max()), counts[moved, None] - 1)
             sources, places = np.stack([slots[i][n] for i, n in zip(moved, nth, strict=True)]), starts[moved, None] + nth
-            at, here, there = (torch.from_numpy(each).to(self.device) for each in (rows[moved, None], sources, places))
+            at, here, there = (to_device(each, self.device) for each in (rows[moved, None], sources, places))
             for t in itertools.chain.from_iterable(self._groups):
                 each, source, to = (i.to(t.device) for i in (at, here, there))
                 t[:, each, :, to] = t[:, each, :, source]
@@ -247,7 +248,7 @@ class SlotCache:
             if self.rows == 1:
                 stored[0, :, int(slots[0]) : int(slots[-1]) + 1] = new
             else:
-                at = torch.from_numpy(rows).to(stored.device), slice(None), torch.from_numpy(slots).to(stored.device)
+                at = to_device(rows, stored.device), slice(None), to_device(slots, stored.device)
                 stored[at] = new.transpose(0, 1)
         np.maximum.at(self.lengths, rows, slots + 1)
 
@@ -373,7 +374,7 @@ class Writer(Cache):
     def slots(self) -> Tensor:
         """[R, n] where tokens are written, in passes of few sizes and of rows of different lengths."""
         if self._slots is None:  # who knows them otherwise is spared the copy
-            self._slots = torch.from_numpy(self._starts[:, None] + np.arange(self._n)).to(self._cache.device)
+            self._slots = to_device(self._starts[:, None] + np.arange(self._n), self._cache.device)
         return self._slots
 
     def within(self, layer: int) -> "Within | None":

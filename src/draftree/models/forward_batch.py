@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from draftree.boundary.machine import to_device
 from draftree.kernels.laying import hide
 from draftree.tree import Bools, Ints
 
@@ -62,9 +63,8 @@ class ForwardBatch:
         """Return the batch of sequences; `ids[r]` holds the tokens of sequence r."""
         counts = np.array([len(each) for each in ids], np.int64)
         one = len(ids) == 1
-        tokens = torch.from_numpy(ids[0] if one else np.concatenate(ids))
+        tokens = to_device(ids[0] if one else np.concatenate(ids), device)
         places = positions[0] if one else np.concatenate(positions)
-        tokens = tokens if device.type == "cpu" else tokens.to(device)
         return cls(tokens, places, counts, starts, visible, scratch_positions)
 
     @classmethod
@@ -124,7 +124,7 @@ class ForwardBatch:
         if self.full:
             return values.view(len(self.counts), self.width, *values.shape[1:])
         padded = values.new_zeros(len(self.counts), self.width, *values.shape[1:])
-        padded[tuple(torch.from_numpy(i).to(values.device) for i in self.places)] = values
+        padded[tuple(to_device(i, values.device) for i in self.places)] = values
         return padded
 
     def unpad(self, values: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class ForwardBatch:
             return values[0, : len(self.positions)]
         if self.full and values.shape[1] == self.width:  # a recorded pass may be wider
             return values.flatten(0, 1)
-        return values[tuple(torch.from_numpy(i).to(values.device) for i in self.places)]
+        return values[tuple(to_device(i, values.device) for i in self.places)]
 
     def widened(self, width: int) -> Self:
         """Return the batch for a padded pass of `width` tokens a sequence, or more."""
@@ -203,7 +203,7 @@ def write_mask(mask: Tensor, batch: ForwardBatch, committed: Ints) -> Tensor:
     for r, seen in enumerate(batch.visible):
         length, (wide, deep) = int(committed[r]), seen.shape
         mask[r, 0, :, :length] = 0
-        shown = torch.from_numpy(seen).to(mask.device)
+        shown = to_device(seen, mask.device)
         mask[r, 0, :wide, length : length + deep].masked_fill_(shown, 0)
         mask[r, 0, wide:] = 0  # padding sees something: NaN times a weight of 0 would be NaN
     return mask
@@ -235,5 +235,5 @@ def hide_far(masks: Sequence[Tensor], batch: ForwardBatch, committed: Ints, wind
         mask[:wide, :low] = lowest
         # Where tokens differ: no more than they span.
         for at, keys in ((low, np.arange(low, high)), (length, scratch)):
-            far = torch.from_numpy(keys < nearest).to(mask.device)
+            far = to_device(keys < nearest, mask.device)
             mask[:wide, at : at + len(keys)].masked_fill_(far, lowest)

@@ -24,7 +24,7 @@ from transformers import (
 from draftree.aliases import DTYPE, accepted
 from draftree.boundary.files import understood
 from draftree.boundary.garbage import seldom
-from draftree.boundary.machine import has_float64
+from draftree.boundary.machine import has_float64, to_device
 from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
 from draftree.models.architectures import refuse_unsupported
@@ -89,7 +89,7 @@ class Taps:
         if np.array_equal(index, np.arange(len(index))):  # the first ones, as of a chain that is accepted: none is copied
             hidden = {layer: h[: len(index)] for layer, h in self.hidden.items()}
         else:
-            at = torch.from_numpy(index).to(self.cache.device)
+            at = to_device(index, self.cache.device)
             hidden = {layer: h.index_select(0, at) for layer, h in self.hidden.items()}
         return type(self)(hidden, self.rows[index], self.positions[index], self.tokens[index], self.cache, self.probe_logits)
 
@@ -413,7 +413,7 @@ class Target:
         logits, hidden, n = out.logits, out.hidden, len(tree)
         order = np.concatenate(rows)
         if not np.array_equal(order, np.arange(len(order))):
-            at = torch.from_numpy(np.argsort(order)).to(logits.device)
+            at = to_device(np.argsort(order), logits.device)
             logits, hidden = logits[at], {layer: h[at] for layer, h in hidden.items()}
         hidden = {layer: h[:n] for layer, h in hidden.items()}
         probe_logits = None if probes is None else logits[n:]
@@ -455,7 +455,7 @@ class Packing:
             column = np.empty(len(row), np.int64)
             for nodes in rows:
                 column[nodes] = np.arange(len(nodes))
-            self._row, self._column = torch.from_numpy(row).to(device), torch.from_numpy(column).to(device)
+            self._row, self._column = to_device(row, device), to_device(column, device)
 
     def __call__(self, padded: Tensor) -> Tensor:
         return padded[0, : self._n] if self._single else padded[self._row, self._column]

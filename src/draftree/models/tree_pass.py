@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from draftree.boundary.machine import to_device
 from draftree.boundary.phases import phase
 from draftree.models.cache import SlotCache, Writer
 from draftree.models.capture import Capture, Given, Made, Then
@@ -62,6 +63,6 @@ def run_pass(
 
 
 def _inputs(cache: SlotCache, batch: ForwardBatch, window: int | None) -> dict[str, torch.Tensor]:
-    positions = torch.from_numpy(batch.padded_positions).to(cache.device)
+    positions = to_device(batch.padded_positions, cache.device)
     given = {"tokens": batch.padded_tokens, "positions": positions, "full": cache.mask(batch)}
     return given if window is None else given | {"sliding": cache.mask(batch, window)}

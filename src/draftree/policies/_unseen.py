@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from draftree.boundary.machine import to_device
 from draftree.costs.curves import Costs
 from draftree.kernels.philox import gumbel_on_device
 from draftree.models.capture import Capture, Eager
@@ -229,8 +230,8 @@ def grow(
         keyed: the noise that they are drawn with, if they are drawn.
         capture: runs what computes it.
     """
-    bounds = torch.from_numpy(np.stack((roots, depth, layers.begin, starts), axis=1)).to(layers.device)
-    known = torch.from_numpy(plan.known(layers)).to(layers.device)
+    bounds = to_device(np.stack((roots, depth, layers.begin, starts), axis=1), layers.device)
+    known = to_device(plan.known(layers), layers.device)
     noise = zeros = bounds.new_zeros((len(bounds), 0, recorded.vocab), dtype=torch.float64)
     if keyed is not None and not recorded.setting.greedy:
         noise = _noise(keyed.places(plan.depth + 1), recorded.vocab, layers.device, capture)
@@ -259,7 +260,7 @@ def grow(
 
 def _noise(places: Ints, vocab: int, device: torch.device, capture: Capture) -> Tensor:
     """Return the noise [R, D, V] of places [R, D, 5], computed once for all passes of a step."""
-    given = {"places": torch.from_numpy(places).to(device)}
+    given = {"places": to_device(places, device)}
     (noise,) = capture.run(("noise", places.shape, vocab), given, lambda given: (gumbel_on_device(given["places"], vocab),))
     return noise
 

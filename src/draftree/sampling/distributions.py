@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
+from draftree.boundary.machine import to_device
 from draftree.errors import NotANumber
 from draftree.kernels.largest import largest
-from draftree.sampling.devices import to_device
 from draftree.sampling.processors import TENSORS, named
 from draftree.sampling.warpers import WARPERS, warped
 from draftree.tree import Ints

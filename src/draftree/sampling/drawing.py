@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.boundary.machine import has_float64
+from draftree.boundary.machine import has_float64, to_device
 from draftree.kernels.largest import likeliest
-from draftree.sampling.devices import to_device
 from draftree.sampling.distributions import absent
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling

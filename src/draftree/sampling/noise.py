@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.boundary.machine import to_device
 from draftree.kernels import philox
 from draftree.sampling import devices
 from draftree.sampling.distributions import likeliest
@@ -85,7 +86,7 @@ class Keyed(Chance):
             return torch.from_numpy(np.stack(made) if made else np.empty((0, n))).to(device)
         places, which = np.unique(np.stack((rows, depths), axis=1), axis=0, return_inverse=True)
         words = [self._place(row, depth, kind) for row, depth in places.tolist()]
-        sent = devices.to_device(np.concatenate((np.ravel(words), np.ravel(which))).astype(np.int64), device)
+        sent = to_device(np.concatenate((np.ravel(words), np.ravel(which))).astype(np.int64), device)
         table = philox.gumbel_on_device(sent[: 5 * len(words)].view(-1, 5), n)
         return table if len(words) == len(rows) == 1 else table[sent[5 * len(words) :]]
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.boundary.machine import to_device
 from draftree.drafters.base import picked, put
 from draftree.drafters.neural.vocabulary import Shared
 from draftree.kernels.laying import laid
@@ -73,14 +74,14 @@ class Layout:
         """Return [F, …] of the output of a padded pass, [R, n, …]."""
         if len(out) == 1:  # the frontier follows the pending tokens, in its own order
             return out[0, self.columns[0] : self.columns[-1] + 1]
-        return out[torch.from_numpy(self.rows).to(out.device), torch.from_numpy(self.columns).to(out.device)]
+        return out[to_device(self.rows, out.device), to_device(self.columns, out.device)]
 
     def pick_packed(self, out: Tensor) -> Tensor:
         """Return [F, …] of the output of a packed pass, [N, …]."""
         if len(self.feed.counts) == 1:
             return out[self.columns[0] : self.columns[-1] + 1]
         at = self.feed.firsts[self.rows] + self.columns
-        return out[torch.from_numpy(at).to(out.device)]
+        return out[to_device(at, out.device)]
 
 
 def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> Layout:
@@ -186,7 +187,7 @@ class CachingLayers(Layers):
         if self._reads is not None:
             feed = replace(feed, tokens=self._reads[feed.tokens])
         at[layout.rows, 0, 0] = layout.columns
-        columns = torch.from_numpy(at).to(self.device)
+        columns = to_device(at, self.device)
         of_roots = lambda out, given: out.gather(1, given["columns"].expand(-1, -1, out.shape[2]))
         return self._pass(feed, nodes, choose, {"columns": columns}, of_roots)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from draftree.boundary.machine import to_device
 from draftree.drafters.base import Batch, State, Trainable
 from draftree.drafters.neural.losses import before, kl, said
 from draftree.drafters.neural.masks import block_starts
@@ -65,7 +66,7 @@ def newest(rows: Ints, values: Tensor, old: Tensor) -> Tensor:
     """[R, D]: each row's last one of values [T, D] of `rows` [T]; rows that have none keep the old one."""
     present, from_end = np.unique(rows[::-1], return_index=True)
     found = old.clone()
-    found[torch.from_numpy(present).to(old.device)] = values[torch.from_numpy(len(rows) - 1 - from_end).to(old.device)]
+    found[to_device(present, old.device)] = values[to_device(len(rows) - 1 - from_end, old.device)]
     return found
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from draftree.boundary.machine import to_device
 from draftree.drafters.neural.decoding import CachingLayers, Decoding, Pick
 from draftree.drafters.neural.pair_net import PairNet
 from draftree.models.cache import SlotCache, Writer
@@ -25,7 +26,7 @@ def known_features(features: SlotCache, positions: Ints, level: int = 0) -> Tens
     """[R, n, D] what a level reads at positions of true pairs."""
     known = features.layer(level)[0]
     index = positions + np.arange(len(positions))[:, None] * features.capacity
-    return nn.functional.embedding(torch.from_numpy(index).to(known.device), known.view(-1, known.shape[-1]))
+    return nn.functional.embedding(to_device(index, known.device), known.view(-1, known.shape[-1]))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
+from draftree.boundary.machine import to_device
 from draftree.boundary.phases import in_phase
 from draftree.drafters.base import Batch, Trainable, put
 from draftree.drafters.neural.decoding import NOTHING, SPARE, Decoding, Layout, lay_out, left, moved, rewind, selected
@@ -117,13 +118,13 @@ class PairReader(Trainable[Pairs]):
         cache, (pending, fed) = state.decoding.cache, (state.decoding.pending, state.decoding.fed)
         begin = cache.lengths + np.array([len(f) and len(p) + len(f) for p, f in zip(pending, fed, strict=True)])
         counts = np.array([len(t) for t in tokens])
-        wanted, last = torch.from_numpy(rows).to(cache.device), state.outputs.new_zeros(len(rows), ends, state.outputs.shape[1])
+        wanted, last = to_device(rows, cache.device), state.outputs.new_zeros(len(rows), ends, state.outputs.shape[1])
         for at in range(0, int(counts.max()), CHUNK):
             feed, sizes = _true(cache, [t[at : at + CHUNK] for t in tokens], begin + np.minimum(at, counts))
             out = self._pass_true(cache, feed, state.features, sizes)
             column = counts[rows][:, None] - at - ends + np.arange(ends)
-            here = torch.from_numpy((column >= 0) & (column < sizes[rows][:, None])).to(out.device)
-            found = out[wanted[:, None], torch.from_numpy(column.clip(0, out.shape[1] - 1)).to(out.device)]
+            here = to_device((column >= 0) & (column < sizes[rows][:, None]), out.device)
+            found = out[wanted[:, None], to_device(column.clip(0, out.shape[1] - 1), out.device)]
             last = torch.where(here[..., None], found, last)
         return last
 
@@ -133,7 +134,7 @@ class PairReader(Trainable[Pairs]):
         for level in range(1, self.model.levels):
             features.reserve(int(feed.padded_positions.max()) + 2)
             rows, columns = np.nonzero(np.arange(feed.width) < sizes[:, None])
-            at = [torch.from_numpy(a).to(cache.device) for a in (rows, columns, feed.padded_positions[rows, columns] + 1)]
+            at = [to_device(a, cache.device) for a in (rows, columns, feed.padded_positions[rows, columns] + 1)]
             features.layer(level)[0][at[0], 0, at[2]] = outs[-1][at[0], at[1]]
             outs.append(self._pass(cache, feed, known_features(features, feed.padded_positions, level), level)[0])
         return torch.cat(outs, dim=-1)
@@ -147,7 +148,7 @@ class PairReader(Trainable[Pairs]):
         if level:
             hide_first_pairs(mask, feed, cache.lengths, level)
             cache = cache.lifted(level * self.model.depth)
-        positions = torch.from_numpy(feed.padded_positions).to(features.device)
+        positions = to_device(feed.padded_positions, features.device)
         given = feed.padded_tokens, features, positions, mask, cache.writer(feed.starts, feed.width)
         if head:
             return self.model.with_logits(*given)
@@ -202,7 +203,7 @@ class PairReader(Trainable[Pairs]):
         begin = int(cache.lengths[row])
         slots = np.arange(begin, begin + len(tokens))
         known = features.layer(0)[0][row, 0, None, begin : begin + len(tokens)]
-        ids, positions = (torch.from_numpy(a).to(cache.device)[None] for a in (tokens, slots))
+        ids, positions = (to_device(a, cache.device)[None] for a in (tokens, slots))
         nothing = known.new_zeros(1, 1, 1, 1)  # hidden, of a mask that nobody comes to read
         keys, values = first_stored(lambda stored: self.model(ids, known, positions, nothing, stored))
         cache.insert(0, np.full(len(tokens), row), slots, keys[0], values[0])
@@ -246,7 +247,7 @@ class PairDrafter(PairReader):
             state, logits = feed(state, tree, new[ready], places)
             alike, new, places = alike and bool(ready.all()), new[~ready], state.places(len(tree))
         if logits is None or not alike:
-            out = state.outputs.index_select(0, torch.from_numpy(places[frontier]).to(state.outputs.device))
+            out = state.outputs.index_select(0, to_device(places[frontier], state.outputs.device))
             logits = self._logits(out, tree.depth[frontier])
         return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.model.drafted), state
 
@@ -264,7 +265,7 @@ class PairDrafter(PairReader):
             return self.model.logits(out)
         levels = np.minimum(depths, self.model.levels - 1)
         kinds = np.unique(levels).tolist()
-        each = [torch.from_numpy(np.flatnonzero(levels == level)).to(out.device) for level in kinds]
+        each = [to_device(np.flatnonzero(levels == level), out.device) for level in kinds]
         outs = out.chunk(self.model.levels, dim=-1)
         parts = [self.model.at(k).logits(outs[k][mine]) for k, mine in zip(kinds, each, strict=True)]
         return torch.cat(parts)[torch.cat(each).argsort()]
@@ -292,7 +293,7 @@ class PairDrafter(PairReader):
             read = places[tree.parents[nodes]] * levels + np.where(depths <= level, level - 1, level)
             index = np.zeros(layout.feed.padded_positions.shape, np.int64)  # padding is paired with anything
             index[layout.rows, layout.columns] = read
-            features = nn.functional.embedding(torch.from_numpy(index).to(device), outputs)
+            features = nn.functional.embedding(to_device(index, device), outputs)
             if levels == 1:
                 return self._fed(state, layout, nodes, features)
             each.append(layout.pick(self._pass(state.decoding.cache, layout.feed, features, level)[0]))
