@@ -1,6 +1,6 @@
 # make demo    sets up and runs the main job        make test    sets up and runs the tests
 # make check   what CI runs: lint, types, tests     make docs    builds the site into build/site
-# make gpu     measures passes and draft steps on a GPU, about eight minutes; an interrupted run continues
+# make gpu     measures passes and draft steps on a GPU, about ten minutes; an interrupted run continues
 # make clean   removes what these made
 # make test-engines     draftree inside vLLM and under Ray; not part of `make check`: an environment of its own of 4 GB with an
 #                       older transformers, and minutes of starting engines

@@ -1,11 +1,18 @@
-"""What a GPU makes of the passes that trees need, in one command of some eight minutes: `make gpu`.
+"""The speed of draftree on a GPU, in one command of some ten minutes: `make gpu`.
 
-    python benchmarks/gpu.py --out gpu                    # gpu/measured-1b.json, gpu/measured-8b.json, gpu/report.json
+    python benchmarks/gpu.py --out gpu                    # gpu/table.md, gpu/measured-1b.json, …, gpu/report.json
     python benchmarks/gpu.py --out gpu --device cpu --small     # tiny sizes on a CPU, to see that it runs; says it is no GPU
 
-It measures ceilings (copies, products), seconds of a pass over n tokens behind contexts for Llama shapes of 1B and 8B, random
-weights, draft steps of one layer, the tree kernel beside SDPA, and the demo end to end. Each part is a line of a journal, so
-that a run that was stopped goes on with the next part. The machine files are in the format of `draftree/machines`.
+It measures ceilings (copies, products); texts by plain decoding, by transformers' assisted generation and by draftree, eagerly
+and with CUDA graphs, one and eight at a time, at temperatures 0 and 1, for the shapes of SmolLM2 and of Llamas of 1 and 8
+billion parameters; seconds of a pass over n tokens behind contexts, and of draft steps of one layer; attention by groups
+beside SDPA; and the demo end to end. Each part is a line of a journal, so that a run that was stopped goes on with the next.
+The machine files are in the format of `draftree/machines`.
+
+Weights are random, as timings need no trained ones. What is accepted is scripted by them: the embedding outweighs what layers
+add to it, and the head has each token followed by the next id, in the target as in a draft of one layer; after one token of
+five the draft guesses another one. Both programs draft a chain of four tokens with that model; transformers' takes one text at
+a time.
 
 Shapes: n tokens of a pass, H query heads, G key-value heads, S slots, D entries of a key.
 """
@@ -22,32 +29,47 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from draftree.boundary.files import append, write_text
-from draftree.boundary.machine import interleaved, machine
+from draftree.boundary.machine import interleaved, machine, timed
 from draftree.costs.curves import Costs, CostTable
 from draftree.engine import load
 from draftree.errors import UserError
+from draftree.models.capture import Eager, Graphs
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.target import usable
+from draftree.models.grouped_attention import grouped_attention
+from draftree.models.target import Target, usable
+from draftree.policies.chain import Chain
 from draftree.request import Request
+from draftree.sampling.settings import Sampling
+from draftree.testing.fakes import Recorder
 
+Sizes = tuple[int, int, int, int, int, int]
+"""Layers, hidden size, feed-forward size, H, G, V."""
 LONGEST = 2.0
 """Seconds in which the passes behind one context are timed."""
-SHAPES: Mapping[str, tuple[int, int, int, int, int, int]] = {
+SHAPES: Mapping[str, Sizes] = {
+    "smollm2": (30, 576, 1536, 9, 3, 49_152),
     "1b": (16, 2048, 8192, 32, 8, 128_256),
     "8b": (32, 4096, 14_336, 32, 8, 128_256),
 }
-"""Layers, hidden size, feed-forward size, H, G, V: those of Llama 3."""
-SMALL: Mapping[str, tuple[int, int, int, int, int, int]] = {"tiny": (2, 32, 64, 4, 2, 64)}
+"""Those of SmolLM2-135M and of Llama 3."""
+SMALL: Mapping[str, Sizes] = {"tiny": (2, 32, 64, 4, 2, 64)}
+BATCHES, TEMPERATURES, MODES = (1, 8), (0.0, 1.0), ("plain", "assisted", "eager", "graphs")
+TOKENS, DRAFTED, READ = 96, 4, 128
+"""Tokens that are written, those of a chain that is drafted, and those of a prompt."""
+ADDED, SURE, WRONG = 0.003, 40.0, 5
+"""The scale of what a layer adds to the embedding; the logit of the right token; the draft is wrong after one token of five."""
 WIDTHS, CONTEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), (512, 4096, 16_384)
 PROMPT = "Lena reads 12 pages every morning and 20 pages every evening. How many pages does she read in two weeks?"
-TREES = ((1, 64), (16, 64), (64, 64), (64, 128))
+TREES = ((4, 64), (16, 64), (64, 64), (64, 128))
 """n and D of the attentions that are compared."""
+NAMES = {"smollm2": "SmolLM2's shape, 135 million", "1b": "Llama, 1 billion", "8b": "Llama, 8 billion", "tiny": "tiny"}
 
 
-def model(sizes: tuple[int, int, int, int, int, int], context: int, device: torch.device, layers: int = 0) -> Decoder:
+def model(sizes: Sizes, context: int, device: torch.device, layers: int = 0) -> Decoder:
     """A Llama of random weights, of all its layers or a few."""
     count, hidden, wide, heads, groups, vocab = sizes
     config = LlamaConfig(
@@ -82,7 +104,7 @@ def passes(decoder: Decoder, widths: tuple[int, ...], context: int) -> dict[int,
         return dict(zip(widths, interleaved([partial(once, n) for n in widths], decoder.device, LONGEST), strict=True))
 
 
-def curves(sizes: tuple[int, int, int, int, int, int], context: int, widths: tuple[int, ...], device: torch.device) -> Any:
+def curves(sizes: Sizes, context: int, widths: tuple[int, ...], device: torch.device) -> Any:
     """A target's passes behind a context, and draft steps of one layer and its head, as an entry of a machine file."""
     room = context + 2 * max(widths)
     target = passes(model(sizes, room, device), widths, context)
@@ -103,23 +125,127 @@ def ceilings(size: int, device: torch.device) -> dict[str, float]:
 
 
 def attention(context: int, device: torch.device) -> list[dict[str, Any]]:
-    """The tree kernel beside SDPA with a mask, for 32 query heads in groups of 4."""
-    from torch.nn.functional import scaled_dot_product_attention as sdpa
-
-    from draftree.kernels.tree_attention import tree_attention
-
-    found = []
+    """Attention by groups beside transformers' SDPA, with a mask, for 32 query heads in groups of 4."""
+    found, layer = [], torch.nn.Module()
+    layer.num_key_value_groups = 4
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     for n, width in TREES:
-        q, k = (torch.randn(1, heads, s, width, dtype=torch.bfloat16, device=device) for heads, s in ((32, n), (8, context)))
-        mask = torch.zeros(1, 1, n, context, dtype=torch.bfloat16, device=device)
-        mask[..., context - n :] = torch.full((n, n), torch.finfo(torch.bfloat16).min, device=device).triu(1)
-        works: list[Callable[[], Any]] = [
-            lambda q=q, k=k, mask=mask: tree_attention(q, k, k, mask, q.shape[3] ** -0.5),
-            lambda q=q, k=k, mask=mask: sdpa(q, k, k, attn_mask=mask, enable_gqa=True),
-        ]
-        ours, theirs = interleaved(works, device, LONGEST)
-        found.append({"tokens": n, "head": width, "context": context, "tree_kernel": ours, "sdpa": theirs})
+        q, k = (torch.randn(1, heads, s, width, dtype=dtype, device=device) for heads, s in ((32, n), (8, context)))
+        mask = torch.zeros(1, 1, n, context, dtype=dtype, device=device)
+        mask[..., context - n :] = torch.full((n, n), torch.finfo(dtype).min, device=device).triu(1)
+        ways: tuple[Any, ...] = grouped_attention, sdpa_attention_forward
+        ours, theirs = interleaved([partial(way, layer, q, k, k, mask) for way in ways], device, LONGEST)
+        found.append({"tokens": n, "head": width, "context": context, "grouped": ours, "sdpa": theirs})
     return found
+
+
+@torch.no_grad()
+def scripted(sizes: Sizes, context: int, device: torch.device) -> tuple[Any, Any]:
+    """Return a target and a draft of one layer, by whose weights the acceptance is scripted."""
+    made: Any = model(sizes, context, device).model
+    draft: Any = model(sizes, context, device, layers=1).model
+    for each in (made, draft):
+        each.generation_config.eos_token_id = None
+        for layer in each.model.layers:
+            layer.self_attn.o_proj.weight.mul_(ADDED)
+            layer.mlp.down_proj.weight.mul_(ADDED)
+    table = made.model.embed_tokens.weight.normal_(0, 1)
+    for each in (made, draft):
+        each.model.norm.weight.fill_(1)
+        each.lm_head.weight.copy_(table.roll(1, 0) * (SURE / table.shape[1]))
+    draft.model.embed_tokens.weight.copy_(table)
+    draft.model.embed_tokens.weight[::WRONG] = table.roll(2, 0)[::WRONG]
+    return made, draft
+
+
+def written(name: str, small: bool, device: torch.device, batch: int) -> list[dict[str, Any]]:
+    """Texts of so many sequences in every mode and at every temperature: tokens a second, and tokens for each pass."""
+    sizes = (SMALL if small else SHAPES)[name]
+    tokens, read = (12, 6) if small else (TOKENS, READ)
+    made, draft = scripted(sizes, 4 * (tokens + read), device)
+    prompts = np.random.default_rng(0).integers(0, sizes[-1], (batch, read))
+    recording = Graphs() if device.type == "cuda" else Graphs(Recorder())
+    cells = []
+    for temperature in TEMPERATURES:
+        sampling = Sampling(temperature=temperature)
+        requests = [Request(prompt.tolist(), tokens, sampling=sampling) for prompt in prompts]
+        for mode in MODES:
+            cell: dict[str, Any] = {"mode": mode, "temperature": temperature, "batch": batch}
+            cells.append(cell)
+            if mode == "assisted":  # which takes one text at a time
+                cell |= assisted(made, draft, requests[0], device) if batch == 1 else {}
+                continue
+            ways = (recording, recording.of(draft)) if mode == "graphs" else (Eager(), Eager())
+            target, small_one = (Target(Decoder(m, capture=way), name) for m, way in zip((made, draft), ways, strict=True))
+            engine = load(target, small_one, Chain(length=DRAFTED))
+            write: Callable[..., Any] = engine.plain if mode == "plain" else partial(engine.write, reuse=False)
+            write(requests)  # what is recorded or set up at first
+            start = time.perf_counter()
+            found = write(requests)
+            seconds = time.perf_counter() - start
+            cell |= {"per_second": batch * tokens / seconds, "per_pass": found.stats.acceptance_length}
+    return cells
+
+
+def assisted(made: Any, draft: Any, request: Request, device: torch.device) -> dict[str, float]:
+    """Transformers' assisted generation of one text."""
+    passes, ids = list[int](), torch.tensor([request.prompt], device=device)
+    settings = {"num_assistant_tokens": DRAFTED, "num_assistant_tokens_schedule": "constant"}
+    for key, value in (settings | {"assistant_confidence_threshold": 0.0}).items():
+        setattr(draft.generation_config, key, value)
+    how = {"attention_mask": torch.ones_like(ids), "assistant_model": draft, "pad_token_id": 0}
+    count = request.max_new_tokens
+    drawn: dict[str, Any] = {"do_sample": False} if request.sampling.greedy else {"do_sample": True, "top_k": 0}
+    generate = partial(made.generate, ids, max_new_tokens=count, **drawn, **how)
+    generate()
+    hook = made.register_forward_pre_hook(lambda *_: passes.append(1))
+    try:
+        seconds = timed(generate, device)
+    finally:
+        hook.remove()
+    return {"per_second": count / seconds, "per_pass": count / len(passes)}
+
+
+HEADS = (
+    "model", "texts", "temperature", "plain, tokens/s", "assisted", "eager", "graphs", "graphs over assisted", "tokens a pass",
+    "of assisted", "plain over the floor", "a step over the floor",
+)  # fmt: skip
+
+
+def table(done: Mapping[str, Any], shapes: Mapping[str, Sizes], about: Mapping[str, str]) -> str:
+    """The cells as a table for the docs: ratios to plain decoding, to assisted generation, and to reading all weights once."""
+    rows = [HEADS, ("---",) * len(HEADS)]
+    for name, sizes in shapes.items():
+        each = 4 if about["small"] == "True" else 2
+        floor = each * multiplied(sizes) / done["ceilings"]["copy_bytes_per_second"]
+        for batch in BATCHES:
+            for temperature in TEMPERATURES:
+                cells = {c["mode"]: c for c in done[f"texts {name} × {batch}"] if c["temperature"] == temperature}
+                rows.append((NAMES[name], str(batch), f"{temperature:g}", *_figures(cells, batch, floor)))
+    told = f"{about['device']}, torch {about['torch']}, by `make gpu`: random weights, scripted acceptance."
+    return "\n".join([told, "", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def _figures(cells: Mapping[str, Any], batch: int, floor: float) -> tuple[str, ...]:
+    """The figures of a row: of assisted generation a dash where there is none."""
+    speed = {mode: cell.get("per_second") for mode, cell in cells.items()}
+
+    def ratio(mode: str, other: str) -> str:
+        return f"{speed[mode] / speed[other]:.2f}" if speed[mode] and speed[other] else "–"
+
+    theirs = cells["assisted"].get("per_pass")
+    step = cells["graphs"]["per_pass"] * batch / speed["graphs"]
+    return (
+        f"{speed['plain']:.0f}", *(ratio(mode, "plain") for mode in MODES[1:]), ratio("graphs", "assisted"),
+        f"{cells['graphs']['per_pass']:.2f}", f"{theirs:.2f}" if theirs else "–",
+        f"{batch / speed['plain'] / floor:.2f}", f"{step / floor:.2f}",
+    )  # fmt: skip
+
+
+def multiplied(sizes: Sizes) -> int:
+    """The weights that a pass multiplies by, all of which it reads."""
+    layers, hidden, wide, heads, groups, vocab = sizes
+    return layers * (2 * hidden * hidden * (heads + groups) // heads + 3 * hidden * wide) + vocab * hidden
 
 
 def demo(device: torch.device, tokens: int) -> dict[str, Any]:
@@ -139,11 +265,14 @@ def demo(device: torch.device, tokens: int) -> dict[str, Any]:
 
 def parts(device: torch.device, small: bool) -> dict[str, Callable[[], Any]]:
     """Every part by its name, the short ones first."""
-    shapes, widths, contexts = (SMALL, (1, 4), (16, 32)) if small else (SHAPES, WIDTHS, CONTEXTS)
+    shapes, widths, contexts = (SMALL, (1, 4), (16, 64)) if small else (SHAPES, WIDTHS, CONTEXTS)
     found: dict[str, Callable[[], Any]] = {"ceilings": partial(ceilings, 256 if small else 8192, device)}
     found["demo"] = partial(demo, device, 8 if small else 256)
+    for name in shapes:
+        for batch in BATCHES:
+            found[f"texts {name} × {batch}"] = partial(written, name, small, device, batch)
     for context in contexts:
-        if device.type == "cuda":
+        if context >= max(n for n, _ in TREES):
             found[f"attention {context}"] = partial(attention, context, device)
         for name, sizes in shapes.items():
             found[f"{name} {context}"] = partial(curves, sizes, context, widths, device)
@@ -182,6 +311,9 @@ def main() -> None:
         path = args.out / f"measured-{name}.json"
         write_text(path, json.dumps({"entries": entries, "about": {**told, "device": f"{about['device']}, {name}"}}, indent=1))
         CostTable.load(path)  # as `--machine` and `--costs` read it
+    made = table(done, SMALL if args.small else SHAPES, about)
+    write_text(args.out / "table.md", made)
+    print(made)
     write_text(args.out / "report.json", json.dumps({"provenance": about, "parts": done}, indent=1) + "\n")
     print(f"written: {args.out}")
 

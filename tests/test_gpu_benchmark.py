@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,44 @@ def test_it_goes_on_and_writes_a_machine_file(tmp_path: Path) -> None:
     assert "this is no GPU" in first.stdout
     journal = tmp_path / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
-    assert [json.loads(line)["part"] for line in lines] == ["ceilings", "demo", "tiny 16", "tiny 32"]
+    parts = ["ceilings", "demo", "texts tiny × 1", "texts tiny × 8", "tiny 16", "attention 64", "tiny 64"]
+    assert [json.loads(line)["part"] for line in lines] == parts
     journal.write_text("".join(lines[:-1]))  # as if it had been stopped
     again = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert "4 of 4: tiny 32" in again.stdout
+    assert "7 of 7: tiny 64" in again.stdout
     assert "ceilings" not in again.stdout
     table = CostTable.load(tmp_path / "measured-tiny.json")
-    assert [entry.context for entry in table.entries] == [16, 32]
+    assert [entry.context for entry in table.entries] == [16, 64]
     assert table.about["kind"] == "measured"
-    assert json.loads((tmp_path / "report.json").read_text())["parts"]["demo"]["same_text"]
+    found = json.loads((tmp_path / "report.json").read_text())["parts"]
+    assert found["demo"]["same_text"]
+    check_cells(found)
+    check_table((tmp_path / "table.md").read_text(), found)
+
+
+def check_cells(found: dict[str, Any]) -> None:
+    """Every mode at every temperature and batch, with what is accepted as the weights script it."""
+    cells = [cell for batch in (1, 8) for cell in found[f"texts tiny × {batch}"]]
+    modes = ("plain", "assisted", "eager", "graphs")
+    assert [(c["batch"], c["temperature"], c["mode"]) for c in cells] == [
+        (batch, temperature, mode) for batch in (1, 8) for temperature in (0.0, 1.0) for mode in modes
+    ]
+    for cell in cells:
+        if cell["mode"] == "assisted" and cell["batch"] > 1:
+            assert "per_second" not in cell
+            continue
+        assert cell["per_second"] > 0
+        least, most = (1, 1) if cell["mode"] == "plain" else (2, 4)
+        assert least <= cell["per_pass"] <= most, cell
+    same = [[c["per_pass"] for c in cells if c["mode"] == mode] for mode in ("eager", "graphs")]
+    assert same[0] == same[1]
+
+
+def check_table(text: str, found: dict[str, Any]) -> None:
+    """A row for each batch and temperature, whose ratios are those of the cells."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| tiny")]
+    assert [(row[1], row[2]) for row in rows] == [("1", "0"), ("1", "1"), ("8", "0"), ("8", "1")]
+    speed = {c["mode"]: c["per_second"] for c in found["texts tiny × 1"] if c["temperature"] == 0}
+    assert float(rows[0][6]) == pytest.approx(speed["graphs"] / speed["plain"], abs=0.006)
+    assert float(rows[0][7]) == pytest.approx(speed["graphs"] / speed["assisted"], abs=0.006)
+    assert rows[2][4] == rows[2][7] == "–"

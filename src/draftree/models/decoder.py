@@ -22,6 +22,7 @@ from draftree.models.catching import first_stored
 from draftree.models.exact_attention import register
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
 from draftree.models.graph_runner import TRIED, GraphRunner, records_rightly
+from draftree.models.grouped_attention import register_grouped
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kernel_linear import rows_of
 from draftree.models.ladder import Ladder
@@ -34,6 +35,7 @@ from draftree.models.sources import ATTENTION
 from draftree.models.spread import brought, input_device
 
 register()
+register_grouped()
 
 HEAD_FACTORS = ("logit_scale", "lm_head_multiplier", "logits_scaling")
 """Entries of configs by which logits are multiplied: Cohere's, Falcon-H1's and HyperCLOVA X's."""

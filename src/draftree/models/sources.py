@@ -21,7 +21,9 @@ ALLOWED = "demo, smollm2, a Hugging Face folder, a file .gguf, a hub id"
 """What a target may be named by."""
 EXACT = "draftree"
 """The attention of `exact_attention.py`."""
-ATTENTION = ("sdpa", "eager", EXACT)
+GROUPED = "grouped"
+"""The attention of `grouped_attention.py`."""
+ATTENTION = ("sdpa", "eager", GROUPED, EXACT)
 """The implementations of attention that take any mask, and so a tree's."""
 
 
@@ -189,9 +191,10 @@ class Loading(Source):
         device: a torch device; by default a GPU where there is one.
         dtype: of the weights, or its name; the checkpoint's own by default. On a CPU float32 for half-precision ones; bfloat16
             for checkpoints stored in it where the processor has instructions for it, and then with `exactness` `bits`.
-        device_map: transformers' own way to say where the model goes, instead of `device`: to one device or several, layers
-            that do not fit to the host's memory (`cpu`) or to `disk`, from where they are read in each pass.
-        attn_implementation: how attention is computed: sdpa, eager, or draftree (`exact_attention.py`).
+        device_map: transformers' own way to say where the model goes, instead of `device`: to one device or several;
+            layers that do not fit go to the host's memory (`cpu`) or to `disk`, from where they are read in each pass.
+        attn_implementation: how attention is computed: sdpa, eager, grouped (`grouped_attention.py`, by default on a GPU
+            for heads that share keys and values), or draftree (`exact_attention.py`).
         adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
         quantize: int8 for weights that torchao rounds to 8 bits as they are loaded; int4 for 4 bits in groups of 32, on a CPU
             and in bfloat16 (`four_bits.py`).

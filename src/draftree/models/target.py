@@ -34,6 +34,7 @@ from draftree.models.decoder import Decoder, pretrained
 from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.four_bits import round_to_four_bits
+from draftree.models.grouped_attention import use_grouped_attention
 from draftree.models.hub import located
 from draftree.models.kernel_choice import choose_kernels
 from draftree.models.loaded import merged, rounding
@@ -244,6 +245,8 @@ class Target:
             if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
                 raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
             check_weights(model, loading)
+            if place.type == "cuda" and loading.attn_implementation is None:
+                use_grouped_attention(model)
             model = merged(model if "device_map" in told else model.to(place), loading).requires_grad_(False)
             if four:
                 round_to_four_bits(model)
