@@ -18,7 +18,7 @@ from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
 from draftree.errors import DraftreeError, DraftreeWarning, UserError, first_line
 from draftree.models.cache import SlotCache
-from draftree.models.capture import Capture
+from draftree.models.capture import Capture, Eager
 from draftree.models.target import Probes, Taps, Target, Verified
 from draftree.models.unseen import Layers, Unseen, verified
 from draftree.policies._unseen import Outlook, Plan, grow
@@ -73,7 +73,7 @@ class Drafting(Search):
     rows: Rows
     vocab: int
     drawing: Drawing
-    capture: Capture
+    capture: Capture = field(default_factory=Eager)
     frontiers: list[int] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
     finds: int = 0
