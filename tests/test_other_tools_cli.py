@@ -57,6 +57,16 @@ OPTIONS = {
     "--policy pct --num-draft-tokens 4": None,
     "--num-draft-tokens": None,
     "-t 0.7": "-t 0.7",
+    "--dtype auto hi": "hi",
+    "--dtype=auto hi": "hi",
+    "-ngl 0 hi": "--device cpu hi",
+    "-ngl 99 hi": None,
+    "--num-return-sequences 1 hi": "hi",
+    "--batch-size 1 hi": "hi",
+    "--show-tree hi": "--show-trees hi",
+    "--input-file words.txt": "--prompt 'two words'",
+    "--no-chat hi": "--raw hi",
+    "--benchmark hi": "--baseline hi",
     "-t 8": None,
 }
 NOTED = {
@@ -71,6 +81,8 @@ NOTED = {
     "--no-warmup hi": ("hi", "not needed"),
     "--ubatch-size 512 hi": ("hi", "not needed"),
     "--keepalive 5m hi": ("hi", "nothing runs after the command"),
+    "--stats hi": ("hi", "--profile says where the time goes"),
+    "--chat hi": ("hi", "it is the default"),
     "--color hi": ("hi", "a terminal shows colours"),
     "--pad-token-id 0 hi": ("hi", "padded internally"),
 }
@@ -123,6 +135,20 @@ def test_an_option_of_another_tool_is_ours(ctx: Any, typed: str, capsys: pytest.
     else:
         assert [new for new, _ in rewriting.rewritten(ctx, split(typed))] == split(ours)
     assert capsys.readouterr().err == ""
+
+
+def test_bench_and_train_have_their_own(group: Any) -> None:
+    root = typer.Context(group, info_name="draftree")
+    for command, typed, ours in (
+        ("bench", "demo -r 2", "demo --repeats 2"),
+        ("bench", "demo --iterations 3 --batch-size 4", "demo --repeats 3 --batch 4"),
+        ("bench", "demo --dataset gsm8k", "demo --suite gsm8k"),
+        ("train", "edd --dataset x", "edd --data x"),
+        ("train", "edd --batch-size 4", "edd --batch-size 4"),
+        ("serve", "demo -a name", "demo --model-name name"),
+    ):
+        ctx = typer.Context(group.commands[command], parent=root, info_name=command)
+        assert [new for new, _ in rewriting.rewritten(ctx, split(typed))] == split(ours)
 
 
 @pytest.mark.parametrize("typed", NOTED)

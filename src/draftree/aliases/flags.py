@@ -61,19 +61,22 @@ FLAG_WORDS: Mapping[str, str] = by_word(
         "--no-compile": "enforce_eager disable_cuda_graph",
         "--temperature 0": "greedy",
         "--temperature 1.0": "do_sample sample sampling",
-        "--raw": "no_cnv no_conversation ignore_chat_template no_chat_template",
+        "--raw": "no_cnv no_conversation ignore_chat_template no_chat_template no_chat",
         "--beginning {}": "prefill response_prefix",
         '--json-schema {"type":"object"}': "json_mode",
-        "--prompt {}": "f file prompt_file text inputs",
+        "--prompt {}": "f file prompt_file input_file text inputs input question query message",
         "--system {}": "sysf system_prompt_file instruction",
         "--max-new-tokens {}": "output_len random_output_len sharegpt_output_len output_tokens length",
-        "--repeats {}": "num_iters",
+        "--repeats {}": "num_iters r",
+        "--baseline": "benchmark speedup",
+        "--show-trees": "tree show_tree print_tree",
+        "--data {}": "dataset dataset_path",
         "--force": "yes y",
         "--help": "help_all usage",
     }
 )
 """Options of other command lines, with the arguments of draftree that they stand for; `{}` is their value."""
-FILE_WORDS = ("f", "file", "prompt_file", "sysf", "system_prompt_file")
+FILE_WORDS = ("f", "file", "prompt_file", "input_file", "sysf", "system_prompt_file")
 """Those of them whose value is the name of a file that holds draftree's value."""
 THREAD_WORDS = ("threads", "threads_batch", "tb", "num_threads", "n_threads", "n_threads_batch", "cpu_threads", "num_thread")
 """Options that say how many threads compute."""
@@ -113,15 +116,15 @@ WITHOUT_VALUE = frozenset((
     "insecure", "no_context_shift", "context_shift", "check_tensors", "kv_unified", "kvu",
     "no_kv_offload", "nkvo", "no_repack", "cont_batching", "cb", "progress_bar", "use_cache",
     "low_vram", "f16_kv", "enable_prefix_caching", "enable_chunked_prefill", "st", "single_turn",
-    "jinja", "apply_chat_template", "add_generation_prompt", "no_display_prompt", "v", "verbose",
-    "perf", "timings", "show_timings", "timings_per_token", "color", "co", "progress",
+    "jinja", "apply_chat_template", "chat", "add_generation_prompt", "no_display_prompt", "v",
+    "verbose", "perf", "timings", "show_timings", "timings_per_token", "color", "co", "progress",
     "show_progress", "use_tqdm", "save_result", "log_samples", "write_out", "metrics",
     "enable_metrics", "swa_full", "slots", "props", "cpu_moe", "cmoe", "check_integrity",
     "show_config", "confirm_run_unsafe_code", "disable_log_requests", "disable_log_stats",
     "gradient_checkpointing", "disable_radix_cache", "disable_custom_all_reduce",
     "async_scheduling", "enable_sleep_mode", "parallelize", "lazy", "low_cpu_mem_usage",
     "use_safetensors", "force_download", "synced_gpus", "skip_tokenizer_init", "no_perf",
-    "logits_all", "shift",
+    "logits_all", "shift", "stats", "show_stats", "print_stats",
 ))  # fmt: skip
 """Options that are not used, and have no value."""
 
@@ -151,7 +154,7 @@ FLAG_HINTS: Mapping[str, str] = by_word(
         _ANSWERS_ONCE: "st single_turn",
         "write it into the prompt": "in_prefix in_suffix",
         "the prompt is the user's; --system is the system's message": "role",
-        _IS_DEFAULT: ("apply_chat_template add_generation_prompt instruct"),
+        _IS_DEFAULT: ("apply_chat_template add_generation_prompt instruct chat"),
         _TEMPLATE: (
             "use_default_chat_template chat_template_file chat_template_config chat_format "
             "chat_template_content_format prompt_template chat_handler no_jinja"
@@ -192,7 +195,6 @@ FLAG_HINTS: Mapping[str, str] = by_word(
         "--grammar FILE takes a Lark grammar": "grammar_file guided_grammar",
         "--json-schema, --regex or --grammar": "structured_outputs",
         _VALUES: "gen_kwargs generate_kwargs sampling_params",
-        "--repeats N": "r",
         "give its values as options: --temperature, --top-p, …": (
             "generation_config generate_flags override_generation_config settings"
         ),
@@ -210,8 +212,8 @@ FLAG_HINTS: Mapping[str, str] = by_word(
         "--drafter suffix remembers what was written": "lookup_cache_dynamic",
         "--drafter and --policy: --drafter eagle3 --policy chain:length=5": "speculative_config sc",
         _DEVICE: "gpu_layers_draft ngld device_draft gpu_layers n_gpu_layers ngl num_gpu main_gpu mg devd",
-        "--baseline runs plain decoding, too, and compares": "no_speculation no_draft",
-        _TIMES: "v verbose perf timings show_timings timings_per_token",
+        "--baseline runs plain decoding, too, and compares": "no_speculation no_draft no_drafter no_speculative",
+        _TIMES: "v verbose perf timings show_timings timings_per_token stats show_stats print_stats",
         _OUTPUT: "quiet silent log_disable no_perf verbosity log_level log_file lv log_verbosity log_requests",
         "--json has the ids of all tokens": "verbose_prompt",
         _NO_PROMPT: "no_display_prompt",

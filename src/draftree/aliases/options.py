@@ -202,7 +202,11 @@ OPTION_NEUTRAL: Mapping[str, tuple[Any, ...]] = values_by_word(
         "remove_invalid_values tree progress show_progress",
     ),
     ((True,), "skip_special_tokens detokenize use_cache return_text cache_prompt add_special_tokens add_generation_prompt"),
-    ((1,), "num_beams num_beam_groups best_of guidance_scale repeat_penalty tfs_z tfs encoder_repetition_penalty"),
+    (
+        (1,),
+        "num_beams num_return_sequences num_completions num_samples batch_size num_beam_groups best_of guidance_scale "
+        "repeat_penalty tfs_z tfs encoder_repetition_penalty",
+    ),
     ((1.0, 0.0), "length_penalty"),
     (
         (0,),

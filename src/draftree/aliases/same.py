@@ -188,6 +188,11 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "num_runs": "repeats",
         "repetitions": "repeats",  # llama-bench
         "runs": "repeats",
+        "repeat": "repeats",
+        "iterations": "repeats",
+        "num_iterations": "repeats",
+        "batch_size": "batch",  # lm_eval
+        "a": "model_name",  # llama.cpp
         "dataset_path": "suite",  # vLLM
         "input_file": "suite",
         "json_output": "as_json",

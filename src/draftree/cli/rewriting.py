@@ -78,6 +78,8 @@ def rewritten(ctx: Any, args: Sequence[str]) -> list[tuple[str, str]]:
         try:
             if _is_value(ctx, args[i - 2] if i > 1 else "") or (ours := accepted_flag(ctx, arg.partition("=")[0])) == "":
                 found.append((_checked(ctx, arg, after), arg))
+            elif ours == "--dtype" and (arg.partition("=")[2] if "=" in arg else after) == "auto":  # the checkpoint's own
+                i += "=" not in arg
             elif ours is not None:
                 found.append((_checked(ctx, ours + arg[len(arg.partition("=")[0]) :], after), arg))
             else:
@@ -158,6 +160,8 @@ def _other(ctx: Any, arg: str, after: str | None, typed: set[str]) -> tuple[list
     parts = speculation(_literal(given)) if word in ("speculative_config", "sc", "speculative") and given else None
     if parts is not None and "--drafter" in own:
         return [one for part, told in parts.items() for one in (f"--{part}", told)], took, ""
+    if word in ("ngl", "n_gpu_layers", "gpu_layers", "num_gpu") and given == "0" and "--device" in own:
+        return ["--device", "cpu"], took, ""
     if word == "format" and given == "json":
         word, given = "json_mode", None
     if (told := FLAG_WORDS.get(word)) is not None:
