@@ -335,6 +335,15 @@ def test_answers_and_questions_of_a_training_are_forecast(
     assert ("draftree: 3 answers of at most 4 tokens: at most about" in err) == (slow > 1)
 
 
+def test_an_author_knows_how_long_texts_take() -> None:
+    from draftree.models.target import Target
+    from draftree.training.authors import Local
+
+    author = Local(Target.load("demo"), rows=4)
+    assert author.seconds(0, 16) == 0
+    assert author.seconds(8, 32) > author.seconds(4, 16) > 0
+
+
 def test_bench_says_what_it_read_and_what_its_columns_mean(draftree: Run, tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     CostTable((Costs({1: 0.1}, {1: 1.0}),)).save(costs)

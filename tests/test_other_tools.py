@@ -30,6 +30,9 @@ CALLS = {
     "e.generate('a', max_tokens=3, seed=5)": "e.complete('a', max_tokens=3, seed=5)",
     "e.generate('a', max_tokens=3)[0].outputs[0].text": "e.complete('a', max_tokens=3).text",
     "e.generate(['a', 'b'], max_tokens=3)": "[e.complete(p, max_tokens=3) for p in ('a', 'b')]",
+    "[x.outputs[0].text for x in e.generate(['a', 'b'], draftree.SamplingParams(temperature=0.8, top_p=0.9, max_tokens=3))]": (
+        "[e.complete(p, temperature=0.8, top_p=0.9, max_tokens=3).text for p in ('a', 'b')]"
+    ),
     "e.generate(prompt='a', max_tokens=3)": "e.complete('a', max_tokens=3)",
     "e.generate({'prompt': 'a'}, max_tokens=3)": "e.complete('a', max_tokens=3)",
     "e.generate(inputs='a', max_tokens=3)": "e.complete('a', max_tokens=3)",
@@ -247,6 +250,7 @@ NOTED = {
     "e.complete('a', num_ctx=4096, max_tokens=3)": "the context is the model's own",
     "e.complete('a', use_tqdm=True, max_tokens=3)": "no progress bar is shown",
     "e.complete('a', verbose=True, max_tokens=3)": "completion.stats holds the figures",
+    "draftree.generate(e, tok, prompt='a', max_tokens=3, verbose=True)": "completion.stats holds the figures",
     "e.complete('a', user='me', max_tokens=3)": "a server's requests",
     "e.complete('a', kv_bits=4, max_tokens=3)": "a cache of its own",
     "e.complete('a', options={'keep_alive': '5m'}, max_tokens=3)": "lives as long as its object",

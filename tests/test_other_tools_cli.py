@@ -92,6 +92,8 @@ COMMANDS = {
     "run demo": "generate demo",
     "run demo -cnv": "chat demo",
     "demo hi": "generate demo hi",
+    "run demo 'Why is the sky blue?'": "generate demo 'Why is the sky blue?'",
+    "-m demo -p 'Once upon a time' -n 32": "generate -m demo -p 'Once upon a time' -n 32",
     "demo -p hi": "generate demo -p hi",
     "-m demo -p hi -n 8": "generate -m demo -p hi -n 8",
     "-m demo -cnv": "chat -m demo",
@@ -146,6 +148,8 @@ def test_bench_and_train_have_their_own(group: Any) -> None:
         ("train", "edd --dataset x", "edd --data x"),
         ("train", "edd --batch-size 4", "edd --batch-size 4"),
         ("serve", "demo -a name", "demo --model-name name"),
+        ("serve", "smollm2 --port 8123 --max-model-len 1024 --served-model-name tiny", "smollm2 --port 8123 --model-name tiny"),
+        ("bench", "--model demo --output-json bench.json", "--target demo --out bench.json"),
     ):
         ctx = typer.Context(group.commands[command], parent=root, info_name=command)
         assert [new for new, _ in rewriting.rewritten(ctx, split(typed))] == split(ours)
