@@ -99,6 +99,11 @@ class Distributions:
         if node not in self._scores:
             if not (steps := self._processors(node)):
                 return self.raw(node), self.raw(node)
+            if all(type(step) in WARPERS for step in steps):  # the text need not be brought to the device
+                raw = self.raw(node)
+                given = raw if raw.dtype is torch.float64 else raw.float()
+                self._scores[node] = given, warped(given[None], steps)[0]
+                return self._scores[node]
             try:
                 given, *_, made = stages(self.raw(node), steps, self._text(node))
             except ValueError:  # some of transformers' processors raise where one before them has left no number
