@@ -1,5 +1,6 @@
 """Passes of few sizes, recorded once and repeated: the same texts, few launches, few waits."""
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,8 @@ from draftree.testing.conformance import COSTS, cases
 from draftree.testing.fakes import Recorder, tiny_target
 from folders import target_folder
 
-NEURAL = ("edd", "glide", "lm", "vdm", "eagle", "always")
+NEURAL = ("edd", "glide", "lm", "vdm", "eagle", "eagle3", "medusa", "hydra", "mtp", "always")
+EXACT = ("greedy", "match")
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +51,14 @@ def suite(recorder: Recorder) -> Suite:
 
 
 def some() -> list[Case]:
-    """A case of each check for drafters that have passes of their own."""
-    found = {(c.check, c.drafter): c for c in cases() if c.drafter in NEURAL and c.policy in ("eagle2", "yield")}
-    return list(found.values())[::3]
+    """A case of each check for drafters that have passes of their own; of those that draft on the device, more of some."""
+    mine = [c for c in cases() if c.drafter in NEURAL and c.policy in ("eagle2", "yield") and c.acceptor in EXACT]
+    found = {(c.check, c.drafter): c for c in mine}
+    places = itertools.product(
+        ("eagle3", "medusa", "hydra", "mtp"), ("eagle2", "yield"), ("ragged", "context", "eos", "joining")
+    )
+    more = [Case(check, drafter, policy, EXACT[i % 2]) for i, (drafter, policy, check) in enumerate(places)]
+    return [*list(found.values())[::3], *more]
 
 
 @pytest.mark.parametrize("case", some(), ids=str)

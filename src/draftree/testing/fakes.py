@@ -22,6 +22,7 @@ from draftree.models.decoder import Decoder
 from draftree.models.kernel_choice import choose_kernels
 from draftree.models.sources import Loading
 from draftree.models.target import Needs, Probes, Taps, Target
+from draftree.models.unseen import Choose, Layers, Nodes
 from draftree.sampling.distributions import absent
 from draftree.sampling.drawing import Drawing, drawn
 from draftree.sampling.noise import Chance
@@ -313,6 +314,10 @@ class Coached(Drafter[tuple[Any, Texts]]):
             candidates = self._coach(candidates, state[1], tree, frontier)
         return candidates, (inner, state[1])
 
+    def layers(self, state: tuple[Any, Texts], roots: Tree, depth: Ints) -> "CoachedLayers | None":
+        inner = self._drafter.layers(state[0], roots, depth)
+        return None if inner is None else CoachedLayers(inner, self._script, state[1])
+
     def _coach(self, candidates: Candidates, texts: Texts, tree: Tree, frontier: Ints) -> Candidates:
         tokens, log_q = candidates.tokens.copy(), candidates.log_q.copy()
         for i, node in enumerate(frontier):
@@ -338,3 +343,45 @@ class Coached(Drafter[tuple[Any, Texts]]):
 
     def probes(self, state: tuple[Any, Texts]) -> Probes | None:
         return self._drafter.probes(state[0])
+
+
+@final
+class CoachedLayers(Layers):
+    """Layers of a drafter among whose candidates a script puts the right token; see `Coached`.
+
+    Args:
+        layers: the drafter's.
+        script: knows the right token, and its place.
+        texts: of the sequences.
+    """
+
+    def __init__(self, layers: Layers, script: Scripted, texts: Texts) -> None:
+        self._layers, self._script, self._texts = layers, script, texts
+        self.device, self.begin = layers.device, layers.begin
+        self.deepest, self.each_node = layers.deepest, layers.each_node
+
+    def first(self, nodes: Nodes, choose: Choose) -> Nodes:
+        return self._layers.first(nodes, self._coached(choose))
+
+    def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
+        return self._layers.below(nodes, count, self._coached(choose))
+
+    def _coached(self, choose: Choose) -> Choose:
+        """What chooses among coached logits; it is another one in every step, and so recorded anew."""
+
+        def coached(logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
+            logits, frontier = logits.clone(), nodes.fed[:, -logits.shape[1] :]
+            for row, place in np.ndindex(*frontier.shape):
+                text = np.append(self._texts[row], nodes.tokens[row, nodes.seen[row, frontier[row, place]]].numpy())
+                right, rank = self._script.right(row, text), self._script.place(row, len(text))
+                columns = np.arange(logits.shape[2]) if ids is None else ids.numpy()
+                if right is not None and rank is not None and right in columns:
+                    others = logits[row, place].sort(descending=True).values
+                    above = others[rank - 1] if rank else others[0] + 1
+                    logits[row, place, int(np.flatnonzero(columns == right)[0])] = (above + others[rank]) / 2
+            return choose(logits, nodes, ids)
+
+        return coached
+
+    def state(self, fed: Sequence[Ints]) -> tuple[Any, Texts]:
+        return self._layers.state(fed), self._texts
