@@ -150,7 +150,7 @@ def speculated(engine: Engine, root: Root, sampling: Sampling, batches: Iterable
 def shifts(a: Tensor, b: Tensor) -> float:
     """The largest difference of logits [n, V] relative to each place's likeliest token, over its `LIKELIEST` tokens."""
     best = a.topk(min(LIKELIEST, a.shape[-1]), dim=-1).indices
-    moved = b.double().gather(-1, best) - a.double().gather(-1, best)
+    moved = b.gather(-1, best).cpu().double() - a.gather(-1, best).cpu().double()
     apart = (moved - moved[:, :1]).abs()
     return float(apart.masked_fill(apart.isnan(), 0).max())  # tokens that are at −∞ in both
 
@@ -189,7 +189,7 @@ def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
     ids = torch.tensor([[*prompt, *base.tokens[: count - 1]]], device=target.decoder.device)
     wide = target.decoder.model(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0]
     narrow = base.raw(count)
-    p, q = (torch.softmax(x.double(), dim=-1) for x in (narrow, wide))
+    p, q = (torch.softmax(x.cpu().double(), dim=-1) for x in (narrow, wide))
     apart = (p - q).abs()
     scale = float(narrow.max(dim=-1).values.abs().max())
     return Noise(shifts(narrow, wide), float(apart.max()), float(apart.sum(-1).max() / 2), scale)
@@ -199,7 +199,7 @@ def opened(text: int, prompt: list[int], base: Heard) -> Root | None:
     """The token of a text behind which the next one is most nearly as open as it should be."""
     if len(base.tokens) < 2:
         return None
-    p = torch.softmax(base.raw(len(base.tokens))[1:].double(), dim=-1)
+    p = torch.softmax(base.raw(len(base.tokens))[1:].cpu().double(), dim=-1)
     away = (torch.special.entr(p).sum(-1) - OPEN).abs()
     at = int(away.argmin())
     return Root(text, [*prompt, *base.tokens[:at]], base.tokens[at], float(away[at]))
@@ -231,11 +231,12 @@ def narrow_and_wide(target: Target, texts: Sequence[Text]) -> tuple[np.ndarray, 
             break
         positions = np.array([texts[r].start + i for r in live])
         tree = Tree.planted(live, np.array([texts[r].tokens[p] for r, p in zip(live, positions, strict=True)]))
-        top = target.verify(cache, tree, Needs()).logits.double().topk(2)
-        wide = record.after(live, positions).double().gather(-1, top.indices)
-        margin = top.values[:, 0] - top.values[:, 1]
-        margins.append(margin.cpu().numpy())
-        changes.append((margin - (wide[:, 0] - wide[:, 1])).abs().cpu().numpy())
+        top = target.verify(cache, tree, Needs()).logits.topk(2)
+        wide = record.after(live, positions).gather(-1, top.indices).cpu().double()
+        values = top.values.cpu().double()
+        margin = values[:, 0] - values[:, 1]
+        margins.append(margin.numpy())
+        changes.append((margin - (wide[:, 0] - wide[:, 1])).abs().numpy())
         nothing: tuple[Ints, ...] = (np.zeros(0, np.int64),) * len(live)
         target.commit(cache, tree, Verdict(nothing, tree.tokens))
     return np.concatenate(changes), np.concatenate(margins)
