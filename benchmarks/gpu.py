@@ -207,8 +207,8 @@ def assisted(made: Any, draft: Any, request: Request, device: torch.device) -> d
 
 
 HEADS = (
-    "model", "texts", "temperature", "plain, tokens/s", "plain, graphs", "assisted", "eager", "graphs", "graphs over assisted", "tokens a pass",
-    "of assisted", "plain over the floor", "with graphs", "a step over the floor",
+    "model", "texts", "temperature", "plain, tokens/s", "plain, graphs", "assisted", "eager", "graphs", "graphs over assisted",
+    "tokens a pass", "of assisted", "plain over the floor", "with graphs", "a step over the floor",
 )  # fmt: skip
 
 
