@@ -7,6 +7,7 @@ Shapes: C nodes of that tree, V tokens that can come anywhere in it, N nodes of 
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -85,6 +86,9 @@ class After:
 
     def greedy(self, node: int) -> bool:
         return False
+
+    def drawn(self, node: int, choose: Callable[[Tensor], int]) -> int:
+        return choose(self(node).log())
 
     def raw(self, node: int) -> Tensor:
         return self.known.raw[self.place[node]]
