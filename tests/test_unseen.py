@@ -520,7 +520,7 @@ class Odd(LogitsProcessor):
         ("match", [Sampling(1.0, typical_p=0.9)]),
         ("match", [Sampling(1.0, warpers=(Odd(),))]),
     ],
-    ids=str,
+    ids=["another rule", "two settings", "one is greedy", "typical_p", "a foreign warper"],
 )
 def test_otherwise_the_host_draws(rule: str, samplings: list[Sampling], unseen: list[int]) -> None:
     """Where rows are not alike, drafts are draws of their own, or warpers are not known."""
