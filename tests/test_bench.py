@@ -206,7 +206,9 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
         assert row["acceptance_length"] == pytest.approx((sum(each["accepted"]) + row["steps"]) / row["steps"])
         if row["policy"]:
             assert row["counted_seconds"] == pytest.approx(sum(each["counted_seconds"]))
-            assert row["intervals"]["counted_speedup"][0] <= row["counted_speedup"] <= row["intervals"]["counted_speedup"][1]
+            low, high = row["intervals"]["counted_speedup"]
+            # Of equal prompts the interval is one point, which is another sum of logarithms.
+            assert low * (1 - 1e-12) <= row["counted_speedup"] <= high * (1 + 1e-12)
             assert 0 < row["draft_share"] < 1
     assert set(found["provenance"]["costs"]) == {"pld", "pld:ngram=1"}
     assert "counted_seconds" in out.read_text()

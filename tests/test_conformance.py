@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -393,8 +393,9 @@ def cache_kept(patch: pytest.MonkeyPatch) -> None:
 def one_sampling_for_all(patch: pytest.MonkeyPatch) -> None:
     right = Rows.distributions
 
-    def wrong(self: Rows, tree: Tree, logits: torch.Tensor, known: list[int] | None = None) -> Distributions:
-        p, greedy = right(self, tree, logits, known), self.requests[int(tree.row[0])].sampling.greedy
+    def wrong(self: Rows, tree: Tree, logits: torch.Tensor, *known: Any, **drawn: bool) -> Distributions:
+        p = right(self, tree, logits, *known, **drawn)
+        greedy = self.requests[int(tree.row[0])].sampling.greedy
         p.greedy = lambda node: greedy
         return p
 

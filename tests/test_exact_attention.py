@@ -140,5 +140,5 @@ def test_a_target_is_loaded_with_it_by_name(tmp_path: Path) -> None:
     target_folder(tmp_path)
     target = Target.load(str(tmp_path), attn_implementation=EXACT)
     assert target.decoder.config._attn_implementation == EXACT
-    with pytest.raises(UserError, match="sdpa or eager or draftree"):
+    with pytest.raises(UserError, match="sdpa or eager or grouped or draftree"):
         Target.load(str(tmp_path), attn_implementation="flash_attention_2")

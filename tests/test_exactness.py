@@ -675,8 +675,13 @@ def test_texts_of_keyed_noise_have_the_targets_distribution(rule: str) -> None:
 def test_block_verification_needs_fresh_noise_where_a_place_is_drafted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = noise._uniform
-    monkeypatch.setattr(noise, "_uniform", lambda seed, request, step, *rest: right(seed, request, 0, *rest))
+    right = noise.Keyed._place
+
+    def without_step(self: noise.Keyed, row: int, depth: int, kind: int) -> noise.Place:
+        first, second, place, _, last = right(self, row, depth, kind)
+        return first, second, place, 0, last
+
+    monkeypatch.setattr(noise.Keyed, "_place", without_step)
     assert fair(keyed(*KEYED["block"])) < 1e-9
     assert fair(keyed(*KEYED["rejection"])) > LEVEL, "it looks at no draft behind the first that it rejects"
 

@@ -94,7 +94,7 @@ def test_tokens_are_matched_by_their_text_and_spaces_by_what_they_are(large: Tar
     prompt = large.tokenizer.encode("some words", add_special_tokens=False)
     engine = Engine(large, drafter, VCT(), costs=COSTS)
     written = engine.write([Request(prompt, 12)])
-    assert written.tokens == Engine(large, None, Chain(), costs=COSTS).plain([Request(prompt, 12)]).tokens
+    assert written.tokens == Engine(large, drafter, Chain(), costs=COSTS).plain([Request(prompt, 12)]).tokens
 
 
 def test_the_same_weights_under_other_numbers_draft_the_same(large: Target) -> None:

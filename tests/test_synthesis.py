@@ -28,7 +28,7 @@ from draftree.training.server import KEY, Remote, Server, agreement
 from draftree.training.synthesize import ABOUT, FILE, PARTS, Opening, Synthesis, flaw, judged, synthesize
 from folders import byte_tokenizer, talking_folder, target_folder
 
-HOW = Synthesis(count=12, tokens=16, rows=8, seed=5)
+HOW = Synthesis(count=12, tokens=16, rows=8, seed=2)
 HERE = Processes.on("cpu")
 
 
@@ -370,7 +370,7 @@ def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
     with pytest.raises(UserError, match=r"of the tokens of 3 answers \d+% are the likeliest of '.*', allowed are 90% or more"):
         regenerate(target, [chats], tmp_path / "out", ANSWERS, HERE, silent, remote(serving, target, check=3))
     assert not list((tmp_path / "out").rglob("*.jsonl"))
-    how = Synthesis(count=4, tokens=6, seed=5)
+    how = Synthesis(count=4, tokens=16, seed=2)
     with pytest.raises(UserError, match="it serves another model or another chat template"):
         made_up(target, tmp_path / "questions", how, author=remote(serving, target, check=3))
     trusting = remote(serving, target, agreement=0.0)

@@ -400,7 +400,8 @@ def test_a_drafter_is_usual_where_it_is_shipped() -> None:
 def test_attention_that_takes_no_tree_is_refused_by_name(folder: str, draftree: Command) -> None:
     for name in ("flash_attention_2", "flash_attention_3", "flex_attention", "kernels-community/flash-attn"):
         with pytest.raises(
-            UserError, match=f"attn_implementation is '{name}', allowed is sdpa or eager or draftree: others take no mask"
+            UserError,
+            match=f"attn_implementation is '{name}', allowed is sdpa or eager or grouped or draftree: others take no mask",
         ):
             Target.load(folder, attn_implementation=name)
     status, _, err = draftree(

@@ -135,7 +135,7 @@ class Decoder:
         if weight is None or not weight.is_floating_point():
             told = "allowed for a drafter that reads its rows is one that is not"
             raise UserError(f"the LM head of the {name} is quantised, {told}")
-        if weight.is_meta:
+        if weight.is_meta and hasattr(self._head, "_hf_hook"):
             told = "allowed for a drafter that reads its rows is one that stays on a device"
             raise UserError(f"the LM head of the {name} is offloaded, {told}")
         return weight
