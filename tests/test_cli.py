@@ -154,9 +154,9 @@ PROMISES = {
 @pytest.mark.parametrize("acceptor", PROMISES)
 def test_a_rule_that_promises_less_than_the_text_says_so(draftree, folder: str, acceptor: str) -> None:
     warning, told = PROMISES[acceptor]
-    status, out, _ = draftree("generate", "abcabcab", "--target", folder, "--drafter", "pld:ngram=1", "--policy", "chain:length=3",
-                              "--acceptor", acceptor, "--temperature", "0.3", "--baseline",
-                              "--max-new-tokens", "100", "--seed", "1")  # fmt: skip
+    parts = ("--drafter", "pld:ngram=1", "--policy", "chain:length=3", "--acceptor", acceptor)
+    draws = ("--temperature", "0.3", "--seed", "1", "--max-new-tokens", "100")
+    status, out, _ = draftree("generate", "abcabcab", "--target", folder, *parts, *draws, "--baseline")
     assert status == 0
     assert told in out
     assert "ANOTHER" not in out
