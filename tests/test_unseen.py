@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-import draftree.drafting
+import draftree.drafting.step
 from architectures import model
 from draftree.calibration import Logistic
 from draftree.costs.curves import Costs
@@ -283,14 +283,14 @@ SOME: tuple[Policy, ...] = (Chain(4), Beam(3, 4, survivors=False), EAGLE2(nodes=
 def unseen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many nodes each tree had that the host had not seen when it was verified."""
     counts: list[int] = []
-    verified = draftree.drafting.verified
+    verified = draftree.drafting.step.verified
 
     def counted(*args: Any) -> Any:
         found = verified(*args)
         counts.append(found[0].tree.drafted)
         return found
 
-    monkeypatch.setattr(draftree.drafting, "verified", counted)
+    monkeypatch.setattr(draftree.drafting.step, "verified", counted)
     return counts
 
 

@@ -35,7 +35,7 @@ from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of,
 from draftree.data.rows import Messages
 from draftree.drafters._given import LoadedModel, OpenDrafter
 from draftree.drafters.base import Drafter, Method
-from draftree.drafting import carried
+from draftree.drafting.states import carried
 from draftree.errors import DraftreeWarning, Hinting, UnknownAttribute, UserError, shown
 from draftree.formats.published import best_for, published_for
 from draftree.hf.generate import Hook, check_types, generate, is_text, taken_text, takes_hook_calls

@@ -16,7 +16,8 @@ from draftree.acceptors.base import Acceptor
 from draftree.boundary.phases import phase
 from draftree.costs.curves import CostSource
 from draftree.drafters.base import Drafter
-from draftree.drafting import Drafting, released, selected, started
+from draftree.drafting.states import released, selected, started
+from draftree.drafting.step import Drafting
 from draftree.models.target import Needs, Taps, Target
 from draftree.policies.base import Policy
 from draftree.request import Emitted, Request
@@ -94,6 +95,7 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     drafted = time.perf_counter()
     probes = draft.probes()
     tree, verified = draft.verify(target, grown, probes)
+    drafted = drafted if draft.drafted is None else draft.drafted
     p = rows.distributions(tree, verified.logits, verified.told, acceptor.keeps_text)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)

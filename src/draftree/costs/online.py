@@ -158,6 +158,8 @@ class OnlineCosts:
 
     def observe(self, step: StepTimes) -> None:
         """Learn from a step that has run."""
+        if step.recorded:
+            return
         drafts = self.drafter.models["draft"].correction.timings
         self._learn(step)
         learnt = self.drafter.models["draft"].correction.timings > drafts

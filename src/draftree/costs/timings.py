@@ -32,6 +32,7 @@ class StepTimes:
         seconds: of the whole step.
         gained: tokens that were written.
         prompt_read: whether the first draft step also read a prompt, so that its seconds say nothing.
+        recorded: whether passes were recorded in it, which is done once, so that no seconds say anything.
     """
 
     context: int
@@ -45,3 +46,4 @@ class StepTimes:
     seconds: float = 0.0
     gained: int = 1
     prompt_read: bool = False
+    recorded: bool = False

@@ -48,9 +48,14 @@ class Capture(ABC):
 
     Attributes:
         ladder: the sizes that passes come in.
+        recordings: how many passes were recorded so far, by this way and by all that it is the same way as, see `of`.
     """
 
     ladder: Ladder
+
+    @property
+    def recordings(self) -> int:
+        return 0
 
     @abstractmethod
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
@@ -81,6 +86,14 @@ class Eager(Capture):
 
 
 @final
+@dataclass
+class Tally:
+    """A number that several count together."""
+
+    count: int = 0
+
+
+@final
 class Graphs(Capture):
     """Recorded once for each kind of pass, and replayed: one launch, whatever the pass is made of.
 
@@ -89,12 +102,14 @@ class Graphs(Capture):
     Args:
         record: how; by default as a CUDA graph.
         name: of the network, for the log.
+        tally: counts the recordings.
     """
 
     ladder = Ladder(few=True)
 
-    def __init__(self, record: Record | None = None, name: str = "the target") -> None:
+    def __init__(self, record: Record | None = None, name: str = "the target", tally: Tally | None = None) -> None:
         self._record = _CUDAGraphs() if record is None else record
+        self._tally = Tally() if tally is None else tally
         self._name, self._failed = name, False
         self._known: dict[Hashable, tuple[dict[str, Tensor], Callable[[], None], Made]] = {}
 
@@ -103,6 +118,7 @@ class Graphs(Capture):
             if len(self._known) >= MOST:  # of caches that have grown, or are gone
                 self._known.clear()
             lying = {name: t.clone() for name, t in given.items()}
+            self._tally.count += 1
             try:
                 self._known[kind] = lying, *self._record(lambda: body(lying))
             except Exception as error:
@@ -117,6 +133,10 @@ class Graphs(Capture):
         replay()
         return tuple(t.clone() for t in made)  # a drafter keeps what it made of one node while it reads the next
 
+    @property
+    def recordings(self) -> int:
+        return self._tally.count
+
     def _give_up(self, error: Exception) -> None:
         self._failed = True
         self._known.clear()
@@ -124,7 +144,7 @@ class Graphs(Capture):
         LOG.warning("passes of %s run without CUDA graphs, as one cannot be recorded: %s", self._name, why)
 
     def of(self, network: nn.Module) -> Capture:
-        return Graphs(self._record, type(network).__name__)
+        return Graphs(self._record, type(network).__name__, self._tally)
 
 
 def usual_capture(model: nn.Module, asked: bool | None) -> Capture:

@@ -217,10 +217,12 @@ class Unseen:
 
 @torch.inference_mode()
 @in_phase("verify")
-def verified(target: Target, cache: SlotCache, grown: Unseen, needs: Needs) -> tuple[Told, Verified]:
+def verified(
+    target: Target, cache: SlotCache, grown: Unseen, needs: Needs, mark: Callable[[], None] = lambda: None
+) -> tuple[Told, Verified]:
     """As `Target.verify`, one pass over a forest that the host does not know yet; that forest, and what came of the pass.
 
-    The host waits for the device here, once, and nowhere else in the step.
+    The host waits for the device here, once, and nowhere else in the step. `mark` is called when the pass was asked for.
     """
     n, last, asked = grown.count, target.decoder.context - 1, grown.asked
 
@@ -239,6 +241,7 @@ def verified(target: Target, cache: SlotCache, grown: Unseen, needs: Needs) -> t
     feed = DeviceFeed(n, n, cache.lengths.copy(), grown.nodes.given, "verify", make)
     then = Then((n, asked, grown.rank), {}, made)
     out, *caught, report = target.decoder.forward_on_device(feed, cache, needs.hidden, then)
+    mark()
     told_of = report.cpu().numpy()
     told = grown.told(told_of[:, : -2 * n])
     tree = told.tree

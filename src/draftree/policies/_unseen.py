@@ -6,6 +6,7 @@ Shapes: R rows, N nodes a row so far (the root is the first), F nodes of the fro
 vocabulary. A node that does not exist, as its row has no room or nothing was found there, has score −∞ and is padding.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -215,6 +216,7 @@ def grow(
     recorded: Recorded = LIKELIEST,
     keyed: Keyed | None = None,
     capture: Capture = Eager(),
+    mark: Callable[[], None] = lambda: None,
 ) -> Unseen:
     """The forest that a plan makes of a drafter's logits.
 
@@ -229,6 +231,7 @@ def grow(
         recorded: how tokens are chosen.
         keyed: the noise that they are drawn with, if they are drawn.
         capture: runs what computes it.
+        mark: is called when each layer was asked for.
     """
     bounds = to_device(np.stack((roots, depth, layers.begin, starts), axis=1), layers.device)
     known = to_device(plan.known(layers), layers.device)
@@ -250,6 +253,7 @@ def grow(
         nodes = replace(nodes, noise=noise[:, layer - 1 : layer] if recorded.coupled else zeros)
         choices, before = Choices(plan, layer, recorded), nodes
         nodes = layers.first(nodes, choices) if layer == 1 else layers.below(nodes, count, choices)
+        mark()
         frontiers.append(count)
         sizes.append(nodes.tokens.shape[1] - before.tokens.shape[1])
         count = nodes.fed.shape[1] - before.fed.shape[1]

@@ -4,23 +4,24 @@ Shapes: F frontier nodes, K candidates, V vocabulary.
 """
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 
+from draftree.boundary.device_clock import DeviceClock, clock_of
 from draftree.boundary.phases import in_phase, phase
 from draftree.costs.curves import Costs
 from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
-from draftree.errors import DraftreeError, DraftreeWarning, UserError, first_line
-from draftree.models.cache import SlotCache
+from draftree.drafting.states import DrafterFault, give_up, raises
+from draftree.errors import UserError
 from draftree.models.capture import Capture, Eager
 from draftree.models.target import Probes, Taps, Target, Verified
-from draftree.models.unseen import Layers, Unseen, verified
+from draftree.models.unseen import Layers, Told, Unseen, verified
 from draftree.policies._unseen import Outlook, Plan, grow
 from draftree.policies.base import Policy, Search
 from draftree.rows import Rows
@@ -31,19 +32,6 @@ from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict, of_rows
 T = TypeVar("T")
 RECENT, LATEST = 8, 2
 """Steps that say how large the next tree may be, and how deep."""
-
-
-class DrafterFault(Exception):
-    """A drafter raised an exception.
-
-    Attributes:
-        rows: the sequences that it was raised for; none where it was not raised again.
-        error: what it raised.
-    """
-
-    def __init__(self, rows: list[int], error: Exception) -> None:
-        super().__init__(str(error))
-        self.rows, self.error = rows, error
 
 
 @dataclass
@@ -65,6 +53,7 @@ class Drafting(Search):
         finds: how often it was asked for what takes no pass.
         layers: its passes, where a tree has grown on the device.
         steps: the timings of the draft steps.
+        drafted: when all draft steps were done, by the host's clock; None where the host was there.
         find_seconds: of all retrievals.
     """
 
@@ -80,6 +69,15 @@ class Drafting(Search):
     layers: Layers | None = None
     steps: list[DraftStep] = field(default_factory=list)
     find_seconds: float = 0.0
+    drafted: float | None = None
+
+    def __post_init__(self) -> None:
+        self._clock: DeviceClock = clock_of(self.rows.cache.device)
+        self._marks, self._recordings = list[Any](), self.capture.recordings
+
+    def _mark(self) -> None:
+        """Mark when the device will have done what it was asked for so far."""
+        self._marks.append(self._clock.mark())
 
     def grow(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Tree | Unseen:
         """The tree that a policy drafts, or where it can grow without the host one that the host has yet to be told of."""
@@ -98,7 +96,7 @@ class Drafting(Search):
                 fault.rows, again = new or roots.row.tolist() * again, True
                 give_up(self.rows, self.drafter, fault)
             self.state, self.layers, self.finds, self.find_seconds = before, None, 0, 0.0
-            for begun in (self.frontiers, self.passed, self.steps):
+            for begun in (self.frontiers, self.passed, self.steps, self._marks):
                 begun.clear()
         return roots
 
@@ -109,12 +107,13 @@ class Drafting(Search):
             depth[roots.row] = room.depth[roots.row]
             if plan.first is not None:
                 depth[np.setdiff1d(roots.row, plan.first)] = 0
+            self._mark()
             self.layers = self._layers(plan, roots, depth)
             if self.layers is not None:
                 known = self.rows.cache.lengths, recorded, self.rows.noise, self.capture
                 with phase("draft"):
                     try:
-                        return grow(plan, self.layers, self.rows.last, depth, *known)
+                        return grow(plan, self.layers, self.rows.last, depth, *known, self._mark)
                     except Exception as error:
                         raise DrafterFault(roots.row.tolist(), error) from error
         return policy.draft(self, roots, costs, room, memory)
@@ -154,7 +153,7 @@ class Drafting(Search):
             return call(frontier)
         except Exception as error:
             owners = tree.row[frontier]
-            rows = [row for row in np.unique(owners).tolist() if _raises(partial(call, frontier[owners == row]))]
+            rows = [row for row in np.unique(owners).tolist() if raises(partial(call, frontier[owners == row]))]
             raise DrafterFault(rows, error) from error
 
     def verify(self, target: Target, grown: Tree | Unseen, probes: Probes | None) -> tuple[Tree, Verified]:
@@ -163,13 +162,20 @@ class Drafting(Search):
             return grown, target.verify(self.rows.cache, grown, self.drafter.needs, probes)
         assert probes is None, "a drafter of layers sends no probes"
         assert self.layers is not None
-        told, found = verified(target, self.rows.cache, grown, self.drafter.needs)
+        told, found = verified(target, self.rows.cache, grown, self.drafter.needs, self._mark)
+        self._clocked(told, self.layers.each_node)
         self.state = self.layers.state(told.fed)
-        for fed in told.fed:
-            if count := int((fed >= 0).sum()):
-                self.frontiers.append(count if self.layers.each_node else told.tree.roots)
         self._check_finite(told.finite)
         return told.tree, found
+
+    def _clocked(self, told: Told, each_node: bool) -> None:
+        """Note what the device took for each draft step, now that the host has waited for it; layers of padding are none."""
+        now, seconds = time.perf_counter(), [self._clock.seconds(*pair) for pair in pairwise(self._marks)]
+        self.drafted = now - seconds[-1]
+        for fed, took in zip(told.fed, seconds[:-1], strict=True):
+            if count := int((fed >= 0).sum()):
+                self.frontiers.append(count if each_node else told.tree.roots)
+                self.steps.append(DraftStep(self.frontiers[-1], took))
 
     @in_phase("draft")
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
@@ -319,6 +325,7 @@ class Drafting(Search):
             seconds=seconds,
             gained=sum(map(len, verdict.paths)) + work.rows,
             prompt_read=bool(self.frontiers) and self.rows.read_by_drafter(),
+            recorded=self.capture.recordings > self._recordings,
         )
 
 
@@ -330,71 +337,3 @@ def _outlook(rows: Rows, roots: Tree, costs: Costs, room: Room, memory: Any) -> 
     depth = max((s.depth for s in steps[-LATEST * live :]), default=0)  # a layer too many costs a pass
     nodes = max((s.nodes for s in steps), default=0)
     return Outlook(costs, roots, room, memory, depth, nodes, max(fed, default=0))
-
-
-def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: Ints) -> Any:
-    """Return a drafter's state once rows begin a text; one for which it raises an exception is written without drafts."""
-
-    def start(state: Any, taps: Taps, begun: Ints) -> Any:
-        return drafter.start(rows.committed, rows.last.copy(), taps, state, begun)
-
-    try:
-        return start(state, taps, begun)
-    except Exception as error:
-        failed = list[int]()
-        for row in begun.tolist():
-            try:
-                state = start(state, taps.take(np.flatnonzero(taps.rows == row)), np.array([row], np.int64))
-            except Exception:
-                failed.append(row)
-        give_up(rows, drafter, DrafterFault(failed, error))
-        return state
-
-
-def released(drafter: Drafter[Any], rows: Rows, state: Any, row: int) -> Any:
-    """Return a drafter's state once a row is free; none where it raises an exception, and nothing is drafted then."""
-    if state is None:
-        return None
-    try:
-        return drafter.truncate(state, rows.lengths, np.array([row], np.int64))
-    except Exception as error:
-        give_up(rows, drafter, DrafterFault(rows.live.tolist(), error))
-        return None
-
-
-def selected(drafter: Drafter[Any], rows: Rows, state: Any, chosen: Ints, cache: SlotCache) -> Any:
-    """Return a drafter's state of other rows; none where it cannot say it."""
-    try:
-        return drafter.select(state, chosen, cache)
-    except Exception as error:
-        rows.warn(told_of(drafter, error))
-        return None
-
-
-def carried(drafter: Drafter[Any], state: Any) -> Any:
-    """Return what a drafter keeps from text to text; nothing where it raises an exception."""
-    try:
-        return None if state is None else drafter.carry(state)
-    except Exception as error:
-        warnings.warn(told_of(drafter, error), DraftreeWarning, stacklevel=2)
-        return None
-
-
-def told_of(drafter: Drafter[Any], error: Exception, then: str = "what it knew is lost") -> str:
-    """Return what is said of a drafter that raised an exception."""
-    what = str(error) if isinstance(error, DraftreeError) else f"{type(error).__name__}: {first_line(error)}"
-    return f"the drafter failed, and {then}: {what} ({drafter.described})"
-
-
-def give_up(rows: Rows, drafter: Drafter[Any], fault: DrafterFault) -> None:
-    """Write sequences without drafts to their end, and warn of it."""
-    rows.undrafted.update(fault.rows)
-    rows.warn(told_of(drafter, fault.error, "the text goes on without drafts" if fault.rows else "it is asked again"))
-
-
-def _raises(call: Callable[[], object]) -> bool:
-    try:
-        call()
-    except Exception:
-        return True
-    return False

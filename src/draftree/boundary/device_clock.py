@@ -1,0 +1,47 @@
+"""Clocks of devices: they mark moments in a device's queue of work, and no mark makes the host wait."""
+
+import time
+from typing import Any, Protocol, final
+
+import torch
+
+
+class DeviceClock(Protocol):
+    """Marks moments in a device's work."""
+
+    def mark(self) -> Any:
+        """Return a mark of the moment at which the device has done what it was asked for so far."""
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """Return the seconds between two marks; the host must know already that the device has passed both."""
+
+
+@final
+class HostClock:
+    """The clock of work that is done when a call returns."""
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, first: float, last: float) -> float:
+        return last - first
+
+
+@final
+class EventClock:
+    """The clock of a GPU's present stream, by CUDA events."""
+
+    def mark(self) -> Any:
+        cuda: Any = torch.cuda
+        event = cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """Return the seconds between two events; CUDA raises an error if one is not complete, and does not wait."""
+        return float(first.elapsed_time(last)) / 1e3
+
+
+def clock_of(device: torch.device) -> DeviceClock:
+    """Return the clock of a device's work."""
+    return EventClock() if device.type == "cuda" else HostClock()

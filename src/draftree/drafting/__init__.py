@@ -1,0 +1,1 @@
+"""One step's drafting, and a drafter's state from text to text."""

@@ -1,0 +1,96 @@
+"""A drafter's state from text to text, and what follows where a drafter raises an exception."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from draftree.drafters.base import Drafter
+from draftree.errors import DraftreeError, DraftreeWarning, first_line
+from draftree.models.cache import SlotCache
+from draftree.models.target import Taps
+from draftree.rows import Rows
+from draftree.tree import Ints
+
+
+class DrafterFault(Exception):
+    """A drafter raised an exception.
+
+    Attributes:
+        rows: the sequences that it was raised for; none where it was not raised again.
+        error: what it raised.
+    """
+
+    def __init__(self, rows: list[int], error: Exception) -> None:
+        super().__init__(str(error))
+        self.rows, self.error = rows, error
+
+
+def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: Ints) -> Any:
+    """Return a drafter's state once rows begin a text; one for which it raises an exception is written without drafts."""
+
+    def start(state: Any, taps: Taps, begun: Ints) -> Any:
+        return drafter.start(rows.committed, rows.last.copy(), taps, state, begun)
+
+    try:
+        return start(state, taps, begun)
+    except Exception as error:
+        failed = list[int]()
+        for row in begun.tolist():
+            try:
+                state = start(state, taps.take(np.flatnonzero(taps.rows == row)), np.array([row], np.int64))
+            except Exception:
+                failed.append(row)
+        give_up(rows, drafter, DrafterFault(failed, error))
+        return state
+
+
+def released(drafter: Drafter[Any], rows: Rows, state: Any, row: int) -> Any:
+    """Return a drafter's state once a row is free; none where it raises an exception, and nothing is drafted then."""
+    if state is None:
+        return None
+    try:
+        return drafter.truncate(state, rows.lengths, np.array([row], np.int64))
+    except Exception as error:
+        give_up(rows, drafter, DrafterFault(rows.live.tolist(), error))
+        return None
+
+
+def selected(drafter: Drafter[Any], rows: Rows, state: Any, chosen: Ints, cache: SlotCache) -> Any:
+    """Return a drafter's state of other rows; none where it cannot say it."""
+    try:
+        return drafter.select(state, chosen, cache)
+    except Exception as error:
+        rows.warn(told_of(drafter, error))
+        return None
+
+
+def carried(drafter: Drafter[Any], state: Any) -> Any:
+    """Return what a drafter keeps from text to text; nothing where it raises an exception."""
+    try:
+        return None if state is None else drafter.carry(state)
+    except Exception as error:
+        warnings.warn(told_of(drafter, error), DraftreeWarning, stacklevel=2)
+        return None
+
+
+def told_of(drafter: Drafter[Any], error: Exception, then: str = "what it knew is lost") -> str:
+    """Return what is said of a drafter that raised an exception."""
+    what = str(error) if isinstance(error, DraftreeError) else f"{type(error).__name__}: {first_line(error)}"
+    return f"the drafter failed, and {then}: {what} ({drafter.described})"
+
+
+def give_up(rows: Rows, drafter: Drafter[Any], fault: DrafterFault) -> None:
+    """Write sequences without drafts to their end, and warn of it."""
+    rows.undrafted.update(fault.rows)
+    rows.warn(told_of(drafter, fault.error, "the text goes on without drafts" if fault.rows else "it is asked again"))
+
+
+def raises(call: Callable[[], object]) -> bool:
+    """Return whether a call raises an exception."""
+    try:
+        call()
+    except Exception:
+        return True
+    return False
