@@ -10,9 +10,9 @@ beside SDPA; and the demo end to end. Each part is a line of a journal, so that 
 The machine files are in the format of `draftree/machines`.
 
 Weights are random, as timings need no trained ones. What is accepted is scripted by them: the embedding outweighs what layers
-add to it, and the head has each token followed by the next id, in the target as in a draft of one layer; after one token of
-five the draft guesses another one. Both programs draft a chain of four tokens with that model; transformers' takes one text at
-a time.
+add to it, and the head has each token followed by the next id, in the target as in a draft of one layer and in a head of
+EAGLE-3's kind; after one token of five the draft guesses another one. Both programs draft a chain of four tokens with the draft
+model; transformers' takes one text at a time. With the head, trees of EAGLE-2 grow, 59 nodes in five layers.
 
 Shapes: n tokens of a pass, H query heads, G key-value heads, S slots, D entries of a key.
 """
@@ -34,14 +34,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from draftree.boundary.files import append, write_text
 from draftree.boundary.machine import interleaved, machine, timed
 from draftree.costs.curves import Costs, CostTable
-from draftree.engine import load
+from draftree.drafters.eagle3 import EAGLE3, EAGLE3Drafter, EAGLE3Layer
+from draftree.engine import Engine, load
 from draftree.errors import UserError
 from draftree.models.capture import Eager, Graphs
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.grouped_attention import grouped_attention
+from draftree.models.grouped_attention import grouped_attention, use_grouped_attention
 from draftree.models.target import Target, usable
 from draftree.policies.chain import Chain
+from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request
 from draftree.sampling.settings import Sampling
 from draftree.testing.fakes import Recorder
@@ -57,9 +59,12 @@ SHAPES: Mapping[str, Sizes] = {
 }
 """Those of SmolLM2-135M and of Llama 3."""
 SMALL: Mapping[str, Sizes] = {"tiny": (2, 32, 64, 4, 2, 64)}
-BATCHES, TEMPERATURES, MODES = (1, 8), (0.0, 1.0), ("plain", "plain graphs", "assisted", "eager", "graphs")
+BATCHES, TEMPERATURES = (1, 8), (0.0, 1.0)
+MODES = ("plain", "plain graphs", "assisted", "eager", "graphs", "tree eager", "tree graphs")
 TOKENS, DRAFTED, READ = 96, 4, 128
 """Tokens that are written, those of a chain that is drafted, and those of a prompt."""
+TREE, DRAFT_VOCAB, SHARP = EAGLE2(nodes=59, depth=5), 32_000, 2.0
+"""The tree of a head, the tokens that it can draft, and the scale of its queries and keys: each place attends to itself."""
 ADDED, SURE, WRONG = 0.003, 40.0, 5
 """The scale of what a layer adds to the embedding; the logit of the right token; the draft is wrong after one token of five."""
 WIDTHS, CONTEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), (512, 4096, 16_384)
@@ -84,6 +89,8 @@ def model(sizes: Sizes, context: int, device: torch.device, layers: int = 0) -> 
         for weight in made.parameters():
             weight.normal_(0, 0.02)
     made.model.rotary_emb = type(made.model.rotary_emb)(config).to(device)  # its frequencies are no parameters
+    if device.type == "cuda":
+        use_grouped_attention(made)  # as `load` does there
     return Decoder(made.requires_grad_(False))
 
 
@@ -158,13 +165,40 @@ def scripted(sizes: Sizes, context: int, device: torch.device) -> tuple[Any, Any
     return made, draft
 
 
+@torch.no_grad()
+def scripted_head(target: Target) -> EAGLE3Drafter:
+    """Return a head of EAGLE-3's kind, whose attention hands on a part of its own place's embedding, and nothing else does."""
+    vocab = target.decoder.vocab
+    drafter = EAGLE3(draft_vocab=DRAFT_VOCAB if vocab > DRAFT_VOCAB else 0).new(target)
+    net, config = drafter.model, target.decoder.config
+    layer, groups = net.midlayer, config.num_key_value_heads
+    wide, each = config.hidden_size // config.num_attention_heads, config.num_attention_heads // groups
+    for weight in (net.fc.weight, layer.mlp.down_proj.weight, *(p.weight for p in _projections(layer))):
+        weight.zero_()
+    for head in range(config.num_attention_heads):
+        rows, part = slice(head * wide, (head + 1) * wide), slice(head // each * wide, (head // each + 1) * wide)
+        torch.nn.init.eye_(layer.self_attn.q_proj.weight[rows, part]).mul_(SHARP)
+        if head % each == 0:
+            torch.nn.init.eye_(layer.self_attn.k_proj.weight[part, part]).mul_(SHARP)
+            torch.nn.init.eye_(layer.self_attn.v_proj.weight[part, part])
+            torch.nn.init.eye_(layer.self_attn.o_proj.weight[part, rows])
+    net.lm_head.weight[1::WRONG] = 0  # else the target's: after one token of five, the right one is not among the likeliest
+    return drafter
+
+
+def _projections(layer: EAGLE3Layer) -> list[torch.nn.Linear]:
+    attention = layer.self_attn
+    return [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+
+
 def written(name: str, small: bool, device: torch.device, batch: int) -> list[dict[str, Any]]:
     """Texts of so many sequences in every mode and at every temperature: tokens a second, and tokens for each pass."""
     sizes = (SMALL if small else SHAPES)[name]
     tokens, read = (12, 6) if small else (TOKENS, READ)
     made, draft = scripted(sizes, 4 * (tokens + read), device)
-    prompts = np.random.default_rng(0).integers(0, sizes[-1], (batch, read))
+    prompts = np.random.default_rng(0).integers(0, min(sizes[-1], DRAFT_VOCAB) - tokens, (batch, read))
     recording = Graphs() if device.type == "cuda" else Graphs(Recorder())
+    heads = dict[bool, Engine]()
     cells = []
     for temperature in TEMPERATURES:
         sampling = Sampling(temperature=temperature)
@@ -175,9 +209,13 @@ def written(name: str, small: bool, device: torch.device, batch: int) -> list[di
             if mode == "assisted":  # which takes one text at a time
                 cell |= assisted(made, draft, requests[0], device) if batch == 1 else {}
                 continue
-            ways = (recording, recording.of(draft)) if "graphs" in mode else (Eager(), Eager())
+            recorded = "graphs" in mode
+            ways = (recording, recording.of(draft)) if recorded else (Eager(), Eager())
             target, small_one = (Target(Decoder(m, capture=way), name) for m, way in zip((made, draft), ways, strict=True))
-            engine = load(target, small_one, Chain(length=DRAFTED))
+            if "tree" in mode:
+                engine = heads[recorded] = heads.get(recorded) or load(target, scripted_head(target), TREE)
+            else:
+                engine = load(target, small_one, Chain(length=DRAFTED))
             write: Callable[..., Any] = engine.plain if "plain" in mode else partial(engine.write, reuse=False)
             write(requests)  # what is recorded or set up at first
             start = time.perf_counter()
@@ -197,18 +235,22 @@ def assisted(made: Any, draft: Any, request: Request, device: torch.device) -> d
     count = request.max_new_tokens
     drawn: dict[str, Any] = {"do_sample": False} if request.sampling.greedy else {"do_sample": True, "top_k": 0}
     generate = partial(made.generate, ids, max_new_tokens=count, **drawn, **how)
+    ours = made.config._attn_implementation
+    made.set_attn_implementation("sdpa")
     generate()
     hook = made.register_forward_pre_hook(lambda *_: passes.append(1))
     try:
         seconds = timed(generate, device)
     finally:
         hook.remove()
+        made.set_attn_implementation(ours)
     return {"per_second": count / seconds, "per_pass": count / len(passes)}
 
 
 HEADS = (
-    "model", "texts", "temperature", "plain, tokens/s", "plain, graphs", "assisted", "eager", "graphs", "graphs over assisted",
-    "tokens a pass", "of assisted", "plain over the floor", "with graphs", "a step over the floor",
+    "model", "texts", "temperature", "plain, tokens/s", "plain, graphs", "assisted", "eager", "graphs", "trees, eager",
+    "trees, graphs", "graphs over assisted", "tokens a pass", "of assisted", "of trees", "plain over the floor", "with graphs",
+    "a step over the floor", "of trees",
 )  # fmt: skip
 
 
@@ -234,11 +276,11 @@ def _figures(cells: Mapping[str, Any], batch: int, floor: float) -> tuple[str, .
         return f"{speed[mode] / speed[other]:.2f}" if speed[mode] and speed[other] else "–"
 
     theirs = cells["assisted"].get("per_pass")
-    step = cells["graphs"]["per_pass"] * batch / speed["graphs"]
+    steps = [cells[mode]["per_pass"] * batch / speed[mode] for mode in ("graphs", "tree graphs")]
     return (
         f"{speed['plain']:.0f}", *(ratio(mode, "plain") for mode in MODES[1:]), ratio("graphs", "assisted"),
-        f"{cells['graphs']['per_pass']:.2f}", f"{theirs:.2f}" if theirs else "–",
-        *(f"{batch / speed[mode] / floor:.2f}" for mode in MODES[:2]), f"{step / floor:.2f}",
+        f"{cells['graphs']['per_pass']:.2f}", f"{theirs:.2f}" if theirs else "–", f"{cells['tree graphs']['per_pass']:.2f}",
+        *(f"{batch / speed[mode] / floor:.2f}" for mode in MODES[:2]), *(f"{step / floor:.2f}" for step in steps),
     )  # fmt: skip
 
 
@@ -285,6 +327,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument(
+        "--only", metavar="TEXT", help="only parts whose names contain this; nothing but the journal is written"
+    )
     args = parser.parse_args()
     try:
         device = usable(args.device)
@@ -297,13 +342,15 @@ def main() -> None:
     done = {line["part"]: line["found"] for line in lines if line["about"] == about}
     if device.type != "cuda":
         print(f"this is no GPU ({about['device']}): the figures are a CPU's")
-    every = parts(device, args.small)
+    every = {name: part for name, part in parts(device, args.small).items() if (args.only or "") in name}
     for i, (name, measure) in enumerate(every.items(), 1):
         if name not in done:
             start = time.perf_counter()
             done[name] = json.loads(json.dumps(measure()))
             append(journal, json.dumps({"part": name, "about": about, "found": done[name]}) + "\n")
             print(f"{i} of {len(every)}: {name}, {time.perf_counter() - start:.0f} s", flush=True)
+    if args.only:
+        return
     told = {"kind": "measured", "source": "benchmarks/gpu.py, Llama shapes of random weights", "threads": about["threads"]}
     told |= {"torch": about["torch"], "assumptions": "a draft step is one layer and one head; a commit costs nothing"}
     for name in SMALL if args.small else SHAPES:

@@ -38,7 +38,7 @@ def test_it_goes_on_and_writes_a_machine_file(tmp_path: Path) -> None:
 def check_cells(found: dict[str, Any]) -> None:
     """Every mode at every temperature and batch, with what is accepted as the weights script it."""
     cells = [cell for batch in (1, 8) for cell in found[f"texts tiny × {batch}"]]
-    modes = ("plain", "plain graphs", "assisted", "eager", "graphs")
+    modes = ("plain", "plain graphs", "assisted", "eager", "graphs", "tree eager", "tree graphs")
     assert [(c["batch"], c["temperature"], c["mode"]) for c in cells] == [
         (batch, temperature, mode) for batch in (1, 8) for temperature in (0.0, 1.0) for mode in modes
     ]
@@ -47,10 +47,11 @@ def check_cells(found: dict[str, Any]) -> None:
             assert "per_second" not in cell
             continue
         assert cell["per_second"] > 0
-        least, most = (1, 1) if "plain" in cell["mode"] else (2, 4)
+        least, most = (1, 1) if "plain" in cell["mode"] else (2, 5)
         assert least <= cell["per_pass"] <= most, cell
-    same = [[c["per_pass"] for c in cells if c["mode"] == mode] for mode in ("eager", "graphs")]
-    assert same[0] == same[1]
+    for kind in ("", "tree "):
+        same = [[c["per_pass"] for c in cells if c["mode"] == kind + mode] for mode in ("eager", "graphs")]
+        assert same[0] == same[1]
 
 
 def check_table(text: str, found: dict[str, Any]) -> None:
@@ -59,5 +60,5 @@ def check_table(text: str, found: dict[str, Any]) -> None:
     assert [(row[1], row[2]) for row in rows] == [("1", "0"), ("1", "1"), ("8", "0"), ("8", "1")]
     speed = {c["mode"]: c["per_second"] for c in found["texts tiny × 1"] if c["temperature"] == 0}
     assert float(rows[0][7]) == pytest.approx(speed["graphs"] / speed["plain"], abs=0.006)
-    assert float(rows[0][8]) == pytest.approx(speed["graphs"] / speed["assisted"], abs=0.006)
-    assert rows[2][5] == rows[2][8] == "–"
+    assert float(rows[0][10]) == pytest.approx(speed["graphs"] / speed["assisted"], abs=0.006)
+    assert rows[2][5] == rows[2][10] == "–"

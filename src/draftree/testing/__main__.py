@@ -12,6 +12,7 @@ import torch
 
 from draftree.errors import DraftreeError, DraftreeWarning
 from draftree.models.capture import Eager, Graphs
+from draftree.models.target import usable
 from draftree.registry import KINDS, part, parts
 from draftree.testing.conformance import SCRIPTED, Suite, cases
 from draftree.testing.fakes import Recorder, tiny_target
@@ -28,17 +29,20 @@ def main() -> int:
         parser.add_argument(f"--{kind}", action="append", default=[], metavar="NAME", help=f"only this {kind}; repeat it")
     parser.add_argument("--captured", action="store_true", help="passes of few sizes, recorded once and repeated")
     parser.add_argument("--compiled", action="store_true", help="layers as machine code, in float32")
+    parser.add_argument("--device", default="cpu", help="where the target computes; cpu by default")
     asked = vars(parser.parse_args())
     only: dict[str, list[str]] = {kind: asked[kind] for kind in KINDS}
     try:
         for kind, named in only.items():
             [part(kind, name) for name in named if name not in SCRIPTED]
+        device = usable(asked["device"])
     except DraftreeError as error:
         parser.error(str(error))
     chosen = cases(asked["full"], only)
     warnings.simplefilter("error", DraftreeWarning)  # as of a drafter that raises an exception
     torch.set_num_threads(1)  # the models are tiny, and threads would only wait for each other
-    target = tiny_target(capture=Graphs(Recorder()) if asked["captured"] else Eager(), compiled=asked["compiled"])
+    recording = Graphs() if device.type == "cuda" else Graphs(Recorder())
+    target = tiny_target(capture=recording if asked["captured"] else Eager(), compiled=asked["compiled"], device=device)
     suite, failed, start = Suite(target), 0, time.perf_counter()
     for acceptor in only["acceptor"] or parts("acceptor"):
         suite.baseline(acceptor)

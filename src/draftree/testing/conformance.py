@@ -294,10 +294,10 @@ class Suite:
         steps = (*request.processors, *sampling.processors)
         p = Distributions(verified.logits, lambda _: steps, lambda _: shown, lambda _: sampling.greedy)
         if sampling.greedy:
-            scores = p.processed(0).double().numpy()
+            scores = p.processed(0).cpu().double().numpy()
         else:
             keyed = Keyed(sampling.seed, np.array([request.number]), np.array([len(text) - 1]))
-            scores = p.processed(0).double().numpy() + keyed.gumbel(0, 0, p.processed(0).shape[-1])
+            scores = p.processed(0).cpu().double().numpy() + keyed.gumbel(0, 0, p.processed(0).shape[-1])
         second, best = np.sort(scores)[-2:]
         return float(best - second)
 
@@ -419,7 +419,7 @@ class Ruled(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         token = self.forced(input_ids[0].tolist())
         if token is None:
-            return scores - 2.0 * (torch.arange(self._vocab) % 2 == 0)
+            return scores - 2.0 * (torch.arange(self._vocab, device=scores.device) % 2 == 0)
         only = torch.full_like(scores, -torch.inf)
         only[:, token] = 0
         return only

@@ -28,8 +28,16 @@ from draftree.sampling.drawing import Drawing, drawn
 from draftree.sampling.noise import Chance
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
+CPU = torch.device("cpu")
 
-def tiny_target(context: int = 40, seed: int = 1, capture: Capture = Eager(), compiled: bool = False) -> Target:
+
+def tiny_target(
+    context: int = 40,
+    seed: int = 1,
+    capture: Capture = Eager(),
+    compiled: bool = False,
+    device: torch.device = CPU,
+) -> Target:
     """A Llama of random weights: 4 layers, 61 tokens, its logits far enough apart that ties do not occur.
 
     Args:
@@ -37,6 +45,7 @@ def tiny_target(context: int = 40, seed: int = 1, capture: Capture = Eager(), co
         seed: of the weights.
         capture: how its passes over trees are run.
         compiled: whether its layers are machine code, and its weights float32; else they are float64.
+        device: where it computes.
     """
     width = 32 if compiled else 8
     config = LlamaConfig(
@@ -56,8 +65,8 @@ def tiny_target(context: int = 40, seed: int = 1, capture: Capture = Eager(), co
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).requires_grad_(False)
     if not compiled:
-        return Target(Decoder(model.double(), capture=capture), "tiny")
-    decoder = Decoder(model, capture=capture)
+        return Target(Decoder(model.double().to(device), capture=capture), "tiny")
+    decoder = Decoder(model.to(device), capture=capture)
     choose_kernels(decoder, Loading(compile=True))
     return Target(decoder, "tiny")
 
@@ -372,9 +381,9 @@ class CoachedLayers(Layers):
         def coached(logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
             logits, frontier = logits.clone(), nodes.fed[:, -logits.shape[1] :]
             for row, place in np.ndindex(*frontier.shape):
-                text = np.append(self._texts[row], nodes.tokens[row, nodes.seen[row, frontier[row, place]]].numpy())
+                text = np.append(self._texts[row], nodes.tokens[row, nodes.seen[row, frontier[row, place]]].cpu().numpy())
                 right, rank = self._script.right(row, text), self._script.place(row, len(text))
-                columns = np.arange(logits.shape[2]) if ids is None else ids.numpy()
+                columns = np.arange(logits.shape[2]) if ids is None else ids.cpu().numpy()
                 if right is not None and rank is not None and right in columns:
                     others = logits[row, place].sort(descending=True).values
                     above = others[rank - 1] if rank else others[0] + 1
