@@ -188,6 +188,33 @@ def test_a_tree_of_yield_is_the_hosts(costs: Costs, rows: int) -> None:
     assert len(stopped) > 2
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_tree_that_probes_is_the_hosts(rows: int) -> None:
+    """Where drafting does not pay, one node of each row is verified now and then; the best child, the first of equals."""
+    policy, costs, verified = Yield(width=3), Costs({1: 1.0, 4: 1.3}, {1: 1.0, 4: 1.3, 64: 8.0}), 0
+    for seed in range(12):
+        paths, depth = Paths(seed, broken=0.1 * (seed % 3)), np.minimum(np.random.default_rng(seed).integers(0, 6, rows), 1)
+        roots, room = Tree.planted(np.arange(rows), np.arange(rows) % VOCAB), Room(depth, 512)
+        for idle in (0.0, 500.0):
+            memory = Learned(recent=0.05, regret_budget=9.0, idle=idle)
+            wanted = policy.draft(paths.expand, roots, costs, room, memory)
+            plan = policy.plan_step(Outlook(costs, roots, room, memory, 12, 255, 32))
+            if plan is None:
+                assert not wanted.drafted
+                continue
+            assert idle
+            assert plan.first is not None
+            bounds = np.where(np.isin(np.arange(rows), plan.first), depth, 0)
+            grown = grow(plan, Fakes(paths, rows), roots.tokens, bounds, np.zeros(rows, np.int64))
+            best = grown.nodes.best(grown.count, grown.rank(grown.nodes))
+            tree = grown.told(grown.report(grown.nodes, best).numpy()).tree
+            verified += wanted.drafted
+            for mine, its in ((tree, wanted), (tree.whole or tree, wanted.whole or wanted)):
+                for name in ("tokens", "parents", "depth", "row"):
+                    assert np.array_equal(getattr(mine, name), getattr(its, name)), name
+    assert verified > 5
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_likeliest_tokens_are_the_hosts(dtype: torch.dtype) -> None:
     rng = np.random.default_rng(0)

@@ -110,7 +110,7 @@ class Drafting(Search):
             self._mark()
             self.layers = self._layers(plan, roots, depth)
             if self.layers is not None:
-                known = self.rows.cache.lengths, recorded, self.rows.noise, self.capture
+                known = self.rows.cache.lengths, recorded, self.rows.noise
                 with phase("draft"):
                     try:
                         return grow(plan, self.layers, self.rows.last, depth, *known, self._mark)

@@ -40,9 +40,11 @@ class Nodes:
         asked: [R, M] which of these the policy wants children of.
         broken: [R, 1] whether logits after one of them were no numbers.
         known: [X] float64, numbers of the policy's own.
-        bounds: [R, 3] what the host has said of each row, see `room`, `begin` and `start`.
         noise: [R, D, V] that tokens are drawn with after nodes of some depths: of the frontier for a layer, and of all for the
             target; D is 0 where none is needed.
+        bounds: [R, 3] what the host has said of each row, see `room`, `begin` and `start`.
+        places: [R, D, 5] the words by which the first layer's pass computes the noise of all depths; D is 0 in later ones, and
+            where none is needed.
     """
 
     tokens: Tensor
@@ -55,8 +57,9 @@ class Nodes:
     asked: Tensor
     broken: Tensor
     known: Tensor
-    bounds: Tensor
     noise: Tensor
+    bounds: Tensor
+    places: Tensor
 
     @property
     def given(self) -> dict[str, Tensor]:

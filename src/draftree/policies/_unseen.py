@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 from draftree.boundary.machine import to_device
 from draftree.costs.curves import Costs
 from draftree.kernels.philox import gumbel_on_device
-from draftree.models.capture import Capture, Eager
 from draftree.models.unseen import Layers, Nodes, Unseen
 from draftree.sampling.noise import Keyed
 from draftree.sampling.recorded import LIKELIEST, Recorded
@@ -160,8 +159,10 @@ class Choices:
     def __call__(self, logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
         """The forest with the children chosen, see `Choose`."""
         plan, count = self.plan, logits.shape[1]
+        if self.layer == 1 and not self.recorded.setting.greedy:  # once for all passes of a step
+            nodes = replace(nodes, noise=gumbel_on_device(nodes.places, self.recorded.vocab))
         frontier, asked = nodes.fed[:, -count:], nodes.asked[:, -count:]
-        log_q, ids = self.recorded.log_q(logits, nodes.noise, ids)
+        log_q, ids = self.recorded.log_q(logits, nodes.noise[:, :1], ids)
         found, own = leading_tokens(log_q, plan.candidates)
         found = found if ids is None else ids[found]
         if (missing := plan.candidates - found.shape[2]) > 0:  # a small vocabulary
@@ -215,7 +216,6 @@ def grow(
     starts: Ints,
     recorded: Recorded = LIKELIEST,
     keyed: Keyed | None = None,
-    capture: Capture = Eager(),
     mark: Callable[[], None] = lambda: None,
 ) -> Unseen:
     """The forest that a plan makes of a drafter's logits.
@@ -230,14 +230,14 @@ def grow(
         starts: [R] the roots' slots in the target's cache.
         recorded: how tokens are chosen.
         keyed: the noise that they are drawn with, if they are drawn.
-        capture: runs what computes it.
         mark: is called when each layer was asked for.
     """
     bounds = to_device(np.stack((roots, depth, layers.begin, starts), axis=1), layers.device)
     known = to_device(plan.known(layers), layers.device)
-    noise = zeros = bounds.new_zeros((len(bounds), 0, recorded.vocab), dtype=torch.float64)
+    zeros = bounds.new_zeros((len(bounds), 0, recorded.vocab), dtype=torch.float64)
+    nowhere = places = bounds.new_zeros(len(bounds), 0, 5)
     if keyed is not None and not recorded.setting.greedy:
-        noise = _noise(keyed.places(plan.depth + 1), recorded.vocab, layers.device, capture)
+        places = to_device(keyed.places(plan.depth + 1), layers.device)
     tokens, bounds = bounds[:, :1], bounds[:, 1:]
     room, zero = bounds[:, :1], torch.zeros_like(tokens, dtype=torch.float64)
     score, itself, first = (
@@ -246,27 +246,25 @@ def grow(
         torch.zeros_like(room),
     )
     broken = torch.zeros_like(itself)
-    nodes = Nodes(tokens, score, zero, zero, first - 1, itself[..., None], first, room > 0, broken, known, bounds, zeros)
-    sizes, frontiers, count = [1], list[int](), 1
+    nodes = Nodes(
+        tokens, score, zero, zero, first - 1, itself[..., None], first, room > 0, broken, known, zeros, bounds, places
+    )
+    noise, sizes, frontiers, count = zeros, [1], list[int](), 1
     deepest = min(plan.depth, int(depth.max()), layers.deepest or plan.depth)
     for layer in range(1, deepest + 1):
-        nodes = replace(nodes, noise=noise[:, layer - 1 : layer] if recorded.coupled else zeros)
+        if layer > 1:
+            nodes = replace(nodes, noise=noise[:, layer - 1 : layer] if recorded.coupled else zeros)
         choices, before = Choices(plan, layer, recorded), nodes
         nodes = layers.first(nodes, choices) if layer == 1 else layers.below(nodes, count, choices)
         mark()
+        if layer == 1:
+            noise, nodes = nodes.noise, replace(nodes, places=nowhere)
         frontiers.append(count)
         sizes.append(nodes.tokens.shape[1] - before.tokens.shape[1])
         count = nodes.fed.shape[1] - before.fed.shape[1]
     size = nodes.tokens.shape[1]
     verified = size if plan.nodes is None else min(plan.nodes + 1, size)
     return Unseen(replace(nodes, noise=noise), sizes, frontiers, verified, Ranks(plan), recorded)
-
-
-def _noise(places: Ints, vocab: int, device: torch.device, capture: Capture) -> Tensor:
-    """Return the noise [R, D, V] of places [R, D, 5], computed once for all passes of a step."""
-    given = {"places": to_device(places, device)}
-    (noise,) = capture.run(("noise", places.shape, vocab), given, lambda given: (gumbel_on_device(given["places"], vocab),))
-    return noise
 
 
 def leading(values: Tensor, k: int) -> Tensor:

@@ -49,11 +49,13 @@ class YieldPlan(Plan):
     Attributes:
         ahead: further nodes over which the price of one is averaged.
         certain: no draft probability is taken to be closer to 1, or to 0.
+        probing: whether a node of each row is verified even where none is worth it, to find out whether drafting pays again.
         prices: of the step.
     """
 
     ahead: int = 1
     certain: float = 0.0
+    probing: bool = False
     prices: Prices | None = field(default=None, compare=False)
 
     def known(self, layers: Layers) -> Floats:
@@ -125,6 +127,10 @@ class YieldPlan(Plan):
     def rank(self, nodes: Nodes) -> Tensor:
         order, best, _ = self._worth_verifying(nodes)
         keep = (order.argsort() < best).view_as(nodes.score[:, 1:])
+        if self.probing:  # the best child of every root, where nothing is worth its verification
+            children = nodes.score[:, 1:].masked_fill(nodes.depth[:, 1:] != 1, -torch.inf)
+            place = torch.arange(children.shape[1], device=children.device)
+            keep = keep | ((place == leading(children, 1)) & (children > -torch.inf) & (best == 0))
         return torch.cat((nodes.score[:, :1], nodes.score[:, 1:].masked_fill(~keep, -torch.inf)), dim=1)
 
 

@@ -54,8 +54,6 @@ NOTHING = np.zeros(0, np.int64), np.zeros(0), NONE
 """The notes on a tree for which no model was asked where something was found."""
 BELIEVED = Logistic.around(0, 1, 1, 0, 0, prior=10.0)
 """The acceptance of drafts of which nothing is known: q itself."""
-
-
 ADDED = Logistic.around(np.log(LIKELY / (1 - LIKELY)), 0, 0, FOLLOWS, BESIDE, prior=3.0)
 """What a model adds to what was found, of which nothing is known."""
 
@@ -125,10 +123,8 @@ class Yield(Policy):
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         budget, search = _Budget.of(costs, tree.roots, memory), expand if isinstance(expand, Search) else None
         searches = search is not None and search.searches
-        due = memory.idle > 0 and self.probe * memory.idle * costs.token >= budget.probe
-        ahead, start, probing = 1 if search is None else search.ahead, 0, False
-        waiting = costs.catch_up  # seconds before the first draft step
-        deepest = np.minimum(room.depth, self.depth)
+        due, ahead, start, probing = budget.due(memory, self.probe), 1 if search is None else search.ahead, 0, False
+        waiting, deepest = costs.catch_up, np.minimum(room.depth, self.depth)  # seconds before the first draft step
         width, notes = self.width if ahead == 1 else self.width * FREE, list[_Note]()
         while True:
             likely, able, least, worst = budget.promising(tree, start, room, self.depth)
@@ -145,7 +141,7 @@ class Yield(Policy):
                 chosen, spent = budget.worth_expanding(tree, able, had, memory, least, fed, ahead, waiting)
             else:  # told by a pass of this step: nothing is worth more than its parent, so the rest need not be looked at
                 chosen = able[np.exp(tree.score[able]) > min(least, worst)]  # a child may take the worst one's place
-            if due and not tree.drafted and not chosen.size and budget.probe <= budget.left:
+            if due and not tree.drafted and not chosen.size:
                 chosen, spent, probing = likely, costs.draft_seconds(fed / tree.roots) + waiting, True
             start = len(tree)
             if chosen.size:
@@ -162,19 +158,21 @@ class Yield(Policy):
         return fit(replace(budget.selected(tree, probing), notes=_Note.all(notes)), room.nodes)
 
     def plan_step(self, outlook: Outlook) -> Plan | None:
-        """Return the same trees, within bounds; None where nothing is worth a draft step, or only to find out whether it is."""
+        """Return the same trees, within bounds, to find out whether drafting pays again of one layer; None for no draft."""
         costs, tree, memory = outlook.costs, outlook.roots, outlook.memory
         budget = _Budget.of(costs, tree.roots, memory)
         _, able, least, _ = budget.promising(tree, 0, outlook.room, self.depth)
         chosen, spent = budget.worth_expanding(tree, able, ZEROS, memory, least, len(able), 1, costs.catch_up)
+        if probing := able.size > chosen.size == 0 and budget.due(memory, self.probe):
+            chosen, spent = able, costs.draft_seconds(len(able) / tree.roots) + costs.catch_up
         if not chosen.size:
             return None
         learnt = *memory.calibration(0).weights, *memory.reach.weights, memory.recent - LIKELY, memory.beyond
         numbers = np.array([*learnt, budget.rate, budget.left - spent])
+        prices = Prices(numbers, costs.draft_curve, costs.target_curve, tree.roots)
         return YieldPlan(
-            min(self.depth, outlook.layers), self.width, frontier=min(outlook.wide, WIDEST), nodes=outlook.large,
-            first=tree.row[chosen], ahead=AHEAD, certain=CERTAIN,
-            prices=Prices(numbers, costs.draft_curve, costs.target_curve, tree.roots),
+            1 if probing else min(self.depth, outlook.layers), self.width, frontier=min(outlook.wide, WIDEST),
+            nodes=outlook.large, first=tree.row[chosen], ahead=AHEAD, certain=CERTAIN, probing=probing, prices=prices,
         )  # fmt: skip
 
     def _likeliest(self, tree: Tree, chosen: Ints, after: "_Guesses") -> Bools:
@@ -246,6 +244,10 @@ class _Budget:
     def prices(self) -> tuple[Curve, int, float, float]:
         """What `worth_verifying` reads of it."""
         return self.costs.target_curve, self.rows, self.rate, self.left
+
+    def due(self, memory: Learned, share: float) -> bool:
+        """Whether a share of the time without drafts is enough to find out whether they pay again."""
+        return memory.idle > 0 and self.probe <= min(share * memory.idle * self.costs.token, self.left)
 
     def promising(self, tree: Tree, start: int, room: Room, depth: int) -> tuple[Ints, Ints, float, float]:
         """The best of the nodes from `start` on, those of them that the drafter may be asked for, and two prices."""
