@@ -169,7 +169,8 @@ def scripted(sizes: Sizes, context: int, device: torch.device) -> tuple[Any, Any
 def scripted_head(target: Target) -> EAGLE3Drafter:
     """Return a head of EAGLE-3's kind, whose attention hands on a part of its own place's embedding, and nothing else does."""
     vocab = target.decoder.vocab
-    drafter = EAGLE3(draft_vocab=DRAFT_VOCAB if vocab > DRAFT_VOCAB else 0).new(target)
+    drafter = EAGLE3(draft_vocab=DRAFT_VOCAB if vocab > DRAFT_VOCAB else 0).example(target)
+    assert isinstance(drafter, EAGLE3Drafter)
     net, config = drafter.model, target.decoder.config
     layer, groups = net.midlayer, config.num_key_value_heads
     wide, each = config.hidden_size // config.num_attention_heads, config.num_attention_heads // groups

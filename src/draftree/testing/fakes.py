@@ -63,7 +63,7 @@ def tiny_target(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).requires_grad_(False)
+        model: Any = LlamaForCausalLM(config).requires_grad_(False)
     if not compiled:
         return Target(Decoder(model.double().to(device), capture=capture), "tiny")
     decoder = Decoder(model.to(device), capture=capture)

@@ -77,12 +77,12 @@ bool read_array(PyObject* object, Array<T, N>& into) noexcept {
 template <class A>
 A field(nb::handle tuple, Py_ssize_t i) {
   A found;
-  if (!PyTuple_Check(tuple.ptr()) || i >= PyTuple_GET_SIZE(tuple.ptr()) || !read_array(PyTuple_GET_ITEM(tuple.ptr(), i), found))
+  if (!PyTuple_Check(tuple.ptr()) || i >= PyTuple_Size(tuple.ptr()) || !read_array(PyTuple_GetItem(tuple.ptr(), i), found))
     throw nb::type_error("a field of a tuple is not an array of the expected dtype and number of dimensions");
   return found;
 }
-inline int64_t whole_field(nb::handle tuple, Py_ssize_t i) { return nb::cast<int64_t>(nb::handle(PyTuple_GET_ITEM(tuple.ptr(), i))); }
-inline double real_field(nb::handle tuple, Py_ssize_t i) { return nb::cast<double>(nb::handle(PyTuple_GET_ITEM(tuple.ptr(), i))); }
+inline int64_t whole_field(nb::handle tuple, Py_ssize_t i) { return nb::cast<int64_t>(nb::handle(PyTuple_GetItem(tuple.ptr(), i))); }
+inline double real_field(nb::handle tuple, Py_ssize_t i) { return nb::cast<double>(nb::handle(PyTuple_GetItem(tuple.ptr(), i))); }
 
 // A new array, and the Python object that owns it.
 template <class T, int N>

@@ -26,7 +26,7 @@ bool read_array(PyObject* object, WholeNumbers& into) noexcept {
 
 WholeNumbers whole_numbers_field(nb::handle tuple, Py_ssize_t i) {
   WholeNumbers found;
-  if (!PyTuple_Check(tuple.ptr()) || i >= PyTuple_GET_SIZE(tuple.ptr()) || !read_array(PyTuple_GET_ITEM(tuple.ptr(), i), found))
+  if (!PyTuple_Check(tuple.ptr()) || i >= PyTuple_Size(tuple.ptr()) || !read_array(PyTuple_GetItem(tuple.ptr(), i), found))
     throw nb::type_error("a field of a tuple is not a contiguous array of whole numbers");
   return found;
 }
