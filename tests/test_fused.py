@@ -500,7 +500,7 @@ def test_what_is_found_without_a_pass_is_counted() -> None:
 
 # The conformance suite.
 
-FUSIONS = ("edd+pld", "medusa+pld", "edd+suffix", "lookahead+glide+medusa", "pld+pld:ngram=1")
+FUSIONS = ("edd+pld", "medusa+pld", "edd+suffix", "lookahead+glide+medusa", "pld+pld:ngram=1", "edd+token_recycling")
 POLICIES = ("chain", "vct", "pct", "eagle2", "static", "c2t", "trie", "yield", "mcts")
 
 

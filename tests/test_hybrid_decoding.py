@@ -19,6 +19,7 @@ from draftree.drafters.lm import LMDrafter
 from draftree.drafters.lookahead import Lookahead
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.suffix import Suffix
+from draftree.drafters.token_recycling import TokenRecycling
 from draftree.engine import Engine, plain
 from draftree.loop import Parts, State, admit, release, step
 from draftree.models.decoder import Decoder
@@ -42,7 +43,7 @@ POLICIES: dict[str, Policy] = {
     "eagle2": EAGLE2(nodes=8, depth=3, width=2),
     "yield": Yield(width=3, depth=4),
 }
-DRAFTERS = ("suffix", "lookahead", "lm", "eagle")
+DRAFTERS = ("suffix", "lookahead", "token_recycling", "lm", "eagle")
 ALONE = ("mamba", "mamba2", "falcon_mamba")
 """Families without any attention; Medusa drafts for them, too."""
 WARM = Sampling(temperature=1.0, seed=3)
@@ -93,6 +94,7 @@ def requests(sampling: Sampling = Sampling()) -> list[Request]:
 def drafter(name: str, family: str, texts: list[list[int]]) -> Drafter[Any]:
     """One that is right now and then: random weights hardly ever are."""
     own: dict[str, Any] = {"suffix": Suffix(), "lookahead": Lookahead(), "eagle": EAGLE(), "medusa": Medusa()}
+    own["token_recycling"] = TokenRecycling()
     inner = small(family) if name == "lm" else own[name].example(target(family))
     return Coached(inner, Sometimes([[*p, *t] for p, t in zip(PROMPTS, texts, strict=True)], VOCAB))
 

@@ -57,7 +57,9 @@ def test_a_replay_takes_the_steps_of_the_live_run(target: Target, pair: tuple[st
         assert replayed.plain([request]).tokens == wanted.tokens
 
 
-@pytest.mark.parametrize("name", [n for n in own_names("drafter") if n not in {"lookahead", *(p[0] for p in PAIRS)}])
+@pytest.mark.parametrize(
+    "name", [n for n in own_names("drafter") if n not in {"lookahead", "token_recycling", *(p[0] for p in PAIRS)}]
+)
 def test_a_drafter_of_no_demo_is_replayed_step_by_step(target: Target, name: str) -> None:
     """Those that draft a block, and those of a corpus, with weights that nobody has trained."""
     live = Engine(target, part("drafter", name)().example(target), build("policy", "vct"), costs=COSTS)
@@ -76,6 +78,8 @@ def test_what_needs_passes_of_the_target_is_refused(target: Target) -> None:
     text = Text(np.array([5, 6, 7, 8, 9, 10]), 3)
     with pytest.raises(UserError, match="probes"):
         replace(engine(target, "lookahead", "trie"), target=Replayed.along(target, text, ())).write([request])
+    with pytest.raises(UserError, match="reads what was not accepted"):
+        replace(engine(target, "suffix+token_recycling", "trie"), target=Replayed.along(target, text, ())).write([request])
 
 
 def asked(target: Target, count: int = 2, temperature: float = 0.0, tokens: int = 24) -> list[Request]:
@@ -150,6 +154,7 @@ def test_a_broken_recording_is_recorded_again_or_told(target: Target, tmp_path: 
     ("pair", "told"),
     [("edd chain rejection", "acceptor 'rejection' cannot be replayed"),
      ("lookahead trie", "drafter 'lookahead' cannot be replayed"),
+     ("token_recycling trie", "drafter 'token_recycling' cannot be replayed: it reads what was not accepted"),
      ("lookahead+pld trie", "drafter 'lookahead+pld' cannot be replayed")],
 )  # fmt: skip
 def test_what_hangs_on_more_than_the_text_is_refused_by_name(pair: str, told: str, tmp_path: Path, quick: None, capsys) -> None:

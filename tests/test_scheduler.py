@@ -30,7 +30,7 @@ from draftree.testing.fakes import tiny_target
 from hybrids import hybrid
 
 SAMPLINGS = (Sampling(), Sampling(1.0, seed=3), Sampling(0.7, top_k=9, seed=8), Sampling(1.3, top_p=0.9, seed=5))
-DRAFTERS = ("edd", "eagle3", "suffix", "lm", "dflash", "medusa", "hydra", "glide", "lookahead", "pld")
+DRAFTERS = ("edd", "eagle3", "suffix", "lm", "dflash", "medusa", "hydra", "glide", "lookahead", "pld", "token_recycling")
 VOCAB = 61
 
 

@@ -45,7 +45,7 @@ def write(target: Target, drafter: str, requests: list[Request], policy: str = "
 
 
 @report("NVIDIA/TensorRT-LLM#3456", KIND, "Sequences that left a batch out of order spoiled the texts of the others.")
-@pytest.mark.parametrize("drafter", ["pld", "suffix", "lookahead"])
+@pytest.mark.parametrize("drafter", ["pld", "suffix", "lookahead", "token_recycling"])
 def test_sequences_leave_in_any_order(drafter: str) -> None:
     target = tiny_target(context=64)
     base = plain(target, [Request([7, 5, 9, 7, 5], 20)]).tokens[0]

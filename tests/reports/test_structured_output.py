@@ -139,7 +139,7 @@ def test_every_branch_of_a_tree_has_its_own_mask(target: Target) -> None:
 @report("InternLM/lmdeploy#4551", KIND, "With drafts on, schemas and patterns were ignored, and nothing said so.")
 @report("tenstorrent/tt-inference-server#3199", KIND, "JSON with text fields came back without its closing brace.")
 @report("kekzl/imp#1199", KIND, "An answer ended as complete while its JSON was still open.")
-@pytest.mark.parametrize("drafter", ["pld", "suffix", "lookahead"])
+@pytest.mark.parametrize("drafter", ["pld", "suffix", "lookahead", "token_recycling"])
 def test_json_is_whole_where_it_ends(target: Target, drafter: str) -> None:
     engine = load(target, drafter, "chain:length=6", costs=COSTS)
     for schema, seed in ((SCHEMA, 0), (PERSON, 1), (PERSON, 2)):

@@ -245,6 +245,7 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "suffix_decoding": "suffix",
         "suffix_tree": "suffix",
         "lookahead_decoding": "lookahead",
+        "recycling": "token_recycling",  # Spec-Bench
         "eagle_1": "eagle",
         "eagle1": "eagle",
         "deepseek_mtp": "mtp",  # vLLM

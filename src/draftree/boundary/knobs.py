@@ -174,12 +174,19 @@ class Part:
 
     Attributes:
         presets: by name, knobs that depart together from the published method; `name:preset=fast` sets them.
+        spec_name: its name in specs, where that is not the class's in lower case.
     """
 
     presets: ClassVar[Presets] = {}
+    spec_name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        check(self, f"{type(self).__name__.lower()}: ")
+        check(self, f"{self.kind()}: ")
+
+    @classmethod
+    def kind(cls) -> str:
+        """Return the part's name in specs."""
+        return cls.spec_name or cls.__name__.lower()
 
 
 def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:

@@ -121,8 +121,9 @@ def replayable(ready: Prepared) -> "dict[tuple[str, str], Engine]":
             raise UserError(f"{told}; allowed are {' and '.join(RULES)}")
     engines = ready.load()
     for (drafter, _), engine in engines.items():
-        if engine.drafter.sends_probes:
-            raise UserError(f"drafter '{drafter}' cannot be replayed: it sends probes, which need a pass of the target")
+        if not engine.drafter.replayable:
+            reads = "sends probes, which need" if engine.drafter.sends_probes else "reads what was not accepted, which needs"
+            raise UserError(f"drafter '{drafter}' cannot be replayed: it {reads} a pass of the target")
     return engines
 
 

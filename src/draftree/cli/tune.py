@@ -69,8 +69,9 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
     with terminal.busy("measuring what a step costs") as tell:
         engines = inputs.elsewhere(engines, machines, tell)[0] if machines else priced(engines, tell)
     engine = engines[drafter, asked.policy]
-    if engine.drafter.sends_probes:
-        raise UserError(f"drafter '{drafter}' cannot be replayed: it sends probes, which need a pass of the target")
+    if not engine.drafter.replayable:
+        reads = "sends probes, which need" if engine.drafter.sends_probes else "reads what was not accepted, which needs"
+        raise UserError(f"drafter '{drafter}' cannot be replayed: it {reads} a pass of the target")
     requests, _ = chosen(suite.prompts, engine, asked.max_new_tokens, asked.limit)
     kept = asked.recording or Path(ctx.with_resource(TemporaryDirectory(prefix="draftree-")))
     recordings = Recordings.open(kept, engine.target, [engine.drafter.needs])

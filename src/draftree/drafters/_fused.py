@@ -146,7 +146,7 @@ class FusedDrafter(Drafter[Fusing]):
     def needs(self) -> Needs:
         every = [part.needs for part in self.parts]
         hidden, kv = (layer for needs in every for layer in needs.hidden), (layer for needs in every for layer in needs.kv)
-        return Needs(tuple(dict.fromkeys(hidden)), tuple(dict.fromkeys(kv)))
+        return Needs(tuple(dict.fromkeys(hidden)), tuple(dict.fromkeys(kv)), max(needs.top for needs in every))
 
     @property
     def described(self) -> str:

@@ -66,6 +66,11 @@ class Drafter(ABC, Generic[State]):
         return Needs()
 
     @property
+    def replayable(self) -> bool:
+        """True where all it reads of the target is known along a text, without a pass over what was not accepted."""
+        return not (self.sends_probes or self.needs.top)
+
+    @property
     def described(self) -> str:
         """A line that tells apart drafters that cost or learn differently."""
         return repr(self.knobs) if self.knobs else type(self).__name__
@@ -143,7 +148,7 @@ class Drafter(ABC, Generic[State]):
         Args:
             tree: the verified tree.
             verdict: what of it was accepted.
-            taps: of root and accepted nodes, row by row, after the target's cache was compacted.
+            taps: of root and accepted nodes, row by row, after the target's cache was compacted; `taps.top` is of all nodes.
         """
 
     def caught_up(self, state: State) -> State:
@@ -227,11 +232,6 @@ class Method(Part, ABC):
     @abstractmethod
     def example(self, target: Target) -> Drafter[Any]:
         """A small drafter of random or no weights that fits the target, for the conformance suite."""
-
-    @classmethod
-    def kind(cls) -> str:
-        """The method's name."""
-        return cls.__name__.lower()
 
 
 @dataclass(frozen=True)

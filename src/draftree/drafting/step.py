@@ -288,7 +288,7 @@ class Drafting(Search):
     def _committed(self, tree: Tree, verdict: Verdict, taps: Taps, rows: list[int]) -> Any:
         kept = [verdict.kept(root) for root in range(tree.roots) if tree.row[root] in rows]
         if len(kept) < tree.roots:
-            tree, verdict = of_rows(tree, verdict, rows)
+            taps, (tree, verdict) = taps.of_rows(tree, rows), of_rows(tree, verdict, rows)
         return self.drafter.commit(self.state, tree, verdict, taps.take(np.concatenate(kept)))
 
     @in_phase("draft")

@@ -168,7 +168,7 @@ class Bench:
         together = 1 if drafter.remembers else TOGETHER  # what is learnt of a text is for those after it
         for at in range(0, len(long), together):
             texts = [found[i] for i in long[at : at + together]]
-            source = self.target if drafter.sends_probes else Recording.of(self.target, texts, drafter.needs.hidden)
+            source = self.target if not drafter.replayable else Recording.of(self.target, texts, drafter.needs.hidden)
             yield long[at : at + together], source, texts
 
     def remember(self, requests: Sequence[Request]) -> None:

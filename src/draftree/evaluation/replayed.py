@@ -59,6 +59,10 @@ class Replayed(Target):
     def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
         if probes is not None:
             raise UserError("the drafter sends probes, which need a pass of the target: its texts cannot be replayed")
+        if needs.top:
+            raise UserError(
+                "the drafter reads what was not accepted, which needs a pass of the target: no text can be replayed"
+            )
         positions = cache.lengths[0] + tree.depth
         taps = self._recording.taps(cache, tree.row, positions, tree.tokens, needs)
         return Verified(self._after(positions), taps)

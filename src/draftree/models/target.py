@@ -27,6 +27,7 @@ from draftree.boundary.garbage import seldom
 from draftree.boundary.machine import has_float64, to_device
 from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
+from draftree.kernels.largest import likeliest
 from draftree.models.architectures import refuse_unsupported
 from draftree.models.cache import SlotCache
 from draftree.models.capture import usual_capture
@@ -59,10 +60,12 @@ class Needs:
     Attributes:
         hidden: entries of transformers' `hidden_states`, negative ones counted from the end.
         kv: layers whose keys and values are read from the target's cache.
+        top: how many of the likeliest tokens after every verified node are read; 0 for none.
     """
 
     hidden: tuple[int, ...] = ()
     kv: tuple[int, ...] = ()
+    top: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class Taps:
         tokens: [T] its id.
         cache: the target's cache, for drafters that read its keys and values.
         probe_logits: [P, V] after each probe row, where the drafter sent any.
+        top: [N, K] the likeliest tokens after every node of the verified tree, those that were not accepted among them, by
+            falling logit; None where the drafter needs none, or nothing was verified.
     """
 
     hidden: dict[int, Tensor]
@@ -84,15 +89,24 @@ class Taps:
     tokens: Ints
     cache: SlotCache
     probe_logits: Tensor | None = None
+    top: Tensor | None = None
 
     def take(self, index: Ints) -> Self:
-        """The taps of some of the tokens."""
+        """The taps of some of the tokens; what was asked of probes and of the whole tree stays as it is."""
         if np.array_equal(index, np.arange(len(index))):  # the first ones, as of a chain that is accepted: none is copied
             hidden = {layer: h[: len(index)] for layer, h in self.hidden.items()}
         else:
             at = to_device(index, self.cache.device)
             hidden = {layer: h.index_select(0, at) for layer, h in self.hidden.items()}
-        return type(self)(hidden, self.rows[index], self.positions[index], self.tokens[index], self.cache, self.probe_logits)
+        columns = (self.rows[index], self.positions[index], self.tokens[index])
+        return type(self)(hidden, *columns, self.cache, self.probe_logits, self.top)
+
+    def of_rows(self, tree: Tree, rows: Sequence[int]) -> Self:
+        """The taps with `top` as of a verified tree that has some rows alone."""
+        if self.top is None:
+            return self
+        nodes = to_device(np.flatnonzero(np.isin(tree.row, rows)), self.top.device)
+        return replace(self, top=self.top.index_select(0, nodes))
 
     def before(self, lengths: Ints) -> Self:
         """Those of the tokens that stand before `lengths[r]` in their rows."""
@@ -420,7 +434,8 @@ class Target:
             logits, hidden = logits[at], {layer: h[at] for layer, h in hidden.items()}
         hidden = {layer: h[:n] for layer, h in hidden.items()}
         probe_logits = None if probes is None else logits[n:]
-        return Verified(logits[:n], Taps(hidden, tree.row, positions[:n], tree.tokens, cache, probe_logits))
+        top = likeliest_tokens(logits[:n], needs.top) if needs.top else None
+        return Verified(logits[:n], Taps(hidden, tree.row, positions[:n], tree.tokens, cache, probe_logits, top))
 
     @torch.inference_mode()
     @in_phase("commit")
@@ -447,6 +462,18 @@ def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
         for at in range(0, max(map(len, several)), CHUNK):
             yield [r[at : at + CHUNK] for r in several]
         cache.mark()
+
+
+def likeliest_tokens(logits: Tensor, k: int) -> Tensor:
+    """[N, K] the tokens of the k largest of logits [N, V], falling, on the same device.
+
+    On a CPU the lower id of equals comes first; on another device their order is open.
+    """
+    k = min(k, logits.shape[-1])
+    if not logits.is_cpu:
+        return logits.topk(k, dim=-1).indices
+    whole = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    return torch.from_numpy(likeliest(whole.contiguous().numpy(), k)[0])
 
 
 class Packing:

@@ -1,0 +1,179 @@
+"""Token Recycling: what the target held likely after a token before, chosen or not, follows it again (Luo et al. 2024).
+
+The target's likeliest next tokens after every verified node, the rejected ones too, go into a table from a token to its
+successors. Drafts are read from it layer by layer.
+
+Shapes: R rows, F frontier nodes, K successors, S degrees of sureness.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import numpy as np
+
+from draftree.boundary.knobs import knob
+from draftree.drafters.base import Drafter, Method, every, picked, put
+from draftree.drafters.lookup.adjacency import NONE, SUREST, Adjacency, merged, pairs_of
+from draftree.models.cache import SlotCache
+from draftree.models.target import Needs, Taps, Target
+from draftree.sampling.drawing import Drawing
+from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+
+MEASURED = ((0.30, 0.13, 0.08, 0.03), (0.53, 0.09, 0.03, 0.02), (0.75, 0.05, 0.02, 0.01), (0.87, 0.03, 0.01, 0.01))
+"""The acceptance of the first ranks by sureness, measured with SmolLM2 on Spec-Bench's six tasks; of later ranks the last."""
+PRIOR = 16.0
+"""The number of places that these count for."""
+
+
+@final
+@dataclass(frozen=True)
+class TokenRecycling(Method):
+    """Token Recycling (arXiv 2408.08696).
+
+    The paper's tree is the policy `static:paths=token_recycling/2.2.2`; every other policy grows its own, by q. q of a
+    successor is how often its rank was right so far, among lines whose first successor was confirmed as often in a row.
+
+    - The official code fills the matrix by steps alone, and where a token is verified at several nodes, it is open which
+      one stays; here it is the accepted one, else the last.
+    - At first, what followed each token in the prompt is its line (`prompt=false`: no line, as in the official code).
+
+    Attributes:
+        successors: k, of each token.
+        prompt: whether the pairs of tokens in a prompt are entered when it is read.
+        session: whether the table of one text is kept for the next ones; else each begins with an empty one.
+    """
+
+    spec_name: ClassVar[str] = "token_recycling"
+
+    successors: int = knob(8, least=1, most=1024)
+    prompt: bool = True
+    session: bool = True
+
+    def open(self, target: Target) -> "TokenRecyclingDrafter":
+        return TokenRecyclingDrafter(self, target.decoder.vocab)
+
+    def example(self, target: Target) -> "TokenRecyclingDrafter":
+        return self.open(target)
+
+
+@dataclass(frozen=True)
+class Recycled:
+    """The state.
+
+    Attributes:
+        memory: lines of earlier texts; the same for all rows.
+        known: [2, S, K] of these texts: how often a rank was there to be judged, and how often it was right.
+        tables: [R] lines of each row's own text.
+        judged: [R] as `known`, of each row's own text.
+    """
+
+    memory: Adjacency
+    known: Floats
+    tables: tuple[Adjacency, ...] = ()
+    judged: tuple[Floats, ...] = ()
+
+
+@final
+class TokenRecyclingDrafter(Drafter[Recycled]):
+    """Drafts the likeliest successors in the table.
+
+    Args:
+        knobs: of the method.
+        vocab: V.
+    """
+
+    knobs: TokenRecycling
+    searches = True
+    remembers = True
+
+    def __init__(self, knobs: TokenRecycling, vocab: int) -> None:
+        self.knobs = knobs
+        self._width = min(knobs.successors, vocab)
+        self._empty = Adjacency.empty(vocab, self._width)
+        prior = np.array(MEASURED)[:, np.minimum(np.arange(self._width), len(MEASURED[0]) - 1)]
+        self._prior = np.stack((np.full_like(prior, PRIOR), PRIOR * prior))
+        self._none = np.zeros_like(self._prior)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(top=self._width)
+
+    def start(
+        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Recycled | None = None, rows: Ints | None = None
+    ) -> Recycled:
+        state, count = state or Recycled(self._empty, self._none), len(prompts)
+        tables, judged = list(state.tables or (self._empty,) * count), list(state.judged or (self._none,) * count)
+        for row in every(rows if state.tables else None, count).tolist():
+            tables[row] = self._read(np.append(prompts[row], roots[row]), state.memory)
+            judged[row] = self._none
+        return replace(state, tables=tuple(tables), judged=tuple(judged))
+
+    def _read(self, text: Ints, memory: Adjacency) -> Adjacency:
+        """Return a row's table after its prompt and root."""
+        if not self.knobs.prompt:
+            return self._empty
+        tokens, followed = pairs_of(text, self._width)
+        return self._empty.plus(tokens, merged(followed, memory.look_up(tokens)[0]))
+
+    def expand(self, state: Recycled, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Recycled]:
+        width, rows = min(k, self._width), tree.row[frontier]
+        tokens, log_q = np.zeros((len(frontier), width), np.int64), np.full((len(frontier), width), -np.inf)
+        for row in np.unique(rows).tolist():
+            here = rows == row
+            found, sureness = state.tables[row].look_up(tree.tokens[frontier[here]], state.memory)
+            found, q = found[:, :width], self._rates(state, row)[sureness, :width]
+            tokens[here], log_q[here] = np.where(found == NONE, 0, found), np.where(found == NONE, -np.inf, np.log(q))
+        return Candidates(tokens, log_q), state
+
+    def _rates(self, state: Recycled, row: int) -> Floats:
+        """Return q [S, K] by sureness and rank; it falls with the rank, as that is the order of the candidates."""
+        tried, right = self._prior + state.known + state.judged[row]
+        rates: Floats = np.minimum.accumulate(right / tried, axis=1)
+        return rates
+
+    def commit(self, state: Recycled, tree: Tree, verdict: Verdict, taps: Taps) -> Recycled:
+        tables, judged = list(state.tables), list(state.judged)
+        top = None if taps.top is None else taps.top[:, : self._width].cpu().numpy()
+        for root in range(tree.roots):
+            row, kept = int(tree.row[root]), verdict.kept(root)
+            nexts = np.append(tree.tokens[kept[1:]], verdict.bonus[root])
+            judged[row] = judged[row] + self._judgement(state, row, tree.tokens[kept], nexts)
+            if top is not None:
+                mine = tree.of_row(row)
+                order = np.concatenate((mine[~np.isin(mine, kept)], kept))  # of equal tokens the accepted one counts
+                tables[row] = tables[row].plus(tree.tokens[order], top[order], state.memory)
+        return replace(state, tables=tuple(tables), judged=tuple(judged))
+
+    def _judgement(self, state: Recycled, row: int, tokens: Ints, nexts: Ints) -> Floats:
+        """Return [2, S, K], at which ranks a row's table had successors of tokens [n], and which were the next ones [n]."""
+        found, sureness = state.tables[row].look_up(tokens, state.memory)
+        counts = np.zeros_like(self._none)
+        np.add.at(counts[0], sureness, found != NONE)
+        np.add.at(counts[1], sureness, found == nexts[:, None])
+        return counts
+
+    def truncate(self, state: Recycled, lengths: Ints, rows: Ints | None = None) -> Recycled:
+        """Return the state without what rows have learnt, which goes into the memory: no table can be cut."""
+        at = every(rows, len(lengths))
+        memory, known = self._remembered(state, at)
+        tables = put(state.tables, at, (self._empty,) * len(lengths))
+        return Recycled(memory, known, tables, put(state.judged, at, (self._none,) * len(lengths)))
+
+    def select(self, state: Recycled, rows: Ints, cache: SlotCache) -> Recycled:
+        tables, judged = picked(state.tables, rows, self._empty), picked(state.judged, rows, self._none)
+        return replace(state, tables=tables, judged=judged)
+
+    def carry(self, state: Recycled) -> Recycled | None:
+        return Recycled(*self._remembered(state, np.arange(len(state.tables)))) if self.knobs.session else None
+
+    def _remembered(self, state: Recycled, rows: Ints) -> tuple[Adjacency, Floats]:
+        """Return the memory with what some rows have learnt since they were started."""
+        memory, known = state.memory, state.known
+        if self.knobs.session:
+            for row in rows.tolist():
+                memory, known = memory.joined(state.tables[row]), known + state.judged[row]
+        return memory, known
+
+
+assert len(MEASURED) == SUREST + 1
