@@ -105,6 +105,7 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
         columns[owner == r] = waiting + np.arange(len(nodes))
     tokens, positions, visible, scratch = zip(*parts, strict=True)
     feed = ForwardBatch.packed(tokens, positions, starts, visible, scratch, device)
+    feed = feed.widened(cache.ladder.width(feed.width))  # as recorded passes over such trees are
     fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
     return Layout(feed, owner, columns, fed)
 

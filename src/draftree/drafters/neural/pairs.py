@@ -238,7 +238,8 @@ class PairDrafter(PairReader):
     def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
         state = self.caught_up(state)
         new, places = unfed(tree.parents, frontier, state.nodes)
-        logits, alike = None, np.array_equal(new, frontier)
+        logits, alike = None, np.array_equal(new, np.sort(frontier))
+        new = frontier if alike else new  # in its order, so that logits are those of the frontier
         while new.size:  # one pass, unless the frontier's paths were not expanded before
             parents = tree.parents[new]
             roots = parents < 0
