@@ -169,7 +169,8 @@ def scripted(sizes: Sizes, context: int, device: torch.device) -> tuple[Any, Any
 def scripted_head(target: Target) -> EAGLE3Drafter:
     """Return a head of EAGLE-3's kind, whose attention hands on a part of its own place's embedding, and nothing else does."""
     vocab = target.decoder.vocab
-    drafter = EAGLE3(draft_vocab=DRAFT_VOCAB if vocab > DRAFT_VOCAB else 0).example(target)
+    with target.decoder.device:  # where its random weights are made
+        drafter = EAGLE3(draft_vocab=DRAFT_VOCAB if vocab > DRAFT_VOCAB else 0).example(target)
     assert isinstance(drafter, EAGLE3Drafter)
     net, config = drafter.model, target.decoder.config
     layer, groups = net.midlayer, config.num_key_value_heads
@@ -206,6 +207,7 @@ def written(name: str, small: bool, device: torch.device, batch: int) -> list[di
         requests = [Request(prompt.tolist(), tokens, sampling=sampling) for prompt in prompts]
         for mode in MODES:
             cell: dict[str, Any] = {"mode": mode, "temperature": temperature, "batch": batch}
+            print(f"  {name} × {batch}, temperature {temperature:g}, {mode}", flush=True)
             cells.append(cell)
             if mode == "assisted":  # which takes one text at a time
                 cell |= assisted(made, draft, requests[0], device) if batch == 1 else {}

@@ -3,10 +3,12 @@
 Both run the same function of the same tensors; the recorder alone differs between a GPU and the tests on a CPU.
 """
 
+import itertools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, final
 
 import torch
@@ -128,10 +130,12 @@ class Graphs(Capture):
         if self._failed:
             return body(given)
         lying, replay, made = self._known[kind]
-        for name, t in given.items():
-            lying[name].copy_(t, non_blocking=True)
+        torch._foreach_copy_(list(lying.values()), [given[name] for name in lying], non_blocking=True)
         replay()
-        return tuple(t.clone() for t in made)  # a drafter keeps what it made of one node while it reads the next
+        kept = [torch.empty_like(t) for t in made]  # a drafter keeps what it made of one node while it reads the next
+        if kept:
+            torch._foreach_copy_(kept, list(made), non_blocking=True)
+        return tuple(kept)
 
     @property
     def recordings(self) -> int:
@@ -176,9 +180,15 @@ class Weights:
     @property
     def version(self) -> Hashable:
         """Return what changes where a tensor is replaced, moved or written to, or a module is replaced."""
-        parts = tuple(id(part) for held in self._parts for part in held.values())
-        tensors = (t for held in self._tensors for t in held.values() if t is not None)
-        return parts, tuple((_address(t), 0 if t.is_inference() else t._version) for t in tensors)
+        parts = tuple(map(id, itertools.chain.from_iterable(held.values() for held in self._parts)))
+        tensors = [t for held in self._tensors for t in held.values() if t is not None]
+        try:
+            return parts, tuple(map(Tensor.data_ptr, tensors)), tuple(map(_VERSION, tensors))
+        except RuntimeError:  # of tensors that were made in inference mode, or are several in one
+            return parts, tuple((_address(t), 0 if t.is_inference() else t._version) for t in tensors)
+
+
+_VERSION = attrgetter("_version")
 
 
 def _address(tensor: Tensor) -> int:
