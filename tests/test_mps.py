@@ -8,6 +8,7 @@ import torch
 
 from devices import WithoutFloat64, moved
 from draftree import Request, Sampling, Target, UserError, load
+from draftree.doctor import faults
 from draftree.drafters.base import Method
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.drafters.edd import EDD
@@ -103,3 +104,24 @@ def test_the_pretended_device_notices() -> None:
         here.copy_(there)
         here.to("mps")
         assert here.is_cpu
+
+
+def test_rotary_bases_are_compared_on_the_host() -> None:
+    """As `doctor` compares a drafter's with the target's."""
+    target: Any = tiny_target()
+    target.decoder.model.float()
+    drafts: Any = EAGLE3().example(target)
+    drafts.model.float()
+    for module in faults.rotaries(drafts.model, drafts).values():
+        faults.frequencies(module)[1:] *= 0.5
+    nothing: Any = None
+    found = []
+    for there in (False, True):
+        if there:
+            moved(drafts.model)
+            moved(target.decoder.stack)
+        with WithoutFloat64():
+            alternatives = faults._ropes(target, drafts, nothing)
+            found.append([(each.cause, each.change) for each in alternatives])
+    assert found[0] == found[1]
+    assert found[0]

@@ -211,7 +211,7 @@ def frequencies(module: nn.Module) -> Tensor:
 def theta(frequencies: Tensor) -> float:
     """The rotary base of frequencies [k] that are not scaled: fᵢ = θ^(−i/k)."""
     k = len(frequencies)
-    return float(frequencies[1].double() ** -k) if k > 1 else 1.0
+    return float(frequencies[1].cpu().double() ** -k) if k > 1 else 1.0
 
 
 def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[Alternative]:
@@ -225,10 +225,10 @@ def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[
         where = "" if group is own else f" in {next(iter(group))}"
         for name, base, exact in wanted:
             old = {m: frequencies(m) for m in group.values()}
-            # θ^(−i/k) where the target's own do not fit
+            # θ^(−i/k) where the target's own do not fit; on the host, as not all devices have float64
             powers = {m: base ** -torch.linspace(0, 1, len(f) + 1, dtype=torch.float64)[:-1] for m, f in old.items()}
-            new = {m: exact.clone() if exact.shape == f.shape else powers[m].to(f) for m, f in old.items()}
-            if any(not torch.allclose(old[m].double(), f.double(), rtol=1e-3) for m, f in new.items()):
+            new = {m: exact.clone() if exact.shape == f.shape else powers[m].to(f.dtype).to(f.device) for m, f in old.items()}
+            if any(not torch.allclose(old[m].cpu().double(), f.cpu().double(), rtol=1e-3) for m, f in new.items()):
                 yield Alternative(ROPE, f"{name} {base:.0f} instead of {bases}{where}", source, _putting("inv_freq", new))
 
 
