@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 from draftree.boundary.knobs import Presets, knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
+from draftree.drafters.neural.candidate_head import CandidateHead
 from draftree.drafters.neural.llama import CACHE, Rotary, initialise, like, of_values, published, stores
 from draftree.drafters.neural.losses import before, soft_cross_entropy
 from draftree.drafters.neural.pair_net import PairNet
@@ -50,6 +51,8 @@ class EAGLE3(TrainableMethod):
         init: what it begins with: `scratch`, random weights, the official code's way; or `target`, the target's own layer that
             reads the highest of the three entries, and its last norm, so that it begins with what that layer would say, and
             with random weights where these are of other shapes. `preset=fast` is this.
+        head_rank: r; above 0, a head of all tokens finds candidates by factors of this rank, instead of the draft vocabulary.
+        head_candidates: m, how many it finds and scores exactly.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -62,6 +65,7 @@ class EAGLE3(TrainableMethod):
     )  # fmt: skip
     formats = ("speculators", "eagle")
     own_policy = "eagle2"
+    chosen = ("head_rank", "head_candidates")
 
     presets: ClassVar[Presets] = {"fast": {"init": "target"}}
 
@@ -72,6 +76,8 @@ class EAGLE3(TrainableMethod):
     steps: int = knob(7, least=1)
     decay: float = knob(0.8, above=0, most=1)
     init: Literal["target", "scratch"] = "scratch"
+    head_rank: int = knob(0, least=0)
+    head_candidates: int = knob(256, least=1)
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
@@ -179,7 +185,7 @@ class FusingNet(PairNet):
     Attributes:
         fc: fuses them.
         norm: before the head.
-        lm_head: of the tokens that can be drafted.
+        lm_head: of the tokens that can be drafted, a linear layer or a `CandidateHead`.
         d2t: what is added to 0 … V′ − 1 for the target's ids; none for the whole vocabulary.
         t2d: [V] which of the target's tokens can be drafted, likewise.
         reads: the entries of the target's `hidden_states` that are fused.
@@ -187,7 +193,7 @@ class FusingNet(PairNet):
 
     fc: nn.Linear
     norm: nn.Module
-    lm_head: nn.Linear
+    lm_head: Any
     d2t: Tensor | None
     t2d: Tensor | None
     reads: tuple[int, ...]
@@ -206,6 +212,22 @@ class FusingNet(PairNet):
     @property
     def drafted(self) -> Drafted | None:
         return drafted(self.d2t, self._target)
+
+    def find_candidates(self, rank: int, count: int) -> None:
+        """Replaces the head by one of all tokens that finds candidates; those it was not trained for have the target's rows.
+
+        Raises:
+            UserError: the rank is above its width, or the target's rows are of another width.
+        """
+        rows = self.lm_head.weight.detach()
+        if (part := self.drafted) is not None:
+            whole = self._target.decoder.head_weight.detach()
+            if whole.shape[1] != rows.shape[1]:
+                told = f"its draft vocabulary lacks rows, and the target's are {whole.shape[1]} wide, not {rows.shape[1]}"
+                raise UserError(f"eagle3: head_rank is {rank}, allowed is 0: {told}")
+            rows = whole.to(rows).index_copy(0, part.ids, rows)
+        self.lm_head = CandidateHead(rows, rank, count, "eagle3")
+        self.d2t = self.t2d = None
 
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
         fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.reads], dim=-1))
@@ -291,6 +313,11 @@ class EAGLE3Drafter(PairDrafter):
     @property
     def needs(self) -> Needs:
         return Needs(hidden=self.model.reads)
+
+    def use_kernels(self, target: Target) -> None:
+        if self.knobs.head_rank:
+            self.model.find_candidates(self.knobs.head_rank, self.knobs.head_candidates)
+        super().use_kernels(target)
 
     def study(self, counts: Ints) -> None:
         if self.model.d2t is not None:

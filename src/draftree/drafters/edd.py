@@ -59,6 +59,8 @@ class EDD(TrainableMethod):
             reads the same entry of `hidden_states`, and its last norm. In training only.
         draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them. With
             `shared` alone.
+        head_rank: r; above 0, a head of all tokens finds candidates by factors of this rank, instead of the draft vocabulary.
+        head_candidates: m, how many it finds and scores exactly.
 
     The defaults are the paper's; `preset=fast` is what learns faster: a shared embedding, the target's layer, random phases.
     """
@@ -71,6 +73,7 @@ class EDD(TrainableMethod):
         ),
     )  # fmt: skip
 
+    chosen = ("head_rank", "head_candidates")
     presets: ClassVar[Presets] = {"fast": {"shared": True, "init": "target", "phase": "random"}}
 
     hidden_layer: int | Literal["auto"] = -4
@@ -81,6 +84,8 @@ class EDD(TrainableMethod):
     shared: bool = False
     init: Literal["target", "scratch"] = "scratch"
     draft_vocab: int = knob(0, least=0)
+    head_rank: int = knob(0, least=0)
+    head_candidates: int = knob(256, least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,6 +136,11 @@ class EDDDrafter(OneLayerDrafter):
         if self._layer == AUTO:
             raise UserError("edd: hidden_layer is 'auto', allowed is a number outside of training, which settles it")
         return Needs(hidden=(self._layer,))
+
+    def use_kernels(self, target: Target) -> None:
+        super().use_kernels(target)
+        if self.knobs.head_rank:  # the kernels are chosen by comparing logits, which a few candidates do not allow
+            self.find_candidates(self.knobs.head_rank, self.knobs.head_candidates)
 
     def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
         if self.knobs.hidden_layer != AUTO:

@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from draftree.boundary.files import filled, understood
 from draftree.drafters.base import Drafter, State, Trainable, TrainableMethod, every, put
+from draftree.drafters.neural.candidate_head import CandidateHead
 from draftree.drafters.neural.decoding import (
     SPARE,
     DecoderLayers,
@@ -312,6 +313,17 @@ class BorrowingDrafter(Trainable[State]):
     def drafted(self) -> Drafted | None:
         """The tokens that it can draft; none where it can draft all."""
         return None if self._head is None else self._head.drafted
+
+    def find_candidates(self, rank: int, count: int) -> None:
+        """Replaces the head by one of all tokens that finds candidates.
+
+        Raises:
+            UserError: the rank is above its width, or the head's rows cannot be read.
+        """
+        head: Any = self.model.get_output_embeddings()
+        bias = getattr(self._target.decoder.hf.model.get_output_embeddings() if self._head else head, "bias", None)
+        self.model.set_output_embeddings(CandidateHead(head.weight, rank, count, self.knobs.kind(), bias))
+        self._head = None
 
     def study(self, counts: Ints) -> None:
         if self._head is not None:

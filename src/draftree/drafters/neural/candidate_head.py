@@ -1,0 +1,123 @@
+"""A head that finds a few candidates by factors of low rank, and scores these alone exactly.
+
+A token's logit is the product of its row and a state. With the r directions in which the rows differ most, W ≈ 1 μᵀ + U V, and
+what μ adds is the same for all tokens; so the largest entries of U (V h) are likely those of W h. U has r / D of the head's
+weights. No token is excluded, as a draft vocabulary excludes those that are rare; q is over the candidates.
+
+Shapes: N states, D hidden size, V vocabulary, r rank, m candidates.
+"""
+
+import hashlib
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import final
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from draftree.boundary.files import cache_folder, whole
+from draftree.errors import UserError
+
+LOG = logging.getLogger("draftree")
+ROWS = 4096
+"""Rows of a head that are widened to float64 at once."""
+
+
+@final
+class CandidateHead(nn.Module):
+    """Gives the logits of each state's m candidates, and −∞ for all other tokens.
+
+    Args:
+        rows: [V, D] the head's weight.
+        rank: r, at least 1 and at most D.
+        count: m; all tokens where there are fewer.
+        method: for errors.
+        bias: [V] the head's, if it has one.
+
+    Raises:
+        UserError: the rank is above D.
+    """
+
+    def __init__(self, rows: Tensor, rank: int, count: int, method: str, bias: Tensor | None = None) -> None:
+        super().__init__()
+        vocab, width = rows.shape
+        if rank > width:
+            raise UserError(f"{method}: head_rank is {rank}, allowed is at most the width of the head: {width}")
+        self.down = nn.Linear(width, rank, bias=False, device=rows.device, dtype=rows.dtype)
+        self.up = nn.Linear(rank, vocab, bias=bias is not None, device=rows.device, dtype=rows.dtype)
+        down, up = factors(rows, rank)
+        self.down.weight.data.copy_(down)
+        self.up.weight.data.copy_(up)
+        if bias is not None:
+            self.up.bias.data.copy_(bias)
+        self.requires_grad_(False)
+        self._rows, self._bias, self._count = rows.detach(), bias, min(count, vocab)
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the head's rows [V, D]."""
+        return self._rows
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return logits […, V] of states […, D]."""
+        flat = states.to(self._rows.dtype).flatten(0, -2)
+        near = self.up(self.down(flat)).float()  # a CPU's top-k of half precision is slow
+        found = near.topk(self._count, dim=-1, sorted=False).indices
+        products = [linear(state, self._rows.index_select(0, at)) for state, at in zip(flat[:, None], found, strict=True)]
+        exact = torch.cat(products).float()  # node by node: one product of gathered rows is slow in half precision
+        if self._bias is not None:
+            exact = exact + self._bias[found]
+        logits: Tensor = torch.full_like(near, -torch.inf).scatter_(1, found, exact)
+        return logits.view(*states.shape[:-1], -1)
+
+
+def factors(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return V [r, D] and U [V, r] in float32: of the head's rows, their mean taken off, U V is the best approximation.
+
+    They are computed once and kept in the cache folder, under a hash of the rows.
+
+    Args:
+        rows: [V, D].
+        rank: r.
+    """
+    file = cache_folder() / "factors" / f"{_digest(rows)}-{rank}.safetensors"
+    with suppress(Exception):  # missing, or broken: computed again
+        kept = load_file(file)
+        if kept["down"].shape == (rank, rows.shape[1]) and kept["up"].shape == (rows.shape[0], rank):
+            return kept["down"], kept["up"]
+    down, up = decomposed(rows, rank)
+    _keep(file, {"down": down, "up": up})
+    return down, up
+
+
+@torch.inference_mode()
+def decomposed(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return the factors of a head, see `factors`; its singular vectors are the eigenvectors of the rows' covariance."""
+    host = rows.detach().cpu()
+    mean, parts = host.double().mean(dim=0), host.split(ROWS)
+    square = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
+    for part in parts:
+        centred = part.double() - mean
+        square += centred.T @ centred
+    vectors = torch.linalg.eigh(square).eigenvectors[:, -rank:]
+    up = torch.cat([((part.double() - mean) @ vectors).float() for part in parts])
+    return vectors.T.float().contiguous(), up
+
+
+def _digest(rows: Tensor) -> str:
+    """Return a hash of the bits of rows, and of their shape and dtype."""
+    hashed = hashlib.sha256(f"{tuple(rows.shape)} {rows.dtype}".encode())
+    for part in rows.detach().split(ROWS):
+        hashed.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()[:32]
+
+
+def _keep(file: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        with whole(file) as part:
+            save_file(tensors, part)
+    except OSError as error:
+        LOG.info("the factors of the head are not kept: %s", error)
