@@ -231,6 +231,7 @@ def test_a_text_that_went_another_way_begins_anew() -> None:
         ({"draftr": "suffix"}, "did you mean 'drafter'"),
         ({"drafter": "eagle3"}, "allowed are those that read text alone"),
         ({"drafter": "suffix+lookahead"}, "allowed are those that read text alone"),
+        ({"drafter": "suffix+token_recycling"}, "allowed are those that read text alone"),
         ({"drafter": "rest"}, "'rest' needs a datastore"),
         ({"drafter": 3}, "allowed is a text"),
     ],

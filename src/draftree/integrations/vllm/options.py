@@ -10,7 +10,7 @@ from draftree.drafters._fused import Fused
 from draftree.drafters.base import Drafter, Method, TrainableMethod
 from draftree.drafters.lookup.datastore import Stored
 from draftree.errors import UnknownName, UserError, shown
-from draftree.models.target import Target
+from draftree.models.target import Needs, Target
 from draftree.policies.base import Policy
 from draftree.policies.yield_ import Yield
 from draftree.registry import build
@@ -75,7 +75,7 @@ def open_drafter(spec: str, vocab: int, tokenizer: Any, name: str) -> Drafter[An
         drafter = method.open(cast(Target, stand_in))
     except AttributeError as error:  # it looked for a network that only a loaded target has
         raise UserError(f"drafter {shown(spec)} cannot draft inside vLLM: {told}") from error
-    if not drafter.searches or drafter.needs.hidden or drafter.needs.kv or drafter.sends_probes:
+    if not drafter.searches or drafter.needs != Needs() or drafter.sends_probes:
         raise UserError(f"drafter {shown(spec)} cannot draft inside vLLM: {told}")
     return drafter
 
