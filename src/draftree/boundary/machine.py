@@ -26,6 +26,14 @@ warm-up matters little then."""
 QUICK, AGAIN = 0.1, 7
 """Seconds below which works are timed in more rounds, and how many these are at least: a machine may be slow in three."""
 
+CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 512, "LRU_CACHE_CAPACITY": 256}
+"""The variables by which oneDNN and its wrapper bound their caches, and the entries that suffice.
+
+A linear layer over some number of tokens is two entries of the first and one of the second; a new one takes half a
+millisecond."""
+ARENA_MAX, ARENAS = -8, 2
+"""glibc's M_ARENA_MAX, and the arenas that all threads share: the worker's and the loop's."""
+
 
 def busy() -> str:
     """Return in words that other programs compete for the processors; nothing where none do, or where it is not known."""
@@ -112,11 +120,33 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
+def bound_memory() -> None:
+    """Bound what a process that runs for long keeps for later use; call it before a model is loaded.
+
+    The variables of the environment that set the same bounds win.
+
+    - oneDNN and its wrapper in torch (ideep) keep about half a megabyte for each shape of each linear layer that they have
+      computed, by default 1,024 times. They read their bounds when the first of these layers runs.
+    - glibc's allocator gives each new thread an arena of its own, up to eight per processor. What a thread has freed there
+      serves no other one. Arenas that exist stay. Other C libraries have no such bound, and nothing happens.
+    """
+    for name, most in CACHES.items():
+        os.environ.setdefault(name, str(most))
+    limit = _of_glibc("mallopt")
+    if limit is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        limit(ARENA_MAX, ARENAS)
+
+
 def return_memory() -> None:
     """Return memory that the C allocator holds free to the system, where it is glibc's; others do so by themselves."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    trim = _of_glibc("malloc_trim")
     if trim is not None:
         trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """Return a function of glibc's allocator; None where the C library is another one."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def kept(kind: str, about: Mapping[str, str]) -> Path:

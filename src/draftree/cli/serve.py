@@ -142,11 +142,13 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     """Load the model and serve it at a bound socket."""
     import uvicorn
 
+    from draftree.boundary.machine import bound_memory
     from draftree.cli import inputs, terminal
     from draftree.engine import load, usual_policy
     from draftree.serving.app import create_app
     from draftree.serving.state import ServerState
 
+    bound_memory()
     drafter = inputs.drafter(asked.drafter, asked.target)
     inputs.quiet()
     with terminal.busy("loading"):

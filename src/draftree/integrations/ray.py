@@ -68,9 +68,11 @@ class Replica:
     """
 
     def __init__(self, replicas: Replicas) -> None:
+        from draftree.boundary.machine import bound_memory
         from draftree.engine import load, usual_drafter, usual_policy
         from draftree.serving.state import ServerState
 
+        bound_memory()
         drafter = replicas.drafter or usual_drafter(replicas.target)[0]
         policy = replicas.policy or usual_policy(replicas.target, replicas.drafter, replicas.loading.get("device"))
         engine = load(replicas.target, drafter, policy, **replicas.loading)
