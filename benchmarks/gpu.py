@@ -18,13 +18,15 @@ Shapes: n tokens of a pass, H query heads, G key-value heads, S slots, D entries
 """
 
 import argparse
+import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -61,8 +63,8 @@ SHAPES: Mapping[str, Sizes] = {
 SMALL: Mapping[str, Sizes] = {"tiny": (2, 32, 64, 4, 2, 64)}
 BATCHES, TEMPERATURES = (1, 8), (0.0, 1.0)
 MODES = ("plain", "plain graphs", "assisted", "eager", "graphs", "tree eager", "tree graphs")
-TOKENS, DRAFTED, READ = 96, 4, 128
-"""Tokens that are written, those of a chain that is drafted, and those of a prompt."""
+TOKENS, WARM, DRAFTED, READ = 96, 24, 4, 64
+"""Tokens that are written, those written first to warm up, those of a chain that is drafted, and those of a prompt."""
 TREE, DRAFT_VOCAB, SHARP = EAGLE2(nodes=59, depth=5), 32_000, 2.0
 """The tree of a head, the tokens that it can draft, and the scale of its queries and keys: each place attends to itself."""
 ADDED, SURE, WRONG = 0.003, 40.0, 5
@@ -193,39 +195,59 @@ def _projections(layer: EAGLE3Layer) -> list[torch.nn.Linear]:
     return [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
 
 
-def written(name: str, small: bool, device: torch.device, batch: int) -> list[dict[str, Any]]:
-    """Texts of so many sequences in every mode and at every temperature: tokens a second, and tokens for each pass."""
-    sizes = (SMALL if small else SHAPES)[name]
-    tokens, read = (12, 6) if small else (TOKENS, READ)
-    made, draft = scripted(sizes, 4 * (tokens + read), device)
-    prompts = np.random.default_rng(0).integers(0, min(sizes[-1], DRAFT_VOCAB) - tokens, (batch, read))
-    recording = Graphs() if device.type == "cuda" else Graphs(Recorder())
-    heads = dict[bool, Engine]()
-    cells = []
-    for temperature in TEMPERATURES:
-        sampling = Sampling(temperature=temperature)
-        requests = [Request(prompt.tolist(), tokens, sampling=sampling) for prompt in prompts]
-        for mode in MODES:
-            cell: dict[str, Any] = {"mode": mode, "temperature": temperature, "batch": batch}
-            print(f"  {name} × {batch}, temperature {temperature:g}, {mode}", flush=True)
-            cells.append(cell)
-            if mode == "assisted":  # which takes one text at a time
-                cell |= assisted(made, draft, requests[0], device) if batch == 1 else {}
-                continue
-            recorded = "graphs" in mode
-            ways = (recording, recording.of(draft)) if recorded else (Eager(), Eager())
-            target, small_one = (Target(Decoder(m, capture=way), name) for m, way in zip((made, draft), ways, strict=True))
-            if "tree" in mode:
-                engine = heads[recorded] = heads.get(recorded) or load(target, scripted_head(target), TREE)
-            else:
-                engine = load(target, small_one, Chain(length=DRAFTED))
-            write: Callable[..., Any] = engine.plain if "plain" in mode else partial(engine.write, reuse=False)
-            write(requests)  # what is recorded or set up at first
-            start = time.perf_counter()
-            found = write(requests)
-            seconds = time.perf_counter() - start
-            cell |= {"per_second": batch * tokens / seconds, "per_pass": found.stats.acceptance_length}
-    return cells
+@final
+class Texts:
+    """Writes texts with the models of a shape in every mode; they are made once, and so are what is recorded of them.
+
+    Args:
+        name: of the shape.
+        small: whether it is a tiny one, for a CPU.
+        device: where.
+    """
+
+    def __init__(self, name: str, small: bool, device: torch.device) -> None:
+        self._device, self._sizes = device, (SMALL if small else SHAPES)[name]
+        self._tokens, self._warm, self._read = (12, 12, 6) if small else (TOKENS, WARM, READ)
+        self._made, self._draft = scripted(self._sizes, 4 * (self._tokens + self._read), device)
+        recording = Graphs() if device.type == "cuda" else Graphs(Recorder())
+        ways = {"graphs": (recording, recording.of(self._draft)), "eager": (Eager(), Eager())}
+        self._engines = dict[tuple[str, bool], Engine]()
+        for mode, (of_target, of_draft) in ways.items():
+            target, draft = (
+                Target(Decoder(m, capture=way), name) for m, way in ((self._made, of_target), (self._draft, of_draft))
+            )
+            self._engines[mode, False] = load(target, draft, Chain(length=DRAFTED))
+            self._engines[mode, True] = load(target, scripted_head(target), TREE)
+
+    def cell(self, mode: str, temperature: float, batch: int) -> dict[str, Any]:
+        """Return tokens a second, tokens for each pass, and how many passes were recorded meanwhile; or nothing."""
+        most = min(self._sizes[-1], DRAFT_VOCAB) - self._tokens
+        prompts = np.random.default_rng(0).integers(0, most, (batch, self._read))
+        sampling, found = Sampling(temperature=temperature), {"mode": mode, "temperature": temperature, "batch": batch}
+        short, requests = (
+            [Request(prompt.tolist(), count, sampling=sampling) for prompt in prompts] for count in (self._warm, self._tokens)
+        )
+        if mode == "assisted":  # which takes one text at a time
+            return found | (assisted(self._made, self._draft, requests[0], self._device) if batch == 1 else {})
+        engine = self._engines["graphs" if "graphs" in mode else "eager", "tree" in mode]
+        write: Callable[..., Any] = engine.plain if "plain" in mode else partial(engine.write, reuse=False)
+        write(short)  # what is recorded or set up at first
+        before, start = engine.target.decoder.capture.recordings, time.perf_counter()
+        written = write(requests)
+        seconds = time.perf_counter() - start
+        told = {"per_second": batch * self._tokens / seconds, "per_pass": written.stats.acceptance_length}
+        return found | told | {"recorded": engine.target.decoder.capture.recordings - before}
+
+
+@lru_cache(1)
+def texts(name: str, small: bool, device: torch.device) -> Texts:
+    """Return the writer of a shape; the last one's memory is freed."""
+    return Texts(name, small, device)
+
+
+def cell(name: str, small: bool, device: torch.device, mode: str, temperature: float, batch: int) -> dict[str, Any]:
+    """Return a cell of the table."""
+    return texts(name, small, device).cell(mode, temperature, batch)
 
 
 def assisted(made: Any, draft: Any, request: Request, device: torch.device) -> dict[str, float]:
@@ -265,7 +287,7 @@ def table(done: Mapping[str, Any], shapes: Mapping[str, Sizes], about: Mapping[s
         floor = each * multiplied(sizes) / done["ceilings"]["copy_bytes_per_second"]
         for batch in BATCHES:
             for temperature in TEMPERATURES:
-                cells = {c["mode"]: c for c in done[f"texts {name} × {batch}"] if c["temperature"] == temperature}
+                cells = {mode: done[f"texts {name} × {batch}, temperature {temperature:g}, {mode}"] for mode in MODES}
                 rows.append((NAMES[name], str(batch), f"{temperature:g}", *_figures(cells, batch, floor)))
     told = f"{about['device']}, torch {about['torch']}, by `make gpu`: random weights, scripted acceptance."
     return "\n".join([told, "", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
@@ -314,8 +336,9 @@ def parts(device: torch.device, small: bool) -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {"ceilings": partial(ceilings, 256 if small else 8192, device)}
     found["demo"] = partial(demo, device, 8 if small else 256)
     for name in shapes:
-        for batch in BATCHES:
-            found[f"texts {name} × {batch}"] = partial(written, name, small, device, batch)
+        for batch, temperature, mode in itertools.product(BATCHES, TEMPERATURES, MODES):
+            told = f"texts {name} × {batch}, temperature {temperature:g}, {mode}"
+            found[told] = partial(cell, name, small, device, mode, temperature, batch)
     for context in contexts:
         if context >= max(n for n, _ in TREES):
             found[f"attention {context}"] = partial(attention, context, device)
@@ -330,9 +353,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that it runs")
-    parser.add_argument(
-        "--only", metavar="TEXT", help="only parts whose names contain this; nothing but the journal is written"
-    )
+    parser.add_argument("--only", metavar="REGEX", help="only parts whose names match; nothing but the journal is written")
     args = parser.parse_args()
     try:
         device = usable(args.device)
@@ -345,7 +366,7 @@ def main() -> None:
     done = {line["part"]: line["found"] for line in lines if line["about"] == about}
     if device.type != "cuda":
         print(f"this is no GPU ({about['device']}): the figures are a CPU's")
-    every = {name: part for name, part in parts(device, args.small).items() if (args.only or "") in name}
+    every = {name: part for name, part in parts(device, args.small).items() if re.search(args.only or "", name)}
     for i, (name, measure) in enumerate(every.items(), 1):
         if name not in done:
             start = time.perf_counter()

@@ -10,6 +10,7 @@ import pytest
 
 from draftree.costs.curves import CostTable
 
+MODES = ("plain", "plain graphs", "assisted", "eager", "graphs", "tree eager", "tree graphs")
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "gpu.py"
 
 
@@ -20,11 +21,12 @@ def test_it_goes_on_and_writes_a_machine_file(tmp_path: Path) -> None:
     assert "this is no GPU" in first.stdout
     journal = tmp_path / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
-    parts = ["ceilings", "demo", "texts tiny × 1", "texts tiny × 8", "tiny 16", "attention 64", "tiny 64"]
+    cells = [f"texts tiny × {b}, temperature {t}, {mode}" for b in (1, 8) for t in (0, 1) for mode in MODES]
+    parts = ["ceilings", "demo", *cells, "tiny 16", "attention 64", "tiny 64"]
     assert [json.loads(line)["part"] for line in lines] == parts
     journal.write_text("".join(lines[:-1]))  # as if it had been stopped
     again = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert "7 of 7: tiny 64" in again.stdout
+    assert f"{len(parts)} of {len(parts)}: tiny 64" in again.stdout
     assert "ceilings" not in again.stdout
     table = CostTable.load(tmp_path / "measured-tiny.json")
     assert [entry.context for entry in table.entries] == [16, 64]
@@ -37,10 +39,9 @@ def test_it_goes_on_and_writes_a_machine_file(tmp_path: Path) -> None:
 
 def check_cells(found: dict[str, Any]) -> None:
     """Every mode at every temperature and batch, with what is accepted as the weights script it."""
-    cells = [cell for batch in (1, 8) for cell in found[f"texts tiny × {batch}"]]
-    modes = ("plain", "plain graphs", "assisted", "eager", "graphs", "tree eager", "tree graphs")
+    cells = [cell for name, cell in found.items() if name.startswith("texts tiny")]
     assert [(c["batch"], c["temperature"], c["mode"]) for c in cells] == [
-        (batch, temperature, mode) for batch in (1, 8) for temperature in (0.0, 1.0) for mode in modes
+        (batch, temperature, mode) for batch in (1, 8) for temperature in (0.0, 1.0) for mode in MODES
     ]
     for cell in cells:
         if cell["mode"] == "assisted" and cell["batch"] > 1:
@@ -58,7 +59,8 @@ def check_table(text: str, found: dict[str, Any]) -> None:
     """A row for each batch and temperature, whose ratios are those of the cells."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| tiny")]
     assert [(row[1], row[2]) for row in rows] == [("1", "0"), ("1", "1"), ("8", "0"), ("8", "1")]
-    speed = {c["mode"]: c["per_second"] for c in found["texts tiny × 1"] if c["temperature"] == 0}
+    cells = [cell for name, cell in found.items() if name.startswith("texts tiny × 1, temperature 0")]
+    speed = {cell["mode"]: cell["per_second"] for cell in cells}
     assert float(rows[0][7]) == pytest.approx(speed["graphs"] / speed["plain"], abs=0.006)
     assert float(rows[0][10]) == pytest.approx(speed["graphs"] / speed["assisted"], abs=0.006)
     assert rows[2][5] == rows[2][10] == "–"

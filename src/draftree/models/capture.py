@@ -6,7 +6,8 @@ Both run the same function of the same tensors; the recorder alone differs betwe
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, final
@@ -130,12 +131,11 @@ class Graphs(Capture):
         if self._failed:
             return body(given)
         lying, replay, made = self._known[kind]
-        torch._foreach_copy_(list(lying.values()), [given[name] for name in lying], non_blocking=True)
+        _copy([(lying[name], t) for name, t in given.items()])
         replay()
-        kept = [torch.empty_like(t) for t in made]  # a drafter keeps what it made of one node while it reads the next
-        if kept:
-            torch._foreach_copy_(kept, list(made), non_blocking=True)
-        return tuple(kept)
+        kept = tuple(torch.empty_like(t) for t in made)  # a drafter keeps what it made of one node while it reads the next
+        _copy(list(zip(kept, made, strict=True)))
+        return kept
 
     @property
     def recordings(self) -> int:
@@ -149,6 +149,16 @@ class Graphs(Capture):
 
     def of(self, network: nn.Module) -> Capture:
         return Graphs(self._record, type(network).__name__, self._tally)
+
+
+def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy each second tensor to the first, those of one dtype at once."""
+    by_dtype = defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]](list)
+    for pair in pairs:
+        by_dtype[pair[0].dtype].append(pair)
+    for some in by_dtype.values():
+        to, source = map(list, zip(*some, strict=True))
+        torch._foreach_copy_(to, source, non_blocking=True)
 
 
 def usual_capture(model: nn.Module, asked: bool | None) -> Capture:
