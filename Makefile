@@ -1,6 +1,6 @@
 # make demo    sets up and runs the main job        make test    sets up and runs the tests
 # make check   what CI runs: lint, types, tests     make docs    builds the site into build/site
-# make gpu     measures passes and draft steps on a GPU, about ten minutes; an interrupted run continues
+# make gpu     tests and measures on a GPU, some fifteen minutes; an interrupted measurement continues
 # make clean   removes what these made
 # make test-engines     draftree inside vLLM and under Ray; not part of `make check`: an environment of its own of 4 GB with an
 #                       older transformers, and minutes of starting engines
@@ -92,6 +92,7 @@ tables: .venv/ready
 	$(BIN)/python benchmarks/tables.py
 
 gpu: .venv/ready
+	-$(BIN)/pytest -n 2 tests/test_on_gpu.py
 	$(BIN)/python benchmarks/gpu.py --out build/gpu
 
 docs: .venv/ready

@@ -138,7 +138,8 @@ class Waits(TorchFunctionMode):
         if name in ("__getitem__", "__setitem__"):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             masks = any(isinstance(each, Tensor) and each.dtype is torch.bool for each in index)
-            return masks or any(isinstance(each, list | np.ndarray) for each in index)  # which are copied to the device
+            asked = any(isinstance(each, Tensor) and not each.dim() for each in index)  # for a number
+            return masks or asked or any(isinstance(each, list | np.ndarray) for each in index)  # which are copied there
         return name in self.SIZED or (name == "where" and len(args) == 1)
 
 
@@ -153,7 +154,7 @@ def test_waits_are_noticed() -> None:
         lambda: torch.where(x > 0), lambda: torch.equal(x, x), lambda: x.clone().__setitem__(x > 0, x[:2]),
         lambda: torch.from_numpy(np.ones(3)).to("cpu"), lambda: torch.tensor([1.0], device="cpu"), lambda: x[[1, 2]],
         lambda: x[np.array([1, 2])], lambda: np.asarray(x), lambda: f"{x[0]}", lambda: 1.0 in x,
-        lambda: x.cpu().numpy().tolist(),
+        lambda: x.cpu().numpy().tolist(), lambda: x[x[1].long()], lambda: x[None, x[1].long()],
     ]  # fmt: skip
     for number, way in enumerate(ways):
         with Waits() as waits:
@@ -376,6 +377,27 @@ def test_a_recording_of_another_network_is_not_replayed(change: Callable[[Decode
     assert recorder.recorded == 2
     decoder.use_capture(Eager())
     assert torch.allclose(ours, a_pass(decoder, cache), atol=1e-9)
+
+
+class OnGPU:
+    """Tells that it lies on a GPU."""
+
+    device = torch.device("cuda")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_attention_of_an_unrecorded_pass_is_not_planned_on_a_gpu(there: bool) -> None:
+    given: Any = {"tokens": OnGPU() if there else torch.zeros(1)}
+    seen = list[bool]()
+
+    def body(_: Any) -> Made:
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return ()
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    Eager().run(None, given, body)
+    assert seen == [before and not there]
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
 class Failing:

@@ -372,8 +372,9 @@ class Engine(Hinting, metaclass=_Loads):
         check_exact(self.policy, acceptor, requests)
         with self._lock:
             held, self.held = self.held, None  # first of all: a call that is interrupted leaves no cache half changed
-            trained = rest(self.target)
-            cache, state = self._beginning(requests, held if reuse and not trained else None)
+            if rest(self.target) or not reuse:
+                held = None  # its memory is free for the new caches, of which passes may be recorded already
+            cache, state = self._beginning(requests, held)
             rows = Rows(cache, source, self.calls, self._stats(acceptor, requests))
             parts = Parts(self.target, self.drafter, self.policy, acceptor, self.step_costs)
             self.calls += self.drafter.remembers  # one that carries nothing knows of no other call

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from draftree.errors import first_line
 from draftree.models.ladder import Ladder
@@ -27,6 +28,8 @@ Made = tuple[Tensor, ...]
 Pass = Callable[[Given], Made]
 Record = Callable[[Callable[[], Made]], tuple[Callable[[], None], Made]]
 """Runs a function once and records its work; what repeats the work, and the tensors that it writes its results into."""
+UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels of attention that take any size at once."""
 MOST = 64
 """Kinds of passes that are kept."""
 
@@ -82,7 +85,7 @@ class Eager(Capture):
     ladder = Ladder()
 
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
-        return body(given)
+        return unrecorded(given, body)
 
     def of(self, network: nn.Module) -> Capture:
         return self
@@ -129,7 +132,7 @@ class Graphs(Capture):
                 self._give_up(error)
                 return made
         if self._failed:
-            return body(given)
+            return unrecorded(given, body)
         lying, replay, made = self._known[kind]
         _copy([(lying[name], t) for name, t in given.items()])
         replay()
@@ -149,6 +152,17 @@ class Graphs(Capture):
 
     def of(self, network: nn.Module) -> Capture:
         return Graphs(self._record, type(network).__name__, self._tally)
+
+
+def unrecorded(given: Given, body: Pass) -> Made:
+    """Run a pass whose sizes may never come again.
+
+    On a GPU, attention leaves cuDNN out: it plans each new size for some 50 ms (an H100, torch 2.11), which is several passes.
+    """
+    if all(t.device.type != "cuda" for t in given.values()):
+        return body(given)
+    with sdpa_kernel(UNPLANNED):
+        return body(given)
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -10,7 +10,7 @@ import torch
 from draftree.boundary.machine import to_device
 from draftree.boundary.phases import phase
 from draftree.models.cache import SlotCache, Writer
-from draftree.models.capture import Capture, Given, Made, Then
+from draftree.models.capture import Capture, Given, Made, Then, unrecorded
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
 from draftree.models.recurrent.states import Pass
 
@@ -57,7 +57,7 @@ def run_pass(
 
     with phase("model"):
         if kind is None:
-            return body(given)
+            return unrecorded(given, body)
         inputs = tuple((name, t.shape, t.dtype) for name, t in given.items())
         return capture.run((cache.place, kind, batch.width, batch.kind, then.kind, inputs), given, body)
 

@@ -102,7 +102,7 @@ class YieldPlan(Plan):
         more = target[1 : len(scores) + 1] - target[0]
         best = _most(found.values.exp().cumsum(0) - rate * more, there & (more <= left))
         ahead = torch.arange(1, self.ahead + 1, device=scores.device)
-        further = ((target[best + ahead] - target[best]) / ahead).amin()
+        further = ((target[best + ahead] - target.take(best)) / ahead).amin()
         return found.indices, best, rate * further
 
     def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,7 +119,7 @@ class YieldPlan(Plan):
         able = (found.values > -torch.inf) & (seconds <= known[LEFT] - (target[1] - target[0]))
         best = _most(found.values.clamp(min=0).cumsum(0) - known[12] * seconds, able)
         rank = found.indices.argsort().view_as(net)
-        spent = draft[best] * (best > 0)
+        spent = draft.take(best) * (best > 0)  # an index without dimensions would be asked of the device
         known = torch.cat((known[:LEFT], known[LEFT : LEFT + 1] - spent, known[LEFT + 1 :]))
         rank, within = rank.sort(dim=1)
         return order.gather(1, within), rank < best, known

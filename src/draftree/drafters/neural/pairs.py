@@ -84,7 +84,8 @@ class PairReader(Trainable[Pairs]):
         levels = self.model.levels
         shapes = (self.model.shape,) * (self.model.depth * levels)
         cache = SlotCache(shapes, rows, dtype, device, ladder=self.capture.ladder)
-        features = SlotCache((LayerShape(1, self.model.width, 0),) * levels, rows, dtype, device)
+        shape = LayerShape(1, self.model.width, 0)
+        features = SlotCache((shape,) * levels, rows, dtype, device, ladder=self.capture.ladder)
         cache.reserve(slots)
         features.reserve(slots)
         return _bare(Decoding.empty(cache), features)
