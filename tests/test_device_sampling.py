@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, Supp
 
 from draftree.acceptors.match import Match
 from draftree.models.capture import Graphs
-from draftree.models.target import Needs
+from draftree.models.target import Needs, Verified
 from draftree.request import Request, under
 from draftree.rows import Rows
 from draftree.sampling import devices
@@ -152,23 +152,23 @@ def test_coupled_drafting_never_waits(device: Callable[[bool], None], temperatur
         assert torch.equal(found[row], log_q[row]) is (temperature == 0)
 
 
-def grown(target_rows: int) -> Iterator[tuple[Rows, Tree, Tensor]]:
-    """Rows that write at temperature 1, a tree that is verified, and its logits, on what stands for a device."""
+def grown(target_rows: int) -> Iterator[tuple[Rows, Tree, Verified]]:
+    """Rows that write at temperature 1, a tree, and the pass over it, on what stands for a device."""
     target = tiny_target(context=96, capture=Graphs(Recorder()))
     rows = Rows(target.new_cache(target_rows, 96))
     rows.admit(under([Request([7, 18, 29 + row], 60, number=row) for row in range(target_rows)], Sampling(1.0, top_p=0.9)))
     target.prefill(rows.cache, [np.array([7, 18, 29 + row]) for row in range(target_rows)], Needs())
     for seed in range(3):
         tree = forest(np.random.default_rng(seed), target_rows, 61)
-        yield rows, tree, target.verify(rows.cache, tree, Needs()).logits
+        yield rows, tree, target.verify(rows.cache, tree, Needs())
 
 
 @pytest.mark.parametrize("target_rows", [1, 3])
 def test_a_sampled_tree_is_judged_with_one_wait(device: Callable[[bool], None], target_rows: int) -> None:
     device(True)
-    for rows, tree, logits in grown(target_rows):
+    for rows, tree, verified in grown(target_rows):
         with Waits() as waits:
-            p = rows.distributions(tree, logits, drawn=Match.keeps_text)
+            p = rows.distributions(tree, verified, drawn=Match.keeps_text)
             verdict = Match().accept(tree, p, rows.chance)
         assert waits.count == 1
         assert len(verdict.bonus) == target_rows
@@ -177,8 +177,8 @@ def test_a_sampled_tree_is_judged_with_one_wait(device: Callable[[bool], None], 
 def test_other_rules_ask_for_nothing_that_they_do_not_need(device: Callable[[bool], None]) -> None:
     """Nothing is drawn for them, and p of a node is copied once."""
     device(True)
-    for rows, tree, logits in grown(1):
-        p = rows.distributions(tree, logits)
+    for rows, tree, verified in grown(1):
+        p = rows.distributions(tree, verified)
         with Waits() as waits:
             p(0)
             p(0)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from draftree import native
-from draftree.kernels import classifying, entropies, forest, fusing, growing, largest, laying, learning, philox
+from draftree.kernels import classifying, entropies, forest, fusing, growing, largest, laying, learning, philox, verification
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels were not built")
-MODULES = (classifying, entropies, forest, fusing, growing, largest, laying, learning, philox)
+MODULES = (classifying, entropies, forest, fusing, growing, largest, laying, learning, philox, verification)
 SEEDS = range(40)
 Arguments = tuple[Any, ...]
 Random = np.random.Generator
@@ -223,12 +223,38 @@ def of_confidences(r: Random) -> Arguments:
     return odd(r, x, m), r.normal(0, 1, (d, x)), r.normal(0, 1, d), r.normal(0, 1, d), 0.3
 
 
+def of_packed(r: Random) -> Arguments:
+    t = tree(r, int(r.integers(1, 4)))
+    rows = np.sort(r.permutation(5)[: (t["parents"] < 0).sum()])
+    return rows[t["row"]], t["tokens"], t["depth"], t["parents"], whole(r, 90, 5)
+
+
+def of_followed(r: Random) -> Arguments:
+    t = tree(r, int(r.integers(1, 4)))
+    return t["parents"], whole(r, 3, len(t["parents"])), whole(r, 3, len(t["parents"]))
+
+
+def of_path_slots(r: Random) -> Arguments:
+    t = tree(r)
+    return t["row"], frontier(r, t), whole(r, 90, 3)
+
+
+def of_move_slots(r: Random) -> Arguments:
+    shape = tuple(r.integers(1, 5, 3).tolist())
+    slots, width = int(r.integers(1, 9)), int(r.integers(0, 4))
+    stored = r.integers(0, 255, (*shape, slots, width)).astype(np.uint8)
+    rows = r.integers(0, shape[1], int(r.integers(0, slots + 1)))
+    old, new = (r.permutation(slots)[: len(rows)] for _ in range(2))
+    return stored, rows, old, new
+
+
 MAKERS: dict[str, Callable[[Random], Arguments]] = {
     "appended": of_appended,
     "between": lambda r: (*curve(r), odd(r, 9)),
     "confidences": of_confidences,
     "entropies": of_entropies,
     "falling": lambda r: (odd(r, int(r.integers(0, 40))),),
+    "followed": of_followed,
     "gainful": of_gainful,
     "gumbel": lambda r: (r.integers(0, 2**32, 5).astype(np.uint32), int(r.integers(0, 300))),
     "height": lambda r: (*curve(r), float(r.normal(5, 5))),
@@ -243,9 +269,13 @@ MAKERS: dict[str, Callable[[Random], Arguments]] = {
     "lessons": of_lessons,
     "likeliest": of_likeliest,
     "merge": of_merge,
+    "move_slots": of_move_slots,
     "newton": of_newton,
+    "next_slots": lambda r: (whole(r, 4, int(r.integers(0, 9))), whole(r, 90, 4)),
     "odds": lambda r: (float(r.choice([-INF, 0.0, -0.3, -50.0])), 1e-4),
     "outcomes": of_outcomes,
+    "packed": of_packed,
+    "path_slots": of_path_slots,
     "paths": lambda r: (tree(r)["parents"][: int(r.integers(0, 30))],),
     "promising": of_promising,
     "ranked": lambda r: of_leading(r)[:2],

@@ -103,7 +103,7 @@ def test_the_parts_of_a_step_are_all_of_its_time(target: Target) -> None:
         (Greedy, "accept", "p, accepting"),
         (SlotCache, "keep_all", "committing"),
         (Rows, "_cut", "text"),
-        (ForwardBatch, "packed", "packing, mask"),
+        (ForwardBatch, "forest", "packing, mask"),
     ],
 )
 def test_a_slow_part_is_found(target: Target, monkeypatch: pytest.MonkeyPatch, where: type, name: str, part: str) -> None:

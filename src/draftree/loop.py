@@ -96,7 +96,7 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     probes = draft.probes()
     tree, verified = draft.verify(target, grown, probes)
     drafted = drafted if draft.drafted is None else draft.drafted
-    p = rows.distributions(tree, verified.logits, verified.told, acceptor.keeps_text)
+    p = rows.distributions(tree, verified, acceptor.keeps_text)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)
@@ -143,7 +143,7 @@ def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
     target.read_anew(rows.cache, rows.committed, rows.live)
     tree = Tree.planted(rows.live, rows.last[rows.live])
     verified = target.verify(rows.cache, tree, Needs())
-    p = rows.distributions(tree, verified.logits, drawn=acceptor.keeps_text)
+    p = rows.distributions(tree, verified, acceptor.keeps_text)
     with phase("accept"):
         verdict = acceptor.accept(tree, p, rows.chance)
     target.commit(rows.cache, tree, verdict)
@@ -159,5 +159,5 @@ def prefill(
     begun = rows.admit(requests, own_noise=not acceptor.keeps_text)
     roots = Tree.planted(begun, rows.last[begun].copy())
     verified = target.prefill(rows.cache, [np.array(r.prompt, np.int64) for r in requests], needs, begun)
-    p = rows.distributions(roots, verified.logits, drawn=acceptor.keeps_text)
+    p = rows.distributions(roots, verified, acceptor.keeps_text)
     return begun, rows.emit(target, roots, p, acceptor.accept(roots, p, rows.chance), step=False), verified.taps

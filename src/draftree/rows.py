@@ -17,7 +17,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UserError
 from draftree.models.cache import SlotCache
-from draftree.models.target import Probes, Target
+from draftree.models.target import Probes, Target, Verified
 from draftree.request import Emitted, Ending, Logprob, Origin, Request, Scores, all_greedy
 from draftree.sampling import devices
 from draftree.sampling.distributions import Distributions, processed
@@ -219,16 +219,14 @@ class Rows:
     def distributions(
         self,
         tree: Tree,
-        logits: Tensor,
-        told: tuple[Sequence[int], Sequence[int]] | None = None,
+        verified: Verified,
         drawn: bool = False,
     ) -> Distributions:
         """p after every node of a verified tree.
 
         Args:
             tree: that was verified.
-            logits: [N, V] of the target.
-            told: [N] the likeliest tokens and those that are drawn, where they are known, see `Verified`.
+            verified: the target's pass over it.
             drawn: whether the target's own token, by its noise, is what will be asked for after each node.
         """
 
@@ -239,8 +237,11 @@ class Rows:
             return (*request.processors, *request.sampling.processors)
 
         greedy = lambda node: self.requests[int(tree.row[node])].sampling.greedy
-        noise = self._noise_after(tree, logits) if drawn and told is None else None
-        return Distributions(logits, processors, partial(self.shown, tree), greedy, told, noise)
+        noise = self._noise_after(tree, verified.packed) if drawn and verified.told is None else None
+        logits, at = (verified.packed, verified.at) if noise is None else (verified.logits, None)
+        mine = [self.requests[row] for row in tree.row[: tree.roots].tolist()]
+        likeliest = all_greedy(mine) and not any(r.processors or r.sampling.processors for r in mine)
+        return Distributions(logits, processors, partial(self.shown, tree), greedy, verified.told, noise, at, likeliest)
 
     def _noise_after(self, tree: Tree, logits: Tensor) -> Callable[[Ints], Tensor] | None:
         """The noise of the tokens after nodes, on the logits' device; None where these are chosen from on the host."""
@@ -277,15 +278,15 @@ class Rows:
         events, done = [], set[int]()
         self.stats.lossy |= verdict.lossy
         self.stats.state_bytes = max(self.stats.state_bytes, self.cache.state_bytes)
+        nodes, deepest = np.bincount(tree.row), np.zeros(self.cache.rows, np.int64)
+        np.maximum.at(deepest, tree.row, tree.depth)
         for root, path in enumerate(verdict.paths):
             row, kept = int(tree.row[root]), verdict.kept(root)
             request, written = self.requests[row], self.written[row]
             tokens = [*tree.tokens[path].tolist(), int(verdict.bonus[root])]
             if step:
-                mine = tree.of_row(row)
-                extra = 0 if probes is None else int((probes.row == row).sum())
-                deepest, number = int(tree.depth[mine].max()), int(self._numbers[row])
-                self.stats.steps.append(Step(len(path), len(mine) - 1 + extra, deepest, number))
+                drafted = int(nodes[row]) - 1 + (0 if probes is None else int((probes.row == row).sum()))
+                self.stats.steps.append(Step(len(path), drafted, int(deepest[row]), int(self._numbers[row])))
             self.last[row] = tokens[-1]
             full = len(self.committed[row]) + len(kept) >= target.decoder.context  # the root has no position left to be read at
             count, ending = self._cut(row, tokens, full)

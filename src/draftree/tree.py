@@ -330,6 +330,15 @@ class Verdict:
     bonus: Ints
     lossy: bool = False
 
+    @cached_property
+    def nodes(self) -> Ints:
+        """[A] the nodes that are committed: each root, and those accepted below it."""
+        found = list[int]()
+        for root, path in enumerate(self.paths):
+            found.append(root)
+            found += path.tolist()
+        return np.array(found, np.int64)
+
     def kept(self, root: int) -> Ints:
         """The root and the nodes accepted below it: what is committed."""
         return np.append(root, self.paths[root])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from draftree.boundary.knobs import Part
+from draftree.kernels.verification import followed
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Ints, Tree, Verdict
@@ -62,15 +63,24 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
         tree: the verified tree.
         choose: the target's token after a node.
     """
-    children: dict[tuple[int, int], int] = {}
-    for child in range(len(tree) - 1, tree.roots - 1, -1):  # backwards: of equal siblings the first stays
-        children[int(tree.parents[child]), int(tree.tokens[child])] = child
+    pairs = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    children = {pairs[child]: child for child in range(len(tree) - 1, tree.roots - 1, -1)}  # of equal siblings the first stays
 
     def step(node: int) -> tuple[int | None, int]:
         token = choose(node)
         return children.get((node, token)), token
 
     return descend(tree, step)
+
+
+def follow(tree: Tree, chosen: Ints) -> Verdict:
+    """Return what `walk` does where the target's token [N] after every node is known."""
+    nodes, ends, bonus = followed(tree.parents, tree.tokens, chosen)
+    paths, start = [], 1  # after the first root
+    for end in ends.tolist():
+        paths.append(nodes[start:end])
+        start = end + 1
+    return Verdict(tuple(paths), bonus)
 
 
 def descend(tree: Tree, step: Callable[[int], tuple[int | None, int]]) -> Verdict:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from draftree.acceptors.base import Acceptor, walk
+from draftree.acceptors.base import Acceptor, follow, walk
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Tree, Verdict
@@ -20,4 +20,4 @@ class Greedy(Acceptor):
     sampling: ClassVar[bool] = False
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        return walk(tree, p.argmax)
+        return walk(tree, p.argmax) if p.known is None else follow(tree, p.known)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
 
-from draftree.acceptors.base import Acceptor, walk
+from draftree.acceptors.base import Acceptor, follow, walk
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
 from draftree.tree import Draw, Tree, Verdict
@@ -39,6 +39,9 @@ class Match(Acceptor):
         return Draw.COUPLED if self.coupled else Draw.POINT
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
+        if p.known is not None:
+            return follow(tree, p.known)
+
         def choose(node: int) -> int:
             if p.greedy(node):
                 return p.argmax(node)

@@ -286,10 +286,10 @@ class Drafting(Search):
             give_up(self.rows, self.drafter, DrafterFault(failed, error))
 
     def _committed(self, tree: Tree, verdict: Verdict, taps: Taps, rows: list[int]) -> Any:
-        kept = [verdict.kept(root) for root in range(tree.roots) if tree.row[root] in rows]
-        if len(kept) < tree.roots:
+        kept = verdict.nodes[np.isin(tree.row[verdict.nodes], rows)]
+        if len(rows) < tree.roots:
             taps, (tree, verdict) = taps.of_rows(tree, rows), of_rows(tree, verdict, rows)
-        return self.drafter.commit(self.state, tree, verdict, taps.take(np.concatenate(kept)))
+        return self.drafter.commit(self.state, tree, verdict, taps.take(kept))
 
     @in_phase("draft")
     def probes(self) -> Probes | None:

@@ -54,7 +54,7 @@ class Replayed(Target):
         self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None, more: int = 0
     ) -> Verified:
         found = self._recording.prefill(cache, prompts, needs)
-        return replace(found, logits=self._after(np.array([len(prompts[0]) - 1])))
+        return replace(found, packed=self._after(np.array([len(prompts[0]) - 1])))
 
     def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
         if probes is not None:

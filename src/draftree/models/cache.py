@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import Cache
 
 from draftree.boundary.machine import to_device
+from draftree.kernels.verification import move_slots, next_slots
 from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask, write_masks
 from draftree.models.ladder import Ladder
 from draftree.models.recurrent.rules import Stash
@@ -206,37 +207,39 @@ class SlotCache:
 
     def keep(self, row: int, slots: Ints) -> None:
         """Commits what lies in `slots`, in that order, behind the committed tokens of a row."""
-        self.keep_all(np.array([row]), [slots])
+        self.keep_all(np.full(len(slots), row), np.ascontiguousarray(slots, np.int64))
 
-    def keep_all(self, rows: Ints, slots: Sequence[Ints]) -> None:
-        """Commits what lies in `slots[i]`, in that order, behind the committed tokens of row `rows[i]`; all of them at once."""
-        starts, counts = self.lengths[rows], np.array([len(each) for each in slots])
+    def keep_all(self, rows: Ints, slots: Ints) -> None:
+        """Commit slots of some rows after the committed tokens there; all of them at once.
+
+        Args:
+            rows: [A] the row of each slot; those of a row follow one another.
+            slots: [A] in the order in which they are committed, none of them committed before.
+        """
         if self.states is not None:
-            for i, (row, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
-                self.states.keep(row, start, slots[i] - start)
-        old, owner = np.concatenate(slots), np.repeat(np.arange(len(rows)), counts)
-        new = np.arange(len(old)) + (starts - counts.cumsum() + counts)[owner]
-        apart = old != new  # the root, and often nodes after it, lie in their places
-        self.lengths[rows] = starts + counts
-        if not apart.any():
-            return
-        if self._stored:  # NumPy's indexing takes less time than torch's
-            row, old, new = rows[owner[apart]], old[apart], new[apart]
+            for row in np.unique(rows).tolist():
+                start = int(self.lengths[row])
+                self.states.keep(row, start, slots[rows == row] - start)
+        places, self.lengths = next_slots(rows, self.lengths)
+        if self._stored:
             for stored in self._stored:
-                stored[:, row, :, new] = stored[:, row, :, old]
-        elif self.rows == 1:  # as one of several, it would take three times as long
-            start, source = int(starts[0]), to_device(slots[0], self.device)
+                move_slots(stored, rows, slots, places)
+        elif not np.array_equal(slots, places):
+            self._move(rows, slots, places)
+
+    def _move(self, rows: Ints, old: Ints, new: Ints) -> None:
+        """Copy slots [A] on a device, all of them read before any is written."""
+        if self.rows == 1:  # as one of several, it would take three times as long
+            at, first = to_device(old, self.device), int(new[0])
             for t in itertools.chain.from_iterable(self._groups):
-                t[:, 0, :, start : start + len(source)] = t[:, 0].index_select(2, source.to(t.device))
-        else:
-            # Rows with fewer tokens move their last one several times.
-            moved = np.unique(owner[apart])
-            nth = np.minimum(np.arange(counts[moved].max()), counts[moved, None] - 1)
-            sources, places = np.stack([slots[i][n] for i, n in zip(moved, nth, strict=True)]), starts[moved, None] + nth
-            at, here, there = (to_device(each, self.device) for each in (rows[moved, None], sources, places))
-            for t in itertools.chain.from_iterable(self._groups):
-                each, source, to = (i.to(t.device) for i in (at, here, there))
-                t[:, each, :, to] = t[:, each, :, source]
+                t[:, 0, :, first : first + len(old)] = t[:, 0].index_select(2, at.to(t.device))
+            return
+        apart = old != new  # the root, and often nodes after it, lie in their places
+        rows, old, new = rows[apart], old[apart], new[apart]
+        each, source, to = (to_device(i, self.device) for i in (rows, old, new))
+        for t in itertools.chain.from_iterable(self._groups):
+            i, j, k = (x.to(t.device) for x in (each, source, to))
+            t[:, i, :, k] = t[:, i, :, j]
 
     def insert(self, layer: int, rows: Ints, slots: Ints, keys: Tensor, values: Tensor) -> None:
         """Commits keys and values [H, T, width] computed elsewhere, token t into `slots[t]` of `rows[t]`.

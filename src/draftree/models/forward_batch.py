@@ -68,6 +68,16 @@ class ForwardBatch:
         return cls(tokens, places, counts, starts, visible, scratch_positions)
 
     @classmethod
+    def forest(cls, ids: Ints, positions: Ints, counts: Ints, starts: Ints, seen: Bools, device: torch.device) -> Self:
+        """Return the batch of a forest after the committed tokens of each sequence, see `kernels.verification.packed`."""
+        visible, scratch, first, corner = list[Bools](), list[Ints](), 0, 0
+        for n in counts.tolist():
+            visible.append(seen[corner : corner + n * n].reshape(n, n))
+            scratch.append(positions[first : first + n])
+            first, corner = first + n, corner + n * n
+        return cls(to_device(ids, device), positions, counts, starts, visible, scratch)
+
+    @classmethod
     def chains(cls, ids: Sequence[Ints], starts: Ints, device: torch.device) -> Self:
         """Return the batch of plain text after committed tokens; all of it is committed, or none."""
         positions = [s + np.arange(len(t)) for s, t in zip(starts.tolist(), ids, strict=True)]

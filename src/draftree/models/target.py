@@ -28,6 +28,7 @@ from draftree.boundary.machine import has_float64, to_device
 from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
 from draftree.kernels.largest import likeliest
+from draftree.kernels.verification import packed, path_slots
 from draftree.models.architectures import refuse_unsupported
 from draftree.models.cache import SlotCache
 from draftree.models.capture import usual_capture
@@ -39,7 +40,7 @@ from draftree.models.grouped_attention import use_grouped_attention
 from draftree.models.hub import located
 from draftree.models.kernel_choice import choose_kernels
 from draftree.models.loaded import merged, rounding
-from draftree.models.runner import Outputs
+from draftree.models.runner import ModelOutput, Outputs
 from draftree.models.sources import ALLOWED, DTYPES, SMOLLM2, Loading, Source, hint, known, known_as, location
 from draftree.models.spread import check_weights
 from draftree.models.templates import names, read_template, with_default_system
@@ -154,15 +155,22 @@ class Verified:
     """The result of one pass over a forest.
 
     Attributes:
-        logits: [N, V] after every node.
+        packed: [M, V] logits in the order of the pass.
         taps: of all nodes.
         told: [N] the token of each node's largest logit, −1 where that is no finite number, and the token that is drawn
             there, −1 where none is; None where nobody looked yet.
+        at: [N] where each node's logits are among the packed ones; None where they are in the nodes' order.
     """
 
-    logits: Tensor
+    packed: Tensor
     taps: Taps
     told: tuple[Sequence[int], Sequence[int]] | None = None
+    at: Ints | None = None
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """[N, V] after every node; a copy where the pass had another order."""
+        return self.packed if self.at is None else self.packed[to_device(self.at, self.packed.device)]
 
 
 class Target:
@@ -413,39 +421,37 @@ class Target:
 
         Tokens lie in scratch slots behind each row's committed ones, in node order; `commit` needs them there.
         """
-        row, tokens, positions, seen = tree.row, tree.tokens, cache.lengths[tree.row] + tree.depth, tree.ancestors
         if probes is not None:
-            last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
-            last = np.minimum(last, self.decoder.context - 1)  # a text that is full has no root, but may still have probes
-            row, tokens = np.concatenate((row, probes.row)), np.concatenate((tokens, probes.tokens))
-            # Probes only guess: beyond a change of rope, or the context, they would disturb what must be exact.
-            positions = np.concatenate((positions, np.minimum(probes.positions, last)))
-            seen = _seen(tree, probes)
+            return self._verified_with(cache, tree, needs, probes)
+        place, ids, positions, counts, seen = packed(tree.row, tree.tokens, tree.depth, tree.parents, cache.lengths)
+        batch = ForwardBatch.forest(ids, positions, counts, cache.lengths.copy(), seen, self.decoder.device)
+        out = self.decoder.forward(batch, cache, Outputs(needs.hidden))
+        taps = Taps({}, tree.row, positions[place], tree.tokens, cache)
+        return _in_order(out, taps, needs, None if np.array_equal(place, np.arange(len(place))) else place)
+
+    def _verified_with(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes) -> Verified:
+        """Run the pass of `verify` with probes."""
+        last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
+        last = np.minimum(last, self.decoder.context - 1)  # a text that is full has no root, but may still have probes
+        row, tokens = np.concatenate((tree.row, probes.row)), np.concatenate((tree.tokens, probes.tokens))
+        # Probes only guess: beyond a change of rope, or the context, they would disturb what must be exact.
+        positions = np.concatenate((cache.lengths[tree.row] + tree.depth, np.minimum(probes.positions, last)))
+        seen, n = _seen(tree, probes), len(tree)
         rows = [np.flatnonzero(row == r) for r in range(cache.rows)]
         places = [positions[i] for i in rows]
-        visible = [seen[np.ix_(i, i)] for i in rows] if cache.rows > 1 else [seen]
-        starts, ids = cache.lengths.copy(), [tokens[i] for i in rows]
-        batch = ForwardBatch.packed(ids, places, starts, visible, places, self.decoder.device)
+        visible, ids = [seen[np.ix_(i, i)] for i in rows], [tokens[i] for i in rows]
+        batch = ForwardBatch.packed(ids, places, cache.lengths.copy(), visible, places, self.decoder.device)
         out = self.decoder.forward(batch, cache, Outputs(needs.hidden))
-        logits, hidden, n = out.logits, out.hidden, len(tree)
-        order = np.concatenate(rows)
-        if not np.array_equal(order, np.arange(len(order))):
-            at = to_device(np.argsort(order), logits.device)
-            logits, hidden = logits[at], {layer: h[at] for layer, h in hidden.items()}
-        hidden = {layer: h[:n] for layer, h in hidden.items()}
-        probe_logits = None if probes is None else logits[n:]
-        top = likeliest_tokens(logits[:n], needs.top) if needs.top else None
-        return Verified(logits[:n], Taps(hidden, tree.row, positions[:n], tree.tokens, cache, probe_logits, top))
+        at = np.argsort(np.concatenate(rows))
+        probe_logits = out.logits.index_select(0, to_device(at[n:], out.logits.device))
+        verified = _in_order(out, Taps({}, tree.row, positions[:n], tree.tokens, cache), needs, at[:n])
+        return replace(verified, taps=replace(verified.taps, probe_logits=probe_logits))
 
     @torch.inference_mode()
     @in_phase("commit")
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
         """Moves root and accepted nodes behind the committed tokens and forgets the rest."""
-        rows, order = tree.row[: tree.roots], np.argsort(tree.row, kind="stable")
-        column = np.empty(len(tree), np.int64)  # of each node, among those of its row
-        column[order] = np.arange(len(tree)) - np.searchsorted(tree.row[order], tree.row[order])
-        slots = cache.lengths[tree.row] + column
-        cache.keep_all(rows, [slots[verdict.kept(root)] for root in range(tree.roots)])
+        cache.keep_all(*path_slots(tree.row, verdict.nodes, cache.lengths))
 
 
 def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
@@ -462,6 +468,23 @@ def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
         for at in range(0, max(map(len, several)), CHUNK):
             yield [r[at : at + CHUNK] for r in several]
         cache.mark()
+
+
+def _in_order(out: ModelOutput, taps: Taps, needs: Needs, at: Ints | None) -> Verified:
+    """Return a pass over a forest with what is tapped in the order of its nodes.
+
+    Args:
+        out: of the pass.
+        taps: of the nodes, without what the model made of them.
+        needs: what to tap.
+        at: [N] the place of each node in the pass; None where it has the nodes' order.
+    """
+    hidden, top = dict(out.hidden), likeliest_tokens(out.logits, needs.top) if needs.top else None
+    if at is not None:
+        index = to_device(at, out.logits.device)
+        hidden = {layer: h.index_select(0, index) for layer, h in hidden.items()}
+        top = None if top is None else top.index_select(0, to_device(at, top.device))
+    return Verified(out.logits, replace(taps, hidden=hidden, top=top), at=at)
 
 
 def likeliest_tokens(logits: Tensor, k: int) -> Tensor:

@@ -62,6 +62,12 @@ class Distributions:
             is to be drawn with, or −1 where that has to be asked; where the host has been told.
         noise: of some nodes [M]: the noise [M, V] that the target's tokens after them are drawn with, on the logits' device.
             Where it is given, the host is told of all that can be drawn there at once, and waits for that alone.
+        at: [N] where each node's logits are, if they are in another order; not with noise.
+        likeliest: whether the target's token after each node is the likeliest one, as all texts are greedy and no processor
+            changes logits.
+
+    Attributes:
+        known: [N] the target's token after each node, where all are the likeliest ones; None where they are to be asked for.
 
     Raises:
         NotANumber: the logits hold NaN, or no finite number at some node.
@@ -75,12 +81,15 @@ class Distributions:
         greedy: Callable[[int], bool] = lambda node: False,
         told: tuple[Sequence[int], Sequence[int]] | None = None,
         noise: Callable[[Ints], Tensor] | None = None,
+        at: Ints | None = None,
+        likeliest: bool = False,
     ) -> None:
-        self._logits, self._processors, self._text, self.greedy = logits, processors, text, greedy
+        self._logits, self._processors, self._text, self.greedy, self._at = logits, processors, text, greedy, at
         self._scores: dict[int, tuple[Tensor, Tensor]] = {}
         if told is None:
-            told = (_likeliest(logits), ()) if noise is None else self._told(noise)
+            told = (_likeliest(logits, at), ()) if noise is None else self._told(noise)
         self._argmax, self._drawn = told
+        self.known = np.array(self._argmax, np.int64) if likeliest else None
         if min(self._argmax, default=0) < 0:
             raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
         self._p: dict[int, Tensor] = {}
@@ -88,7 +97,7 @@ class Distributions:
 
     def raw(self, node: int) -> Tensor:
         """[V] the target's logits as they are."""
-        return self._logits[node]
+        return self._logits[node if self._at is None else int(self._at[node])]
 
     def processed(self, node: int) -> Tensor:
         """[V] logits after the request's processors."""
@@ -213,8 +222,13 @@ def likeliest(logits: Tensor) -> Tensor:
     return index.masked_fill(~best.isfinite(), -1)
 
 
-def _likeliest(logits: Tensor) -> list[int]:
-    """[N] what `likeliest` makes of logits [N, V], for the host."""
+def _likeliest(logits: Tensor, at: Ints | None) -> list[int]:
+    """[N] what `likeliest` makes of logits, in the order `at`, for the host."""
+    found = _all_likeliest(logits)
+    return found if at is None else [found[i] for i in at.tolist()]
+
+
+def _all_likeliest(logits: Tensor) -> list[int]:
     if logits.is_cpu and logits.dtype is torch.bfloat16:
         tokens: list[int] = largest(logits.contiguous().view(torch.int16).numpy()).tolist()
         return tokens

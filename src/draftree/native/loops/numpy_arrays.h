@@ -26,6 +26,7 @@ constexpr int numpy_type() {
   if constexpr (std::is_same_v<U, double>) return NPY_FLOAT64;
   if constexpr (std::is_same_v<U, float>) return NPY_FLOAT32;
   if constexpr (std::is_same_v<U, int8_t>) return NPY_INT8;
+  if constexpr (std::is_same_v<U, uint8_t>) return NPY_UINT8;
   if constexpr (std::is_same_v<U, int16_t>) return NPY_INT16;
   if constexpr (std::is_same_v<U, int32_t>) return NPY_INT32;
   if constexpr (std::is_same_v<U, uint32_t>) return NPY_UINT32;

@@ -1,0 +1,110 @@
+"""A verified forest: its pass, the path that is accepted below each root, and the slots that are committed; a call each.
+
+Shapes: N nodes, R sequences, A accepted nodes with their roots, L layers, H key-value heads, S slots.
+"""
+
+import numpy as np
+
+from draftree.native import Array, native
+
+
+@native
+def packed(row: Array, tokens: Array, depth: Array, parents: Array, lengths: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """Return the pass over a forest, sequence by sequence, the nodes of each in their order.
+
+    Args:
+        row: [N] the sequence of each node.
+        tokens: [N].
+        depth: [N].
+        parents: [N] −1 for roots; a parent comes before its children.
+        lengths: [R] committed tokens of each sequence.
+
+    Returns:
+        The place of each node in the pass [N], ids [N] and positions [N] in the order of the pass, the number of nodes of each
+        sequence [R], and whether a node sees another one of its sequence: [n, n] of each, one after the other.
+    """
+    order = np.argsort(row, kind="stable")
+    place = np.empty(len(row), np.int64)
+    place[order] = np.arange(len(row))
+    counts = np.bincount(row, minlength=len(lengths))
+    seen, first = [], 0
+    for count in counts.tolist():
+        mine = np.zeros((count, count), np.bool_)
+        for i in range(count):
+            parent = parents[order[first + i]]
+            if parent >= 0:
+                mine[i] = mine[place[parent] - first]
+            mine[i, i] = True
+        seen.append(mine.ravel())
+        first += count
+    flat = np.concatenate([np.zeros(0, np.bool_), *seen])
+    return place, tokens[order], (lengths[row] + depth)[order], counts, flat
+
+
+@native
+def followed(parents: Array, tokens: Array, chosen: Array) -> tuple[Array, Array, Array]:
+    """Return the paths that the chosen tokens follow from the roots, and the tokens after them.
+
+    Args:
+        parents: [N] −1 for roots, which come before all others.
+        tokens: [N].
+        chosen: [N] the token that is chosen after each node; of equal children the first is followed.
+
+    Returns:
+        The roots with the nodes followed below each [A], where the path of each root ends among these [roots], and the
+        token after each path [roots].
+    """
+    found, ends, last = list[int](), list[int](), list[int]()
+    for root in range(int(np.count_nonzero(parents < 0))):
+        node = root
+        while True:
+            found.append(node)
+            children = np.flatnonzero((parents == node) & (tokens == chosen[node]))
+            if not len(children):
+                break
+            node = int(children[0])
+        ends.append(len(found))
+        last.append(int(chosen[node]))
+    whole, behind, after = (np.array(each, np.int64) for each in (found, ends, last))
+    return whole, behind, after
+
+
+@native
+def path_slots(row: Array, nodes: Array, lengths: Array) -> tuple[Array, Array]:
+    """Return the sequence [A] of some nodes, and the slot [A] where a pass over the forest wrote each.
+
+    Args:
+        row: [N] the sequence of each node; those of a sequence were written in their order, after the committed tokens.
+        nodes: [A].
+        lengths: [R] committed tokens.
+    """
+    column, seen = np.empty(len(row), np.int64), np.zeros(len(lengths), np.int64)
+    for node, owner in enumerate(row.tolist()):
+        column[node] = seen[owner]
+        seen[owner] += 1
+    return row[nodes], lengths[row[nodes]] + column[nodes]
+
+
+@native
+def next_slots(rows: Array, lengths: Array) -> tuple[Array, Array]:
+    """Return the slots [A] after the committed tokens of their sequences [A], and the lengths [R] with these tokens."""
+    new, found = lengths.copy(), np.empty(len(rows), np.int64)
+    for i, row in enumerate(rows.tolist()):
+        found[i] = new[row]
+        new[row] += 1
+    return found, new
+
+
+@native
+def move_slots(stored: Array, rows: Array, old: Array, new: Array) -> None:
+    """Copy slots of a cache to others, all of them read before any is written.
+
+    Args:
+        stored: [L, R, H, S, bytes].
+        rows: [A] the sequence of each slot.
+        old: [A] that are read.
+        new: [A] that are written.
+    """
+    apart = old != new
+    rows, old, new = rows[apart], old[apart], new[apart]
+    stored[:, rows, :, new] = stored[:, rows, :, old]
