@@ -78,6 +78,7 @@ check: .venv/ready
 
 conformance: .venv/ready
 	$(BIN)/python -m draftree.testing --full
+	$(BIN)/python -m draftree.testing --batches 1 3 8
 	$(BIN)/python -m draftree.testing --full --captured
 	$(BIN)/python -m draftree.testing --full --compiled
 	$(BIN)/pytest -m long tests/test_exactness.py tests/test_hybrid_decoding.py tests/test_states.py tests/test_training_scale.py

@@ -21,14 +21,16 @@ from draftree.drafters.neural import language_model
 from draftree.drafters.neural.decoding import rewind
 from draftree.engine import Engine
 from draftree.errors import NotANumber
+from draftree.kernels.verification import packed
 from draftree.loop import Parts, decode
+from draftree.models import target as models_target
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
-from draftree.registry import names, part
+from draftree.registry import KINDS, names, part
 from draftree.request import Request
 from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
@@ -36,13 +38,26 @@ from draftree.sampling.drawing import Drawing
 from draftree.sampling.noise import Chance
 from draftree.sampling.settings import Sampling
 from draftree.testing import Always, Case, Coached, Suite, TableDrafter, cases, random_table, table_target
-from draftree.testing.conformance import CHECKS, COSTS, EVERYWHERE, PAIRWISE, SCRIPTED, pairwise
+from draftree.testing.conformance import CHECKS, COSTS, EVERYWHERE, PAIRWISE, SCRIPTED, batch_cases, pairwise
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 
 @pytest.fixture(scope="module")
 def suite() -> Suite:
     return Suite()
+
+
+@pytest.mark.parametrize("case", batch_cases((1, 3, 8))[::1201], ids=str)
+def test_continuous_batching_conforms(suite: Suite, case: Case) -> None:
+    """A slice; `python -m draftree.testing --batches 1 3 8` runs every pairing."""
+    suite.run(case)
+
+
+def test_every_pairing_runs_in_batches_of_the_sizes_asked_for() -> None:
+    parts = {kind: len(names(kind)) for kind in KINDS}
+    assert len(batch_cases((1, 3, 8))) == 3 * (parts["drafter"] + len(SCRIPTED)) * parts["policy"] * parts["acceptor"]
+    assert {case.check for case in batch_cases((1, 3, 8))} == {"scheduled-1", "scheduled", "scheduled-8"}
+    assert len(batch_cases((2,), {"drafter": ["edd"], "acceptor": ["greedy"]})) == parts["policy"]
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
@@ -216,13 +231,13 @@ def test_a_tie_is_told_from_an_error(suite: Suite) -> None:
 # The table model itself.
 
 
-def test_the_table_model_notices_a_wrong_mask_position_or_slot() -> None:
+def test_the_table_model_notices_a_wrong_mask_position_or_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     target = table_target(random_table(4, 0))
     prompt, roots = [np.array([1, 2, 3])], Tree.planted(np.array([0]), np.array([0]))
     both = Candidates(np.array([[1, 2]]), np.zeros((1, 2)))
     tree = roots.append(np.array([0, 0]), np.array([1, 2]), np.zeros(2), np.zeros(2), both)
 
-    def logits(spoil=lambda cache: None, tree=tree):  # type: ignore[no-untyped-def]
+    def logits(spoil=lambda cache: None):  # type: ignore[no-untyped-def]
         cache = target.new_cache(1, 8)
         target.prefill(cache, prompt, Needs())
         spoil(cache)
@@ -232,9 +247,9 @@ def test_the_table_model_notices_a_wrong_mask_position_or_slot() -> None:
     assert torch.equal(logits(), torch.stack([table[3, 0], table[0, 1], table[0, 2]]))
     assert logits(lambda cache: cache.truncate(np.array([2])))[0].allclose(table[2, 0])
     assert logits(lambda cache: cache.keep(0, np.array([0]))).isnan().all(), "position 3 is missing, 0 is there twice"
-    seen_by_all = replace(tree)
-    seen_by_all.__dict__["ancestors"] = np.tri(3, dtype=np.bool_)
-    spoilt = logits(tree=seen_by_all)
+    seen_by_all = np.tri(3, dtype=np.bool_).ravel()
+    monkeypatch.setattr(models_target, "packed", lambda *columns: (*packed(*columns)[:-1], seen_by_all))
+    spoilt = logits()
     assert spoilt[2].isnan().all(), "node 2 sees its sibling"
     assert not spoilt[:2].isnan().any()
 

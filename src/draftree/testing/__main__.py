@@ -14,7 +14,7 @@ from draftree.errors import DraftreeError, DraftreeWarning
 from draftree.models.capture import Eager, Graphs
 from draftree.models.target import usable
 from draftree.registry import KINDS, part, parts
-from draftree.testing.conformance import SCRIPTED, Suite, cases
+from draftree.testing.conformance import SCRIPTED, Suite, batch_cases, cases
 from draftree.testing.fakes import Recorder, tiny_target
 
 OFTEN = 20.0
@@ -27,6 +27,9 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="every check for every pairing, not pairwise")
     for kind in KINDS:
         parser.add_argument(f"--{kind}", action="append", default=[], metavar="NAME", help=f"only this {kind}; repeat it")
+    batched = "instead: every pairing under continuous batching of so many sequences, as 1 3 8"
+    parser.add_argument("--batches", type=int, nargs="+", default=[], metavar="N", help=batched)
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th case")
     parser.add_argument("--captured", action="store_true", help="passes of few sizes, recorded once and repeated")
     parser.add_argument("--compiled", action="store_true", help="layers as machine code, in float32")
     parser.add_argument("--device", default="cpu", help="where the target computes; cpu by default")
@@ -38,7 +41,10 @@ def main() -> int:
         device = usable(asked["device"])
     except DraftreeError as error:
         parser.error(str(error))
-    chosen = cases(asked["full"], only)
+    if min([*asked["batches"], asked["every"]]) < 1:
+        parser.error("--batches and --every take whole numbers of at least 1")
+    chosen = batch_cases(asked["batches"], only) if asked["batches"] else cases(asked["full"], only)
+    chosen = chosen[:: asked["every"]]
     warnings.simplefilter("error", DraftreeWarning)  # as of a drafter that raises an exception
     torch.set_num_threads(1)  # the models are tiny, and threads would only wait for each other
     recording = Graphs() if device.type == "cuda" else Graphs(Recorder())

@@ -93,6 +93,7 @@ class Coverage:
         siblings: accepted nodes by their place among their siblings.
         inside: texts that ended in the middle of an accepted path.
         preempted: how often a sequence made room for others.
+        shared: requests whose prompt was read in part with an earlier one's.
         ties: differences from plain decoding, each at logits closer than the numerical noise.
     """
 
@@ -103,6 +104,7 @@ class Coverage:
     siblings: Counter[int] = field(default_factory=Counter)
     inside: int = 0
     preempted: int = 0
+    shared: int = 0
     ties: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -118,6 +120,7 @@ class Coverage:
             f"siblings  accepted nodes by their place: {counts(self.siblings)}",
             f"inside    texts that ended in the middle of an accepted path: {self.inside}",
             f"preempted sequences that made room for others: {self.preempted}",
+            f"shared    requests whose prompt was read in part with another's: {self.shared}",
             f"ties      {', '.join(self.ties) or 'none'}",
         ])  # fmt: skip
 
@@ -503,7 +506,8 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
     ]
     drafter, costs = suite.drafter(case.drafter, waiting, coach=Always), RandomCosts(crc32(str(case).encode()))
     engine, handles = Engine(suite.target, drafter, policy, costs=cast(Costs, costs)), list[Handle]()
-    engine.set_limits(max_sequences=count, max_cache_tokens=10 * count, max_batch_tokens=5, prefix_block=2)
+    bound = max(10 * count, 25)
+    engine.set_limits(max_sequences=count, max_cache_tokens=bound, max_batch_tokens=5, prefix_block=2)
     scheduler = engine.scheduler
 
     def room() -> Room:
@@ -515,7 +519,7 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
         while waiting and rng.random() < 0.4:
             handles.append(engine.submit(waiting.pop(0)))
         engine.step()
-        assert scheduler.cache_tokens <= 10 * count, f"{case}: {scheduler.cache_tokens} tokens are in the cache"
+        assert scheduler.cache_tokens <= bound, f"{case}: {scheduler.cache_tokens} tokens are in the cache"
         if scheduler.batch is not None and scheduler.batch[1].live.size and rng.random() < 0.15:
             _look(suite.target, str(case), scheduler.batch[1], drafter, scheduler.state)
         for handle in handles:
@@ -528,6 +532,7 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
         elif acceptor.keeps_text and got:
             suite.same(replace(request, max_new_tokens=len(got)), request.sampling, got, str(case))
     suite.coverage.preempted += sum(handle.stats.preemptions for handle in handles)
+    suite.coverage.shared += sum(handle.cached_tokens > 0 for handle in handles)
 
 
 Check = Callable[[Suite, Case, Policy, Acceptor], None]
@@ -549,6 +554,33 @@ PAIRWISE: dict[str, Check] = {
 CHECKS = EVERYWHERE | PAIRWISE
 
 
+def batch_cases(sizes: Sequence[int], only: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[Case]:
+    """Return every drafter × policy × acceptor in batches whose sequences join, leave, are preempted and share prefixes.
+
+    Args:
+        sizes: the most sequences that run together, each a batch of its own cases.
+        only: as for `cases`.
+    """
+    checks = []
+    for size in sizes:
+        name = next((n for n, check in CHECKS.items() if _size_of(check) == size), f"scheduled-{size}")
+        CHECKS.setdefault(name, partial(_scheduled, size))
+        checks.append(name)
+    return [Case(*c) for c in itertools.product(checks, *_named(only))]
+
+
+def _size_of(check: Check) -> int | None:
+    """The number of sequences that a check schedules."""
+    return int(check.args[0]) if isinstance(check, partial) and check.func is _scheduled else None
+
+
+def _named(only: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    """The names of drafters, policies and acceptors: all of them, or those of a kind that are named."""
+    found = {kind: tuple(parts(kind)) for kind in KINDS}
+    found["drafter"] = (*SCRIPTED, *found["drafter"])
+    return [tuple(only.get(kind) or found[kind]) for kind in ("drafter", "policy", "acceptor")]
+
+
 def cases(full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[Case]:
     """Every drafter × policy under the checks that all go through, with a third of the acceptors in turns; the others pairwise.
 
@@ -559,9 +591,7 @@ def cases(full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyTy
         full: every check for every pairing.
         only: names of a kind (`drafter`, `policy`, `acceptor`) that are tested with all of the others; without any all are.
     """
-    found = {kind: tuple(parts(kind)) for kind in KINDS}
-    found["drafter"] = (*SCRIPTED, *found["drafter"])
-    every = [tuple(only.get(kind) or found[kind]) for kind in ("drafter", "policy", "acceptor")]
+    every = _named(only)
     rest = [tuple(PAIRWISE), *every]
     chosen = itertools.product(*rest) if full else pairwise(rest)
     rules: dict[str, type[Acceptor]] = {name: part("acceptor", name) for name in every[2]}
