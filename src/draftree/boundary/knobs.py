@@ -181,7 +181,7 @@ class Part:
     spec_name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        check(self, f"{self.kind()}: ")
+        check(self, f"{self.spec_name or type(self).__name__.lower()}: ")  # a part may have a knob `kind`
 
     @classmethod
     def kind(cls) -> str:
