@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-import draftree
+import draftree.engine
 from draftree.boundary.machine import to_device
 from draftree.costs.curves import Costs
 from draftree.drafters.lm import LM, language_model
 from draftree.drafters.mtp import MTPLayer
+from draftree.engine import Engine
 from draftree.loop import Parts, State, admit, decode, step
 from draftree.models.cache import SlotCache
 from draftree.models.capture import Eager, Graphs, Made, usual_capture
@@ -377,6 +379,24 @@ def test_a_recording_of_another_network_is_not_replayed(change: Callable[[Decode
     assert recorder.recorded == 2
     decoder.use_capture(Eager())
     assert torch.allclose(ours, a_pass(decoder, cache), atol=1e-9)
+
+
+def test_a_new_text_takes_the_memory_of_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its caches lie elsewhere, and what was recorded of the last ones is of no use."""
+    target = tiny_target()
+    engine = Engine(target, part("drafter", "eagle3")().example(target), build("policy", "eagle2"), costs=COSTS)
+    request = Request([7, 18, 29], 6)
+    engine.write([request])
+    assert engine.held is not None
+    last, free, made = weakref.ref(engine.held.cache), list[bool](), draftree.engine.cache_of
+
+    def noted(*given: Any) -> SlotCache:
+        free.append(last() is None)
+        return made(*given)
+
+    monkeypatch.setattr(draftree.engine, "cache_of", noted)
+    engine.write([request], reuse=False)
+    assert free == [True]
 
 
 class OnGPU:
