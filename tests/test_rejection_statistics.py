@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -78,11 +79,12 @@ class Known:
 class After:
     """p after the nodes of a drawn forest, each of which is a known one; what acceptors ask of `Distributions`."""
 
-    known: Known
+    of: Known
     place: Ints
+    known: ClassVar[None] = None  # nobody has asked what the target chooses
 
     def __call__(self, node: int) -> Tensor:
-        return self.known.p[self.place[node]]
+        return self.of.p[self.place[node]]
 
     def greedy(self, node: int) -> bool:
         return False
@@ -91,7 +93,7 @@ class After:
         return choose(self(node).log())
 
     def raw(self, node: int) -> Tensor:
-        return self.known.raw[self.place[node]]
+        return self.of.raw[self.place[node]]
 
 
 @pytest.fixture(scope="module")
