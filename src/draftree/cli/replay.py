@@ -16,6 +16,7 @@ from draftree.errors import UserError
 
 if TYPE_CHECKING:
     from draftree.costs.curves import CostTable
+    from draftree.drafters.base import Drafter
     from draftree.engine import Engine
     from draftree.evaluation.bench import Bench
     from draftree.evaluation.machines import Machine
@@ -120,11 +121,21 @@ def replayable(ready: Prepared) -> "dict[tuple[str, str], Engine]":
             told = f"acceptor '{acceptor}' cannot be replayed: what it accepts hangs on the target's whole distribution"
             raise UserError(f"{told}; allowed are {' and '.join(RULES)}")
     engines = ready.load()
-    for (drafter, _), engine in engines.items():
-        if not engine.drafter.replayable:
-            reads = "sends probes, which need" if engine.drafter.sends_probes else "reads what was not accepted, which needs"
-            raise UserError(f"drafter '{drafter}' cannot be replayed: it {reads} a pass of the target")
+    for (name, _), engine in engines.items():
+        check_replayable(name, engine.drafter)
     return engines
+
+
+def check_replayable(name: str, drafter: "Drafter[Any]") -> None:
+    """Raise a `UserError` for a drafter that needs passes of the target over more than a text.
+
+    Args:
+        name: as it was asked for.
+        drafter: opened.
+    """
+    if not drafter.replayable:
+        reads = "sends probes, which need" if drafter.sends_probes else "reads what was not accepted, which needs"
+        raise UserError(f"drafter '{name}' cannot be replayed: it {reads} a pass of the target")
 
 
 def record(work: "Bench") -> None:

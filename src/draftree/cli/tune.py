@@ -44,7 +44,7 @@ class TuneOptions:
 def tune(ctx: typer.Context, asked: TuneOptions) -> None:
     """Search for the best options of a policy on half of the prompts, and measure them on the other half."""
     from draftree.cli import inputs, terminal
-    from draftree.cli.replay import record
+    from draftree.cli.replay import check_replayable, record
     from draftree.evaluation import suites
     from draftree.evaluation.bench import Bench, priced
     from draftree.evaluation.cells import Cell, assemble, chosen
@@ -69,9 +69,7 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
     with terminal.busy("measuring what a step costs") as tell:
         engines = inputs.elsewhere(engines, machines, tell)[0] if machines else priced(engines, tell)
     engine = engines[drafter, asked.policy]
-    if not engine.drafter.replayable:
-        reads = "sends probes, which need" if engine.drafter.sends_probes else "reads what was not accepted, which needs"
-        raise UserError(f"drafter '{drafter}' cannot be replayed: it {reads} a pass of the target")
+    check_replayable(drafter, engine.drafter)
     requests, _ = chosen(suite.prompts, engine, asked.max_new_tokens, asked.limit)
     kept = asked.recording or Path(ctx.with_resource(TemporaryDirectory(prefix="draftree-")))
     recordings = Recordings.open(kept, engine.target, [engine.drafter.needs])
