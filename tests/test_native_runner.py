@@ -400,13 +400,16 @@ def some() -> list[Case]:
     return list({(c.check, c.drafter): c for c in cases() if c.drafter in wanted and c.policy in ("eagle2", "yield")}.values())
 
 
-@pytest.mark.parametrize("case", some(), ids=str)
+SOME = some()
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
 def test_texts_are_plain_ones(suite: Suite, case: Case) -> None:
     assert suite.target.decoder.native_kinds == ["LlamaDecoderLayer"]
     suite.run(case)
 
 
-@pytest.mark.parametrize("case", [c for c in cases() if c not in some()], ids=str)
+@pytest.mark.parametrize("case", [c for c in cases() if c not in SOME], ids=str)
 @pytest.mark.long
 def test_texts_are_plain_ones_with_all_parts(suite: Suite, case: Case) -> None:
     suite.run(case)
